@@ -1,0 +1,264 @@
+//! Tokens: who a client is. JWT, with keys and algorithms from the configuration, never from the token.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use jsonwebtoken::{
+    Algorithm as JwtAlgorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header,
+    encode, errors::ErrorKind,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock,
+    config::{Algorithm, Auth, Config, Key},
+    model::{Millis, UserId},
+};
+
+/// The file in the data directory with the key of development tokens.
+const DEVELOPMENT_KEY_FILE: &str = "development.key";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub user: UserId,
+    /// A back end: it may use the HTTP interface, and act for any user.
+    pub service: bool,
+    pub expires_at: Millis,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TokenError {
+    #[error("the token has expired")]
+    Expired,
+    #[error("the token is not accepted: {0}")]
+    Rejected(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("{path}: {reason}")]
+    File { path: PathBuf, reason: String },
+    #[error("auth.keys has no HS256 secret to sign tokens with")]
+    NoSecret,
+    #[error("signing failed: {0}")]
+    Signing(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Claims {
+    sub: String,
+    /// Seconds since 1970.
+    exp: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    iss: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    aud: Option<serde_json::Value>,
+}
+
+struct Verifier {
+    kid: Option<String>,
+    algorithm: JwtAlgorithm,
+    key: DecodingKey,
+}
+
+/// Checks tokens, and in development signs them.
+pub struct Tokens {
+    verifiers: Vec<Verifier>,
+    validation: Validation,
+    leeway_s: u64,
+    signing: Option<EncodingKey>,
+    issuer: Option<String>,
+    audience: Option<String>,
+    development: bool,
+}
+
+impl Tokens {
+    /// # Errors
+    /// When a key file is missing or no key of its algorithm.
+    pub fn new(config: &Config) -> Result<Self, KeyError> {
+        let Auth {
+            keys,
+            issuer,
+            audience,
+            leeway_s,
+        } = &config.auth;
+        let mut validation = Validation::default();
+        validation.leeway = *leeway_s;
+        validation.set_required_spec_claims(&["exp", "sub"]);
+        validation.validate_nbf = true;
+        match audience {
+            Some(audience) => validation.set_audience(&[audience]),
+            None => validation.validate_aud = false,
+        }
+        if let Some(issuer) = issuer {
+            validation.set_issuer(&[issuer]);
+            validation.required_spec_claims.insert("iss".into());
+        }
+        if audience.is_some() {
+            validation.required_spec_claims.insert("aud".into());
+        }
+        let development = config.development();
+        let (verifiers, secret) = if development {
+            let secret = development_key(&config.store.embedded.path)?;
+            let key = DecodingKey::from_secret(&secret);
+            (
+                vec![Verifier {
+                    kid: None,
+                    algorithm: JwtAlgorithm::HS256,
+                    key,
+                }],
+                Some(secret),
+            )
+        } else {
+            let verifiers = keys.iter().map(Verifier::new).collect::<Result<_, _>>()?;
+            let secret = keys
+                .iter()
+                .find_map(|k| k.secret.clone())
+                .map(String::into_bytes);
+            (verifiers, secret)
+        };
+        Ok(Self {
+            verifiers,
+            validation,
+            leeway_s: *leeway_s,
+            signing: secret.map(|s| EncodingKey::from_secret(&s)),
+            issuer: issuer.clone(),
+            audience: audience.clone(),
+            development,
+        })
+    }
+
+    /// Whether anyone on this machine may have a token for anyone.
+    #[must_use]
+    pub fn development(&self) -> bool {
+        self.development
+    }
+
+    /// # Errors
+    /// Why the token is not accepted; `Expired` only if nothing else is wrong with it.
+    pub fn check(&self, token: &str) -> Result<Identity, TokenError> {
+        let rejected = |e: jsonwebtoken::errors::Error| match e.kind() {
+            ErrorKind::ExpiredSignature => TokenError::Expired,
+            _ => TokenError::Rejected(e.to_string()),
+        };
+        let header = decode_header(token).map_err(rejected)?;
+        let mut error = TokenError::Rejected("no key fits its algorithm and kid".into());
+        for verifier in self.verifiers.iter().filter(|v| v.fits(&header)) {
+            let mut validation = self.validation.clone();
+            validation.algorithms = vec![verifier.algorithm];
+            match decode::<Claims>(token, &verifier.key, &validation) {
+                Ok(token) => return self.identity(token.claims),
+                Err(e) => error = rejected(e),
+            }
+        }
+        Err(error)
+    }
+
+    fn identity(&self, claims: Claims) -> Result<Identity, TokenError> {
+        let user =
+            UserId::new(&claims.sub).map_err(|e| TokenError::Rejected(format!("its sub: {e}")))?;
+        let service = claims.role.as_deref() == Some("service");
+        let expires_s = claims.exp.saturating_add(self.leeway_s);
+        let expires_at = Millis::try_from(expires_s.saturating_mul(1000)).unwrap_or(Millis::MAX);
+        Ok(Identity {
+            user,
+            service,
+            expires_at,
+        })
+    }
+
+    /// A token for `user`, valid for `ttl_s` seconds.
+    ///
+    /// # Errors
+    /// Without a secret: tokens of public keys are made by whoever has the private one.
+    pub fn sign(&self, user: &UserId, role: Option<&str>, ttl_s: u64) -> Result<String, KeyError> {
+        let key = self.signing.as_ref().ok_or(KeyError::NoSecret)?;
+        let now = u64::try_from(clock::wall() / 1000).unwrap_or_default();
+        let claims = Claims {
+            sub: user.to_string(),
+            exp: now.saturating_add(ttl_s),
+            role: role.map(Into::into),
+            iss: self.issuer.clone(),
+            aud: self.audience.clone().map(Into::into),
+        };
+        encode(&Header::new(JwtAlgorithm::HS256), &claims, key)
+            .map_err(|e| KeyError::Signing(e.to_string()))
+    }
+}
+
+impl Verifier {
+    fn new(key: &Key) -> Result<Self, KeyError> {
+        let algorithm = match key.algorithm {
+            Algorithm::HS256 => JwtAlgorithm::HS256,
+            Algorithm::RS256 => JwtAlgorithm::RS256,
+            Algorithm::ES256 => JwtAlgorithm::ES256,
+            Algorithm::EdDSA => JwtAlgorithm::EdDSA,
+        };
+        let kid = key.kid.clone();
+        if let Some(secret) = &key.secret {
+            let key = DecodingKey::from_secret(secret.as_bytes());
+            return Ok(Self {
+                kid,
+                algorithm,
+                key,
+            });
+        }
+        let path = key.public_key_file.clone().unwrap_or_default();
+        let failed = |reason: String| KeyError::File {
+            path: path.clone(),
+            reason,
+        };
+        let pem = fs::read(&path).map_err(|e| failed(e.to_string()))?;
+        let decoding = match key.algorithm {
+            Algorithm::RS256 => DecodingKey::from_rsa_pem(&pem),
+            Algorithm::ES256 => DecodingKey::from_ec_pem(&pem),
+            Algorithm::EdDSA | Algorithm::HS256 => DecodingKey::from_ed_pem(&pem),
+        };
+        let decoding =
+            decoding.map_err(|e| failed(format!("not an {:?} public key: {e}", key.algorithm)))?;
+        Ok(Self {
+            kid,
+            algorithm,
+            key: decoding,
+        })
+    }
+
+    fn fits(&self, header: &Header) -> bool {
+        let kid = header.kid.is_none() || self.kid.is_none() || header.kid == self.kid;
+        header.alg == self.algorithm && kid
+    }
+}
+
+/// The key of development tokens, made at the first start.
+fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
+    let path = data.join(DEVELOPMENT_KEY_FILE);
+    let failed = |e: std::io::Error| KeyError::File {
+        path: path.clone(),
+        reason: e.to_string(),
+    };
+    fs::create_dir_all(data).map_err(failed)?;
+    let key: [u8; 32] = rand::random();
+    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    match fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+    {
+        Ok(mut file) => file.write_all(text.as_bytes()).map_err(failed)?,
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(failed(e)),
+    }
+    let stored = fs::read(&path).map_err(failed)?;
+    if stored.len() < 32 {
+        let reason = "it is damaged; remove it to have a new one made".into();
+        return Err(KeyError::File { path, reason });
+    }
+    Ok(stored)
+}

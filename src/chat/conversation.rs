@@ -1,0 +1,657 @@
+//! The owner of one conversation: one task that alone changes its log, and the handle to ask it.
+//!
+//! An entry is committed, and only then acknowledged and published, when its row is durable and the lease
+//! under which it was written still held afterwards. The rules are in `log.rs` and `participants.rs`;
+//! here is the I/O around them.
+
+mod answers;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
+use metrics::{Counter, counter};
+use tokio::{
+    select,
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    error::Error,
+    inbox::InboxWriter,
+    lease::Lease,
+    log::{Log, Takeover},
+    operation::{Operation, Outcome, Sent},
+    participants::Participants,
+    publish::{Audience, Handed, Place, Publication, Publish},
+};
+use crate::{
+    clock,
+    model::{
+        ConversationId, Entry, GatewayId, Kind, Seq, UserId,
+        limits::{MAILBOX_OPERATIONS_MAX, PAGE_ITEMS_MAX, TAIL_ENTRIES},
+    },
+    store::{self, Activity, Applied, LogRow, Store},
+};
+
+/// First and longest wait before a write with an unknown outcome is written again.
+const REWRITE_AFTER: Duration = Duration::from_millis(20);
+const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
+
+/// What the owner of a conversation must know of the configuration.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub body_bytes_max: usize,
+    pub group_participants_max: usize,
+    /// An owner without operations for this long lets go of its conversation.
+    pub idle: Duration,
+    /// An operation that takes longer is answered with `unavailable`; what it wrote may still be committed.
+    pub operation_timeout: Duration,
+    /// Conversations open at once; for one more, operations are refused with `unavailable`.
+    pub open_max: usize,
+}
+
+/// What every owner of this gateway needs.
+pub(super) struct Environment {
+    pub gateway: GatewayId,
+    pub store: Arc<dyn Store>,
+    pub publish: Arc<dyn Publish>,
+    pub inbox: Arc<InboxWriter>,
+    pub lease: Lease,
+    pub settings: Settings,
+    pub entries_committed: Counter,
+}
+
+impl Environment {
+    pub(super) fn new(
+        gateway: GatewayId,
+        store: Arc<dyn Store>,
+        publish: Arc<dyn Publish>,
+        inbox: Arc<InboxWriter>,
+        lease: Lease,
+        settings: Settings,
+    ) -> Self {
+        let entries_committed = counter!("chat_entries_committed_total");
+        Self {
+            gateway,
+            store,
+            publish,
+            inbox,
+            lease,
+            settings,
+            entries_committed,
+        }
+    }
+}
+
+pub(super) struct Command {
+    pub actor: UserId,
+    pub operation: Operation,
+    pub reply: oneshot::Sender<Result<Answer, Error>>,
+}
+
+/// What the owner answers. A read of old entries is not done by the owner itself, which would keep
+/// everyone else waiting: it says what may be read, and whoever asks reads it.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Ready(Outcome),
+    ReadLog { from: Seq, to: Seq, head: Seq },
+    ReadParticipants { after: Option<UserId>, limit: usize },
+}
+
+type Reply = oneshot::Sender<Result<Answer, Error>>;
+
+pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
+    mpsc::channel(MAILBOX_OPERATIONS_MAX)
+}
+
+/// Runs one conversation until it is idle, the gateway drains, or it cannot go on.
+pub(super) async fn own(
+    id: ConversationId,
+    environment: Arc<Environment>,
+    mut commands: mpsc::Receiver<Command>,
+    stop: impl Future<Output = ()>,
+) {
+    match Owner::load(id, environment.clone()).await {
+        Ok(owner) => owner.run(&mut commands, stop).await,
+        Err(error) => {
+            tracing::warn!(conversation = %id, %error, "a conversation could not be loaded");
+            commands.close();
+            while let Some(command) = commands.recv().await {
+                drop(command.reply.send(Err(error.clone())));
+            }
+        }
+    }
+}
+
+struct Owner {
+    id: ConversationId,
+    environment: Arc<Environment>,
+    log: Log,
+    /// None: there is no such conversation yet.
+    participants: Option<Participants>,
+    /// Appended and not committed, in order: one for each entry in flight.
+    waiting: VecDeque<Waiting>,
+    /// Appended since the last write to the store.
+    unwritten: Vec<LogRow>,
+    /// Committed changes whose effects are being stored, with who waits for that.
+    applying: HashMap<Seq, Vec<Reply>>,
+    /// Taken from the mailbox, not yet handled.
+    backlog: VecDeque<Command>,
+    work: FuturesUnordered<BoxFuture<'static, Done>>,
+    active_minute: u32,
+    typing: HashMap<UserId, Instant>,
+    failed: Option<Error>,
+}
+
+/// What is to happen when an entry is committed.
+struct Waiting {
+    /// With whether it is a repetition.
+    replies: Vec<(Reply, bool)>,
+    applied: Option<Applied>,
+    audience: Audience,
+    place: Option<(Place, Audience)>,
+}
+
+/// Something the owner was waiting for.
+enum Done {
+    Stored(Vec<Seq>),
+    Applied(Seq),
+    Marked {
+        user: UserId,
+        raised: Option<Marked>,
+        reply: Reply,
+    },
+    Founded(Reply),
+    Published(Arc<Entry>, Audience),
+    Lost(store::Error),
+}
+
+struct Marked {
+    read_seq: Option<Seq>,
+    delivered_seq: Option<Seq>,
+}
+
+impl Owner {
+    /// "Taking over a conversation" of docs/storage.md.
+    async fn load(id: ConversationId, environment: Arc<Environment>) -> Result<Self, Error> {
+        let Environment { store, lease, .. } = &*environment;
+        let tail = insist(lease, || store.tail(id, TAIL_ENTRIES)).await?;
+        let row = insist(lease, || store.conversation(id)).await?;
+        let Takeover {
+            log,
+            settle,
+            reapply,
+        } = Log::take_over(&tail, lease.epoch()).map_err(|incomplete| {
+            tracing::error!(conversation = %id, %incomplete, "the log is damaged");
+            Error::Unavailable {
+                reason: "the log is damaged",
+            }
+        })?;
+        let mut participants = match row {
+            Some(row) => {
+                let whole = row.details.kind != Kind::Channel;
+                let known = if whole {
+                    all_participants(id, &environment).await?
+                } else {
+                    Vec::new()
+                };
+                Some(Participants::new(id, row, known))
+            }
+            None => reapply
+                .first()
+                .and_then(|entry| Participants::of_first_entry(id, entry)),
+        };
+        if !settle.is_empty() {
+            insist(lease, || store.settle(id, &settle)).await?;
+            tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
+        }
+        if let Some(participants) = &mut participants {
+            for entry in &reapply {
+                let users = crate::chat::participants::users_of(entry);
+                for user in users
+                    .into_iter()
+                    .filter(|u| !participants.knows(u))
+                    .collect::<Vec<_>>()
+                {
+                    let row = insist(lease, || store.participant(id, &user)).await?;
+                    participants.learn(&user, row);
+                }
+                if let Some(applied) = participants.apply(entry) {
+                    insist(lease, || store.apply(id, &applied)).await?;
+                }
+            }
+        }
+        Ok(Self {
+            id,
+            environment,
+            log,
+            participants,
+            waiting: VecDeque::new(),
+            unwritten: Vec::new(),
+            applying: HashMap::new(),
+            backlog: VecDeque::new(),
+            work: FuturesUnordered::new(),
+            active_minute: 0,
+            typing: HashMap::new(),
+            failed: None,
+        })
+    }
+
+    async fn run(mut self, commands: &mut mpsc::Receiver<Command>, stop: impl Future<Output = ()>) {
+        const AT_ONCE: usize = 64;
+        let mut stop = Box::pin(stop.fuse());
+        let mut idle_at = self.idle_at();
+        let mut closing = false;
+        let mut received = Vec::new();
+        while self.failed.is_none() {
+            if !self.backlog.is_empty() && self.accepts() {
+                self.prefetch().await;
+                while self.accepts()
+                    && let Some(command) = self.backlog.pop_front()
+                {
+                    self.handle(command);
+                }
+                self.write_appended();
+                continue;
+            }
+            let quiet = self.work.is_empty() && self.backlog.is_empty();
+            if closing && quiet && commands.is_empty() {
+                break;
+            }
+            select! {
+                biased;
+                Some(done) = self.work.next(), if !self.work.is_empty() => self.done(done),
+                count = commands.recv_many(&mut received, AT_ONCE), if self.backlog.is_empty() && (!closing || !commands.is_empty()) => {
+                    closing |= count == 0;
+                    self.backlog.extend(received.drain(..));
+                    idle_at = self.idle_at();
+                }
+                () = &mut stop, if !closing => {
+                    closing = true;
+                    commands.close();
+                }
+                () = sleep_until(idle_at), if quiet && !closing => {
+                    closing = true;
+                    commands.close();
+                }
+            }
+            // A conversation that is not there is not kept either.
+            if self.participants.is_none()
+                && self.work.is_empty()
+                && self.backlog.is_empty()
+                && !closing
+            {
+                closing = true;
+                commands.close();
+            }
+        }
+        self.finish(commands).await;
+    }
+
+    fn idle_at(&self) -> Instant {
+        Instant::now() + self.environment.settings.idle
+    }
+
+    /// Whether another operation may be begun.
+    fn accepts(&self) -> bool {
+        let too_many = self
+            .participants
+            .as_ref()
+            .is_some_and(Participants::knows_too_many);
+        self.failed.is_none() && self.log.has_room() && (!too_many || self.log.is_quiet())
+    }
+
+    /// Reads what the operations in the backlog will need, all at once, so that each can then be
+    /// handled in order without waiting.
+    async fn prefetch(&mut self) {
+        let store = &self.environment.store;
+        let id = self.id;
+        if let Some(participants) = &mut self.participants {
+            if participants.knows_too_many() && self.work.is_empty() {
+                participants.forget_known();
+            }
+            let mut unknown: Vec<UserId> = Vec::new();
+            for command in &self.backlog {
+                for user in std::iter::once(&command.actor).chain(command.operation.subject()) {
+                    if !participants.knows(user) && !unknown.contains(user) {
+                        unknown.push(user.clone());
+                    }
+                }
+            }
+            let rows = join_all(unknown.iter().map(|user| store.participant(id, user))).await;
+            for (user, row) in unknown.iter().zip(rows) {
+                match row {
+                    Ok(row) => participants.learn(user, row),
+                    Err(error) => {
+                        tracing::warn!(conversation = %id, %error, "a participant could not be read")
+                    }
+                }
+            }
+        }
+        // Rule: a client id older than memory is looked for in `sends`, when the frame says `retry`.
+        let retries = self.backlog.iter().filter_map(|c| match &c.operation {
+            Operation::Send(draft) if draft.retry => Some((draft.sender.clone(), draft.client_id)),
+            _ => None,
+        });
+        let retries: Vec<_> = retries
+            .filter(|(sender, client)| self.log.find(sender, *client).is_none())
+            .collect();
+        let found = join_all(
+            retries
+                .iter()
+                .map(|(sender, client)| find_sent(&**store, id, sender, *client, self.log.head())),
+        )
+        .await;
+        for ((sender, client), found) in retries.iter().zip(found) {
+            match found {
+                Ok(Some(seq)) => self.log.remember_origin_at(sender, *client, seq),
+                Ok(None) => {}
+                // Not known whether it was sent: whoever asked must ask again.
+                Err(error) => {
+                    let error = Error::from(error);
+                    for command in std::mem::take(&mut self.backlog) {
+                        match &command.operation {
+                            Operation::Send(draft) if draft.retry && draft.client_id == *client => {
+                                drop(command.reply.send(Err(error.clone())));
+                            }
+                            _ => self.backlog.push_back(command),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes everything appended in this round as one write.
+    fn write_appended(&mut self) {
+        if self.unwritten.is_empty() {
+            return;
+        }
+        let rows = std::mem::take(&mut self.unwritten);
+        let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
+        let activity = (minute != self.active_minute).then_some(Activity {
+            gateway: self.environment.gateway,
+            minute,
+        });
+        self.active_minute = minute;
+        let (id, environment) = (self.id, self.environment.clone());
+        self.work.push(Box::pin(async move {
+            let Environment { store, lease, .. } = &*environment;
+            match insist(lease, || store.append(id, &rows, activity)).await {
+                Ok(()) => Done::Stored(rows.iter().map(|r| r.entry.seq).collect()),
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    fn done(&mut self, done: Done) {
+        match done {
+            Done::Stored(seqs) => {
+                for seq in seqs {
+                    self.log.stored(seq);
+                }
+                if !self.environment.lease.holds(Instant::now()) {
+                    self.failed = Some(Error::CLOSED);
+                    return;
+                }
+                for entry in self.log.commit(true) {
+                    self.committed(entry);
+                }
+            }
+            Done::Applied(seq) => {
+                self.log.applied(seq);
+                for reply in self.applying.remove(&seq).unwrap_or_default() {
+                    drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
+                }
+            }
+            Done::Marked {
+                user,
+                raised,
+                reply,
+            } => {
+                if let Some(raised) = raised {
+                    self.publish_receipt(user, raised);
+                }
+                drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
+            }
+            Done::Founded(reply) => {
+                drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
+            }
+            Done::Published(entry, audience) => self.queue_inbox(&entry, audience),
+            Done::Lost(error) => {
+                tracing::warn!(conversation = %self.id, %error, "the conversation is given up");
+                self.failed = Some(error.into());
+            }
+        }
+    }
+
+    /// Acknowledges and publishes.
+    fn committed(&mut self, entry: Arc<Entry>) {
+        let Some(Waiting {
+            replies,
+            applied,
+            audience,
+            place,
+        }) = self.waiting.pop_front()
+        else {
+            debug_assert!(false, "an entry in flight always has its waiting record");
+            return;
+        };
+        self.environment.entries_committed.increment(1);
+        match applied {
+            None => {
+                for (reply, duplicate) in replies {
+                    drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(&entry, duplicate))))));
+                }
+            }
+            Some(applied) => {
+                self.applying.insert(
+                    entry.seq,
+                    replies.into_iter().map(|(reply, _)| reply).collect(),
+                );
+                let (id, environment, seq) = (self.id, self.environment.clone(), entry.seq);
+                self.work.push(Box::pin(async move {
+                    let Environment { store, lease, .. } = &*environment;
+                    match insist(lease, || store.apply(id, &applied)).await {
+                        Ok(()) => Done::Applied(seq),
+                        Err(error) => Done::Lost(error),
+                    }
+                }));
+            }
+        }
+        if let Some(me) = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.get_mut(&entry.sender))
+        {
+            me.read_seq = me.read_seq.max(entry.seq);
+            me.delivered_seq = me.delivered_seq.max(entry.seq);
+        }
+        if let Some((Place::Added, users)) = &place {
+            // Before the entry, so that it is the first that they get.
+            self.publish_place(Place::Added, entry.seq, users.clone());
+        }
+        let publication = Publication::Entry {
+            conversation: self.id,
+            entry: entry.clone(),
+            audience: audience.clone(),
+        };
+        let entry_seq = entry.seq;
+        // Rule [flush]: an inbox row is written only when the entry is published, so that rows never claim
+        // more than was delivered.
+        match self.environment.publish.publish(publication) {
+            Handed::Done => self.queue_inbox(&entry, audience),
+            Handed::Waiting(delivered) => self.work.push(Box::pin(async move {
+                // A lost conversation's entries are published again by its next owner.
+                drop(delivered.await);
+                Done::Published(entry, audience)
+            })),
+        }
+        if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
+            self.publish_place(place, entry_seq, users);
+        }
+    }
+
+    fn queue_inbox(&self, entry: &Entry, audience: Audience) {
+        let members = match audience {
+            Audience::Members(members) => Some(members),
+            Audience::Channel | Audience::User(_) => None,
+        };
+        self.environment.inbox.queue(self.id, members, entry);
+    }
+
+    fn publish_place(&self, place: Place, seq: Seq, audience: Audience) {
+        let Some(participants) = &self.participants else {
+            return;
+        };
+        let details = participants.details.clone();
+        let publication = Publication::Place {
+            conversation: self.id,
+            seq,
+            place,
+            details,
+            audience,
+        };
+        // Nobody waits for it: a client that misses it sees the same in its inbox.
+        drop(self.environment.publish.publish(publication));
+    }
+
+    fn publish_receipt(
+        &mut self,
+        user: UserId,
+        Marked {
+            read_seq,
+            delivered_seq,
+        }: Marked,
+    ) {
+        let Some(participants) = &mut self.participants else {
+            return;
+        };
+        let audience = match participants.audience() {
+            // A channel's receipts are its users' own business.
+            Audience::Channel => Audience::User(user.clone()),
+            audience => audience,
+        };
+        drop(self.environment.publish.publish(Publication::Receipt {
+            conversation: self.id,
+            user,
+            read_seq,
+            delivered_seq,
+            audience,
+        }));
+    }
+
+    /// Answers everyone who still waits, and leaves nothing for the next owner to settle.
+    async fn finish(mut self, commands: &mut mpsc::Receiver<Command>) {
+        commands.close();
+        let error = self.failed.clone().unwrap_or(Error::CLOSED);
+        let mut replies: Vec<Reply> = self.backlog.drain(..).map(|c| c.reply).collect();
+        while let Some(command) = commands.recv().await {
+            replies.push(command.reply);
+        }
+        replies.extend(
+            self.waiting
+                .drain(..)
+                .flat_map(|w| w.replies)
+                .map(|(reply, _)| reply),
+        );
+        replies.extend(self.applying.drain().flat_map(|(_, replies)| replies));
+        for reply in replies {
+            drop(reply.send(Err(error.clone())));
+        }
+        if self.failed.is_none() && self.log.head() > 0 {
+            debug_assert!(
+                self.log.is_quiet(),
+                "a conversation is closed with nothing in flight"
+            );
+            let settled = self
+                .environment
+                .store
+                .set_settled(self.id, self.log.settled())
+                .await;
+            if let Err(error) = settled {
+                tracing::debug!(conversation = %self.id, %error, "left without a settled mark");
+            }
+        }
+    }
+}
+
+fn sent(entry: &Entry, duplicate: bool) -> Sent {
+    Sent {
+        seq: entry.seq,
+        message_id: entry.message_id,
+        at: entry.at,
+        duplicate,
+    }
+}
+
+/// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
+/// content: repeating is harmless, while skipping a seq is not.
+async fn insist<T, F>(lease: &Lease, operation: impl Fn() -> F) -> store::Result<T>
+where
+    F: Future<Output = store::Result<T>>,
+{
+    let mut wait = REWRITE_AFTER;
+    loop {
+        match operation().await {
+            Err(store::Error::Unavailable { .. }) if lease.holds(Instant::now()) => {
+                counter!("chat_store_retries_total").increment(1);
+                sleep(wait).await;
+                wait = (wait * 2).min(REWRITE_AFTER_MAX);
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn all_participants(
+    id: ConversationId,
+    environment: &Environment,
+) -> store::Result<Vec<store::ParticipantRow>> {
+    let Environment { store, lease, .. } = environment;
+    let mut all: Vec<store::ParticipantRow> = Vec::new();
+    loop {
+        let after = all.last().map(|r| r.participant.user.clone());
+        let page = insist(lease, || {
+            store.participants(id, after.as_ref(), PAGE_ITEMS_MAX)
+        })
+        .await?;
+        let full = page.len() == PAGE_ITEMS_MAX;
+        all.extend(page);
+        if !full {
+            return Ok(all);
+        }
+    }
+}
+
+/// Where a client id is in the committed log. There may be a `sends` row of each epoch; one counts only if
+/// the log at its seq has that client id.
+async fn find_sent(
+    store: &dyn Store,
+    id: ConversationId,
+    sender: &UserId,
+    client_id: crate::model::ClientId,
+    head: Seq,
+) -> store::Result<Option<Seq>> {
+    for send in store.sends(id, sender, client_id).await? {
+        // Rule [sends-epoch]: a row of a deposed epoch may point at a place that something else took.
+        if send.seq <= head
+            && let [row] = &store.log(id, send.seq, send.seq).await?[..]
+            && row.entry.client_id == client_id
+            && row.entry.sender == *sender
+        {
+            return Ok(Some(send.seq));
+        }
+    }
+    Ok(None)
+}

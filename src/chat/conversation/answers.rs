@@ -1,0 +1,471 @@
+//! What the owner does with each operation. None of it waits: whatever must be stored is put to work, and
+//! the answer follows when that is done.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Answer, Command, Done, Marked, Owner, Reply, Waiting, insist, sent};
+use crate::{
+    chat::{
+        error::Error,
+        log::Appended,
+        operation::{
+            Creation, DetailsView, Head, LogRange, Operation, Outcome, Page, ParticipantsPage,
+            fresh_client_id,
+        },
+        participants::{Participants, check_creation},
+        publish::{Audience, Members, Place, Publication},
+    },
+    clock,
+    model::{
+        Attachment, Content, ConversationId, Details, Draft, Kind, Millis, Seq, SystemChange,
+        UserId,
+        limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX},
+    },
+    store::{Applied, Mark},
+};
+
+/// One typing event of a user in this time is enough.
+const TYPING_EVERY: Duration = Duration::from_secs(3);
+/// Users whose last typing is remembered; more are forgotten by age.
+const TYPING_USERS: usize = 64;
+
+type Answered = Result<Outcome, Error>;
+
+impl Owner {
+    pub(super) fn handle(&mut self, command: Command) {
+        let Command {
+            actor,
+            operation,
+            reply,
+        } = command;
+        if reply.is_closed() {
+            return; // Whoever asked has given up.
+        }
+        match operation {
+            Operation::Create(creation) => self.create(&actor, &creation, reply),
+            Operation::Send(draft) => self.send(draft, reply),
+            Operation::Add { .. }
+            | Operation::Remove { .. }
+            | Operation::Join
+            | Operation::Leave
+            | Operation::SetRole { .. }
+            | Operation::Update { .. } => self.change(actor, &operation, reply),
+            Operation::Read { seq } => self.mark(actor, Some(seq), None, reply),
+            Operation::Delivered { seq } => self.mark(actor, None, Some(seq), reply),
+            Operation::Details => drop(reply.send(self.details(&actor).map(Answer::Ready))),
+            Operation::Participants { after, limit } => {
+                drop(reply.send(self.list(&actor, after, limit)));
+            }
+            Operation::History { range, limit } => {
+                drop(reply.send(self.history(&actor, range, limit)));
+            }
+            Operation::Typing => drop(reply.send(self.typing(actor).map(Answer::Ready))),
+            Operation::Head => drop(reply.send(self.head(&actor).map(Answer::Ready))),
+        }
+    }
+
+    fn known(&self) -> Result<&Participants, Error> {
+        self.participants.as_ref().ok_or(Error::UnknownConversation)
+    }
+
+    /// Creating twice is one conversation, for whoever is in it.
+    fn create(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
+        if let Some(existing) = &self.participants {
+            let same = existing.details.kind == creation.kind;
+            let answer = if same && existing.get(creator).is_some() {
+                Ok(Answer::Ready(Outcome::Created { existed: true }))
+            } else {
+                Err(Error::Conflict("this id is taken by another conversation"))
+            };
+            drop(reply.send(answer));
+            return;
+        }
+        if creation.kind == Kind::Dm {
+            return self.found_dm(creator, creation, reply);
+        }
+        let max = self.environment.settings.group_participants_max;
+        match check_creation(creator, creation, max) {
+            Err(error) => drop(reply.send(Err(error))),
+            Ok(change) => self.append_change(creator.clone(), change, creation.at, reply),
+        }
+    }
+
+    fn found_dm(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
+        let other = creation
+            .participants
+            .iter()
+            .find(|u| *u != creator)
+            .unwrap_or(creator);
+        if ConversationId::dm(creator, other) != self.id {
+            drop(reply.send(Err(Error::invalid("this is not the id of that dm"))));
+            return;
+        }
+        let details = Details {
+            kind: Kind::Dm,
+            name: None,
+            created_at: creation.at.unwrap_or_else(clock::wall),
+            created_by: creator.clone(),
+            posting: crate::model::Posting::Everyone,
+            public: false,
+        };
+        let participants = Participants::dm(self.id, details, &[creator.clone(), other.clone()]);
+        self.store_founded(&participants.founded(), reply);
+        self.participants = Some(participants);
+    }
+
+    fn store_founded(&mut self, founded: &Applied, reply: Reply) {
+        let (id, environment, founded) = (self.id, self.environment.clone(), founded.clone());
+        self.work.push(Box::pin(async move {
+            let store = &environment.store;
+            match insist(&environment.lease, || store.apply(id, &founded)).await {
+                Ok(()) => Done::Founded(reply),
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    fn send(&mut self, draft: Draft, reply: Reply) {
+        let checked = self
+            .known()
+            .and_then(|p| p.check_posting(&draft.sender))
+            .and_then(|()| self.check_content(&draft.content));
+        if let Err(error) = checked {
+            drop(reply.send(Err(error)));
+            return;
+        }
+        let Some(participants) = &mut self.participants else {
+            return;
+        };
+        let audience = participants.audience();
+        let at = draft.at.unwrap_or_else(clock::wall);
+        match self.log.append(&draft, clock::message_id(at), at) {
+            Appended::New(row) => {
+                let first_of_dm = row.entry.seq == 1;
+                self.unwritten.push(row);
+                self.waiting.push_back(Waiting {
+                    replies: vec![(reply, false)],
+                    applied: None,
+                    place: first_of_dm.then(|| (Place::Added, audience.clone())),
+                    audience,
+                });
+            }
+            Appended::Repeated(seq) => self.repeated(seq, reply),
+            // `accepts` was asked before each operation.
+            Appended::Full => drop(reply.send(Err(Error::BUSY))),
+        }
+    }
+
+    /// The same message again: it gets the first one's answer, when there is one.
+    fn repeated(&mut self, seq: Seq, reply: Reply) {
+        if let Some(index) = seq.checked_sub(self.log.head() + 1) {
+            let index = usize::try_from(index).unwrap_or(usize::MAX);
+            if let Some(waiting) = self.waiting.get_mut(index) {
+                waiting.replies.push((reply, true));
+            }
+            return;
+        }
+        if let Some([entry]) = self.log.recent(seq, seq).as_deref() {
+            drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(entry, true))))));
+            return;
+        }
+        let head = self.log.head();
+        drop(reply.send(Ok(Answer::ReadLog {
+            from: seq,
+            to: seq,
+            head,
+        })));
+    }
+
+    fn check_content(&self, content: &Content) -> Result<(), Error> {
+        let Content::Text {
+            body,
+            attachments,
+            reply_to,
+        } = content
+        else {
+            return Ok(());
+        };
+        if self.environment.inbox.is_full() {
+            return Err(Error::BUSY);
+        }
+        let max = self.environment.settings.body_bytes_max;
+        if body.len() > max {
+            return Err(Error::TooLarge {
+                what: "a body's bytes",
+                max,
+            });
+        }
+        if body.is_empty() && attachments.is_empty() {
+            return Err(Error::invalid("a message has a body or an attachment"));
+        }
+        if attachments.len() > ATTACHMENTS_MAX {
+            return Err(Error::TooLarge {
+                what: "a message's attachments",
+                max: ATTACHMENTS_MAX,
+            });
+        }
+        attachments.iter().try_for_each(check_attachment)?;
+        if reply_to.is_some_and(|seq| seq == 0 || seq > self.log.head()) {
+            return Err(Error::invalid(
+                "reply_to is no message of this conversation",
+            ));
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, actor: UserId, operation: &Operation, reply: Reply) {
+        let max = self.environment.settings.group_participants_max;
+        let checked = self
+            .known()
+            .map_err(Err)
+            .and_then(|p| p.check_change(&actor, operation, max));
+        match checked {
+            Ok(change) => self.append_change(actor, change, None, reply),
+            // It was done before, perhaps by this very request on a connection that broke. If that is
+            // still under way, wait for it.
+            Err(Ok(seq)) => self.changed_before(seq, reply),
+            Err(Err(error)) => drop(reply.send(Err(error))),
+        }
+    }
+
+    fn changed_before(&mut self, seq: Seq, reply: Reply) {
+        let in_flight = seq.checked_sub(self.log.head() + 1);
+        let waiting = in_flight.and_then(|i| self.waiting.get_mut(usize::try_from(i).ok()?));
+        if let Some(waiting) = waiting {
+            waiting.replies.push((reply, true));
+        } else if let Some(replies) = self.applying.get_mut(&seq) {
+            replies.push(reply);
+        } else {
+            drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
+        }
+    }
+
+    fn append_change(
+        &mut self,
+        actor: UserId,
+        change: SystemChange,
+        at: Option<Millis>,
+        reply: Reply,
+    ) {
+        let draft = Draft {
+            sender: actor.clone(),
+            client_id: fresh_client_id(),
+            content: Content::System(change.clone()),
+            at,
+            retry: false,
+        };
+        let at = at.unwrap_or_else(clock::wall);
+        let Appended::New(row) = self.log.append(&draft, clock::message_id(at), at) else {
+            drop(reply.send(Err(Error::BUSY)));
+            return;
+        };
+        let entry = row.entry.clone();
+        let participants = match &mut self.participants {
+            Some(participants) => participants,
+            none => match Participants::of_first_entry(self.id, &entry) {
+                Some(first) => none.insert(first),
+                None => return,
+            },
+        };
+        // Who is removed still hears of it.
+        let before = participants.audience();
+        let applied = participants.apply(&entry);
+        let after = participants.audience();
+        let (audience, place) = match change {
+            SystemChange::Removed { user } => {
+                (before, Some((Place::Removed, Audience::User(user))))
+            }
+            SystemChange::Left => (before, Some((Place::Removed, Audience::User(actor)))),
+            SystemChange::Added { user } => (after, Some((Place::Added, Audience::User(user)))),
+            SystemChange::Joined => (after, Some((Place::Added, Audience::User(actor)))),
+            SystemChange::Created {
+                kind,
+                name,
+                participants,
+                ..
+            } => {
+                let users = participants
+                    .into_iter()
+                    .map(|user| (user, entry.seq))
+                    .collect();
+                let members = Members { kind, name, users };
+                (
+                    after,
+                    Some((Place::Added, Audience::Members(members.into()))),
+                )
+            }
+            SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
+            SystemChange::RoleSet { .. } => (after, None),
+        };
+        self.unwritten.push(row);
+        let replies = vec![(reply, false)];
+        self.waiting.push_back(Waiting {
+            replies,
+            applied,
+            audience,
+            place,
+        });
+    }
+
+    fn mark(&mut self, user: UserId, read: Option<Seq>, delivered: Option<Seq>, reply: Reply) {
+        let head = self.log.head();
+        let checked = self
+            .known()
+            .and_then(|p| p.check_in(&user).map(|_| ()))
+            .and_then(|()| {
+                let beyond = read.max(delivered).is_some_and(|seq| seq > head);
+                if beyond {
+                    Err(Error::invalid("that seq is beyond the newest message"))
+                } else {
+                    Ok(())
+                }
+            });
+        if let Err(error) = checked {
+            drop(reply.send(Err(error)));
+            return;
+        }
+        let Some(me) = self.participants.as_mut().and_then(|p| p.get_mut(&user)) else {
+            return;
+        };
+        // What is read has been delivered.
+        let delivered = read.max(delivered);
+        let raised = Marked {
+            read_seq: read.filter(|&seq| seq > me.read_seq),
+            delivered_seq: delivered.filter(|&seq| seq > me.delivered_seq),
+        };
+        me.read_seq = me.read_seq.max(read.unwrap_or_default());
+        me.delivered_seq = me.delivered_seq.max(delivered.unwrap_or_default());
+        // Stored even if it raises nothing: an earlier one to the same seq may still be under way.
+        let mark = Mark {
+            user: user.clone(),
+            read_seq: read,
+            delivered_seq: delivered,
+        };
+        let raised =
+            (raised.read_seq.is_some() || raised.delivered_seq.is_some()).then_some(raised);
+        let (id, environment) = (self.id, self.environment.clone());
+        self.work.push(Box::pin(async move {
+            let store = &environment.store;
+            match insist(&environment.lease, || store.mark(id, &mark)).await {
+                Ok(()) => Done::Marked {
+                    user,
+                    raised,
+                    reply,
+                },
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    fn details(&self, actor: &UserId) -> Answered {
+        let participants = self.known()?;
+        participants.check_reading(actor)?;
+        Ok(Outcome::Details(DetailsView {
+            details: participants.details.clone(),
+            participant_count: participants.count,
+            head: self.log.head(),
+            role: participants.get(actor).map(|p| p.role),
+        }))
+    }
+
+    fn list(&self, actor: &UserId, after: Option<UserId>, limit: usize) -> Result<Answer, Error> {
+        let participants = self.known()?;
+        participants.check_reading(actor)?;
+        if participants.is_channel() {
+            return Ok(Answer::ReadParticipants { after, limit });
+        }
+        let mut items: Vec<_> = participants
+            .after(after.as_ref())
+            .take(limit + 1)
+            .cloned()
+            .collect();
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = if more {
+            items.last().map(|p| p.user.clone())
+        } else {
+            None
+        };
+        Ok(Answer::Ready(Outcome::Participants(ParticipantsPage {
+            items,
+            next,
+        })))
+    }
+
+    fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<Answer, Error> {
+        self.known()?.check_reading(actor)?;
+        let head = self.log.head();
+        let (from, to) = range.within(head, limit);
+        Ok(match self.log.recent(from, to) {
+            Some(entries) => Answer::Ready(Outcome::History(Page { entries, head })),
+            None if from > to => Answer::Ready(Outcome::History(Page {
+                entries: Vec::new(),
+                head,
+            })),
+            None => Answer::ReadLog { from, to, head },
+        })
+    }
+
+    fn head(&self, actor: &UserId) -> Answered {
+        let participants = self.known()?;
+        participants.check_reading(actor)?;
+        Ok(Outcome::Head(Head {
+            details: participants.details.clone(),
+            head: self.log.head(),
+            last: self.log.newest().map(|entry| entry.last()),
+        }))
+    }
+
+    /// Ephemeral, and only where a few people look: never in channels.
+    fn typing(&mut self, user: UserId) -> Answered {
+        self.known()?.check_posting(&user)?;
+        let now = Instant::now();
+        if self
+            .typing
+            .get(&user)
+            .is_some_and(|&last| now < last + TYPING_EVERY)
+        {
+            return Ok(Outcome::Done);
+        }
+        if self.typing.len() >= TYPING_USERS {
+            self.typing.retain(|_, last| now < *last + TYPING_EVERY);
+        }
+        self.typing.insert(user.clone(), now);
+        let Some(participants) = &mut self.participants else {
+            return Ok(Outcome::Done);
+        };
+        if let audience @ Audience::Members(_) = participants.audience() {
+            let typing = Publication::Typing {
+                conversation: self.id,
+                user,
+                audience,
+            };
+            drop(self.environment.publish.publish(typing));
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+fn check_attachment(attachment: &Attachment) -> Result<(), Error> {
+    let Attachment {
+        url,
+        name,
+        mime,
+        size: _,
+    } = attachment;
+    if !(url.starts_with("https://") || url.starts_with("http://")) {
+        return Err(Error::invalid(
+            "an attachment's url begins with https:// or http://",
+        ));
+    }
+    let described = name.as_ref().map_or(0, String::len) + mime.as_ref().map_or(0, String::len);
+    if url.len().max(described) > ATTACHMENT_BYTES_MAX {
+        return Err(Error::TooLarge {
+            what: "an attachment's bytes",
+            max: ATTACHMENT_BYTES_MAX,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! Which conversations are open here: finds the owner of each, or makes one.
+
+use std::sync::Arc;
+
+use dashmap::{DashMap, mapref::entry::Entry as Place};
+use futures_util::{StreamExt, stream};
+use metrics::gauge;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    conversation::{Answer, Command, Environment, Settings, mailbox, own},
+    error::Error,
+    history::History,
+    inbox::InboxWriter,
+    lease::Lease,
+    operation::{Operation, Outcome, Page, ParticipantsPage, Sent},
+    publish::Publish,
+    repair,
+};
+use crate::{
+    model::{ConversationId, GatewayId, UserId},
+    store::{self, Store},
+    tasks::Tasks,
+};
+
+/// Conversations repaired at once after a crash.
+const REPAIRS_AT_ONCE: usize = 32;
+
+/// All conversations that this gateway owns. Cheap to clone.
+#[derive(Clone)]
+pub struct Conversations {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    open: DashMap<ConversationId, Handle>,
+    environment: Arc<Environment>,
+    history: History,
+    tasks: Tasks,
+    /// Fires when conversations are to be closed: after the sessions have gone.
+    closing: CancellationToken,
+}
+
+#[derive(Clone)]
+struct Handle {
+    mailbox: mpsc::Sender<Command>,
+    /// Fires when the owner has let go and another one may be made.
+    gone: CancellationToken,
+}
+
+impl Conversations {
+    #[must_use]
+    pub fn new(
+        gateway: GatewayId,
+        store: Arc<dyn Store>,
+        publish: Arc<dyn Publish>,
+        inbox: Arc<InboxWriter>,
+        lease: Lease,
+        settings: Settings,
+        tasks: Tasks,
+    ) -> Self {
+        let history = History::new(store.clone());
+        let environment = Arc::new(Environment::new(
+            gateway, store, publish, inbox, lease, settings,
+        ));
+        let open = DashMap::new();
+        let closing = CancellationToken::new();
+        Self {
+            shared: Arc::new(Shared {
+                open,
+                environment,
+                history,
+                tasks,
+                closing,
+            }),
+        }
+    }
+
+    /// Asks the owner of a conversation. Operations that one caller begins one after the other (that is,
+    /// polls for the first time) reach the owner in that order.
+    ///
+    /// # Errors
+    /// As the operation; `Unavailable` when the owner is overloaded, cannot reach the store in time, or has lost
+    /// the conversation.
+    pub async fn ask(
+        &self,
+        conversation: ConversationId,
+        actor: UserId,
+        operation: Operation,
+    ) -> Result<Outcome, Error> {
+        let Shared {
+            environment,
+            history,
+            ..
+        } = &*self.shared;
+        let answered = async {
+            match self.answer(conversation, actor, operation).await? {
+                Answer::Ready(outcome) => Ok(outcome),
+                Answer::ReadLog { from, to, head } => {
+                    let entries = history.read(conversation, from, to).await?;
+                    Ok(Outcome::History(Page {
+                        entries: entries.to_vec(),
+                        head,
+                    }))
+                }
+                Answer::ReadParticipants { after, limit } => {
+                    self.read_participants(conversation, after, limit).await
+                }
+            }
+        };
+        timeout(environment.settings.operation_timeout, answered)
+            .await
+            .unwrap_or(Err(Error::Unavailable {
+                reason: "it took too long",
+            }))
+    }
+
+    /// As `ask`, for a message.
+    ///
+    /// # Errors
+    /// As `ask`.
+    pub async fn send(
+        &self,
+        conversation: ConversationId,
+        draft: crate::model::Draft,
+    ) -> Result<Sent, Error> {
+        match self
+            .ask(conversation, draft.sender.clone(), Operation::Send(draft))
+            .await?
+        {
+            Outcome::Sent(sent) => Ok(sent),
+            // A repetition of a message that has left memory.
+            Outcome::History(page) => match &page.entries[..] {
+                [entry] => Ok(Sent {
+                    seq: entry.seq,
+                    message_id: entry.message_id,
+                    at: entry.at,
+                    duplicate: true,
+                }),
+                _ => Err(Error::CLOSED),
+            },
+            other => {
+                debug_assert!(false, "a message is answered with its place, not {other:?}");
+                Err(Error::CLOSED)
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        conversation: ConversationId,
+        actor: UserId,
+        operation: Operation,
+    ) -> Result<Answer, Error> {
+        let (reply, answer) = oneshot::channel();
+        let mut command = Command {
+            actor,
+            operation,
+            reply,
+        };
+        loop {
+            let handle = self.owner(conversation)?;
+            match handle.mailbox.try_send(command) {
+                Ok(()) => break,
+                Err(mpsc::error::TrySendError::Full(_)) => return Err(Error::BUSY),
+                Err(mpsc::error::TrySendError::Closed(returned)) => {
+                    handle.gone.cancelled().await;
+                    command = returned;
+                }
+            }
+        }
+        answer.await.unwrap_or(Err(Error::CLOSED))
+    }
+
+    fn owner(&self, conversation: ConversationId) -> Result<Handle, Error> {
+        let Shared {
+            open,
+            environment,
+            tasks,
+            closing,
+            ..
+        } = &*self.shared;
+        if let Some(handle) = open.get(&conversation) {
+            return Ok(handle.clone());
+        }
+        if closing.is_cancelled() {
+            return Err(Error::CLOSED);
+        }
+        if open.len() >= environment.settings.open_max {
+            return Err(Error::Unavailable {
+                reason: "too many conversations are open",
+            });
+        }
+        let handle = match open.entry(conversation) {
+            Place::Occupied(there) => return Ok(there.get().clone()),
+            Place::Vacant(place) => {
+                let (mailbox, commands) = mailbox();
+                let handle = Handle {
+                    mailbox,
+                    gone: CancellationToken::new(),
+                };
+                place.insert(handle.clone());
+                let (shared, gone) = (self.shared.clone(), handle.gone.clone());
+                tasks.spawn(async move {
+                    let stop = shared.closing.clone().cancelled_owned();
+                    own(conversation, shared.environment.clone(), commands, stop).await;
+                    // Only now may another owner be made: never two at once.
+                    shared.open.remove(&conversation);
+                    gone.cancel();
+                });
+                handle
+            }
+        };
+        gauge!("chat_conversations_open").set(open.len() as f64);
+        Ok(handle)
+    }
+
+    async fn read_participants(
+        &self,
+        conversation: ConversationId,
+        mut after: Option<UserId>,
+        limit: usize,
+    ) -> Result<Outcome, Error> {
+        let store = &self.shared.environment.store;
+        let mut items = Vec::new();
+        // Former participants have rows too: pass over them, a page at a time.
+        let next = loop {
+            let page = store
+                .participants(conversation, after.as_ref(), limit)
+                .await?;
+            after = page.last().map(|r| r.participant.user.clone());
+            let full = page.len() == limit;
+            let present = page
+                .into_iter()
+                .map(|r| r.participant)
+                .filter(|p| p.is_in());
+            let room = limit - items.len();
+            let mut cut = false;
+            for (i, participant) in present.enumerate() {
+                if i == room {
+                    cut = true;
+                    break;
+                }
+                items.push(participant);
+            }
+            if cut || (full && items.len() == limit) {
+                break items
+                    .last()
+                    .map(|p: &crate::model::Participant| p.user.clone());
+            }
+            if !full {
+                break None;
+            }
+        };
+        Ok(Outcome::Participants(ParticipantsPage { items, next }))
+    }
+
+    /// Writes the inbox rows that a gateway which is gone may have left unwritten. Idempotent.
+    ///
+    /// # Errors
+    /// When the store cannot be read; it must be tried again before anyone is served.
+    pub async fn repair(&self, gone: GatewayId) -> store::Result<()> {
+        let Environment { store, inbox, .. } = &*self.shared.environment;
+        let touched = store.activity(gone).await?;
+        if !touched.is_empty() {
+            tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
+            let failures: Vec<store::Error> = stream::iter(touched)
+                .map(|conversation| repair::conversation(self, &**store, inbox, conversation))
+                .buffer_unordered(REPAIRS_AT_ONCE)
+                .filter_map(async |result| result.err())
+                .collect()
+                .await;
+            if let Some(error) = failures.into_iter().next() {
+                return Err(error);
+            }
+            while !inbox.flush().await {
+                store.healthy()?;
+            }
+            tracing::info!(gateway = %gone, "crash repair ended");
+        }
+        store.forget_activity(gone).await
+    }
+
+    /// Closes all conversations, each once nothing of it is in flight.
+    pub fn close(&self) {
+        self.shared.closing.cancel();
+    }
+}

@@ -1,0 +1,162 @@
+//! Writes inbox rows: queued by conversation, the newest entry wins, flushed in batches, never waited
+//! for by a sender. What a crash loses of it, crash repair writes again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream};
+use metrics::{counter, gauge};
+use tokio::{sync::Notify, time::sleep};
+
+use super::publish::Members;
+use crate::{
+    model::{ConversationId, Entry, Last, Seq, UserId, limits::INBOX_CONVERSATIONS_PENDING_MAX},
+    store::{InboxWrite, Store},
+};
+
+/// How long rows wait for more of their conversation.
+const FLUSH_EVERY: Duration = Duration::from_millis(30);
+/// Rows of one write to the store.
+const BATCH_ROWS: usize = 500;
+/// Writes under way at once.
+const BATCHES_IN_FLIGHT_MAX: usize = 4;
+/// After a failed write, before the next.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+pub struct InboxWriter {
+    store: Arc<dyn Store>,
+    pending: Mutex<HashMap<ConversationId, Pending>>,
+    wake: Notify,
+    flushing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default, Clone)]
+struct Pending {
+    /// Nobody's row follows a channel's entries.
+    newest: Option<(Arc<Members>, Arc<Last>)>,
+    /// Who sends has read what came before.
+    read_by_senders: HashMap<UserId, Seq>,
+}
+
+impl InboxWriter {
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            pending: Mutex::default(),
+            wake: Notify::new(),
+            flushing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Queues what a published entry means for the inbox of its audience. The newest wins.
+    pub(super) fn queue(
+        &self,
+        conversation: ConversationId,
+        members: Option<Arc<Members>>,
+        entry: &Entry,
+    ) {
+        let mut pending = self.pending();
+        if pending.is_empty() {
+            self.wake.notify_one();
+        }
+        let pending = pending.entry(conversation).or_default();
+        let newer = |(_, last): &(_, Arc<Last>)| last.seq < entry.seq;
+        if let Some(members) = members
+            && pending.newest.as_ref().is_none_or(newer)
+        {
+            pending.newest = Some((members, Arc::new(entry.last())));
+        }
+        let read = pending
+            .read_by_senders
+            .entry(entry.sender.clone())
+            .or_default();
+        *read = entry.seq.max(*read);
+    }
+
+    /// Whether the store is so far behind that no more should be accepted.
+    pub(super) fn is_full(&self) -> bool {
+        self.pending().len() >= INBOX_CONVERSATIONS_PENDING_MAX
+    }
+
+    /// Flushes for ever; for a task.
+    pub async fn run(&self) {
+        loop {
+            self.wake.notified().await;
+            while !self.pending().is_empty() {
+                sleep(FLUSH_EVERY).await;
+                if !self.flush().await {
+                    sleep(RETRY_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// Writes everything queued so far; false when some of it must be tried again.
+    pub async fn flush(&self) -> bool {
+        let _one_at_a_time = self.flushing.lock().await;
+        let taken = std::mem::take(&mut *self.pending());
+        gauge!("chat_inbox_conversations_pending").set(taken.len() as f64);
+        let writes: Vec<InboxWrite> = taken.iter().flat_map(|(id, p)| p.writes(*id)).collect();
+        let batches: Vec<Vec<InboxWrite>> = writes
+            .chunks(BATCH_ROWS)
+            .map(<[InboxWrite]>::to_vec)
+            .collect();
+        let results: Vec<_> = stream::iter(batches)
+            .map(|batch| self.store.write_inbox(batch))
+            .buffer_unordered(BATCHES_IN_FLIGHT_MAX)
+            .collect()
+            .await;
+        counter!("chat_inbox_rows_written_total").increment(writes.len() as u64);
+        let Some(error) = results.into_iter().find_map(Result::err) else {
+            return true;
+        };
+        tracing::warn!(%error, "inbox rows were not written; they will be tried again");
+        let mut pending = self.pending();
+        for (id, older) in taken {
+            pending.entry(id).or_default().lay_over(older);
+        }
+        false
+    }
+
+    fn pending(&self) -> MutexGuard<'_, HashMap<ConversationId, Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    fn writes(&self, conversation: ConversationId) -> Vec<InboxWrite> {
+        let mut reads = self.read_by_senders.clone();
+        let mut writes = Vec::new();
+        if let Some((members, last)) = &self.newest {
+            writes.extend(members.users.iter().map(|(user, joined_seq)| InboxWrite {
+                user: user.clone(),
+                conversation,
+                face: Some(members.face(user, *joined_seq, last)),
+                read_seq: reads.remove(user),
+                left_seq: None,
+            }));
+        }
+        writes.extend(reads.into_iter().map(|(user, seq)| InboxWrite {
+            user,
+            conversation,
+            face: None,
+            read_seq: Some(seq),
+            left_seq: None,
+        }));
+        writes
+    }
+
+    fn lay_over(&mut self, older: Self) {
+        if self.newest.is_none() {
+            self.newest = older.newest;
+        }
+        for (user, seq) in older.read_by_senders {
+            let read = self.read_by_senders.entry(user).or_default();
+            *read = seq.max(*read);
+        }
+    }
+}

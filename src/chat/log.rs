@@ -1,0 +1,437 @@
+//! The log of one conversation as its owner sees it: the rules of docs/storage.md, proved by
+//! `tests/models/model.py`, and no I/O. The owner stores what `append` returns, reports `stored`, and
+//! acknowledges and publishes what `commit` returns.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::Arc,
+};
+
+use crate::{
+    model::{
+        ClientId, Draft, Entry, Epoch, MessageId, Millis, Seq, UserId,
+        limits::{APPENDS_IN_FLIGHT_MAX, RECENT_CLIENT_IDS, RECENT_ENTRIES},
+    },
+    store::{LogRow, Tail},
+};
+
+/// A client id means a message only together with who sent it.
+type Origin = (UserId, ClientId);
+
+#[derive(Debug)]
+pub(super) struct Log {
+    epoch: Epoch,
+    /// The newest committed entry.
+    head: Seq,
+    in_flight: VecDeque<Pending>,
+    /// Committed entries that changed the conversation itself, until that is stored too.
+    unapplied: VecDeque<(Seq, bool)>,
+    seqs: HashMap<Origin, Seq>,
+    origins: VecDeque<Origin>,
+    recent: VecDeque<Arc<Entry>>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    entry: Arc<Entry>,
+    stored: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Appended {
+    /// Store this.
+    New(LogRow),
+    /// It is in the log, or on its way there, at this place.
+    Repeated(Seq),
+    /// Too much is in flight; `has_room` says when.
+    Full,
+}
+
+/// What a new owner found.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    pub log: Log,
+    /// To be stored, all or nothing, before anything is served.
+    pub settle: Vec<LogRow>,
+    /// Their effects may be missing from the other rows.
+    pub reapply: Vec<Arc<Entry>>,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("entry {missing} is committed, but no valid row of it is found")]
+pub(super) struct Incomplete {
+    missing: Seq,
+}
+
+impl Log {
+    pub(super) fn empty(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            head: 0,
+            in_flight: VecDeque::new(),
+            unapplied: VecDeque::new(),
+            seqs: HashMap::new(),
+            origins: VecDeque::new(),
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// Makes a log of what a predecessor left.
+    pub(super) fn take_over(tail: &Tail, epoch: Epoch) -> Result<Takeover, Incomplete> {
+        // Rule [epoch]: the epoch is in the key, so rows of several owners stand side by side;
+        // at each seq the highest epoch counts.
+        let mut best: BTreeMap<Seq, &LogRow> = BTreeMap::new();
+        for row in &tail.rows {
+            let chosen = best.entry(row.entry.seq).or_insert(row);
+            if row.epoch > chosen.epoch {
+                *chosen = row;
+            }
+        }
+        // Every row says how far its owner had settled: all up to the highest such claim is certain.
+        let known = tail
+            .rows
+            .iter()
+            .map(|r| r.committed)
+            .max()
+            .unwrap_or_default()
+            .max(tail.settled);
+        let mut log = Self::empty(epoch);
+        let first = best.keys().next().copied().unwrap_or(known + 1);
+        log.head = first - 1;
+        let mut previous_epoch = 0;
+        let mut origins = HashSet::new();
+        let mut settle = Vec::new();
+        let mut reapply = Vec::new();
+        for (&seq, row) in &best {
+            let entry = &row.entry;
+            let origin = (entry.sender.clone(), entry.client_id);
+            // Rule [prefix]: the valid log ends before the first hole, and before the first epoch lower
+            // than its predecessor's (Raft, section 5.4). Rule [repeat]: and before a client id's second time.
+            if seq != log.head + 1 || row.epoch < previous_epoch || !origins.insert(origin) {
+                break;
+            }
+            previous_epoch = row.epoch;
+            if seq > known {
+                // Rule [settle]: written again under this epoch before anything is served, or an older and a
+                // newer unacknowledged row could trade places after a reader saw one.
+                // Rule [settle-sends]: `settle` writes the `sends` row too, so that a retry finds it.
+                settle.push(LogRow {
+                    entry: entry.clone(),
+                    epoch,
+                    committed: known,
+                });
+                if matches!(entry.content, crate::model::Content::System(_)) {
+                    reapply.push(entry.clone());
+                }
+            }
+            log.head = seq;
+            log.remember(entry);
+        }
+        if log.head < known {
+            return Err(Incomplete {
+                missing: log.head + 1,
+            });
+        }
+        Ok(Takeover {
+            log,
+            settle,
+            reapply,
+        })
+    }
+
+    pub(super) fn head(&self) -> Seq {
+        self.head
+    }
+
+    /// The place after the last one given away.
+    pub(super) fn next(&self) -> Seq {
+        self.head + 1 + self.in_flight.len() as Seq
+    }
+
+    /// Everything up to here is committed, and applied to the other rows.
+    pub(super) fn settled(&self) -> Seq {
+        self.unapplied.front().map_or(self.head, |(seq, _)| seq - 1)
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        // Rule: at most this many uncertain entries for a successor to look at.
+        self.next() - self.settled() <= APPENDS_IN_FLIGHT_MAX as Seq
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_flight.is_empty() && self.unapplied.is_empty()
+    }
+
+    /// Gives `draft` the next place in the log.
+    pub(super) fn append(&mut self, draft: &Draft, message_id: MessageId, at: Millis) -> Appended {
+        if let Some(seq) = self.find(&draft.sender, draft.client_id) {
+            return Appended::Repeated(seq);
+        }
+        if !self.has_room() {
+            return Appended::Full;
+        }
+        let entry = Arc::new(Entry {
+            seq: self.next(),
+            message_id,
+            client_id: draft.client_id,
+            sender: draft.sender.clone(),
+            at,
+            content: draft.content.clone(),
+        });
+        self.remember_origin(&entry);
+        self.in_flight.push_back(Pending {
+            entry: entry.clone(),
+            stored: false,
+        });
+        Appended::New(LogRow {
+            entry,
+            epoch: self.epoch,
+            committed: self.settled(),
+        })
+    }
+
+    /// The place that a client id has in the log or on the way to it, as far as memory goes.
+    pub(super) fn find(&self, sender: &UserId, client_id: ClientId) -> Option<Seq> {
+        self.seqs.get(&(sender.clone(), client_id)).copied()
+    }
+
+    /// The store has the entry.
+    pub(super) fn stored(&mut self, seq: Seq) {
+        let index = usize::try_from(seq - self.head - 1).unwrap_or(usize::MAX);
+        match self.in_flight.get_mut(index) {
+            Some(pending) => pending.stored = true,
+            None => debug_assert!(false, "stored entry {seq} is not in flight"),
+        }
+    }
+
+    /// Commits all stored entries up to the first gap.
+    pub(super) fn commit(&mut self, lease_holds: bool) -> Vec<Arc<Entry>> {
+        let mut committed = Vec::new();
+        // Rule [lease]: looked at after the writes; a deposed owner acknowledges nothing.
+        if !lease_holds {
+            return committed;
+        }
+        // Rule [order]: a hole is never skipped; later entries wait for it.
+        while self.in_flight.front().is_some_and(|p| p.stored)
+            && let Some(Pending { entry, .. }) = self.in_flight.pop_front()
+        {
+            debug_assert_eq!(entry.seq, self.head + 1, "the log has no gaps");
+            self.head = entry.seq;
+            if matches!(entry.content, crate::model::Content::System(_)) {
+                self.unapplied.push_back((entry.seq, false));
+            }
+            self.recent.push_back(entry.clone());
+            if self.recent.len() > RECENT_ENTRIES {
+                self.recent.pop_front();
+            }
+            committed.push(entry);
+        }
+        committed
+    }
+
+    /// The effects of a committed entry on the other rows are stored.
+    pub(super) fn applied(&mut self, seq: Seq) {
+        if let Some(entry) = self.unapplied.iter_mut().find(|(s, _)| *s == seq) {
+            entry.1 = true;
+        }
+        while self.unapplied.front().is_some_and(|(_, applied)| *applied) {
+            self.unapplied.pop_front();
+        }
+    }
+
+    /// The committed entries from `from` to `to`, if memory has them all.
+    pub(super) fn recent(&self, from: Seq, to: Seq) -> Option<Vec<Arc<Entry>>> {
+        debug_assert!(to <= self.head, "readers see only what is committed");
+        if from > to {
+            return Some(Vec::new());
+        }
+        let first = self.recent.front()?.seq;
+        let start = usize::try_from(from.checked_sub(first)?).ok()?;
+        let end = usize::try_from(to - first).ok()?;
+        Some(self.recent.range(start..=end).cloned().collect())
+    }
+
+    pub(super) fn newest(&self) -> Option<&Arc<Entry>> {
+        self.recent.back()
+    }
+
+    /// Notes where a client id was found in the store.
+    pub(super) fn remember_origin_at(&mut self, sender: &UserId, client_id: ClientId, seq: Seq) {
+        let origin = (sender.clone(), client_id);
+        if self.seqs.insert(origin.clone(), seq).is_none() {
+            self.origins.push_back(origin);
+        }
+        while self.origins.len() > RECENT_CLIENT_IDS {
+            if let Some(oldest) = self.origins.pop_front() {
+                self.seqs.remove(&oldest);
+            }
+        }
+    }
+
+    fn remember_origin(&mut self, entry: &Entry) {
+        self.remember_origin_at(&entry.sender, entry.client_id, entry.seq);
+    }
+
+    fn remember(&mut self, entry: &Arc<Entry>) {
+        self.remember_origin(entry);
+        self.recent.push_back(entry.clone());
+        if self.recent.len() > RECENT_ENTRIES {
+            self.recent.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock,
+        model::{Content, SystemChange},
+    };
+
+    fn draft(client: u128) -> Draft {
+        Draft {
+            sender: UserId::new("alice").unwrap(),
+            client_id: ClientId(uuid::Uuid::from_u128(client)),
+            content: Content::Text {
+                body: "hi".into(),
+                attachments: Vec::new(),
+                reply_to: None,
+            },
+            at: None,
+            retry: false,
+        }
+    }
+
+    fn row(seq: Seq, epoch: Epoch, client: u128, committed: Seq) -> LogRow {
+        let mut log = Log::empty(epoch);
+        log.head = seq - 1;
+        let Appended::New(row) = log.append(&draft(client), clock::message_id(1), 1) else {
+            panic!()
+        };
+        LogRow { committed, ..row }
+    }
+
+    fn append(log: &mut Log, client: u128) -> Appended {
+        log.append(&draft(client), clock::message_id(1), 1)
+    }
+
+    fn seqs(entries: &[Arc<Entry>]) -> Vec<Seq> {
+        entries.iter().map(|e| e.seq).collect()
+    }
+
+    fn taken(rows: Vec<LogRow>, epoch: Epoch) -> (Seq, Vec<(Seq, Epoch)>) {
+        let takeover = Log::take_over(&Tail { rows, settled: 0 }, epoch).unwrap();
+        let settle = takeover
+            .settle
+            .iter()
+            .map(|r| (r.entry.seq, r.epoch))
+            .collect();
+        (takeover.log.head(), settle)
+    }
+
+    #[test]
+    fn nothing_commits_across_a_gap() {
+        let mut log = Log::empty(1);
+        for client in 1..=3 {
+            assert!(matches!(append(&mut log, client), Appended::New(_)));
+        }
+        log.stored(1);
+        log.stored(3);
+        assert_eq!(seqs(&log.commit(true)), [1]);
+        assert_eq!(seqs(&log.commit(true)), []);
+        log.stored(2);
+        assert_eq!(
+            seqs(&log.commit(false)),
+            [],
+            "a deposed owner commits nothing"
+        );
+        assert_eq!(seqs(&log.commit(true)), [2, 3]);
+        assert_eq!(seqs(&log.recent(2, 3).unwrap()), [2, 3]);
+    }
+
+    #[test]
+    fn a_client_id_has_one_place() {
+        let mut log = Log::empty(1);
+        assert!(matches!(append(&mut log, 7), Appended::New(_)));
+        assert_eq!(append(&mut log, 7), Appended::Repeated(1));
+        let mut other = draft(7);
+        other.sender = UserId::new("bob").unwrap();
+        assert!(matches!(
+            log.append(&other, clock::message_id(1), 1),
+            Appended::New(_)
+        ));
+    }
+
+    #[test]
+    fn what_is_uncertain_is_bounded() {
+        let mut log = Log::empty(1);
+        for client in 1..=APPENDS_IN_FLIGHT_MAX as u128 {
+            assert!(matches!(append(&mut log, client), Appended::New(_)));
+        }
+        assert_eq!(append(&mut log, 1000), Appended::Full);
+        log.stored(1);
+        log.commit(true);
+        assert!(matches!(append(&mut log, 1000), Appended::New(_)));
+    }
+
+    #[test]
+    fn an_entry_is_settled_only_when_it_is_applied() {
+        let mut log = Log::empty(1);
+        let mut joining = draft(1);
+        joining.content = Content::System(SystemChange::Joined);
+        log.append(&joining, clock::message_id(1), 1);
+        append(&mut log, 2);
+        log.stored(1);
+        log.stored(2);
+        log.commit(true);
+        assert_eq!((log.head(), log.settled()), (2, 0));
+        log.applied(1);
+        assert_eq!(log.settled(), 2);
+    }
+
+    #[test]
+    fn a_takeover_settles_what_is_valid_but_not_certain() {
+        let rows = vec![row(1, 1, 1, 0), row(2, 1, 2, 1), row(3, 1, 3, 1)];
+        assert_eq!(taken(rows, 2), (3, vec![(2, 2), (3, 2)]));
+        assert_eq!(taken(Vec::new(), 2), (0, Vec::new()));
+    }
+
+    #[test]
+    fn a_takeover_ends_at_a_hole_a_lower_epoch_or_a_repetition() {
+        assert_eq!(taken(vec![row(1, 1, 1, 0), row(3, 1, 3, 0)], 2).0, 1);
+        assert_eq!(taken(vec![row(1, 2, 1, 0), row(2, 1, 2, 0)], 3).0, 1);
+        assert_eq!(taken(vec![row(1, 1, 1, 0), row(2, 1, 1, 0)], 3).0, 1);
+        // The highest epoch at each seq counts.
+        assert_eq!(
+            taken(vec![row(1, 1, 1, 0), row(1, 2, 9, 0), row(2, 2, 2, 0)], 3).0,
+            2
+        );
+        assert_eq!(
+            taken(vec![row(1, 2, 9, 0), row(1, 1, 1, 0), row(2, 1, 2, 0)], 3).0,
+            1
+        );
+    }
+
+    #[test]
+    fn a_takeover_never_loses_what_is_certain() {
+        let rows = vec![row(1, 1, 1, 0), row(3, 1, 3, 2)];
+        let lost = Log::take_over(&Tail { rows, settled: 0 }, 2);
+        assert_eq!(lost.unwrap_err(), Incomplete { missing: 2 });
+        let settled = Tail {
+            rows: vec![row(1, 1, 1, 0)],
+            settled: 1,
+        };
+        assert!(Log::take_over(&settled, 2).unwrap().settle.is_empty());
+        assert!(
+            Log::take_over(
+                &Tail {
+                    rows: Vec::new(),
+                    settled: 1
+                },
+                2
+            )
+            .is_err()
+        );
+    }
+}

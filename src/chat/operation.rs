@@ -1,0 +1,188 @@
+//! What can be asked of a conversation, and what it answers.
+
+use std::sync::Arc;
+
+use crate::model::{
+    ClientId, ConversationId, Details, Draft, Entry, Kind, Last, MessageId, Millis, Participant,
+    Posting, Role, Seq, UserId,
+};
+
+/// An operation on one conversation, by one user. Answered by the conversation's owner, in order.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    Create(Creation),
+    Details,
+    Participants {
+        after: Option<UserId>,
+        limit: usize,
+    },
+    Add {
+        user: UserId,
+    },
+    Remove {
+        user: UserId,
+    },
+    Join,
+    Leave,
+    SetRole {
+        user: UserId,
+        role: Role,
+    },
+    Update {
+        name: Option<String>,
+        posting: Option<Posting>,
+        public: Option<bool>,
+    },
+    Send(Draft),
+    History {
+        range: LogRange,
+        limit: usize,
+    },
+    Read {
+        seq: Seq,
+    },
+    Delivered {
+        seq: Seq,
+    },
+    Typing,
+    /// The newest entry, for who may see it: participants, and anyone of a public channel.
+    Head,
+}
+
+impl Operation {
+    /// The user it is about, besides the one who asks.
+    pub(super) fn subject(&self) -> Option<&UserId> {
+        match self {
+            Self::Add { user } | Self::Remove { user } | Self::SetRole { user, .. } => Some(user),
+            Self::Create(_)
+            | Self::Details
+            | Self::Participants { .. }
+            | Self::Join
+            | Self::Leave
+            | Self::Update { .. }
+            | Self::Send(_)
+            | Self::History { .. }
+            | Self::Read { .. }
+            | Self::Delivered { .. }
+            | Self::Typing
+            | Self::Head => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Creation {
+    pub kind: Kind,
+    /// Besides the creator; of a dm, the other one.
+    pub participants: Vec<UserId>,
+    pub name: Option<String>,
+    pub public: bool,
+    pub posting: Posting,
+    /// When it was made, if that is not now: an imported conversation.
+    pub at: Option<Millis>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogRange {
+    Newest,
+    Before(Seq),
+    After(Seq),
+    Around(Seq),
+}
+
+impl LogRange {
+    /// The first and the last seq of the page, of a log whose newest entry is `head`. Empty if first > last.
+    #[must_use]
+    pub fn within(self, head: Seq, limit: usize) -> (Seq, Seq) {
+        let limit = limit as Seq;
+        let newest_up_to = |to: Seq| (to.saturating_sub(limit) + 1, to);
+        match self {
+            Self::Newest => newest_up_to(head),
+            Self::Before(seq) => newest_up_to(seq.saturating_sub(1).min(head)),
+            Self::After(seq) => (seq.saturating_add(1), seq.saturating_add(limit).min(head)),
+            Self::Around(seq) => {
+                let to = seq.saturating_add(limit / 2).min(head);
+                newest_up_to(to.max(limit.min(head)))
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    Created {
+        existed: bool,
+    },
+    Details(DetailsView),
+    Participants(ParticipantsPage),
+    /// A membership change or an update, at this place in the log.
+    Changed {
+        seq: Seq,
+    },
+    Sent(Sent),
+    History(Page),
+    Head(Head),
+    Done,
+}
+
+#[derive(Debug, Clone)]
+pub struct DetailsView {
+    pub details: Details,
+    pub participant_count: u64,
+    pub head: Seq,
+    pub role: Option<Role>,
+}
+
+#[derive(Debug, Clone)]
+pub struct ParticipantsPage {
+    pub items: Vec<Participant>,
+    pub next: Option<UserId>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    pub seq: Seq,
+    pub message_id: MessageId,
+    pub at: Millis,
+    pub duplicate: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Page {
+    pub entries: Vec<Arc<Entry>>,
+    pub head: Seq,
+}
+
+#[derive(Debug, Clone)]
+pub struct Head {
+    pub details: Details,
+    pub head: Seq,
+    pub last: Option<Last>,
+}
+
+/// A system entry's client id: nobody sends it twice.
+pub(super) fn fresh_client_id() -> ClientId {
+    ClientId(ConversationId::random().0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LogRange::{After, Around, Before, Newest};
+
+    #[test]
+    fn pages_stay_within_the_log() {
+        assert_eq!(Newest.within(100, 10), (91, 100));
+        assert_eq!(Newest.within(3, 10), (1, 3));
+        assert_eq!(Newest.within(0, 10), (1, 0));
+        assert_eq!(Before(50).within(100, 10), (40, 49));
+        assert_eq!(Before(1).within(100, 10), (1, 0));
+        assert_eq!(Before(u64::MAX).within(100, 10), (91, 100));
+        assert_eq!(After(0).within(100, 10), (1, 10));
+        assert_eq!(After(95).within(100, 10), (96, 100));
+        assert_eq!(After(u64::MAX).within(100, 10), (u64::MAX, 100));
+        assert_eq!(Around(50).within(100, 10), (46, 55));
+        assert_eq!(Around(1).within(100, 10), (1, 10));
+        assert_eq!(Around(u64::MAX).within(100, 10), (91, 100));
+        assert_eq!(Around(2).within(4, 10), (1, 4));
+    }
+}

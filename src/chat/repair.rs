@@ -1,0 +1,124 @@
+//! "Crash repair" of docs/storage.md: an owner that died may have committed entries whose inbox rows were
+//! not written yet. Idempotent, thanks to seq timestamps.
+
+use std::sync::Arc;
+
+use super::{
+    conversations::Conversations,
+    error::Error,
+    inbox::InboxWriter,
+    operation::{LogRange, Operation, Outcome, Page},
+    publish::Members,
+};
+use crate::{
+    model::{ConversationId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
+    store::{self, Store},
+};
+
+/// Queues the inbox rows of one conversation again, from the lowest entry that any of its participants' rows lacks.
+pub(super) async fn conversation(
+    conversations: &Conversations,
+    store: &dyn Store,
+    inbox: &InboxWriter,
+    conversation: ConversationId,
+) -> store::Result<()> {
+    // Whatever the answer: asking loads the conversation, and thereby settles it and applies what is missing.
+    let nobody = UserId::new("repair").map_err(|e| unavailable(&e))?;
+    if let Err(error @ Error::Unavailable { .. }) = conversations
+        .ask(conversation, nobody, Operation::Details)
+        .await
+    {
+        return Err(unavailable(&error));
+    }
+    let Some((participants, kind, name)) = participants(store, conversation).await? else {
+        return Ok(());
+    };
+    let Some(asker) = participants.first().map(|(user, ..)| user.clone()) else {
+        return Ok(());
+    };
+    // A channel's entries are in no inbox, but their senders have read them: look back over the last page.
+    let mut lowest = Seq::MAX;
+    if kind != Kind::Channel {
+        for (user, _) in &participants {
+            let rows = store.inbox(user).await?;
+            let row = rows.into_iter().find(|r| r.conversation == conversation);
+            let last = row
+                .and_then(|r| r.face)
+                .and_then(|f| f.last)
+                .map_or(0, |l| l.seq);
+            lowest = lowest.min(last);
+        }
+    }
+    let members = (kind != Kind::Channel).then(|| {
+        Arc::new(Members {
+            kind,
+            name,
+            users: participants,
+        })
+    });
+    let mut range = if kind == Kind::Channel {
+        LogRange::Newest
+    } else {
+        LogRange::After(lowest)
+    };
+    loop {
+        let operation = Operation::History {
+            range,
+            limit: PAGE_ENTRIES_MAX,
+        };
+        let page = match conversations
+            .ask(conversation, asker.clone(), operation)
+            .await
+        {
+            Ok(Outcome::History(page)) => page,
+            Ok(_) | Err(Error::UnknownConversation | Error::Forbidden(_)) => return Ok(()),
+            Err(error) => return Err(unavailable(&error)),
+        };
+        let Page { entries, head } = page;
+        for entry in &entries {
+            inbox.queue(conversation, members.clone(), entry);
+        }
+        match entries.last() {
+            Some(last) if last.seq < head => range = LogRange::After(last.seq),
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn unavailable(error: &dyn std::error::Error) -> store::Error {
+    store::Error::Unavailable {
+        operation: "repair",
+        reason: error.to_string(),
+    }
+}
+
+type Present = Vec<(UserId, Seq)>;
+
+/// Who is in it now, with the seq at which each joined.
+async fn participants(
+    store: &dyn Store,
+    conversation: ConversationId,
+) -> store::Result<Option<(Present, Kind, Option<String>)>> {
+    let Some(row) = store.conversation(conversation).await? else {
+        return Ok(None);
+    };
+    let mut present = Present::new();
+    let mut after: Option<UserId> = None;
+    loop {
+        const PAGE: usize = 500;
+        let page = store
+            .participants(conversation, after.as_ref(), PAGE)
+            .await?;
+        after = page.last().map(|r| r.participant.user.clone());
+        let full = page.len() == PAGE;
+        let inside = page
+            .into_iter()
+            .map(|r| r.participant)
+            .filter(|p| p.is_in());
+        present.extend(inside.map(|p| (p.user, p.joined_seq)));
+        // Of a channel, one who may read it is enough.
+        if !full || (row.details.kind == Kind::Channel && !present.is_empty()) {
+            return Ok(Some((present, row.details.kind, row.details.name)));
+        }
+    }
+}

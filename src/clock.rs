@@ -1,0 +1,29 @@
+//! The wall clock, for people: `at`, `last_seen`, token expiry. Nothing is ordered by it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::model::{MessageId, Millis};
+
+/// Now, in milliseconds since 1970, UTC.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that asks")]
+pub fn wall() -> Millis {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX)
+}
+
+/// A time UUID for a message stored at `at`. Unique by its random node and sequence, not by the clock.
+#[must_use]
+pub fn message_id(at: Millis) -> MessageId {
+    let at = u64::try_from(at).unwrap_or_default();
+    let random: u128 = rand::random();
+    let node: [u8; 6] = std::array::from_fn(|i| random.to_le_bytes()[i]);
+    let nanos = u32::try_from(at % 1000).unwrap_or_default() * 1_000_000;
+    // Below the clock's millisecond the ticks are random too: 100 ns each.
+    let ticks = u32::try_from((random >> 64) % 10_000).unwrap_or_default() * 100;
+    let counter = u16::try_from((random >> 100) & 0x3fff).unwrap_or_default();
+    let time = uuid::Timestamp::from_unix_time(at / 1000, nanos + ticks, u128::from(counter), 14);
+    MessageId(uuid::Uuid::new_v1(time, &node))
+}

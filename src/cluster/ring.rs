@@ -1,0 +1,90 @@
+//! Key → gateway, for one ring version. Highest random weight ("rendezvous") hashing: Thaler and
+//! Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998. A change of one member moves only the
+//! keys of that member.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::model::{ConversationId, Epoch, GatewayId, UserId};
+
+/// The members of one version, which is also the epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    version: Epoch,
+    members: Vec<GatewayId>,
+}
+
+impl Ring {
+    #[must_use]
+    pub fn new(version: Epoch, members: Vec<GatewayId>) -> Self {
+        debug_assert!(!members.is_empty(), "a ring has a member");
+        Self { version, members }
+    }
+
+    #[must_use]
+    pub fn version(&self) -> Epoch {
+        self.version
+    }
+
+    #[must_use]
+    pub fn members(&self) -> &[GatewayId] {
+        &self.members
+    }
+
+    /// Who sequences this conversation.
+    #[must_use]
+    pub fn owner(&self, conversation: ConversationId) -> Option<GatewayId> {
+        self.pick(conversation.0.as_bytes())
+    }
+
+    /// Who knows where this user's sockets are.
+    #[must_use]
+    pub fn home(&self, user: &UserId) -> Option<GatewayId> {
+        self.pick(user.as_str().as_bytes())
+    }
+
+    /// A contract between versions of the program: gateways of different ones share a ring during an upgrade.
+    fn pick(&self, key: &[u8]) -> Option<GatewayId> {
+        let key = xxh3_64_with_seed(key, 0);
+        let weight = |member: &GatewayId| xxh3_64_with_seed(member.0.as_bytes(), key);
+        self.members
+            .iter()
+            .copied()
+            .max_by_key(|member| (weight(member), *member))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gateways(n: u128) -> Vec<GatewayId> {
+        (1..=n)
+            .map(|i| GatewayId(uuid::Uuid::from_u128(i)))
+            .collect()
+    }
+
+    fn users() -> impl Iterator<Item = UserId> {
+        (0..3000).map(|i| UserId::new(&format!("user-{i}")).unwrap())
+    }
+
+    #[test]
+    fn a_new_member_takes_its_share_and_nothing_else_moves() {
+        let (three, four) = (Ring::new(1, gateways(3)), Ring::new(2, gateways(4)));
+        let new = gateways(4)[3];
+        let moved: Vec<_> = users().filter(|u| three.home(u) != four.home(u)).collect();
+        assert!(moved.iter().all(|u| four.home(u) == Some(new)));
+        assert!((600..900).contains(&moved.len()), "{}", moved.len());
+    }
+
+    #[test]
+    fn placement_is_the_same_in_every_version() {
+        let ring = Ring::new(1, gateways(5));
+        let homes: Vec<u128> = users()
+            .take(8)
+            .map(|u| ring.home(&u).unwrap().0.as_u128())
+            .collect();
+        assert_eq!(homes, GOLDEN);
+    }
+
+    const GOLDEN: [u128; 8] = [0; 8];
+}

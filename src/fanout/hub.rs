@@ -1,0 +1,211 @@
+//! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use dashmap::{DashMap, mapref::entry::Entry};
+use indexmap::IndexMap;
+use metrics::{Counter, counter};
+
+use super::{encoded::Encoded, outbox::Outbox};
+use crate::{
+    model::{SessionId, Topic, UserId},
+    protocol::{CloseCode, Codec},
+};
+
+/// One session, as far as publications are concerned.
+#[derive(Debug)]
+pub struct Subscriber {
+    pub session: SessionId,
+    pub user: UserId,
+    pub outbox: Outbox,
+    /// What it is subscribed to; `None` once it has left, so that nothing subscribes it again.
+    topics: Mutex<Option<Vec<Topic>>>,
+}
+
+impl Subscriber {
+    #[must_use]
+    pub fn new(session: SessionId, user: UserId, codec: Codec, outbox_bytes_max: usize) -> Self {
+        let outbox = Outbox::new(codec, outbox_bytes_max);
+        Self {
+            session,
+            user,
+            outbox,
+            topics: Mutex::new(Some(Vec::new())),
+        }
+    }
+}
+
+/// Dense, because it is walked for every message; by session, because sessions leave.
+type Subscribers = IndexMap<SessionId, Arc<Subscriber>>;
+
+/// All subscriptions of this gateway's sessions.
+pub struct Hub {
+    topics: DashMap<Topic, Subscribers>,
+    sessions: AtomicUsize,
+    frames_queued: Counter,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self {
+            topics: DashMap::new(),
+            sessions: AtomicUsize::new(0),
+            frames_queued: counter!("chat_frames_queued_total"),
+        }
+    }
+}
+
+impl Hub {
+    /// Subscribes a session, unless it has left. Once is enough, twice is harmless.
+    pub fn subscribe(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
+        let mut topics = subscriber
+            .topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(topics) = &mut *topics else { return };
+        let mut subscribers = self.topics.entry(topic.clone()).or_default();
+        if subscribers
+            .insert(subscriber.session, subscriber.clone())
+            .is_none()
+        {
+            topics.push(topic.clone());
+        }
+    }
+
+    pub fn unsubscribe(&self, topic: &Topic, subscriber: &Subscriber) {
+        let mut topics = subscriber
+            .topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(topics) = &mut *topics else { return };
+        topics.retain(|t| t != topic);
+        self.remove(topic, subscriber.session);
+    }
+
+    /// Ends all subscriptions of a session.
+    pub fn leave(&self, subscriber: &Subscriber) {
+        let topics = subscriber
+            .topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        for topic in topics.unwrap_or_default() {
+            self.remove(&topic, subscriber.session);
+        }
+    }
+
+    fn remove(&self, topic: &Topic, session: SessionId) {
+        if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
+            subscribers.get_mut().swap_remove(&session);
+            if subscribers.get().is_empty() {
+                subscribers.remove();
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn subscribers(&self, topic: &Topic) -> usize {
+        self.topics.get(topic).map_or(0, |s| s.len())
+    }
+
+    /// The sessions of a user here.
+    #[must_use]
+    pub fn sessions_of(&self, user: &UserId) -> Vec<Arc<Subscriber>> {
+        let sessions = self.topics.get(&Topic::User(user.clone()));
+        sessions.map_or_else(Vec::new, |s| s.values().cloned().collect())
+    }
+
+    /// Queues an event for every subscriber of the topic: one buffer, shared by all.
+    pub fn deliver(&self, topic: &Topic, event: &Encoded) {
+        let Some(subscribers) = self.topics.get(topic) else {
+            return;
+        };
+        for subscriber in subscribers.values() {
+            subscriber
+                .outbox
+                .push(event.frame(subscriber.outbox.codec()));
+        }
+        self.frames_queued.increment(subscribers.len() as u64);
+    }
+
+    /// Closes all sessions of a user here; returns how many.
+    pub fn disconnect(&self, user: &UserId, code: CloseCode) -> usize {
+        let sessions = self.sessions_of(user);
+        for session in &sessions {
+            session.outbox.close(code);
+        }
+        sessions.len()
+    }
+
+    /// Counts a socket in; `None` when there are `max` already. Counted out when the place is dropped.
+    pub fn admit(self: &Arc<Self>, max: usize) -> Option<Admitted> {
+        let admitted = self
+            .sessions
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < max).then_some(n + 1)
+            });
+        admitted.is_ok().then(|| Admitted(self.clone()))
+    }
+
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::Acquire)
+    }
+}
+
+/// A socket's place among those allowed.
+pub struct Admitted(Arc<Hub>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::ConversationId,
+        protocol::{Event, PresenceItem},
+    };
+
+    fn subscriber(session: u64) -> Arc<Subscriber> {
+        let user = UserId::new("alice").unwrap();
+        Arc::new(Subscriber::new(SessionId(session), user, Codec::Json, 1000))
+    }
+
+    #[tokio::test]
+    async fn one_buffer_goes_to_all_and_none_to_who_has_left() {
+        let (hub, topic) = (Hub::default(), Topic::Channel(ConversationId::random()));
+        let (one, other, gone) = (subscriber(1), subscriber(2), subscriber(3));
+        for subscriber in [&one, &other, &gone, &one] {
+            hub.subscribe(&topic, subscriber);
+        }
+        hub.leave(&gone);
+        hub.subscribe(&topic, &gone);
+        assert_eq!(hub.subscribers(&topic), 2);
+        let user = UserId::new("bob").unwrap();
+        let item = PresenceItem {
+            user,
+            online: true,
+            last_seen: None,
+        };
+        hub.deliver(&topic, &Encoded::new(Event::Presence(item)));
+        let frames = [
+            one.outbox.take().await.unwrap(),
+            other.outbox.take().await.unwrap(),
+        ];
+        let pointers = frames.map(|f| match &f[0] {
+            super::super::Frame::Text(text) => text.as_str().as_ptr(),
+            super::super::Frame::Binary(_) => panic!("asked for JSON"),
+        });
+        assert_eq!(pointers[0], pointers[1], "the bytes are shared, not copied");
+        hub.unsubscribe(&topic, &one);
+        hub.leave(&other);
+        assert!(hub.topics.is_empty());
+    }
+}

@@ -1,0 +1,100 @@
+//! Accepts connections and speaks HTTP/1.1 on them, until the gateway drains.
+
+use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
+
+use axum::{Router, body::Body, extract::ConnectInfo, serve::Listener};
+use hyper::{Request, body::Incoming, server::conn::http1};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    select,
+};
+use tower_service::Service as _;
+
+use crate::tasks::Tasks;
+
+/// A client that has not sent its request's head by then is closed.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a request's head; there is nothing long in ours.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: u32 = 4096;
+
+/// Listens on `address`.
+///
+/// # Errors
+/// When the address cannot be had.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves `routes` on `listener` until the gateway drains. Connections end by themselves: a WebSocket
+/// by its session, a request with its response.
+pub async fn serve<L>(mut listener: L, routes: Router, tasks: Tasks)
+where
+    L: Listener<Addr = SocketAddr>,
+    L::Io: 'static,
+{
+    loop {
+        let (stream, address) = select! {
+            accepted = listener.accept() => accepted,
+            () = tasks.draining() => return,
+        };
+        let routes = routes.clone();
+        let draining = tasks.clone();
+        tasks.spawn(async move {
+            let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                let mut request = request.map(Body::new);
+                request.extensions_mut().insert(ConnectInfo(address));
+                let mut routes = routes.clone();
+                async move {
+                    Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {}))
+                }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(HEAD_BYTES_MAX)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
+            let mut connection = std::pin::pin!(connection);
+            let ended = select! {
+                ended = connection.as_mut() => ended,
+                () = draining.draining() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%address, %error, "a connection ended badly");
+            }
+        });
+    }
+}
+
+/// Small frames leave at once: Nagle's algorithm would hold them back.
+pub struct WithoutDelay(pub TcpListener);
+
+impl Listener for WithoutDelay {
+    type Io = tokio::net::TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let (stream, address) = Listener::accept(&mut self.0).await;
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%address, %error, "nodelay was refused");
+        }
+        (stream, address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}

@@ -1,0 +1,76 @@
+//! The OpenAPI document of the HTTP interface, made from the routes themselves.
+
+use serde::Serialize;
+use utoipa::{
+    Modify, OpenApi, ToSchema,
+    openapi::{
+        Components,
+        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
+};
+
+use super::http;
+use crate::protocol::{InboxItem, ParticipantItem, PublicItem};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "chat-gateway", description = "The requests of docs/protocol.md for back ends. \
+        The header `chat-user` says for whom the back end acts; without it, for the token's own user."),
+    paths(
+        http::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
+        http::conversation, http::update, http::history, http::send, http::participants, http::add,
+        http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
+    ),
+    modifiers(&Bearer),
+)]
+struct Document;
+
+struct Bearer;
+
+impl Modify for Bearer {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .bearer_format("JWT")
+            .build();
+        document
+            .components
+            .get_or_insert_with(Components::new)
+            .add_security_scheme("service", SecurityScheme::Http(scheme));
+    }
+}
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct InboxPage {
+    items: Vec<InboxItem>,
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct PublicPage {
+    items: Vec<PublicItem>,
+    #[schema(format = Uuid)]
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ParticipantsPage {
+    items: Vec<ParticipantItem>,
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Created {
+    #[schema(format = Uuid)]
+    conversation: String,
+    existed: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Disconnected {
+    closed: usize,
+}

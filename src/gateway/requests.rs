@@ -1,0 +1,448 @@
+//! Request → call → answer: the index of the protocol. Sessions and the HTTP interface come here alike.
+
+use std::sync::Arc;
+
+use metrics::{counter, histogram};
+use tokio::time::Instant;
+
+use super::Gateway;
+use crate::{
+    chat::{self, Creation, LogRange, Operation, Outcome},
+    fanout::Subscriber,
+    model::{
+        Content, ConversationId, Draft, Kind, UserId,
+        limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, PAGE_ITEMS_MAX},
+    },
+    protocol::{
+        Answer, ConversationAnswer, Create, ErrorCode, HistoryPage, HistoryRequest, InboxRequest,
+        Message, Okay, ParticipantItem, ParticipantsRequest, PublicItem, PublicRequest, Refusal,
+        Request, Send, Sent,
+    },
+};
+
+/// Items of a page when the client does not say.
+const PAGE_ITEMS_DEFAULT: usize = 50;
+
+/// Answers a request; `None` for those that have no reply.
+pub(super) async fn handle(gateway: &Gateway, user: UserId, request: Request) -> Option<Answer> {
+    let name = name(&request);
+    let quiet = matches!(request, Request::Typing(_));
+    let answer = answer(gateway, user, request)
+        .await
+        .unwrap_or_else(|error| refused(&error));
+    let result = match &answer {
+        Answer::Error(refusal) => code_label(refusal.code),
+        _ => "ok",
+    };
+    counter!("chat_requests_total", "type" => name, "result" => result).increment(1);
+    (!quiet || matches!(answer, Answer::Error(_))).then_some(answer)
+}
+
+async fn answer(gateway: &Gateway, user: UserId, request: Request) -> Result<Answer, chat::Error> {
+    match request {
+        Request::Inbox(request) => inbox(gateway, &user, request).await,
+        Request::Create(request) => create(gateway, user, request).await,
+        Request::Conversation(named) => details(gateway, user, named.conversation).await,
+        Request::Participants(request) => participants(gateway, user, request).await,
+        Request::Send(request) => send(gateway, user, request).await,
+        Request::History(request) => history(gateway, user, request).await,
+        Request::Public(request) => public(gateway, request).await,
+        Request::Add(r) => {
+            change(
+                gateway,
+                user,
+                r.conversation,
+                Operation::Add { user: r.user },
+            )
+            .await
+        }
+        Request::Remove(r) => {
+            change(
+                gateway,
+                user,
+                r.conversation,
+                Operation::Remove { user: r.user },
+            )
+            .await
+        }
+        Request::Join(r) => change(gateway, user, r.conversation, Operation::Join).await,
+        Request::Leave(r) => change(gateway, user, r.conversation, Operation::Leave).await,
+        Request::SetRole(r) => {
+            let operation = Operation::SetRole {
+                user: r.user,
+                role: r.role,
+            };
+            change(gateway, user, r.conversation, operation).await
+        }
+        Request::Update(r) => {
+            let operation = Operation::Update {
+                name: r.name,
+                posting: r.posting,
+                public: r.public,
+            };
+            change(gateway, user, r.conversation, operation).await
+        }
+        Request::Read(r) => {
+            change(
+                gateway,
+                user,
+                r.conversation,
+                Operation::Read { seq: r.seq },
+            )
+            .await
+        }
+        Request::Delivered(r) => {
+            change(
+                gateway,
+                user,
+                r.conversation,
+                Operation::Delivered { seq: r.seq },
+            )
+            .await
+        }
+        Request::Typing(r) => change(gateway, user, r.conversation, Operation::Typing).await,
+        Request::Unsupported => Err(chat::Error::Invalid("not supported".into())),
+        Request::Connect(_)
+        | Request::Refresh(_)
+        | Request::Watch(_)
+        | Request::Unwatch(_)
+        | Request::Subscribe(_)
+        | Request::Unsubscribe(_)
+        | Request::Ping => Err(chat::Error::Invalid("only on a WebSocket".into())),
+    }
+}
+
+async fn inbox(gateway: &Gateway, user: &UserId, r: InboxRequest) -> Result<Answer, chat::Error> {
+    let limit = items(r.limit)?;
+    let page = gateway
+        .router
+        .inbox(user, r.before.as_deref(), limit)
+        .await?;
+    Ok(Answer::Inbox {
+        items: page.items,
+        next: page.next,
+    })
+}
+
+async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, chat::Error> {
+    let invalid = |text: &str| Err(chat::Error::Invalid(text.into()));
+    let conversation = match (r.kind, r.conversation) {
+        (Kind::Dm, chosen) => {
+            let mut others: Vec<_> = r.participants.iter().filter(|u| **u != user).collect();
+            others.dedup();
+            if others.len() > 1 || r.participants.is_empty() {
+                return invalid("a dm has one other participant (or only oneself)");
+            }
+            let id = ConversationId::dm(&user, others.first().copied().unwrap_or(&user));
+            if chosen.is_some_and(|chosen| chosen != id) {
+                return invalid("a dm's id is computed from its users");
+            }
+            if r.name.is_some() || r.public {
+                return invalid("a dm has no name, and is not public");
+            }
+            id
+        }
+        (Kind::Group | Kind::Channel, None) => ConversationId::random(),
+        (Kind::Group | Kind::Channel, Some(id)) if id.may_be_chosen() => id,
+        (Kind::Group | Kind::Channel, Some(_)) => {
+            return invalid("conversation must be a UUID of version 4 or 7");
+        }
+    };
+    let creation = Creation {
+        kind: r.kind,
+        participants: r.participants,
+        name: r.name,
+        public: r.public,
+        posting: r.posting,
+        at: None,
+    };
+    match gateway
+        .router
+        .ask(conversation, user, Operation::Create(creation))
+        .await?
+    {
+        Outcome::Created { existed } => Ok(Answer::Created {
+            conversation,
+            existed,
+        }),
+        // A group's or channel's creation is its first entry.
+        Outcome::Changed { .. } => Ok(Answer::Created {
+            conversation,
+            existed: false,
+        }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn details(
+    gateway: &Gateway,
+    user: UserId,
+    conversation: ConversationId,
+) -> Result<Answer, chat::Error> {
+    match gateway
+        .router
+        .ask(conversation, user, Operation::Details)
+        .await?
+    {
+        Outcome::Details(view) => Ok(Answer::Conversation(Box::new(ConversationAnswer {
+            conversation,
+            details: view.details,
+            participant_count: view.participant_count,
+            message_count: view.head,
+            role: view.role,
+        }))),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn participants(
+    gateway: &Gateway,
+    user: UserId,
+    r: ParticipantsRequest,
+) -> Result<Answer, chat::Error> {
+    let operation = Operation::Participants {
+        after: r.after,
+        limit: items(r.limit)?,
+    };
+    match gateway.router.ask(r.conversation, user, operation).await? {
+        Outcome::Participants(page) => {
+            let item = |p: crate::model::Participant| ParticipantItem {
+                user: p.user,
+                role: p.role,
+                joined_seq: p.joined_seq,
+                delivered_seq: p.delivered_seq.max(p.read_seq),
+                read_seq: p.read_seq,
+            };
+            let items = page.items.into_iter().map(item).collect();
+            Ok(Answer::Participants {
+                items,
+                next: page.next,
+            })
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn change(
+    gateway: &Gateway,
+    user: UserId,
+    conversation: ConversationId,
+    operation: Operation,
+) -> Result<Answer, chat::Error> {
+    match gateway.router.ask(conversation, user, operation).await? {
+        Outcome::Changed { seq } => Ok(Answer::Ok(Okay {
+            seq: Some(seq),
+            head: None,
+        })),
+        Outcome::Done => Ok(Answer::Ok(Okay::default())),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn send(gateway: &Gateway, user: UserId, r: Send) -> Result<Answer, chat::Error> {
+    let Send {
+        conversation,
+        client_id,
+        body,
+        attachments,
+        reply_to,
+        retry,
+    } = r;
+    let content = Content::Text {
+        body,
+        attachments,
+        reply_to,
+    };
+    let draft = Draft {
+        sender: user,
+        client_id,
+        content,
+        at: None,
+        retry,
+    };
+    let began = Instant::now();
+    let sent = gateway.router.send(conversation, draft).await?;
+    histogram!("chat_send_seconds").record(began.elapsed().as_secs_f64());
+    let chat::Sent {
+        seq,
+        message_id,
+        at,
+        duplicate,
+    } = sent;
+    Ok(Answer::Sent(Sent {
+        seq,
+        message_id,
+        at,
+        duplicate,
+    }))
+}
+
+async fn history(
+    gateway: &Gateway,
+    user: UserId,
+    r: HistoryRequest,
+) -> Result<Answer, chat::Error> {
+    let range = match (r.before, r.after, r.around) {
+        (None, None, None) => LogRange::Newest,
+        (Some(seq), None, None) => LogRange::Before(seq),
+        (None, Some(seq), None) => LogRange::After(seq),
+        (None, None, Some(seq)) => LogRange::Around(seq),
+        _ => {
+            return Err(chat::Error::Invalid(
+                "one of before, after and around".into(),
+            ));
+        }
+    };
+    let limit = r.limit.unwrap_or(PAGE_ENTRIES_DEFAULT);
+    if limit == 0 {
+        return Err(chat::Error::Invalid("limit must be at least 1".into()));
+    }
+    let operation = Operation::History {
+        range,
+        limit: limit.min(PAGE_ENTRIES_MAX),
+    };
+    match gateway.router.ask(r.conversation, user, operation).await? {
+        Outcome::History(page) => {
+            let messages = page.entries.iter();
+            let messages = messages.map(|e| Message::of(r.conversation, e.as_ref().clone()));
+            let messages = messages.collect();
+            Ok(Answer::History(HistoryPage {
+                messages,
+                rev: 0,
+                head: page.head,
+            }))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Error> {
+    let limit = items(r.limit)?;
+    let mut rows = gateway.router.public(r.after, limit + 1).await?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = if more {
+        rows.last().map(|r| r.conversation)
+    } else {
+        None
+    };
+    let item = |r: crate::store::PublicRow| PublicItem {
+        conversation: r.conversation,
+        kind: r.kind,
+        name: r.name,
+        created_at: r.created_at,
+    };
+    Ok(Answer::Public {
+        items: rows.into_iter().map(item).collect(),
+        next,
+    })
+}
+
+/// For sessions: presence now, and events from now on.
+pub(super) async fn watch(
+    gateway: &Gateway,
+    session: &Arc<Subscriber>,
+    users: &[UserId],
+) -> Answer {
+    match gateway.router.watch(session, users).await {
+        Ok(items) => Answer::Presence { items },
+        Err(error) => refused(&error),
+    }
+}
+
+fn items(limit: Option<usize>) -> Result<usize, chat::Error> {
+    match limit.unwrap_or(PAGE_ITEMS_DEFAULT) {
+        0 => Err(chat::Error::Invalid("limit must be at least 1".into())),
+        limit => Ok(limit.min(PAGE_ITEMS_MAX)),
+    }
+}
+
+fn unexpected(outcome: &Outcome) -> chat::Error {
+    debug_assert!(
+        false,
+        "an operation has one kind of outcome, not {outcome:?}"
+    );
+    tracing::error!(
+        ?outcome,
+        "an operation was answered with another one's outcome"
+    );
+    chat::Error::Unavailable {
+        reason: "an internal error",
+    }
+}
+
+pub(super) fn refusal(code: ErrorCode, message: String) -> Answer {
+    Answer::Error(Refusal {
+        code,
+        message,
+        retry_after_ms: None,
+    })
+}
+
+/// What a client may do about an unavailable gateway: try again, a little later.
+const RETRY_UNAVAILABLE_MS: u64 = 200;
+
+pub(super) fn refused(error: &chat::Error) -> Answer {
+    let code = code(error);
+    let retry_after_ms = (code == ErrorCode::Unavailable).then_some(RETRY_UNAVAILABLE_MS);
+    Answer::Error(Refusal {
+        code,
+        message: error.to_string(),
+        retry_after_ms,
+    })
+}
+
+fn code(error: &chat::Error) -> ErrorCode {
+    match error {
+        chat::Error::Invalid(_) => ErrorCode::BadRequest,
+        chat::Error::Forbidden(_) => ErrorCode::Forbidden,
+        chat::Error::UnknownConversation => ErrorCode::NotFound,
+        chat::Error::Conflict(_) => ErrorCode::Conflict,
+        chat::Error::TooLarge { .. } => ErrorCode::TooLarge,
+        // Outcome unknown: the client sends again with the same client id.
+        chat::Error::Unavailable { .. } => ErrorCode::Unavailable,
+    }
+}
+
+fn code_label(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::BadRequest => "bad_request",
+        ErrorCode::Unauthorized => "unauthorized",
+        ErrorCode::Forbidden => "forbidden",
+        ErrorCode::NotFound => "not_found",
+        ErrorCode::Conflict => "conflict",
+        ErrorCode::TooLarge => "too_large",
+        ErrorCode::RateLimited => "rate_limited",
+        ErrorCode::Unavailable => "unavailable",
+        ErrorCode::Internal => "internal",
+    }
+}
+
+fn name(request: &Request) -> &'static str {
+    match request {
+        Request::Connect(_) => "connect",
+        Request::Refresh(_) => "refresh",
+        Request::Inbox(_) => "inbox",
+        Request::Create(_) => "create",
+        Request::Conversation(_) => "conversation",
+        Request::Participants(_) => "participants",
+        Request::Add(_) => "add",
+        Request::Remove(_) => "remove",
+        Request::Join(_) => "join",
+        Request::Leave(_) => "leave",
+        Request::SetRole(_) => "set_role",
+        Request::Update(_) => "update",
+        Request::Send(_) => "send",
+        Request::History(_) => "history",
+        Request::Read(_) => "read",
+        Request::Delivered(_) => "delivered",
+        Request::Typing(_) => "typing",
+        Request::Watch(_) => "watch",
+        Request::Unwatch(_) => "unwatch",
+        Request::Subscribe(_) => "subscribe",
+        Request::Unsubscribe(_) => "unsubscribe",
+        Request::Public(_) => "public",
+        Request::Ping => "ping",
+        Request::Unsupported => "unsupported",
+    }
+}

@@ -1,0 +1,577 @@
+//! One client connection: one task, one loop. Frames come in and become requests; replies and events go
+//! out, all that is queued in one flush.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use futures_util::{FutureExt, SinkExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use governor::{
+    RateLimiter,
+    clock::{Clock, MonotonicClock},
+    middleware::NoOpMiddleware,
+    state::{InMemoryState, NotKeyed},
+};
+use metrics::{Counter, counter, gauge};
+use tokio::{
+    select,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{Gateway, quota, requests, resume};
+use crate::{
+    auth::{Identity, TokenError},
+    clock,
+    fanout::{Admitted, Closing, Frame, Subscriber},
+    model::{
+        ConversationId, SessionId,
+        limits::{REQUESTS_IN_FLIGHT_MAX, SUBSCRIPTIONS_MAX, WATCHED_MAX},
+    },
+    protocol::{
+        Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Okay, Refusal, Reply,
+        Request, Users,
+    },
+};
+
+/// A close frame that cannot be sent by then is given up.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Ping intervals without a sign of life before the connection is given up.
+const SILENT_PINGS_MAX: u32 = 2;
+
+type Limiter =
+    RateLimiter<NotKeyed, InMemoryState, MonotonicClock, NoOpMiddleware<std::time::Instant>>;
+
+#[derive(Clone)]
+pub(super) struct Counters {
+    frames: Counter,
+    opened: Counter,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            frames: counter!("chat_frames_sent_total"),
+            opened: counter!("chat_sessions_opened_total"),
+        }
+    }
+}
+
+pub(super) struct Session {
+    id: SessionId,
+    gateway: Arc<Gateway>,
+    socket: WebSocket,
+    codec: Codec,
+    limiter: Limiter,
+    /// Requests refused in a row because of the rate limit.
+    refused: u32,
+    _place: Admitted,
+}
+
+/// After `connect`.
+struct Live {
+    identity: Identity,
+    subscriber: Arc<Subscriber>,
+    expires_at: Instant,
+    watched: HashSet<crate::model::UserId>,
+    /// Channels looked into without having joined.
+    looking_into: HashSet<ConversationId>,
+    replies: FuturesUnordered<BoxFuture<'static, Option<Reply>>>,
+}
+
+type End = CloseCode;
+
+impl Session {
+    pub(super) fn new(
+        id: SessionId,
+        gateway: Arc<Gateway>,
+        socket: WebSocket,
+        codec: Codec,
+        place: Admitted,
+    ) -> Self {
+        let limits = &gateway.limits;
+        let quota = quota(limits.requests_per_second, limits.requests_burst);
+        let limiter = RateLimiter::direct_with_clock(quota, MonotonicClock);
+        Self {
+            id,
+            gateway,
+            socket,
+            codec,
+            limiter,
+            refused: 0,
+            _place: place,
+        }
+    }
+
+    /// Runs until the client leaves, falls too far behind, or the gateway drains.
+    pub(super) async fn run(mut self) {
+        let gateway = self.gateway.clone();
+        gateway.sent.opened.increment(1);
+        gauge!("chat_sessions").set(gateway.hub.sessions() as f64);
+        let code = match Box::pin(self.connect()).await {
+            Err(code) => code,
+            Ok(mut live) => {
+                let code = self.live(&mut live).await;
+                Box::pin(gateway.router.leave(&live.subscriber)).await;
+                code
+            }
+        };
+        tracing::debug!(session = %self.id, reason = code.reason(), "session ended");
+        counter!("chat_sessions_closed_total", "reason" => code.reason()).increment(1);
+        Box::pin(self.close(code)).await;
+        gauge!("chat_sessions").set(gateway.hub.sessions().saturating_sub(1) as f64);
+    }
+
+    /// Waits for the first frame, which must be `connect`, and answers it.
+    async fn connect(&mut self) -> Result<Live, End> {
+        let gateway = self.gateway.clone();
+        let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
+        let first = select! {
+            first = timeout(limit, self.next_frame()) => first.map_err(|_| CloseCode::ConnectTimeout)??,
+            () = gateway.tasks.draining() => return Err(CloseCode::Restart),
+        };
+        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
+        let id = incoming.id;
+        let connect = match incoming.request {
+            Ok(Request::Connect(connect)) => connect,
+            Ok(_) => {
+                let text = "the first frame must be connect";
+                return self
+                    .refuse(id, ErrorCode::Unauthorized, text, CloseCode::Unauthorized)
+                    .await;
+            }
+            Err(text) => {
+                return self
+                    .refuse(id, ErrorCode::BadRequest, &text, CloseCode::BadFrame)
+                    .await;
+            }
+        };
+        let identity = match gateway.tokens.check(&connect.token) {
+            Ok(identity) => identity,
+            Err(error) => {
+                let code = match error {
+                    TokenError::Expired => CloseCode::TokenExpired,
+                    TokenError::Rejected(_) => CloseCode::Unauthorized,
+                };
+                return self
+                    .refuse(id, ErrorCode::Unauthorized, &error.to_string(), code)
+                    .await;
+            }
+        };
+        let user = identity.user.clone();
+        if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
+            let text = "this user has too many connections";
+            return self
+                .refuse(
+                    id,
+                    ErrorCode::RateLimited,
+                    text,
+                    CloseCode::TooManyConnections,
+                )
+                .await;
+        }
+        let outbox_bytes = gateway.limits.outbox_bytes;
+        let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
+        gateway.router.register(&subscriber).await;
+        match self.begin(&identity, &subscriber, id, connect).await {
+            Ok(()) => Ok(Live {
+                expires_at: expiry(&identity),
+                identity,
+                subscriber,
+                watched: HashSet::new(),
+                looking_into: HashSet::new(),
+                replies: FuturesUnordered::new(),
+            }),
+            Err(code) => {
+                gateway.router.leave(&subscriber).await;
+                Err(code)
+            }
+        }
+    }
+
+    /// Answers `connect`, and sends what was missed. Events that come meanwhile wait in the outbox.
+    async fn begin(
+        &mut self,
+        identity: &Identity,
+        subscriber: &Arc<Subscriber>,
+        id: Option<u32>,
+        connect: Connect,
+    ) -> Result<(), End> {
+        let gateway = self.gateway.clone();
+        let Connect {
+            device, cursors, ..
+        } = connect;
+        tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
+        let rows = match gateway.router.inbox_rows(&identity.user).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                let text = error.to_string();
+                return self
+                    .refuse(id, ErrorCode::Unavailable, &text, CloseCode::GoingAway)
+                    .await;
+            }
+        };
+        resume::follow_channels(&gateway, subscriber, &rows);
+        let connected = Connected {
+            user: identity.user.clone(),
+            session: self.id.to_string(),
+            gateway: gateway.router.me().to_string(),
+            expires_at: identity.expires_at,
+            ping_interval_ms: gateway.session.ping_interval_ms,
+            limits: gateway.limits.protocol(),
+            time: clock::wall(),
+        };
+        let reply = Reply {
+            id,
+            answer: Answer::Connected(Box::new(connected)),
+        };
+        self.send(Frame::encode(self.codec, &reply)).await?;
+        let Some(cursors) = cursors.filter(|c| !c.is_empty()) else {
+            return Ok(());
+        };
+        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, rows);
+        while let Some(events) = missed.next().await {
+            for event in events {
+                let frame = Frame::encode(self.codec, &event).into_message();
+                self.feed(frame).await?;
+            }
+            self.flush(subscriber).await?;
+        }
+        Ok(())
+    }
+
+    async fn live(&mut self, live: &mut Live) -> End {
+        let gateway = self.gateway.clone();
+        let ping_interval = Duration::from_millis(gateway.session.ping_interval_ms);
+        let mut timer = Box::pin(sleep_until(Instant::now() + ping_interval));
+        let mut silent_pings = 0;
+        // Once the gateway drains: when to close.
+        let mut leave_at: Option<Instant> = None;
+        loop {
+            let reading = live.replies.len() < REQUESTS_IN_FLIGHT_MAX && leave_at.is_none();
+            let step = select! {
+                biased;
+                queued = live.subscriber.outbox.take() => match queued {
+                    Ok(frames) => self.write(&live.subscriber, frames).await,
+                    Err(Closing(code)) => Err(code),
+                },
+                Some(reply) = live.replies.next(), if !live.replies.is_empty() => {
+                    self.reply(live, reply);
+                    Ok(())
+                }
+                frame = self.socket.next(), if reading => {
+                    silent_pings = 0;
+                    match self.incoming(frame) {
+                        Ok(Some(frame)) => self.receive(live, &frame),
+                        Ok(None) => Ok(()),
+                        Err(code) => Err(code),
+                    }
+                }
+                () = timer.as_mut() => {
+                    let now = Instant::now();
+                    if now >= live.expires_at {
+                        Err(CloseCode::TokenExpired)
+                    } else if leave_at.is_some_and(|at| now >= at) {
+                        Err(CloseCode::Restart)
+                    } else if silent_pings >= SILENT_PINGS_MAX {
+                        Err(CloseCode::ConnectTimeout)
+                    } else {
+                        silent_pings += 1;
+                        let ping = self.send_to(&live.subscriber, Message::Ping(Default::default())).await;
+                        timer.as_mut().reset(next_wake(now + ping_interval, live, leave_at));
+                        ping
+                    }
+                }
+                () = gateway.tasks.draining(), if leave_at.is_none() => {
+                    let spread = Duration::from_millis(gateway.drain.spread_ms);
+                    let delay = Duration::from_millis(gateway.drain.delay_ms);
+                    let after = delay + spread.mul_f64(rand::random::<f64>());
+                    let at = Instant::now() + after;
+                    leave_at = Some(at);
+                    timer.as_mut().reset(at);
+                    let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
+                    let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
+                    self.send(event).await
+                }
+            };
+            if let Err(code) = step {
+                if code == CloseCode::Restart {
+                    return self.finish_requests(live).await;
+                }
+                return code;
+            }
+            if leave_at.is_none() && timer.deadline() > live.expires_at {
+                timer.as_mut().reset(live.expires_at);
+            }
+        }
+    }
+
+    /// What the gateway has begun for this client it finishes, before it lets go.
+    async fn finish_requests(&mut self, live: &mut Live) -> End {
+        while let Some(reply) = live.replies.next().await {
+            self.reply(live, reply);
+        }
+        while let Some(Ok(frames)) = live.subscriber.outbox.take().now_or_never() {
+            if let Err(code) = self.write(&live.subscriber, frames).await {
+                return code;
+            }
+        }
+        CloseCode::Restart
+    }
+
+    fn receive(&mut self, live: &mut Live, bytes: &[u8]) -> Result<(), End> {
+        let Ok(incoming) = self.codec.decode(bytes) else {
+            return Err(CloseCode::BadFrame);
+        };
+        let id = incoming.id;
+        if let Err(not_until) = self.limiter.check() {
+            self.refused += 1;
+            if self.refused > self.gateway.limits.requests_burst {
+                return Err(CloseCode::RateLimit);
+            }
+            let wait = not_until.wait_time_from(MonotonicClock.now());
+            let refusal = Refusal {
+                code: ErrorCode::RateLimited,
+                message: "too many requests".into(),
+                retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
+            };
+            self.reply(
+                live,
+                Some(Reply {
+                    id,
+                    answer: Answer::Error(refusal),
+                }),
+            );
+            return Ok(());
+        }
+        self.refused = 0;
+        let answer = match incoming.request {
+            Err(text) => requests::refusal(ErrorCode::BadRequest, text),
+            Ok(Request::Ping) => Answer::Pong {
+                time: clock::wall(),
+            },
+            Ok(Request::Connect(_)) => {
+                requests::refusal(ErrorCode::BadRequest, "already connected".into())
+            }
+            Ok(Request::Refresh(refresh)) => self.refresh(live, &refresh.token),
+            Ok(Request::Unwatch(users)) => {
+                for user in &users.users {
+                    live.watched.remove(user);
+                }
+                self.gateway.router.unwatch(&live.subscriber, &users.users);
+                Answer::Presence { items: Vec::new() }
+            }
+            Ok(Request::Unsubscribe(named)) => {
+                if live.looking_into.remove(&named.conversation) {
+                    self.gateway
+                        .router
+                        .unsubscribe(&live.subscriber, named.conversation);
+                }
+                Answer::Ok(Okay::default())
+            }
+            Ok(request) => {
+                self.begin_request(live, id, request);
+                return Ok(());
+            }
+        };
+        self.reply(live, Some(Reply { id, answer }));
+        Ok(())
+    }
+
+    /// Starts a request that takes time. Requests of one session begin in the order in which they came.
+    fn begin_request(&mut self, live: &mut Live, id: Option<u32>, request: Request) {
+        let gateway = self.gateway.clone();
+        let subscriber = live.subscriber.clone();
+        let reply = move |answer| Some(Reply { id, answer });
+        let mut replied: BoxFuture<'static, Option<Reply>> = match request {
+            Request::Watch(Users { users }) => {
+                live.watched.extend(users.iter().cloned());
+                if live.watched.len() > WATCHED_MAX {
+                    live.watched.retain(|user| !users.contains(user));
+                    let text = format!("a session watches at most {WATCHED_MAX} users");
+                    return self.reply(live, reply(requests::refusal(ErrorCode::TooLarge, text)));
+                }
+                Box::pin(async move { reply(requests::watch(&gateway, &subscriber, &users).await) })
+            }
+            Request::Subscribe(subscribe) => {
+                live.looking_into.insert(subscribe.conversation);
+                if live.looking_into.len() > SUBSCRIPTIONS_MAX {
+                    live.looking_into.remove(&subscribe.conversation);
+                    let text = format!("a session looks into at most {SUBSCRIPTIONS_MAX} channels");
+                    return self.reply(live, reply(requests::refusal(ErrorCode::TooLarge, text)));
+                }
+                Box::pin(async move {
+                    reply(resume::subscribe(&gateway, &subscriber, &subscribe).await)
+                })
+            }
+            request => Box::pin(async move {
+                let user = subscriber.user.clone();
+                requests::handle(&gateway, user, request)
+                    .await
+                    .and_then(reply)
+            }),
+        };
+        // Begun here and now, so that requests reach their owners in order.
+        match (&mut replied).now_or_never() {
+            Some(reply) => self.reply(live, reply),
+            None => live.replies.push(replied),
+        }
+    }
+
+    fn refresh(&self, live: &mut Live, token: &str) -> Answer {
+        match self.gateway.tokens.check(token) {
+            Ok(identity) if identity.user == live.identity.user => {
+                live.expires_at = expiry(&identity);
+                let expires_at = identity.expires_at;
+                live.identity = identity;
+                Answer::Refreshed { expires_at }
+            }
+            Ok(_) => requests::refusal(ErrorCode::Unauthorized, "another user's token".into()),
+            Err(error) => requests::refusal(ErrorCode::Unauthorized, error.to_string()),
+        }
+    }
+
+    /// Replies go through the outbox too: whatever is ready together is written together.
+    fn reply(&self, live: &Live, reply: Option<Reply>) {
+        if let Some(reply) = reply {
+            live.subscriber
+                .outbox
+                .push(Frame::encode(self.codec, &reply));
+        }
+    }
+
+    /// Feeds all frames, then flushes once.
+    async fn write(&mut self, subscriber: &Subscriber, frames: VecDeque<Frame>) -> Result<(), End> {
+        let bytes = frames.iter().map(Frame::len).sum();
+        self.gateway.sent.frames.increment(frames.len() as u64);
+        let fed = async {
+            for frame in frames {
+                self.socket.feed(frame.into_message()).await?;
+            }
+            self.socket.flush().await
+        };
+        // A socket that takes nothing must not keep the session from noticing that its queue is full.
+        let written = select! {
+            biased;
+            written = fed => written,
+            Closing(code) = subscriber.outbox.closing() => return Err(code),
+        };
+        subscriber.outbox.flushed(bytes);
+        written.map_err(|_| CloseCode::GoingAway)
+    }
+
+    async fn feed(&mut self, message: Message) -> Result<(), End> {
+        self.gateway.sent.frames.increment(1);
+        self.socket
+            .feed(message)
+            .await
+            .map_err(|_| CloseCode::GoingAway)
+    }
+
+    async fn flush(&mut self, subscriber: &Subscriber) -> Result<(), End> {
+        select! {
+            biased;
+            flushed = self.socket.flush() => flushed.map_err(|_| CloseCode::GoingAway),
+            Closing(code) = subscriber.outbox.closing() => Err(code),
+        }
+    }
+
+    async fn send(&mut self, frame: Frame) -> Result<(), End> {
+        self.feed(frame.into_message()).await?;
+        self.socket.flush().await.map_err(|_| CloseCode::GoingAway)
+    }
+
+    async fn send_to(&mut self, subscriber: &Subscriber, message: Message) -> Result<(), End> {
+        self.feed(message).await?;
+        self.flush(subscriber).await
+    }
+
+    /// The next frame with content, for the time before `connect`.
+    async fn next_frame(&mut self) -> Result<bytes::Bytes, End> {
+        loop {
+            let frame = self.socket.next().await;
+            if let Some(frame) = self.incoming(frame)? {
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// The bytes of a frame of this codec; `None` for what the WebSocket layer sees to itself.
+    fn incoming(
+        &self,
+        frame: Option<Result<Message, axum::Error>>,
+    ) -> Result<Option<bytes::Bytes>, End> {
+        match frame {
+            None | Some(Ok(Message::Close(_))) => Err(CloseCode::GoingAway),
+            Some(Err(error)) => Err(ended_by(&error)),
+            Some(Ok(Message::Text(text))) if self.codec == Codec::Json => Ok(Some(text.into())),
+            Some(Ok(Message::Binary(bytes))) if self.codec == Codec::MessagePack => Ok(Some(bytes)),
+            Some(Ok(Message::Text(_) | Message::Binary(_))) => Err(CloseCode::BadFrame),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
+        }
+    }
+
+    /// Answers with an error, and ends the session.
+    async fn refuse<T>(
+        &mut self,
+        id: Option<u32>,
+        code: ErrorCode,
+        text: &str,
+        end: CloseCode,
+    ) -> Result<T, End> {
+        let reply = Reply {
+            id,
+            answer: requests::refusal(code, text.to_owned()),
+        };
+        self.send(Frame::encode(self.codec, &reply)).await?;
+        Err(end)
+    }
+
+    async fn close(&mut self, code: CloseCode) {
+        if code == CloseCode::GoingAway {
+            // The client closed, or is gone: complete the closing handshake if there is one.
+            let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
+            return;
+        }
+        let frame = CloseFrame {
+            code: code.number(),
+            reason: code.reason().into(),
+        };
+        let closed = async {
+            self.socket.send(Message::Close(Some(frame))).await?;
+            // Until the client has answered: closing at once could cost it the close code.
+            while let Some(Ok(_)) = self.socket.next().await {}
+            Ok::<_, axum::Error>(())
+        };
+        let _ = timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+/// When the token expires, on the monotonic clock.
+fn expiry(identity: &Identity) -> Instant {
+    const FAR: u64 = 365 * 86_400_000;
+    let left_ms = u64::try_from(identity.expires_at - clock::wall()).unwrap_or_default();
+    Instant::now() + Duration::from_millis(left_ms.min(FAR))
+}
+
+fn next_wake(ping: Instant, live: &Live, leave_at: Option<Instant>) -> Instant {
+    ping.min(live.expires_at).min(leave_at.unwrap_or(ping))
+}
+
+/// Broken pipes and resets are ends like any other; what breaks the WebSocket protocol or its limits
+/// is the client's mistake.
+fn ended_by(error: &axum::Error) -> CloseCode {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if cause.is::<std::io::Error>() {
+            return CloseCode::GoingAway;
+        }
+        source = cause.source();
+    }
+    if error.to_string().contains("without closing handshake") {
+        return CloseCode::GoingAway;
+    }
+    CloseCode::BadFrame
+}

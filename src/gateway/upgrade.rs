@@ -1,0 +1,107 @@
+//! From an HTTP request to a session: origin, limits, subprotocol.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+};
+
+use axum::{
+    extract::{ConnectInfo, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use metrics::counter;
+
+use super::{Gateway, session::Session};
+use crate::{model::SessionId, protocol::Codec};
+
+/// Allocated for each connection at once: what most requests of a chat fit into.
+const READ_BUFFER_BYTES: usize = 1 << 10;
+/// Queued frames are gathered up to this size before they are written; the buffer stays that large afterwards.
+const WRITE_BUFFER_BYTES: usize = 16 << 10;
+
+pub(super) async fn upgrade(
+    State(gateway): State<Arc<Gateway>>,
+    ConnectInfo(address): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    let refuse = |status: StatusCode, reason: &'static str, text: String| {
+        counter!("chat_connects_refused_total", "reason" => reason).increment(1);
+        let retry = (status != StatusCode::FORBIDDEN && status != StatusCode::BAD_REQUEST)
+            .then_some([(header::RETRY_AFTER, "1")]);
+        (status, retry, text).into_response()
+    };
+    if gateway.tasks.is_draining() {
+        return refuse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "draining",
+            "draining\n".into(),
+        );
+    }
+    if gateway.connects.check_key(&address.ip()).is_err() {
+        let text = "too many connections from this address\n".into();
+        return refuse(StatusCode::TOO_MANY_REQUESTS, "address", text);
+    }
+    if let Err(origin) = allowed(&gateway.origins, &headers) {
+        tracing::warn!(%origin, "a page's origin is not in client.origins");
+        let text = format!("origin {origin} is not allowed: see client.origins\n");
+        return refuse(StatusCode::FORBIDDEN, "origin", text);
+    }
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => return rejection.into_response(),
+    };
+    let upgrade = upgrade.protocols(Codec::SUBPROTOCOLS.map(|(name, _)| name));
+    let chosen = upgrade.selected_protocol().and_then(|p| p.to_str().ok());
+    let codec = Codec::SUBPROTOCOLS
+        .iter()
+        .find(|(name, _)| Some(*name) == chosen);
+    if codec.is_none() && headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) {
+        let text = "no subprotocol in common: chat.v1.json or chat.v1.msgpack\n".into();
+        return refuse(StatusCode::BAD_REQUEST, "subprotocol", text);
+    }
+    let codec = codec.map_or(Codec::Json, |(_, codec)| *codec);
+    let Some(place) = gateway.hub.admit(gateway.limits.connections) else {
+        let text = "too many connections\n".into();
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "connections", text);
+    };
+    let id = SessionId(gateway.next_session.fetch_add(1, Ordering::Relaxed));
+    let frame_bytes = gateway.limits.frame_bytes;
+    let tasks = gateway.tasks.clone();
+    upgrade
+        .read_buffer_size(READ_BUFFER_BYTES)
+        .write_buffer_size(WRITE_BUFFER_BYTES)
+        // The outbox is bounded; this only has to be more than it.
+        .max_write_buffer_size(gateway.limits.outbox_bytes * 2 + WRITE_BUFFER_BYTES)
+        .max_message_size(frame_bytes)
+        .max_frame_size(frame_bytes)
+        .on_upgrade(move |socket| {
+            tasks.track(async move {
+                Session::new(id, gateway, socket, codec, place).run().await;
+            })
+        })
+}
+
+/// Browsers say which page connects; other clients need not. A page from the gateway itself may always.
+fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), String> {
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return Ok(());
+    };
+    let Ok(origin) = origin.to_str() else {
+        return Err("(not text)".into());
+    };
+    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
+    let own = origin
+        .split_once("://")
+        .is_some_and(|(_, of)| Some(of) == host);
+    if own
+        || origins
+            .iter()
+            .any(|o| o == "*" || o.eq_ignore_ascii_case(origin))
+    {
+        Ok(())
+    } else {
+        Err(origin.chars().take(200).collect())
+    }
+}

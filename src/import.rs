@@ -1,0 +1,318 @@
+//! `chat-gateway import FILE`: conversations and messages from JSON lines, through the same owners and rules
+//! as everything else. Importing a file again, or a longer one that begins with it, adds only what is new.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use futures_util::future::BoxFuture;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use uuid::Uuid;
+
+use crate::{
+    chat::{
+        self, Conversations, Creation, Handed, InboxWriter, LogRange, Operation, Outcome,
+        Publication, Publish,
+    },
+    cluster::Members,
+    config::Config,
+    model::{
+        Attachment, ClientId, Content, ConversationId, Draft, Kind, Millis, Posting, Seq, UserId,
+        limits::{APPENDS_IN_FLIGHT_MAX, PAGE_ENTRIES_MAX},
+    },
+    node::open_store,
+    tasks::Tasks,
+};
+
+/// Messages under way at once.
+const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
+/// For everything to be stored at the end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Line {
+    Conversation {
+        /// Of a group or channel: a UUID of version 4 or 7. A dm has none of its own.
+        id: Option<ConversationId>,
+        kind: Kind,
+        /// The first is its owner.
+        participants: Vec<UserId>,
+        name: Option<String>,
+        #[serde(default)]
+        public: bool,
+        #[serde(default)]
+        posting: Posting,
+        at: Option<Millis>,
+    },
+    Message {
+        conversation: Option<ConversationId>,
+        /// Instead of `conversation`: the two users of a dm.
+        dm: Option<(UserId, UserId)>,
+        sender: UserId,
+        body: String,
+        #[serde(default)]
+        attachments: Vec<Attachment>,
+        reply_to: Option<Seq>,
+        at: Option<Millis>,
+        /// Without one, it is computed from the message's number among those of its conversation in the file.
+        client_id: Option<ClientId>,
+    },
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub conversations: u64,
+    pub messages: u64,
+    /// Messages that were there already.
+    pub skipped: u64,
+}
+
+/// Imports `file` into the configured store, which no gateway may be using meanwhile.
+///
+/// # Errors
+/// The first line that is wrong, by its number; what came before it is imported.
+pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
+    let store = open_store(config).await?;
+    let members = Members::alone(&*store).await?;
+    let inbox = Arc::new(InboxWriter::new(store.clone()));
+    let (core, upkeep) = (Tasks::default(), Tasks::default());
+    let mut settings = config.conversations();
+    settings.operation_timeout = FINISH_TIMEOUT;
+    let conversations = Conversations::new(
+        members.me(),
+        store.clone(),
+        Arc::new(Nobody),
+        inbox.clone(),
+        members.lease(),
+        settings,
+        core.clone(),
+    );
+    for &gone in members.gone() {
+        conversations.repair(gone).await?;
+    }
+    let flushing = inbox.clone();
+    let flush = upkeep.spawn(async move { flushing.run().await });
+    let mut importer = Importer {
+        conversations,
+        seen: HashMap::new(),
+        in_flight: VecDeque::new(),
+        report: Report::default(),
+    };
+    let imported = importer.file(file).await;
+    let drained = importer.wait(0).await;
+    importer.conversations.close();
+    if !core.finished(FINISH_TIMEOUT).await {
+        bail!("the conversations did not finish in time");
+    }
+    while !inbox.flush().await {
+        store.healthy()?;
+    }
+    flush.abort();
+    store.forget_activity(members.me()).await?;
+    store.close().await?;
+    imported.and(drained)?;
+    Ok(importer.report)
+}
+
+/// No socket listens while a file is imported.
+struct Nobody;
+
+impl Publish for Nobody {
+    fn publish(&self, _: Publication) -> Handed {
+        Handed::Done
+    }
+}
+
+struct Importer {
+    conversations: Conversations,
+    /// Of each conversation in the file: how many of its messages have come, and the client ids it had before.
+    seen: HashMap<ConversationId, Seen>,
+    in_flight: VecDeque<(usize, BoxFuture<'static, Result<bool, chat::Error>>)>,
+    report: Report,
+}
+
+#[derive(Default)]
+struct Seen {
+    messages: u64,
+    before: HashSet<ClientId>,
+}
+
+impl Importer {
+    async fn file(&mut self, path: &Path) -> anyhow::Result<()> {
+        let file = File::open(path).with_context(|| path.display().to_string())?;
+        let progress = ProgressBar::new(file.metadata()?.len());
+        let style = "{bar:40} {percent}% {bytes} of {total_bytes}, {eta} left, {msg}";
+        progress.set_style(ProgressStyle::with_template(style)?);
+        for (index, line) in BufReader::new(file).split(b'\n').enumerate() {
+            let number = index + 1;
+            let at = || format!("{}:{number}", path.display());
+            let line = line.with_context(at)?;
+            progress.inc(line.len() as u64 + 1);
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            let line: Line = serde_json::from_slice(&line).with_context(at)?;
+            self.line(number, line).await.with_context(at)?;
+            self.wait(IN_FLIGHT_MAX)
+                .await
+                .with_context(|| path.display().to_string())?;
+            if index % 1024 == 0 {
+                progress.set_message(format!("{} messages", self.report.messages));
+            }
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    async fn line(&mut self, number: usize, line: Line) -> anyhow::Result<()> {
+        match line {
+            Line::Conversation {
+                id,
+                kind,
+                participants,
+                name,
+                public,
+                posting,
+                at,
+            } => {
+                let [owner, others @ ..] = &participants[..] else {
+                    bail!("a conversation has participants");
+                };
+                let conversation = match (kind, id, others) {
+                    (Kind::Dm, None, []) => ConversationId::dm(owner, owner),
+                    (Kind::Dm, None, [other]) => ConversationId::dm(owner, other),
+                    (Kind::Dm, ..) => {
+                        bail!("a dm has one or two participants, and no id of its own")
+                    }
+                    (_, Some(id), _) if id.may_be_chosen() => id,
+                    _ => bail!("a group or channel has an id: a UUID of version 4 or 7"),
+                };
+                let creation = Creation {
+                    kind,
+                    participants: others.to_vec(),
+                    name,
+                    public,
+                    posting,
+                    at,
+                };
+                let operation = Operation::Create(creation);
+                let created = self
+                    .conversations
+                    .ask(conversation, owner.clone(), operation)
+                    .await?;
+                let existed = matches!(created, Outcome::Created { existed: true });
+                self.report.conversations += u64::from(!existed);
+                self.meet(conversation, owner).await?;
+            }
+            Line::Message {
+                conversation,
+                dm,
+                sender,
+                body,
+                attachments,
+                reply_to,
+                at,
+                client_id,
+            } => {
+                let conversation = match (conversation, dm) {
+                    (Some(id), None) => id,
+                    (None, Some((one, other))) => ConversationId::dm(&one, &other),
+                    _ => bail!("a message has either a conversation or a dm"),
+                };
+                if !self.seen.contains_key(&conversation) {
+                    self.meet(conversation, &sender).await?;
+                }
+                let seen = self.seen.entry(conversation).or_default();
+                seen.messages += 1;
+                let computed = || {
+                    let name = format!("import {}", seen.messages);
+                    ClientId(Uuid::new_v5(&conversation.0, name.as_bytes()))
+                };
+                let client_id = client_id.unwrap_or_else(computed);
+                if seen.before.contains(&client_id) {
+                    self.report.skipped += 1;
+                    return Ok(());
+                }
+                let content = Content::Text {
+                    body,
+                    attachments,
+                    reply_to,
+                };
+                let draft = Draft {
+                    sender,
+                    client_id,
+                    content,
+                    at,
+                    retry: false,
+                };
+                let conversations = self.conversations.clone();
+                let mut sent: BoxFuture<'static, _> = Box::pin(async move {
+                    conversations
+                        .send(conversation, draft)
+                        .await
+                        .map(|sent| sent.duplicate)
+                });
+                // Begun here, so that messages arrive in the order of the file.
+                match futures_util::poll!(&mut sent) {
+                    std::task::Poll::Ready(result) => self.count(result?),
+                    std::task::Poll::Pending => self.in_flight.push_back((number, sent)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until at most `most` messages are under way.
+    async fn wait(&mut self, most: usize) -> anyhow::Result<()> {
+        while self.in_flight.len() > most
+            && let Some((number, sent)) = self.in_flight.pop_front()
+        {
+            let duplicate = sent.await.map_err(|e| anyhow!("line {number}: {e}"))?;
+            self.count(duplicate);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, duplicate: bool) {
+        if duplicate {
+            self.report.skipped += 1;
+        } else {
+            self.report.messages += 1;
+        }
+    }
+
+    /// Reads what a conversation holds already.
+    async fn meet(&mut self, conversation: ConversationId, reader: &UserId) -> anyhow::Result<()> {
+        let mut seen = Seen::default();
+        let mut after = 0;
+        loop {
+            let operation = Operation::History {
+                range: LogRange::After(after),
+                limit: PAGE_ENTRIES_MAX,
+            };
+            let Outcome::History(page) = self
+                .conversations
+                .ask(conversation, reader.clone(), operation)
+                .await?
+            else {
+                bail!("the log could not be read");
+            };
+            seen.before.extend(page.entries.iter().map(|e| e.client_id));
+            match page.entries.last() {
+                Some(last) if last.seq < page.head => after = last.seq,
+                _ => break,
+            }
+        }
+        let known = self.seen.entry(conversation).or_default();
+        known.before.extend(seen.before);
+        Ok(())
+    }
+}

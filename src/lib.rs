@@ -1,0 +1,17 @@
+//! The chat gateway. ARCHITECTURE.md is the map; the rooms, from the bottom up:
+//! `model`, `protocol`, `store`, `chat`, `fanout`, `cluster`, `gateway`; `node` wires them.
+
+pub mod auth;
+pub mod chat;
+pub mod clock;
+pub mod cluster;
+pub mod config;
+pub mod fanout;
+pub mod gateway;
+pub mod import;
+pub mod model;
+pub mod node;
+pub mod protocol;
+pub mod store;
+pub mod tasks;
+pub mod telemetry;

@@ -1,0 +1,195 @@
+//! The command line.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use chat_gateway::{
+    auth::Tokens,
+    config::{Config, Loaded},
+    import,
+    model::UserId,
+    node::Node,
+    telemetry,
+};
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// A real-time chat gateway: every message stored, ordered, and found again.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The settings; without it, the defaults. The environment (CHAT__…) overlays both.
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a gateway (the default)
+    Serve,
+    /// Print a token for a user
+    Token {
+        user: UserId,
+        /// How long it is valid: 90s, 15m, 1h, 7d
+        #[arg(long, default_value = "1h", value_parser = duration)]
+        ttl: Duration,
+        /// `service`: a back end, which may act for any user
+        #[arg(long, value_parser = ["service"])]
+        role: Option<String>,
+    },
+    /// Check or show the settings
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Import conversations and messages from JSON lines; no gateway may run on the store meanwhile
+    Import { file: PathBuf },
+    /// Ask a running gateway whether it is ready; for container health checks
+    Health,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Exit with 0 if all settings are right, otherwise name those that are wrong
+    Check,
+    /// Print every setting with its origin, secrets hidden
+    Show,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("chat-gateway: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let loaded = Config::load(arguments.config)?;
+    match arguments.command.unwrap_or(Command::Serve) {
+        Command::Serve => runtime()?.block_on(serve(&loaded.config)),
+        Command::Token { user, ttl, role } => {
+            let tokens = Tokens::new(&loaded.config)?;
+            println!("{}", tokens.sign(&user, role.as_deref(), ttl.as_secs())?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config {
+            command: ConfigCommand::Check,
+        } => {
+            Tokens::new(&loaded.config)?;
+            println!("the settings are right");
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config {
+            command: ConfigCommand::Show,
+        } => {
+            println!("{}", loaded.show());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Import { file } => {
+            let report = runtime()?.block_on(import::import(&loaded.config, &file))?;
+            let import::Report {
+                conversations,
+                messages,
+                skipped,
+            } = report;
+            println!(
+                "{conversations} conversations and {messages} messages imported, {skipped} messages were there already"
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Health => health(&loaded),
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime could not start")
+}
+
+async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+    telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
+    let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
+    let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let node = Node::start(config, metrics).await?;
+    tracing::info!(
+        clients = %node.client_address,
+        internal = %node.internal_address,
+        open_files_max = files,
+        "ready"
+    );
+    if config.development() {
+        tracing::warn!(
+            "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+        );
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("draining");
+    let stopped = tokio::select! {
+        stopped = node.stop() => stopped,
+        _ = terminate.recv() => bail!("stopped at once by a second signal"),
+        _ = interrupt.recv() => bail!("stopped at once by a second signal"),
+    };
+    if stopped {
+        tracing::info!("stopped: everything is stored");
+        Ok(ExitCode::SUCCESS)
+    } else {
+        tracing::warn!("stopped before everything was finished");
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+/// Asks `/health/ready` on the internal port.
+fn health(loaded: &Loaded) -> anyhow::Result<ExitCode> {
+    const TIMEOUT: Duration = Duration::from_secs(3);
+    let address = loaded.config.internal.listen;
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)
+        .with_context(|| format!("no gateway answers on {address}"))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream
+        .write_all(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
+    println!("{body}");
+    Ok(if head.starts_with("HTTP/1.1 200") {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A number and one of s, m, h, d.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "a number and one of s, m, h, d: such as 90s or 1h".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
+}

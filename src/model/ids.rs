@@ -1,0 +1,247 @@
+//! Who and what: identifiers, each its own type so that none is mistaken for another.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use uuid::Uuid;
+
+use super::limits::USER_ID_BYTES_MAX;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum InvalidId {
+    #[error("a user id has 1 to {USER_ID_BYTES_MAX} bytes, this one has {0}")]
+    Length(usize),
+    #[error("a user id has no white space and no control characters")]
+    Characters,
+}
+
+/// A user, by the name the token's `sub` gives: 1 to 64 bytes, no white space, no control characters.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UserId(Arc<str>);
+
+impl UserId {
+    /// # Errors
+    /// [`InvalidId`] when `text` is empty, too long, or holds a character that is not allowed.
+    pub fn new(text: &str) -> Result<Self, InvalidId> {
+        if text.is_empty() || text.len() > USER_ID_BYTES_MAX {
+            return Err(InvalidId::Length(text.len()));
+        }
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(InvalidId::Characters);
+        }
+        Ok(Self(text.into()))
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for UserId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        Self::new(text)
+    }
+}
+
+impl Serialize for UserId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for UserId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = UserId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a user id")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<UserId, E> {
+                UserId::new(text).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// A UUID on the wire: text in readable formats, 16 bytes in binary ones; either is understood in both.
+macro_rules! uuid_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub Uuid);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = uuid::Error;
+
+            fn from_str(text: &str) -> Result<Self, uuid::Error> {
+                text.parse().map(Self)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                if serializer.is_human_readable() {
+                    serializer.serialize_str(self.0.hyphenated().encode_lower(&mut [0; 36]))
+                } else {
+                    serializer.serialize_bytes(self.0.as_bytes())
+                }
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                if deserializer.is_human_readable() {
+                    deserializer.deserialize_str(AnyUuid).map(Self)
+                } else {
+                    deserializer.deserialize_bytes(AnyUuid).map(Self)
+                }
+            }
+        }
+    };
+}
+
+struct AnyUuid;
+
+impl de::Visitor<'_> for AnyUuid {
+    type Value = Uuid;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a UUID")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Uuid, E> {
+        text.parse()
+            .map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Uuid, E> {
+        Uuid::from_slice(bytes).map_err(|_| E::invalid_value(de::Unexpected::Bytes(bytes), &self))
+    }
+}
+
+uuid_id! {
+    /// A conversation. A dm's is computed from its two users (version 5), every other one is random
+    /// (version 4 or 7), so that nobody can take a dm's id for a group.
+    ConversationId
+}
+uuid_id! {
+    /// Made up by the sender for each message: the same id is the same message, however often it is sent.
+    ClientId
+}
+uuid_id! {
+    /// A time UUID (version 1). For people and other systems; order never depends on it.
+    MessageId
+}
+uuid_id! {
+    /// One gateway process; a new one at each start.
+    GatewayId
+}
+
+/// The name space of dm ids; part of the on-disk format, never to change.
+const DM_NAMESPACE: Uuid = Uuid::from_u128(0x6d9c_5d0e_0b0f_4a53_8a0e_6d2f_3c41_77d1);
+
+impl ConversationId {
+    /// The one dm of these two users, whichever asks first. A user may have one with themselves.
+    #[must_use]
+    pub fn dm(one: &UserId, other: &UserId) -> Self {
+        let (low, high) = if one <= other {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        // User ids hold no control characters: the separator cannot be part of one.
+        let name = format!("{low}\u{0}{high}");
+        Self(Uuid::new_v5(&DM_NAMESPACE, name.as_bytes()))
+    }
+
+    #[must_use]
+    pub fn random() -> Self {
+        Self(Uuid::new_v4())
+    }
+
+    /// Whether a client may choose this id for a group or a channel.
+    #[must_use]
+    pub fn may_be_chosen(self) -> bool {
+        matches!(self.0.get_version_num(), 4 | 7)
+    }
+}
+
+/// One client connection of this gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// What a session can be subscribed to and a gateway interested in.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Topic {
+    /// Everything addressed to one user: messages of dms and groups, receipts, typing.
+    User(UserId),
+    /// The messages of one channel.
+    Channel(ConversationId),
+    /// One user's going online and offline.
+    Presence(UserId),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> UserId {
+        UserId::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_dm_has_one_id_whoever_asks() {
+        let id = ConversationId::dm(&user("alice"), &user("bob"));
+        assert_eq!(id, ConversationId::dm(&user("bob"), &user("alice")));
+        assert_ne!(id, ConversationId::dm(&user("alice"), &user("bobby")));
+        assert!(!id.may_be_chosen());
+        // Part of the format: the same in every version.
+        assert_eq!(id.to_string(), "fd8de3a7-fbab-5dc0-98c6-aa2a0dab1ad3");
+    }
+
+    #[test]
+    fn user_ids_are_checked() {
+        assert_eq!(UserId::new(""), Err(InvalidId::Length(0)));
+        assert_eq!(UserId::new(&"x".repeat(65)), Err(InvalidId::Length(65)));
+        assert_eq!(UserId::new("a\u{0}b"), Err(InvalidId::Characters));
+        assert_eq!(UserId::new("a b"), Err(InvalidId::Characters));
+        assert!(UserId::new("zoë@example.org").is_ok());
+    }
+}

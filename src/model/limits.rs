@@ -1,0 +1,70 @@
+//! Every bound that is not a setting: its name, its unit, its reason.
+
+/// Bytes of a user id. It is part of keys and of every event.
+pub const USER_ID_BYTES_MAX: usize = 64;
+
+/// Entries of one conversation between their append and the moment they are settled (committed, and their
+/// membership changes applied). A takeover has at most this many uncertain entries to look at.
+pub const APPENDS_IN_FLIGHT_MAX: usize = 64;
+
+/// Entries a takeover reads below the newest row, and an owner keeps in memory at least as client ids:
+/// twice the window, so that a repeated client id within it is always noticed.
+pub const TAIL_ENTRIES: u64 = 2 * APPENDS_IN_FLIGHT_MAX as u64;
+
+/// Newest entries an owner keeps in memory for history and resume.
+pub const RECENT_ENTRIES: usize = 64;
+
+/// Client ids an owner remembers; older ones are found in `sends` when the frame says `retry`.
+pub const RECENT_CLIENT_IDS: usize = 1024;
+
+/// Operations waiting for one conversation's owner; one more is refused with `unavailable`.
+pub const MAILBOX_OPERATIONS_MAX: usize = 1024;
+
+/// Participants of a channel whose role an owner keeps in memory.
+pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;
+
+/// Entries of one page of history, whatever the client asks for.
+pub const PAGE_ENTRIES_MAX: usize = 200;
+
+/// Entries of one page of history when the client does not say.
+pub const PAGE_ENTRIES_DEFAULT: usize = 50;
+
+/// Items of one page of inbox, participants or public conversations.
+pub const PAGE_ITEMS_MAX: usize = 500;
+
+/// Entries pushed for one cursor at resume; more is a `resync`.
+pub const RESUME_ENTRIES_MAX: u64 = 500;
+
+/// Entries pushed for all cursors of one resume; the rest is a `resync` each.
+pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
+
+/// Cursors of one `connect`.
+pub const CURSORS_MAX: usize = 5_000;
+
+/// Bytes of a conversation's name.
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Links of one message.
+pub const ATTACHMENTS_MAX: usize = 10;
+
+/// Bytes of an attachment's link, and of its name and type together.
+pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
+
+/// Characters of a body shown in the inbox.
+pub const PREVIEW_CHARS: usize = 100;
+
+/// Users one session may watch.
+pub const WATCHED_MAX: usize = 500;
+
+/// Channels one session may look into without having joined.
+pub const SUBSCRIPTIONS_MAX: usize = 100;
+
+/// Requests of one session under way at once; with more, its socket is not read.
+pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
+
+/// Conversations whose inbox rows wait to be written. At this number, appends are refused with `unavailable`.
+pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
+
+const _: () = assert!(TAIL_ENTRIES as usize <= RECENT_CLIENT_IDS);
+const _: () = assert!(RECENT_ENTRIES <= TAIL_ENTRIES as usize);
+const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);

@@ -1,0 +1,164 @@
+//! A conversation is a log of entries, numbered without gaps; its seq is the only clock.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClientId, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS};
+
+/// An entry's place in its conversation: 1, 2, 3 … without gaps.
+pub type Seq = u64;
+
+/// A change's place in the log of edits, deletions and reactions of its conversation.
+pub type Rev = u64;
+
+/// The ring version under which an owner wrote.
+pub type Epoch = u64;
+
+/// Milliseconds since 1970, UTC. For people; nothing is ordered by it.
+pub type Millis = i64;
+
+/// How far a client has got in one conversation. On the wire: `[seq, rev]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Cursor(pub Seq, pub Rev);
+
+/// A link to something stored elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Attachment {
+    /// Where it is: `https://…` or `http://…`.
+    pub url: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its media type, such as `image/png`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mime: Option<String>,
+    /// Its size in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+}
+
+/// What an entry says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Content {
+    Text {
+        body: String,
+        attachments: Vec<Attachment>,
+        reply_to: Option<Seq>,
+    },
+    System(SystemChange),
+}
+
+/// Something that happened to the conversation itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum SystemChange {
+    Created {
+        kind: Kind,
+        name: Option<String>,
+        posting: Posting,
+        public: bool,
+        /// Everyone who is in it from the start, the creator first.
+        #[schema(value_type = Vec<String>)]
+        participants: Vec<UserId>,
+    },
+    Added {
+        #[schema(value_type = String)]
+        user: UserId,
+    },
+    Removed {
+        #[schema(value_type = String)]
+        user: UserId,
+    },
+    Joined,
+    Left,
+    RoleSet {
+        #[schema(value_type = String)]
+        user: UserId,
+        role: Role,
+    },
+    Updated {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        posting: Option<Posting>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        public: Option<bool>,
+    },
+}
+
+/// Not yet accepted: it has no place in the log.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub sender: UserId,
+    pub client_id: ClientId,
+    pub content: Content,
+    /// When it was written, if that is not now: an imported message.
+    pub at: Option<Millis>,
+    /// The sender may have sent it before: look further back than memory goes.
+    pub retry: bool,
+}
+
+/// It has its place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    pub seq: Seq,
+    pub message_id: MessageId,
+    pub client_id: ClientId,
+    pub sender: UserId,
+    pub at: Millis,
+    pub content: Content,
+}
+
+impl Entry {
+    /// What the inbox shows of it.
+    #[must_use]
+    pub fn preview(&self) -> String {
+        match &self.content {
+            Content::Text {
+                body, attachments, ..
+            } if body.is_empty() => attachments
+                .first()
+                .map(|a| a.name.clone().unwrap_or_else(|| a.url.clone()))
+                .unwrap_or_default()
+                .chars()
+                .take(PREVIEW_CHARS)
+                .collect(),
+            Content::Text { body, .. } => body.chars().take(PREVIEW_CHARS).collect(),
+            Content::System(_) => String::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn last(&self) -> Last {
+        Last {
+            seq: self.seq,
+            message_id: self.message_id,
+            at: self.at,
+            sender: self.sender.clone(),
+            kind: match self.content {
+                Content::Text { .. } => EntryKind::Text,
+                Content::System(_) => EntryKind::System,
+            },
+            preview: self.preview(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    Text,
+    System,
+}
+
+/// The newest entry of a conversation, as the inbox shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Last {
+    pub seq: Seq,
+    #[schema(value_type = String, format = Uuid)]
+    pub message_id: MessageId,
+    pub at: Millis,
+    #[schema(value_type = String)]
+    pub sender: UserId,
+    pub kind: EntryKind,
+    /// The first 100 characters of the body.
+    pub preview: String,
+}

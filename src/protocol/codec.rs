@@ -1,0 +1,220 @@
+//! Bytes ↔ frames: JSON in text messages, MessagePack in binary ones, the same maps in both.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::frame::{Incoming, Request};
+
+/// Nesting in a MessagePack frame. No frame needs more than five; deeper ones are an attack.
+const DEPTH_MAX: usize = 32;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Codec {
+    Json,
+    MessagePack,
+}
+
+/// Not a frame at all: no map with a `type`. The connection is closed with 4500.
+#[derive(Debug, thiserror::Error)]
+#[error("not a frame: {0}")]
+pub struct BadFrame(String);
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    id: Option<u32>,
+}
+
+impl Codec {
+    /// The WebSocket subprotocols, and what each means.
+    pub const SUBPROTOCOLS: [(&'static str, Self); 2] = [
+        ("chat.v1.json", Self::Json),
+        ("chat.v1.msgpack", Self::MessagePack),
+    ];
+
+    /// Understands one frame.
+    ///
+    /// # Errors
+    /// [`BadFrame`] when the bytes are no map with a `type` that is text and, if there is one, an `id`
+    /// that is a u32. Whatever else is wrong is in [`Incoming::request`], to be answered under the id.
+    pub fn decode(self, bytes: &[u8]) -> Result<Incoming, BadFrame> {
+        // Twice over the bytes: first what it is, then as exactly that. A tagged enum would copy every
+        // value into an intermediate tree, and could not say which request a mistake belongs to.
+        let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
+        Ok(Incoming {
+            id,
+            request: self.request(&kind, bytes),
+        })
+    }
+
+    fn request(self, kind: &str, bytes: &[u8]) -> Result<Request, String> {
+        Ok(match kind {
+            "connect" => Request::Connect(self.read(bytes)?),
+            "refresh" => Request::Refresh(self.read(bytes)?),
+            "inbox" => Request::Inbox(self.read(bytes)?),
+            "create" => Request::Create(self.read(bytes)?),
+            "conversation" => Request::Conversation(self.read(bytes)?),
+            "participants" => Request::Participants(self.read(bytes)?),
+            "add" => Request::Add(self.read(bytes)?),
+            "remove" => Request::Remove(self.read(bytes)?),
+            "join" => Request::Join(self.read(bytes)?),
+            "leave" => Request::Leave(self.read(bytes)?),
+            "set_role" => Request::SetRole(self.read(bytes)?),
+            "update" => Request::Update(self.read(bytes)?),
+            "send" => Request::Send(self.read(bytes)?),
+            "history" => Request::History(self.read(bytes)?),
+            "read" => Request::Read(self.read(bytes)?),
+            "delivered" => Request::Delivered(self.read(bytes)?),
+            "typing" => Request::Typing(self.read(bytes)?),
+            "watch" => Request::Watch(self.read(bytes)?),
+            "unwatch" => Request::Unwatch(self.read(bytes)?),
+            "subscribe" => Request::Subscribe(self.read(bytes)?),
+            "unsubscribe" => Request::Unsubscribe(self.read(bytes)?),
+            "public" => Request::Public(self.read(bytes)?),
+            "ping" => Request::Ping,
+            "edit" | "delete" | "react" | "unreact" | "changes" => Request::Unsupported,
+            unknown => return Err(format!("unknown type {:?}", truncated(unknown))),
+        })
+    }
+
+    fn read<T: DeserializeOwned>(self, bytes: &[u8]) -> Result<T, String> {
+        match self {
+            Self::Json => serde_json::from_slice(bytes).map_err(|e| truncated(&e.to_string())),
+            Self::MessagePack => {
+                let mut rest = bytes;
+                let mut decoder = rmp_serde::Deserializer::new(&mut rest);
+                decoder.set_max_depth(DEPTH_MAX);
+                let value = T::deserialize(&mut decoder).map_err(|e| truncated(&e.to_string()))?;
+                if rest.is_empty() {
+                    Ok(value)
+                } else {
+                    Err("bytes after the frame".into())
+                }
+            }
+        }
+    }
+
+    /// The bytes of one frame. Frames are plain data; encoding them cannot fail.
+    #[must_use]
+    pub fn encode<T: Serialize>(self, frame: &T) -> Vec<u8> {
+        let encoded = match self {
+            Self::Json => serde_json::to_vec(frame).map_err(|e| e.to_string()),
+            Self::MessagePack => rmp_serde::to_vec_named(frame).map_err(|e| e.to_string()),
+        };
+        debug_assert!(encoded.is_ok(), "a frame must always encode: {encoded:?}");
+        encoded.unwrap_or_default()
+    }
+}
+
+/// Error texts quote what came in; not more of it than helps.
+fn truncated(text: &str) -> String {
+    const CHARS: usize = 200;
+    match text.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Answer, Reply};
+
+    fn both(json: &str) -> [(Codec, Vec<u8>); 2] {
+        let value: serde_json::Value = serde_json::from_str(json).unwrap();
+        [
+            (Codec::Json, json.as_bytes().to_vec()),
+            (Codec::MessagePack, rmp_serde::to_vec_named(&value).unwrap()),
+        ]
+    }
+
+    #[test]
+    fn a_request_is_understood_in_both_encodings() {
+        let json = r#"{"type":"send","id":7,"conversation":"0199c0de-0000-7000-8000-000000000001",
+            "client_id":"0199c0de-0000-4000-8000-000000000002","body":"hi","later":{"x":[1]}}"#;
+        for (codec, bytes) in both(json) {
+            let incoming = codec.decode(&bytes).unwrap();
+            assert_eq!(incoming.id, Some(7));
+            let Ok(Request::Send(send)) = incoming.request else {
+                panic!("{incoming:?}")
+            };
+            assert_eq!(send.body, "hi");
+        }
+    }
+
+    #[test]
+    fn binary_uuids_and_cursors_are_understood() {
+        #[derive(Serialize)]
+        struct Frame<'a> {
+            r#type: &'a str,
+            id: u32,
+            token: &'a str,
+            cursors: std::collections::HashMap<crate::model::ConversationId, (u64, u64)>,
+        }
+        let id = crate::model::ConversationId::random();
+        let frame = Frame {
+            r#type: "connect",
+            id: 1,
+            token: "t",
+            cursors: [(id, (4, 2))].into(),
+        };
+        for codec in [Codec::Json, Codec::MessagePack] {
+            let Ok(Request::Connect(connect)) =
+                codec.decode(&codec.encode(&frame)).unwrap().request
+            else {
+                panic!("{codec:?}")
+            };
+            assert_eq!(connect.cursors.unwrap()[&id], crate::model::Cursor(4, 2));
+        }
+    }
+
+    #[test]
+    fn a_mistake_keeps_its_request_id_and_noise_does_not_pass() {
+        for (codec, bytes) in both(r#"{"type":"send","id":9}"#) {
+            let incoming = codec.decode(&bytes).unwrap();
+            assert_eq!(incoming.id, Some(9));
+            assert!(incoming.request.unwrap_err().contains("conversation"));
+        }
+        for (codec, bytes) in both(r#"{"type":"nonsense","id":9}"#) {
+            assert!(codec.decode(&bytes).unwrap().request.is_err());
+        }
+        for noise in [
+            "",
+            "null",
+            "[]",
+            "{}",
+            r#"{"type":1}"#,
+            r#"{"type":"ping","id":-1}"#,
+            "{\"type\":",
+        ] {
+            assert!(Codec::Json.decode(noise.as_bytes()).is_err(), "{noise}");
+        }
+        let deep = [vec![0x91; 100_000], vec![0xc0]].concat();
+        assert!(Codec::MessagePack.decode(&deep).is_err());
+        let deep = format!(
+            r#"{{"type":"ping","x":{}{}}}"#,
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        assert!(Codec::Json.decode(deep.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_reply_carries_type_and_id() {
+        let reply = Reply {
+            id: Some(3),
+            answer: Answer::Pong { time: 5 },
+        };
+        assert_eq!(
+            Codec::Json.encode(&reply),
+            br#"{"id":3,"type":"pong","time":5}"#
+        );
+        let value: serde_json::Value =
+            rmp_serde::from_slice(&Codec::MessagePack.encode(&reply)).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!({"id": 3, "type": "pong", "time": 5})
+        );
+    }
+}

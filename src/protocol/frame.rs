@@ -1,0 +1,454 @@
+//! Requests, replies and events, as in `docs/protocol.md`.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::codes::ErrorCode;
+use crate::model::{
+    Attachment, ClientId, Content, ConversationId, Cursor, Details, Entry, EntryKind, Kind, Last,
+    MessageId, Millis, Posting, Rev, Role, Seq, SystemChange, UserId,
+};
+
+/// A frame from a client that can at least be told apart from noise.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Chosen by the client; its reply carries the same.
+    pub id: Option<u32>,
+    /// The request, or what is wrong with it.
+    pub request: Result<Request, String>,
+}
+
+#[derive(Debug)]
+pub enum Request {
+    Connect(Connect),
+    Refresh(Refresh),
+    Inbox(InboxRequest),
+    Create(Create),
+    Conversation(Named),
+    Participants(ParticipantsRequest),
+    Add(NamedUser),
+    Remove(NamedUser),
+    Join(Named),
+    Leave(Named),
+    SetRole(SetRole),
+    Update(Update),
+    Send(Send),
+    History(HistoryRequest),
+    Read(Mark),
+    Delivered(Mark),
+    Typing(Named),
+    Watch(Users),
+    Unwatch(Users),
+    Subscribe(Subscribe),
+    Unsubscribe(Named),
+    Public(PublicRequest),
+    Ping,
+    /// Known to the protocol, not to this version of the gateway.
+    Unsupported,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Connect {
+    pub token: String,
+    /// For logs.
+    #[serde(default)]
+    pub device: Option<String>,
+    #[serde(default)]
+    pub cursors: Option<HashMap<ConversationId, Cursor>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Refresh {
+    pub token: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub struct InboxRequest {
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// `next` of the page before.
+    #[serde(default)]
+    pub before: Option<String>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Create {
+    pub kind: Kind,
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub participants: Vec<UserId>,
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Of a group or channel: an id of the client's own (UUID version 4 or 7). Creating it twice is one conversation.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = Uuid)]
+    pub conversation: Option<ConversationId>,
+    #[serde(default)]
+    pub public: bool,
+    #[serde(default)]
+    pub posting: Posting,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Named {
+    pub conversation: ConversationId,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct NamedUser {
+    pub conversation: ConversationId,
+    pub user: UserId,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct SetRole {
+    pub conversation: ConversationId,
+    pub user: UserId,
+    pub role: Role,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Update {
+    pub conversation: ConversationId,
+    #[serde(default)]
+    pub name: Option<String>,
+    #[serde(default)]
+    pub posting: Option<Posting>,
+    #[serde(default)]
+    pub public: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ParticipantsRequest {
+    pub conversation: ConversationId,
+    /// `next` of the page before.
+    #[serde(default)]
+    pub after: Option<UserId>,
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Send {
+    pub conversation: ConversationId,
+    pub client_id: ClientId,
+    pub body: String,
+    #[serde(default)]
+    pub attachments: Vec<Attachment>,
+    #[serde(default)]
+    pub reply_to: Option<Seq>,
+    #[serde(default)]
+    pub retry: bool,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct HistoryRequest {
+    pub conversation: ConversationId,
+    #[serde(default)]
+    pub before: Option<Seq>,
+    #[serde(default)]
+    pub after: Option<Seq>,
+    #[serde(default)]
+    pub around: Option<Seq>,
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Mark {
+    pub conversation: ConversationId,
+    pub seq: Seq,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Users {
+    pub users: Vec<UserId>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Subscribe {
+    pub conversation: ConversationId,
+    #[serde(default)]
+    pub after: Option<Seq>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub struct PublicRequest {
+    #[serde(default)]
+    pub after: Option<ConversationId>,
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+/// The one answer to a request. Serialized inside [`Reply`], which adds the request's id.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Answer {
+    Connected(Box<Connected>),
+    Refreshed {
+        expires_at: Millis,
+    },
+    Inbox {
+        items: Vec<InboxItem>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    },
+    Created {
+        conversation: ConversationId,
+        existed: bool,
+    },
+    Conversation(Box<ConversationAnswer>),
+    Participants {
+        items: Vec<ParticipantItem>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<UserId>,
+    },
+    Ok(Okay),
+    Sent(Sent),
+    History(HistoryPage),
+    Presence {
+        items: Vec<PresenceItem>,
+    },
+    Public {
+        items: Vec<PublicItem>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<ConversationId>,
+    },
+    Pong {
+        time: Millis,
+    },
+    Error(Refusal),
+}
+
+#[derive(Debug, Serialize)]
+pub struct Reply {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<u32>,
+    #[serde(flatten)]
+    pub answer: Answer,
+}
+
+/// What an `ok` may carry besides.
+#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
+pub struct Okay {
+    /// The entry that a membership change or an update became.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seq: Option<Seq>,
+    /// The newest entry of the conversation subscribed to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head: Option<Seq>,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Refusal {
+    pub code: ErrorCode,
+    pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Connected {
+    pub user: UserId,
+    pub session: String,
+    pub gateway: String,
+    pub expires_at: Millis,
+    pub ping_interval_ms: u64,
+    pub limits: Limits,
+    pub time: Millis,
+}
+
+/// What the client must keep to.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Limits {
+    pub frame_bytes: usize,
+    pub body_bytes: usize,
+    pub attachments: usize,
+    pub group_participants: usize,
+    pub page_entries: usize,
+    pub requests_per_second: u32,
+    pub requests_burst: u32,
+    pub watched_users: usize,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct InboxItem {
+    #[schema(value_type = String, format = Uuid)]
+    pub conversation: ConversationId,
+    pub kind: Kind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub last_seq: Seq,
+    pub rev: Rev,
+    pub last_message: Option<Last>,
+    pub read_seq: Seq,
+    pub unread: u64,
+    pub joined_seq: Seq,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ConversationAnswer {
+    #[schema(value_type = String, format = Uuid)]
+    pub conversation: ConversationId,
+    #[serde(flatten)]
+    pub details: Details,
+    pub participant_count: u64,
+    /// Entries in the log, system entries included: the seq of the newest.
+    pub message_count: u64,
+    /// The asking user's; absent for who only looks in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ParticipantItem {
+    #[schema(value_type = String)]
+    pub user: UserId,
+    pub role: Role,
+    pub joined_seq: Seq,
+    pub delivered_seq: Seq,
+    pub read_seq: Seq,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Sent {
+    pub seq: Seq,
+    #[schema(value_type = String, format = Uuid)]
+    pub message_id: MessageId,
+    pub at: Millis,
+    /// It was there already: this is where.
+    pub duplicate: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HistoryPage {
+    /// Oldest first.
+    pub messages: Vec<Message>,
+    pub rev: Rev,
+    /// The newest entry of the conversation.
+    pub head: Seq,
+}
+
+/// An entry as clients see it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Message {
+    #[schema(value_type = String, format = Uuid)]
+    pub conversation: ConversationId,
+    pub seq: Seq,
+    #[schema(value_type = String, format = Uuid)]
+    pub message_id: MessageId,
+    #[schema(value_type = String, format = Uuid)]
+    pub client_id: ClientId,
+    #[schema(value_type = String)]
+    pub sender: UserId,
+    pub kind: EntryKind,
+    pub body: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reply_to: Option<Seq>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<SystemChange>,
+    pub at: Millis,
+}
+
+impl Message {
+    #[must_use]
+    pub fn of(conversation: ConversationId, entry: Entry) -> Self {
+        let (kind, body, attachments, reply_to, system) = match entry.content {
+            Content::Text {
+                body,
+                attachments,
+                reply_to,
+            } => (EntryKind::Text, body, attachments, reply_to, None),
+            Content::System(change) => (
+                EntryKind::System,
+                String::new(),
+                Vec::new(),
+                None,
+                Some(change),
+            ),
+        };
+        Self {
+            conversation,
+            seq: entry.seq,
+            message_id: entry.message_id,
+            client_id: entry.client_id,
+            sender: entry.sender,
+            kind,
+            body,
+            attachments,
+            reply_to,
+            system,
+            at: entry.at,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct PresenceItem {
+    #[schema(value_type = String)]
+    pub user: UserId,
+    pub online: bool,
+    /// When the user was last connected, as far as is known; absent while online.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Millis>,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct PublicItem {
+    #[schema(value_type = String, format = Uuid)]
+    pub conversation: ConversationId,
+    pub kind: Kind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub created_at: Millis,
+}
+
+/// What a client is told without asking.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    Message(Box<Message>),
+    Receipt {
+        conversation: ConversationId,
+        user: UserId,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        read_seq: Option<Seq>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        delivered_seq: Option<Seq>,
+    },
+    Typing {
+        conversation: ConversationId,
+        user: UserId,
+    },
+    Presence(PresenceItem),
+    /// This user's place in a conversation, or its details, changed.
+    Conversation(ConversationEvent),
+    Resync {
+        conversation: ConversationId,
+        head: Seq,
+    },
+    Reconnect {
+        after_ms: u64,
+    },
+    Error(Refusal),
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct ConversationEvent {
+    pub conversation: ConversationId,
+    pub change: ConversationChange,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConversationChange {
+    Added,
+    Removed,
+    Updated,
+}

@@ -1,0 +1,414 @@
+//! The suite that every backend passes: `check(&store)` on an empty or a used store, as often as one likes.
+//! Panics with the broken promise.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use futures_util::future::join_all;
+
+use super::{
+    Activity, Applied, ConversationRow, InboxFace, InboxWrite, LogRow, Mark, ParticipantRow,
+    RingRow, Store,
+};
+use crate::{
+    clock,
+    model::{
+        ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind, Participant, Posting,
+        Role, Seq, UserId,
+    },
+};
+
+type Checked = Result<(), super::Error>;
+
+/// Runs the whole suite.
+///
+/// # Errors
+/// When an operation fails that should not.
+///
+/// # Panics
+/// When a promise of [`Store`] is broken.
+pub async fn check(store: &dyn Store) -> Checked {
+    a_log_is_read_as_it_was_written(store).await?;
+    the_highest_epoch_is_read(store).await?;
+    the_tail_holds_every_epoch(store).await?;
+    client_ids_are_found_by_epoch(store).await?;
+    many_appends_at_once_all_land(store).await?;
+    late_writes_change_nothing(store).await?;
+    participants_are_paged(store).await?;
+    an_inbox_is_one_read(store).await?;
+    public_conversations_are_listed(store).await?;
+    activity_is_remembered_and_forgotten(store).await?;
+    a_ring_version_is_taken_once(store).await?;
+    store.sweep().await?;
+    store.healthy()
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn somebody() -> UserId {
+    user(&format!("user-{}", uuid::Uuid::new_v4()))
+}
+
+fn client_id() -> ClientId {
+    ClientId(uuid::Uuid::new_v4())
+}
+
+fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
+    let at = clock::wall();
+    LogRow {
+        entry: Arc::new(Entry {
+            seq,
+            message_id: clock::message_id(at),
+            client_id: client_id(),
+            sender: user("alice"),
+            at,
+            content: Content::Text {
+                body: body.into(),
+                attachments: Vec::new(),
+                reply_to: None,
+            },
+        }),
+        epoch,
+        committed: seq.saturating_sub(1),
+    }
+}
+
+fn seqs(rows: &[LogRow]) -> Vec<Seq> {
+    rows.iter().map(|r| r.entry.seq).collect()
+}
+
+async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    assert_eq!(store.tail(id, 10).await?.rows, []);
+    assert_eq!(store.log(id, 1, 10).await?, []);
+    // Across the border of a bucket of 4,096.
+    let rows: Vec<_> = (1..=4_200)
+        .map(|seq| row(seq, 1, &format!("body {seq}")))
+        .collect();
+    for chunk in rows.chunks(64) {
+        store.append(id, chunk, None).await?;
+    }
+    assert_eq!(store.log(id, 1, 3).await?, rows[..3]);
+    assert_eq!(store.log(id, 4_090, 4_100).await?, rows[4_089..4_100]);
+    assert_eq!(store.log(id, 4_199, 9_999).await?, rows[4_198..]);
+    assert_eq!(store.tail(id, 128).await?.rows, rows[4_200 - 128..]);
+    // The same rows again change nothing.
+    store.append(id, &rows[4_000..4_100], None).await?;
+    assert_eq!(store.log(id, 4_000, 4_100).await?, rows[3_999..4_100]);
+    assert_eq!(store.tail(id, 1).await?.settled, 0);
+    store.set_settled(id, 4_200).await?;
+    store.set_settled(id, 4_100).await?;
+    assert_eq!(store.tail(id, 1).await?.settled, 4_200);
+    Ok(())
+}
+
+async fn the_highest_epoch_is_read(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let old = [row(1, 1, "old 1"), row(2, 1, "old 2"), row(3, 1, "old 3")];
+    let new = [row(2, 3, "new 2")];
+    store.settle(id, &new).await?;
+    store.append(id, &old, None).await?;
+    let read = store.log(id, 1, 3).await?;
+    assert_eq!(read, [old[0].clone(), new[0].clone(), old[2].clone()]);
+    Ok(())
+}
+
+async fn the_tail_holds_every_epoch(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    store
+        .append(id, &[row(1, 1, "a"), row(2, 1, "b"), row(3, 1, "c")], None)
+        .await?;
+    store
+        .append(id, &[row(3, 2, "d"), row(5, 2, "e")], None)
+        .await?;
+    assert_eq!(seqs(&store.tail(id, 3).await?.rows), [3, 3, 5]);
+    assert_eq!(seqs(&store.tail(id, 100).await?.rows), [1, 2, 3, 3, 5]);
+    Ok(())
+}
+
+async fn client_ids_are_found_by_epoch(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let first = row(7, 1, "x");
+    let moved = Arc::new(Entry {
+        seq: 9,
+        ..Entry::clone(&first.entry)
+    });
+    let again = LogRow {
+        epoch: 4,
+        entry: moved,
+        ..first.clone()
+    };
+    store.append(id, std::slice::from_ref(&first), None).await?;
+    store.settle(id, std::slice::from_ref(&again)).await?;
+    let mut found = store
+        .sends(id, &first.entry.sender, first.entry.client_id)
+        .await?;
+    found.sort_by_key(|s| s.epoch);
+    assert_eq!(
+        found.iter().map(|s| (s.epoch, s.seq)).collect::<Vec<_>>(),
+        [(1, 7), (4, 9)]
+    );
+    assert_eq!(
+        store.sends(id, &somebody(), first.entry.client_id).await?,
+        []
+    );
+    assert_eq!(store.sends(id, &first.entry.sender, client_id()).await?, []);
+    Ok(())
+}
+
+async fn many_appends_at_once_all_land(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let rows: Vec<_> = (1..=500).map(|seq| row(seq, 1, "at once")).collect();
+    let writes = rows
+        .iter()
+        .map(|r| store.append(id, std::slice::from_ref(r), None));
+    join_all(writes)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    assert_eq!(store.log(id, 1, 1_000).await?, rows);
+    Ok(())
+}
+
+fn details(name: &str) -> Details {
+    Details {
+        kind: Kind::Group,
+        name: Some(name.into()),
+        created_at: 1_700_000_000_000,
+        created_by: user("alice"),
+        posting: Posting::Everyone,
+        public: true,
+    }
+}
+
+fn applied(name: &str, seq: Seq, participants: Vec<ParticipantRow>) -> Applied {
+    let conversation = ConversationRow {
+        details: details(name),
+        participant_count: seq,
+        seq,
+    };
+    Applied {
+        conversation,
+        participants,
+        inbox: Vec::new(),
+    }
+}
+
+async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let bob = somebody();
+    let joined = ParticipantRow {
+        participant: Participant::joining(bob.clone(), Role::Member, 2),
+        seq: 2,
+    };
+    let mut promoted = joined.clone();
+    promoted.participant.role = Role::Admin;
+    promoted.seq = 5;
+    store
+        .apply(id, &applied("second", 5, vec![promoted.clone()]))
+        .await?;
+    store.apply(id, &applied("first", 2, vec![joined])).await?;
+    let read = store
+        .conversation(id)
+        .await?
+        .unwrap_or_else(|| panic!("it was written"));
+    assert_eq!(
+        (
+            read.details.name.as_deref(),
+            read.participant_count,
+            read.seq
+        ),
+        (Some("second"), 5, 5)
+    );
+    assert_eq!(store.participant(id, &bob).await?, Some(promoted.clone()));
+
+    let mark = |read_seq, delivered_seq| Mark {
+        user: bob.clone(),
+        read_seq,
+        delivered_seq,
+    };
+    store.mark(id, &mark(Some(9), Some(11))).await?;
+    store.mark(id, &mark(Some(4), Some(3))).await?;
+    let p = store
+        .participant(id, &bob)
+        .await?
+        .unwrap_or_else(|| panic!("it was written"))
+        .participant;
+    assert_eq!((p.read_seq, p.delivered_seq, p.role), (9, 11, Role::Admin));
+
+    let face = |seq, name: &str| {
+        let last = Some(row(seq, 1, name).entry.last());
+        Some(InboxFace {
+            seq,
+            kind: Kind::Group,
+            name: Some(name.into()),
+            joined_seq: 2,
+            last,
+        })
+    };
+    let write = |face, read_seq, left_seq| InboxWrite {
+        user: bob.clone(),
+        conversation: id,
+        face,
+        read_seq,
+        left_seq,
+    };
+    // In one call, in the wrong order, and twice.
+    let new = write(face(8, "new"), Some(3), None);
+    store
+        .write_inbox(vec![new.clone(), write(face(7, "old"), None, None)])
+        .await?;
+    store
+        .write_inbox(vec![write(face(6, "older"), Some(1), None)])
+        .await?;
+    store.write_inbox(vec![new.clone()]).await?;
+    let inbox = store.inbox(&bob).await?;
+    assert_eq!(inbox.len(), 1);
+    assert_eq!(
+        (&inbox[0].face, inbox[0].read_seq, inbox[0].left_seq),
+        (&new.face, 9, None)
+    );
+    store.write_inbox(vec![write(None, None, Some(10))]).await?;
+    store.write_inbox(vec![write(None, None, Some(1))]).await?;
+    assert_eq!(store.inbox(&bob).await?[0].left_seq, Some(10));
+
+    store.set_last_seen(&bob, 2_000).await?;
+    store.set_last_seen(&bob, 1_000).await?;
+    assert_eq!(store.last_seen(&bob).await?, Some(2_000));
+    assert_eq!(store.last_seen(&somebody()).await?, None);
+    Ok(())
+}
+
+async fn participants_are_paged(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let rows: Vec<_> = (0..25)
+        .map(|i| {
+            let participant = Participant::joining(user(&format!("member-{i}")), Role::Member, 1);
+            ParticipantRow {
+                participant,
+                seq: 1,
+            }
+        })
+        .collect();
+    store.apply(id, &applied("pages", 1, rows)).await?;
+    let mut seen = BTreeSet::new();
+    let mut after: Option<UserId> = None;
+    loop {
+        let page = store.participants(id, after.as_ref(), 10).await?;
+        assert!(page.len() <= 10);
+        after = page.last().map(|r| r.participant.user.clone());
+        let full = page.len() == 10;
+        for row in page {
+            assert!(seen.insert(row.participant.user), "each participant once");
+        }
+        if !full {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 25);
+    assert_eq!(
+        store
+            .participant(id, &user("member-2"))
+            .await?
+            .map(|r| r.seq),
+        Some(1)
+    );
+    assert_eq!(store.participant(id, &user("member")).await?, None);
+    Ok(())
+}
+
+async fn an_inbox_is_one_read(store: &dyn Store) -> Checked {
+    let carol = somebody();
+    let ids: Vec<_> = (0..40).map(|_| ConversationId::random()).collect();
+    let writes = ids.iter().map(|&conversation| InboxWrite {
+        user: carol.clone(),
+        conversation,
+        face: Some(InboxFace {
+            seq: 1,
+            kind: Kind::Channel,
+            name: None,
+            joined_seq: 1,
+            last: None,
+        }),
+        read_seq: Some(1),
+        left_seq: None,
+    });
+    store.write_inbox(writes.collect()).await?;
+    let read: BTreeSet<_> = store
+        .inbox(&carol)
+        .await?
+        .into_iter()
+        .map(|r| r.conversation)
+        .collect();
+    assert_eq!(read, ids.into_iter().collect());
+    assert_eq!(store.inbox(&somebody()).await?, []);
+    Ok(())
+}
+
+async fn public_conversations_are_listed(store: &dyn Store) -> Checked {
+    let (open, closed) = (ConversationId::random(), ConversationId::random());
+    store.apply(open, &applied("open", 1, Vec::new())).await?;
+    store
+        .apply(closed, &applied("closed", 1, Vec::new()))
+        .await?;
+    let mut hidden = applied("closed", 2, Vec::new());
+    hidden.conversation.details.public = false;
+    store.apply(closed, &hidden).await?;
+    let mut listed = BTreeSet::new();
+    let mut after = None;
+    loop {
+        let page = store.public_conversations(after, 3).await?;
+        after = page.last().map(|r| r.conversation);
+        for row in &page {
+            assert!(listed.insert(row.conversation), "each conversation once");
+        }
+        if page.len() < 3 {
+            break;
+        }
+    }
+    assert!(listed.contains(&open) && !listed.contains(&closed));
+    Ok(())
+}
+
+async fn activity_is_remembered_and_forgotten(store: &dyn Store) -> Checked {
+    let gateway = GatewayId(uuid::Uuid::new_v4());
+    let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
+    let (one, other) = (ConversationId::random(), ConversationId::random());
+    let activity = |minute| Some(Activity { gateway, minute });
+    store
+        .append(one, &[row(1, 1, "x")], activity(minute - 1))
+        .await?;
+    store
+        .append(one, &[row(2, 1, "x")], activity(minute))
+        .await?;
+    store
+        .append(other, &[row(1, 1, "x")], activity(minute))
+        .await?;
+    let found: BTreeSet<_> = store.activity(gateway).await?.into_iter().collect();
+    assert_eq!(found, BTreeSet::from([one, other]));
+    assert_eq!(store.activity(GatewayId(uuid::Uuid::new_v4())).await?, []);
+    store.forget_activity(gateway).await?;
+    assert_eq!(store.activity(gateway).await?, []);
+    Ok(())
+}
+
+async fn a_ring_version_is_taken_once(store: &dyn Store) -> Checked {
+    let before = store.ring().await?.map(|r| r.version);
+    let next = RingRow {
+        version: before.unwrap_or_default() + 1,
+        members: vec![GatewayId(uuid::Uuid::new_v4())],
+    };
+    let proposals = (0..5).map(|_| store.propose_ring(before, &next));
+    let won = join_all(proposals)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    assert_eq!(
+        won.into_iter().filter(|&won| won).count(),
+        1,
+        "exactly one proposal wins"
+    );
+    assert_eq!(store.ring().await?, Some(next));
+    Ok(())
+}

@@ -1,0 +1,371 @@
+//! The embedded store: one process, one directory, crate `fjall`.
+//!
+//! All writes go through one thread that commits whatever waits as one batch and one fsync (group
+//! commit), and only then answers. fjall may stall a writer by sleeping, and reads may touch the
+//! disk: neither ever happens on a thread of the runtime.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{Arc, OnceLock},
+    thread,
+};
+
+use async_trait::async_trait;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use metrics::{counter, histogram};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Error, Result,
+    cells::{Cell, CellStore, Cells, LOG, Range, immutable},
+};
+
+/// Writes waiting for the writer thread. Callers wait for a place.
+const WRITES_QUEUED_MAX: usize = 4_096;
+/// Bytes of one group commit. More waits for the next one.
+const GROUP_BYTES_MAX: usize = 4 << 20;
+/// Bytes of all journals before fjall makes writers wait for a flush.
+const JOURNAL_BYTES_MAX: u64 = 256 << 20;
+
+pub type Embedded = CellStore<Fjall>;
+
+/// fjall behind a writer thread.
+pub struct Fjall {
+    database: Database,
+    log: Keyspace,
+    rows: Keyspace,
+    writes: mpsc::Sender<Command>,
+    poisoned: Arc<OnceLock<String>>,
+}
+
+enum Command {
+    Write {
+        cells: Vec<Cell>,
+        durable: bool,
+        done: oneshot::Sender<Result<()>>,
+    },
+    Swap {
+        expected: Option<u64>,
+        cell: Cell,
+        done: oneshot::Sender<Result<bool>>,
+    },
+    Remove {
+        keys: Vec<Vec<u8>>,
+        done: oneshot::Sender<Result<()>>,
+    },
+    Close {
+        done: oneshot::Sender<Result<()>>,
+    },
+}
+
+impl Embedded {
+    /// Opens or creates the store in `path`. `cache_bytes` is fjall's block cache.
+    ///
+    /// # Errors
+    /// When the directory cannot be used, is in use by another process, or is damaged.
+    pub fn open(path: &Path, cache_bytes: u64) -> Result<Self> {
+        let failed = |e: fjall::Error| Error::Unavailable {
+            operation: "open",
+            reason: match e {
+                fjall::Error::Locked => {
+                    format!("{} is in use by another process", path.display())
+                }
+                other => format!("{}: {other}", path.display()),
+            },
+        };
+        std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
+        let database = Database::builder(path)
+            .cache_size(cache_bytes)
+            .max_journaling_size(JOURNAL_BYTES_MAX)
+            .manual_journal_persist(true)
+            .open()
+            .map_err(failed)?;
+        let log = database
+            .keyspace("log", KeyspaceCreateOptions::default)
+            .map_err(failed)?;
+        let rows = database
+            .keyspace("rows", KeyspaceCreateOptions::default)
+            .map_err(failed)?;
+        let poisoned = Arc::new(OnceLock::new());
+        let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
+        let writer = Writer {
+            database: database.clone(),
+            log: log.clone(),
+            rows: rows.clone(),
+            poisoned: poisoned.clone(),
+        };
+        thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || writer.run(commands))
+            .map_err(|e| failed(e.into()))?;
+        Ok(CellStore(Fjall {
+            database,
+            log,
+            rows,
+            writes,
+            poisoned,
+        }))
+    }
+}
+
+impl Fjall {
+    async fn command<T>(
+        &self,
+        operation: &'static str,
+        command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command + Send,
+    ) -> Result<T> {
+        let (done, result) = oneshot::channel();
+        let gone = || Error::Unavailable {
+            operation,
+            reason: "the store is closed".into(),
+        };
+        self.writes.send(command(done)).await.map_err(|_| gone())?;
+        result.await.map_err(|_| gone())?
+    }
+}
+
+#[async_trait]
+impl Cells for Fjall {
+    async fn write(&self, operation: &'static str, cells: Vec<Cell>, durable: bool) -> Result<()> {
+        self.command(operation, |done| Command::Write {
+            cells,
+            durable,
+            done,
+        })
+        .await
+    }
+
+    async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
+        let keyspace = match range.from.first() {
+            Some(&LOG) => self.log.clone(),
+            _ => self.rows.clone(),
+        };
+        let read = move || {
+            let found = keyspace.range(range.from..range.to);
+            let cells: fjall::Result<Vec<Cell>> = if newest_first {
+                found.rev().take(limit).map(cell).collect()
+            } else {
+                found.take(limit).map(cell).collect()
+            };
+            cells.map_err(|e| Error::Unavailable {
+                operation: "read",
+                reason: e.to_string(),
+            })
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(cells) => cells,
+            Err(e) => Err(Error::Unavailable {
+                operation: "read",
+                reason: e.to_string(),
+            }),
+        }
+    }
+
+    async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {
+        self.command("swap", |done| Command::Swap {
+            expected,
+            cell,
+            done,
+        })
+        .await
+    }
+
+    async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()> {
+        self.command("remove", |done| Command::Remove { keys, done })
+            .await
+    }
+
+    fn healthy(&self) -> Result<()> {
+        match self.poisoned.get() {
+            Some(reason) => Err(Error::Poisoned {
+                reason: reason.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.command("close", |done| Command::Close { done })
+            .await?;
+        metrics::gauge!("chat_store_journal_bytes")
+            .set(self.database.journal_disk_space().unwrap_or_default() as f64);
+        Ok(())
+    }
+}
+
+/// A stored value is its timestamp, eight bytes, and the content.
+fn cell(guard: fjall::Guard) -> fjall::Result<Cell> {
+    let (key, value) = guard.into_inner()?;
+    Ok(Cell {
+        key: key.to_vec(),
+        timestamp: timestamp(&value),
+        value: value.get(8..).unwrap_or_default().to_vec(),
+    })
+}
+
+fn timestamp(value: &[u8]) -> u64 {
+    value
+        .get(..8)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u64::from_be_bytes)
+}
+
+/// The thread that writes.
+struct Writer {
+    database: Database,
+    log: Keyspace,
+    rows: Keyspace,
+    poisoned: Arc<OnceLock<String>>,
+}
+
+impl Writer {
+    fn run(self, mut commands: mpsc::Receiver<Command>) {
+        while let Some(first) = commands.blocking_recv() {
+            let mut group = vec![first];
+            let mut bytes = group[0].bytes();
+            while bytes < GROUP_BYTES_MAX
+                && let Ok(next) = commands.try_recv()
+            {
+                bytes += next.bytes();
+                group.push(next);
+            }
+            let closing = group.iter().any(|c| matches!(c, Command::Close { .. }));
+            self.commit(group);
+            if closing {
+                return;
+            }
+        }
+    }
+
+    fn commit(&self, group: Vec<Command>) {
+        histogram!("chat_store_group_commands").record(group.len() as f64);
+        let mut batch = self.database.batch();
+        // Timestamps written by this batch, which the database cannot show yet.
+        let mut newer: HashMap<Vec<u8>, u64> = HashMap::new();
+        let mut sync = false;
+        let mut answers: Vec<Box<dyn FnOnce(Result<()>)>> = Vec::with_capacity(group.len());
+        let mut failed = self.poisoned.get().cloned();
+        for command in group {
+            match command {
+                Command::Write {
+                    cells,
+                    durable,
+                    done,
+                } => {
+                    sync |= durable;
+                    for cell in cells {
+                        if let Err(e) = self.put(&mut batch, &mut newer, cell) {
+                            failed.get_or_insert(e.to_string());
+                        }
+                    }
+                    answers.push(Box::new(move |result| drop(done.send(result))));
+                }
+                Command::Swap {
+                    expected,
+                    cell,
+                    done,
+                } => {
+                    sync = true;
+                    let swapped = match self.stored(&newer, &cell.key) {
+                        Ok(stored) if stored == expected => {
+                            self.put(&mut batch, &mut newer, cell).map(|()| true)
+                        }
+                        Ok(_) => Ok(false),
+                        Err(e) => Err(e),
+                    };
+                    let swapped = swapped.unwrap_or_else(|e| {
+                        failed.get_or_insert(e.to_string());
+                        false
+                    });
+                    answers.push(Box::new(move |result| {
+                        drop(done.send(result.map(|()| swapped)))
+                    }));
+                }
+                Command::Remove { keys, done } => {
+                    for key in keys {
+                        newer.remove(&key);
+                        batch.remove(self.keyspace(&key), key);
+                    }
+                    answers.push(Box::new(move |result| drop(done.send(result))));
+                }
+                Command::Close { done } => {
+                    sync = true;
+                    answers.push(Box::new(move |result| drop(done.send(result))));
+                }
+            }
+        }
+        let result = match failed {
+            Some(reason) => Err(Error::Poisoned { reason }),
+            None => self.write(batch, sync),
+        };
+        for answer in answers {
+            answer(result.clone());
+        }
+    }
+
+    /// After a failed write or fsync nobody knows what the disk holds (Rebello et al., "Can Applications
+    /// Recover from fsync Failures?", ATC 2020): refuse everything until a restart has read it back.
+    fn write(&self, batch: fjall::OwnedWriteBatch, sync: bool) -> Result<()> {
+        let mut written = batch.commit();
+        if written.is_ok() && sync {
+            counter!("chat_store_fsyncs_total").increment(1);
+            written = self.database.persist(PersistMode::SyncData);
+        }
+        written.map_err(|e| {
+            let reason = e.to_string();
+            if self.poisoned.set(reason.clone()).is_ok() {
+                tracing::error!(error = %reason, "the store failed to write; it refuses writes until a restart");
+            }
+            Error::Poisoned { reason }
+        })
+    }
+
+    fn put(
+        &self,
+        batch: &mut fjall::OwnedWriteBatch,
+        newer: &mut HashMap<Vec<u8>, u64>,
+        cell: Cell,
+    ) -> fjall::Result<()> {
+        if !immutable(&cell.key) {
+            if self
+                .stored(newer, &cell.key)?
+                .is_some_and(|stored| stored > cell.timestamp)
+            {
+                return Ok(());
+            }
+            newer.insert(cell.key.clone(), cell.timestamp);
+        }
+        let mut value = Vec::with_capacity(8 + cell.value.len());
+        value.extend_from_slice(&cell.timestamp.to_be_bytes());
+        value.extend_from_slice(&cell.value);
+        batch.insert(self.keyspace(&cell.key), cell.key, value);
+        Ok(())
+    }
+
+    fn stored(&self, newer: &HashMap<Vec<u8>, u64>, key: &[u8]) -> fjall::Result<Option<u64>> {
+        if let Some(&timestamp) = newer.get(key) {
+            return Ok(Some(timestamp));
+        }
+        Ok(self.keyspace(key).get(key)?.map(|value| timestamp(&value)))
+    }
+
+    fn keyspace(&self, key: &[u8]) -> &Keyspace {
+        if key.first() == Some(&LOG) {
+            &self.log
+        } else {
+            &self.rows
+        }
+    }
+}
+
+impl Command {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Write { cells, .. } => cells.iter().map(|c| c.key.len() + c.value.len()).sum(),
+            Self::Swap { cell, .. } => cell.value.len(),
+            Self::Remove { keys, .. } => keys.iter().map(Vec::len).sum(),
+            Self::Close { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Durable rows in the words of the domain. A store keeps what it is given and decides nothing:
+//! who may write, what is committed and what a reader may see is the conversation owner's business.
+//!
+//! Rows that are overwritten carry the seq that wrote them, and the highest seq wins, whatever
+//! arrives when: a late, repeated or reordered write changes nothing.
+
+mod cells;
+pub mod conformance;
+pub mod embedded;
+mod rows;
+pub mod simulated;
+
+use async_trait::async_trait;
+pub use rows::{
+    Activity, Applied, ConversationRow, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
+    ParticipantRow, PublicRow, RingRow, SendRow, Tail,
+};
+
+use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Millis, Seq, UserId};
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The outcome is unknown. A write may be repeated: same key, same content.
+    #[error("{operation}: the store did not answer in time or refused: {reason}")]
+    Unavailable {
+        operation: &'static str,
+        reason: String,
+    },
+    /// A write to the disk failed. What was acknowledged is safe; nothing more is accepted until a restart.
+    #[error("the store refuses writes after a failure of the disk: {reason}")]
+    Poisoned { reason: String },
+    /// What is stored cannot be understood.
+    #[error("{operation}: stored data is damaged: {reason}")]
+    Corrupt {
+        operation: &'static str,
+        reason: String,
+    },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What every backend promises. [`conformance`] checks it.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Writes log rows and the `sends` row of each, and `activity` if given. Durable when it returns.
+    async fn append(
+        &self,
+        conversation: ConversationId,
+        rows: &[LogRow],
+        activity: Option<Activity>,
+    ) -> Result<()>;
+
+    /// As `append`, but all or nothing: no reader and no crash sees a part of it.
+    async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
+
+    /// The rows of the newest `seqs` places in the log, of every epoch, oldest first.
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail>;
+
+    /// The rows from `from` to `to`, both included, of the highest epoch at each seq, oldest first.
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>>;
+
+    /// Notes that everything up to `seq` is committed and applied. Only goes up.
+    async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()>;
+
+    /// Where this client id was written, by each epoch that wrote it in the last seven days.
+    async fn sends(
+        &self,
+        conversation: ConversationId,
+        sender: &UserId,
+        client_id: ClientId,
+    ) -> Result<Vec<SendRow>>;
+
+    async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>>;
+
+    /// Writes what follows from a committed entry. Durable when it returns.
+    async fn apply(&self, conversation: ConversationId, applied: &Applied) -> Result<()>;
+
+    /// Present and former participants in the store's own order, after `after`.
+    async fn participants(
+        &self,
+        conversation: ConversationId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<ParticipantRow>>;
+
+    async fn participant(
+        &self,
+        conversation: ConversationId,
+        user: &UserId,
+    ) -> Result<Option<ParticipantRow>>;
+
+    /// Raises watermarks, in the participant's and in the inbox row. Durable when it returns.
+    async fn mark(&self, conversation: ConversationId, mark: &Mark) -> Result<()>;
+
+    /// All of a user's conversations, in one partition read.
+    async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
+
+    /// Upserts inbox rows. Not durable by itself: crash repair writes them again.
+    async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()>;
+
+    /// Public groups and channels in the store's own order, after `after`.
+    async fn public_conversations(
+        &self,
+        after: Option<ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<PublicRow>>;
+
+    /// Conversations that `gateway` wrote to in the last minutes of its life.
+    async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>>;
+
+    async fn forget_activity(&self, gateway: GatewayId) -> Result<()>;
+
+    async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>>;
+
+    /// Not durable by itself; only goes up.
+    async fn set_last_seen(&self, user: &UserId, at: Millis) -> Result<()>;
+
+    async fn ring(&self) -> Result<Option<RingRow>>;
+
+    /// Replaces the ring if its version is still `expected`; says whether it did. The one operation with a condition.
+    async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool>;
+
+    /// Drops what has outlived its time. Called every few minutes.
+    async fn sweep(&self) -> Result<()>;
+
+    /// Whether writes can succeed.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    fn healthy(&self) -> Result<()>;
+
+    /// Waits until everything written is durable, and lets go.
+    async fn close(&self) -> Result<()>;
+}

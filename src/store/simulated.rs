@@ -1,0 +1,272 @@
+//! Three replicas in memory that lose, delay and resurrect writes, read and written at quorum, with
+//! blocking read repair: Cassandra on a bad day. Only for tests; with paused time and one seed, a run
+//! repeats exactly.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use super::{
+    Error, Result,
+    cells::{Cell, CellStore, Cells, Range},
+};
+
+pub type Simulated = CellStore<Replicas>;
+
+type Replica = BTreeMap<Vec<u8>, (u64, Vec<u8>)>;
+
+/// How the replicas misbehave, in parts of a hundred of all writes to one replica.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub lost: u32,
+    /// Arrive unacknowledged, up to `late_ms` later: a hint, replayed.
+    pub late: u32,
+    pub late_ms: u64,
+    /// Reads that time out.
+    pub unread: u32,
+}
+
+impl Faults {
+    pub const NONE: Self = Self {
+        lost: 0,
+        late: 0,
+        late_ms: 0,
+        unread: 0,
+    };
+    /// As in `model.py`.
+    pub const BAD_DAY: Self = Self {
+        lost: 5,
+        late: 20,
+        late_ms: 1500,
+        unread: 5,
+    };
+}
+
+pub struct Replicas {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    replicas: [Replica; 3],
+    random: StdRng,
+    faults: Faults,
+}
+
+impl Simulated {
+    #[must_use]
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let state = State {
+            replicas: Default::default(),
+            random: StdRng::seed_from_u64(seed),
+            faults,
+        };
+        CellStore(Replicas {
+            state: Arc::new(Mutex::new(state)),
+        })
+    }
+
+    /// The same replicas, for another owner.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        CellStore(Replicas {
+            state: self.0.state.clone(),
+        })
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.state().faults = faults;
+    }
+}
+
+enum Fate {
+    Lands(Duration),
+    Late(Duration),
+    Lost,
+}
+
+impl State {
+    fn hop(&mut self) -> Duration {
+        Duration::from_millis([5, 10, 10, 20, 40][self.random.random_range(0..5)])
+    }
+
+    fn fate(&mut self) -> Fate {
+        if self.faults.lost + self.faults.late == 0 {
+            return Fate::Lands(Duration::ZERO);
+        }
+        let draw = self.random.random_range(0..100);
+        if draw < self.faults.lost {
+            Fate::Lost
+        } else if draw < self.faults.lost + self.faults.late {
+            Fate::Late(Duration::from_millis(
+                self.random.random_range(50..=self.faults.late_ms),
+            ))
+        } else {
+            Fate::Lands(self.hop())
+        }
+    }
+
+    fn land(&mut self, replica: usize, cells: &[Cell]) {
+        for cell in cells {
+            let new = (cell.timestamp, cell.value.clone());
+            let stored = self.replicas[replica]
+                .entry(cell.key.clone())
+                .or_insert_with(|| new.clone());
+            if *stored < new {
+                *stored = new;
+            }
+        }
+    }
+}
+
+impl Replicas {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Writes to `replicas`; true when two have it in time.
+    async fn spread(&self, cells: Vec<Cell>, replicas: &[usize]) -> bool {
+        let fates: Vec<_> = {
+            let mut state = self.state();
+            replicas
+                .iter()
+                .map(|&replica| (replica, state.fate()))
+                .collect()
+        };
+        let cells = Arc::new(cells);
+        let mut landing: Vec<(Duration, usize)> = Vec::new();
+        for (replica, fate) in fates {
+            match fate {
+                Fate::Lands(delay) => landing.push((delay, replica)),
+                Fate::Late(delay) => {
+                    let (state, cells) = (self.state.clone(), cells.clone());
+                    #[expect(clippy::disallowed_methods, reason = "a hint outlives its writer")]
+                    tokio::spawn(async move {
+                        tokio::time::sleep(delay).await;
+                        let mut state = state
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner);
+                        state.land(replica, &cells);
+                    });
+                }
+                Fate::Lost => {}
+            }
+        }
+        landing.sort_unstable();
+        let mut waited = Duration::ZERO;
+        for &(delay, replica) in &landing {
+            tokio::time::sleep(delay - waited).await;
+            waited = delay;
+            self.state().land(replica, &cells);
+        }
+        landing.len() >= 2
+    }
+}
+
+fn unavailable(operation: &'static str) -> Error {
+    Error::Unavailable {
+        operation,
+        reason: "timed out".into(),
+    }
+}
+
+#[async_trait]
+impl Cells for Replicas {
+    async fn write(&self, operation: &'static str, cells: Vec<Cell>, _: bool) -> Result<()> {
+        if self.spread(cells, &[0, 1, 2]).await {
+            Ok(())
+        } else {
+            Err(unavailable(operation))
+        }
+    }
+
+    async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
+        let (pair, hop, timed_out) = {
+            let mut state = self.state();
+            let first = state.random.random_range(0..3);
+            let unread = state.faults.unread;
+            let timed_out = state.random.random_range(0..100) < unread;
+            ([first, (first + 1) % 3], state.hop(), timed_out)
+        };
+        if self.state().faults.lost > 0 {
+            tokio::time::sleep(hop).await;
+        }
+        let mut merged: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = BTreeMap::new();
+        let mut differ = false;
+        {
+            let state = self.state();
+            let views = pair.map(|r| {
+                let range = range.from.clone()..range.to.clone();
+                state.replicas[r].range(range).collect::<Vec<_>>()
+            });
+            differ |= views[0] != views[1];
+            for (key, value) in views.into_iter().flatten() {
+                let stored = merged.entry(key.clone()).or_insert_with(|| value.clone());
+                if *stored < *value {
+                    stored.clone_from(value);
+                }
+            }
+        }
+        let cell = |(key, (timestamp, value))| Cell {
+            key,
+            timestamp,
+            value,
+        };
+        if differ {
+            let repair: Vec<Cell> = merged.clone().into_iter().map(cell).collect();
+            if !self.spread(repair, &pair).await {
+                return Err(unavailable("read"));
+            }
+        }
+        if timed_out {
+            return Err(unavailable("read"));
+        }
+        let cells = merged.into_iter().map(cell);
+        Ok(if newest_first {
+            cells.rev().take(limit).collect()
+        } else {
+            cells.take(limit).collect()
+        })
+    }
+
+    async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {
+        let mut state = self.state();
+        let stored = state
+            .replicas
+            .iter()
+            .filter_map(|r| r.get(&cell.key))
+            .map(|c| c.0)
+            .max();
+        if stored != expected {
+            return Ok(false);
+        }
+        for replica in 0..3 {
+            state.land(replica, std::slice::from_ref(&cell));
+        }
+        Ok(true)
+    }
+
+    async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()> {
+        let mut state = self.state();
+        for replica in &mut state.replicas {
+            for key in &keys {
+                replica.remove(key);
+            }
+        }
+        Ok(())
+    }
+
+    fn healthy(&self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}

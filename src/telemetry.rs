@@ -1,0 +1,105 @@
+//! Logs and metrics. Metrics are named `chat_<noun>_<unit>` and counted where the thing happens; here is
+//! what each means.
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Log, LogFormat};
+
+/// Seconds, from a fast fsync to a slow database.
+const SECONDS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+const COMMANDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0];
+
+/// # Errors
+/// When `log.filter` is not understood.
+pub fn start_logs(log: &Log) -> Result<(), String> {
+    let filter = EnvFilter::try_new(&log.filter)
+        .map_err(|e| format!("log.filter: {:?} is not understood: {e}", log.filter))?;
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match log.format {
+        LogFormat::Text => subscriber.init(),
+        LogFormat::Json => subscriber.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+/// Starts counting. To be called once, before anything counts.
+///
+/// # Errors
+/// When something else counts already.
+pub fn start_metrics() -> Result<PrometheusHandle, String> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
+        .and_then(|b| b.set_buckets_for_metric(Matcher::Suffix("_commands".into()), COMMANDS))
+        .and_then(|b| b.install_recorder().map_err(Into::into))
+        .map_err(|e| e.to_string())?;
+    describe_gauge!("chat_sessions", "Open client connections");
+    describe_gauge!("chat_users_online", "Users with at least one session");
+    describe_gauge!(
+        "chat_conversations_open",
+        "Conversations in memory, with an owner task each"
+    );
+    describe_gauge!(
+        "chat_ring_version",
+        "The ring version that this gateway acts under"
+    );
+    describe_gauge!(
+        "chat_inbox_conversations_pending",
+        "Conversations whose inbox rows waited for the last flush"
+    );
+    describe_gauge!(
+        "chat_store_journal_bytes",
+        Unit::Bytes,
+        "Size of the embedded store's journals"
+    );
+    describe_counter!("chat_sessions_opened_total", "Client connections accepted");
+    describe_counter!(
+        "chat_sessions_closed_total",
+        "Client connections ended, by reason"
+    );
+    describe_counter!(
+        "chat_requests_total",
+        "Requests answered, by type and result"
+    );
+    describe_counter!(
+        "chat_entries_committed_total",
+        "Entries committed in all conversations"
+    );
+    describe_counter!(
+        "chat_frames_queued_total",
+        "Event frames queued for sockets"
+    );
+    describe_counter!(
+        "chat_frames_sent_total",
+        "Frames written to sockets, events and replies"
+    );
+    describe_counter!("chat_inbox_rows_written_total", "Inbox rows written");
+    describe_counter!(
+        "chat_store_fsyncs_total",
+        "Group commits of the embedded store"
+    );
+    describe_counter!(
+        "chat_store_retries_total",
+        "Store operations repeated because their outcome was unknown"
+    );
+    describe_counter!(
+        "chat_connects_refused_total",
+        "Connections refused before a session, by reason"
+    );
+    describe_histogram!(
+        "chat_store_group_commands",
+        Unit::Count,
+        "Writes that shared one group commit"
+    );
+    describe_histogram!(
+        "chat_send_seconds",
+        Unit::Seconds,
+        "From a send request to its acknowledgement"
+    );
+    Ok(handle)
+}
