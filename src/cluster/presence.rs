@@ -90,7 +90,6 @@ impl Presence {
     }
 
     fn tell(&self, item: PresenceItem) {
-        gauge!("chat_users_online").set(self.online.len() as f64);
         let topic = Topic::Presence(item.user.clone());
         if self.hub.subscribers(&topic) > 0 {
             self.hub
@@ -99,6 +98,7 @@ impl Presence {
     }
 
     async fn saw(&self, user: &UserId, at: Millis) {
+        gauge!("chat_users_online").set(self.online.len() as f64);
         if let Err(error) = self.store.set_last_seen(user, at).await {
             tracing::debug!(%user, %error, "last seen was not stored");
         }

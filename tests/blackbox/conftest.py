@@ -1,0 +1,66 @@
+import asyncio
+import shutil
+
+import pytest
+
+from support import Gateway
+
+
+@pytest.fixture
+def start():
+    """Starts gateways that end with the test."""
+    started = []
+
+    def go(data=None, **settings):
+        gateway = Gateway(data, **settings).start()
+        started.append(gateway)
+        return gateway
+
+    yield go
+    for gateway in started:
+        gateway.close()
+    for gateway in started:
+        shutil.rmtree(gateway.directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_gateway():
+    gateway = Gateway(limits__requests_per_second=100000, limits__requests_burst=100000).start()
+    yield gateway
+    gateway.close()
+    shutil.rmtree(gateway.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def gateway(shared_gateway):
+    """One gateway for all tests that don't change its settings or stop it. Users are new in each test."""
+    return shared_gateway
+
+
+@pytest.fixture(params=["json", "msgpack"])
+def codec(request):
+    return request.param
+
+
+@pytest.fixture
+def names():
+    """Users nobody else uses."""
+    import uuid
+
+    suffix = uuid.uuid4().hex[:8]
+    return lambda *names: [f"{name}-{suffix}" for name in names]
+
+
+@pytest.fixture
+async def people(gateway, codec, names):
+    """Connects users with fresh names; closes them at the end."""
+    clients = []
+
+    async def connect(*who):
+        users = names(*who)
+        new = [await gateway.connect(user, codec) for user in users]
+        clients.extend(new)
+        return new if len(new) > 1 else new[0]
+
+    yield connect
+    await asyncio.gather(*(client.close() for client in clients))

@@ -1,0 +1,233 @@
+"""Groups and channels: who is in, who may do what, and what everyone hears of it."""
+import asyncio
+
+from support import eventually, uuid4
+from test_messages import refused
+
+
+def system(event):
+    return event["system"]
+
+
+async def test_a_group_begins_with_its_creation(people):
+    alice, bob, carol = await people("alice", "bob", "carol")
+    group = await alice.create("group", bob.user, carol.user, bob.user, name="Project")
+    for client in (alice, bob, carol):
+        added = await client.event("conversation")
+        assert (added["change"], added["name"], added["kind"]) == ("added", "Project", "group")
+        first = await client.message(group)
+        assert (first["seq"], first["kind"], first["sender"], first["body"]) == (1, "system", alice.user, "")
+        assert system(first) == {
+            "change": "created", "kind": "group", "name": "Project", "posting": "everyone", "public": False,
+            "participants": [alice.user, bob.user, carol.user],
+        }
+        item = await client.inbox(group)
+        assert (item["joined_seq"], item["read_seq"], item["unread"], item["last_seq"]) == (1, 1, 0, 1)
+    details = await bob.ask("conversation", conversation=group)
+    assert (details["participant_count"], details["message_count"], details["role"], details["created_by"]) == (
+        3, 1, "member", alice.user)
+
+
+async def test_creating_with_an_own_id_twice_is_one_group(people):
+    alice, bob, mallory = await people("alice", "bob", "mallory")
+    mine = uuid4()
+    replies = await asyncio.gather(*(
+        alice.ask("create", kind="group", participants=[bob.user], conversation=mine) for _ in range(5)))
+    assert {r["conversation"] for r in replies} == {mine}
+    assert sorted(r["existed"] for r in replies) == [False, True, True, True, True]
+    assert (await alice.history(mine))["head"] == 1
+    await refused(mallory.create("group", conversation=mine), "conflict")
+    dm = await alice.create("dm", bob.user)
+    await refused(mallory.create("group", conversation=dm), "bad_request")
+    await refused(alice.create("channel", conversation=mine), "conflict")
+
+
+async def test_members_come_and_go(people):
+    alice, bob, carol = await people("alice", "bob", "carol")
+    group = await alice.create("group", bob.user, name="G")
+    await alice.send(group, "before carol")
+    assert (await alice.ask("add", conversation=group, user=carol.user))["seq"] == 3
+    added = await carol.event("conversation")
+    assert added["change"] == "added"
+    entry = await carol.message(group)
+    assert (entry["seq"], system(entry)) == (3, {"change": "added", "user": carol.user})
+    item = await carol.inbox(group)
+    assert (item["joined_seq"], item["unread"]) == (3, 0), "who joins starts with nothing unread"
+    assert len((await carol.history(group))["messages"]) == 3, "and sees what was said before"
+    assert (await alice.ask("add", conversation=group, user=carol.user))["seq"] == 3, "twice is once"
+
+    await alice.ask("remove", conversation=group, user=carol.user)
+    assert system(await carol.event("message", lambda e: e["seq"] == 4)) == {"change": "removed", "user": carol.user}
+    assert (await carol.event("conversation"))["change"] == "removed"
+    await alice.send(group, "without carol")
+    await refused(carol.history(group), "forbidden")
+    await refused(carol.send(group, "let me in"), "forbidden")
+    assert await carol.inbox(group) is None
+    assert not [e for e in await carol.quiet() if e.get("body") == "without carol"]
+    assert (await alice.ask("remove", conversation=group, user=carol.user))["seq"] == 4
+
+    await alice.ask("add", conversation=group, user=carol.user)
+    item = await carol.inbox(group)
+    assert (item["joined_seq"], item["read_seq"], item["unread"]) == (6, 6, 0)
+    await carol.ask("leave", conversation=group)
+    assert await carol.inbox(group) is None
+    items = (await bob.ask("participants", conversation=group))["items"]
+    assert [i["user"] for i in items] == sorted([alice.user, bob.user])
+    assert (await bob.ask("conversation", conversation=group))["participant_count"] == 2
+
+
+async def test_roles_decide(people):
+    alice, bob, carol = await people("alice", "bob", "carol")
+    group = await alice.create("group", bob.user, carol.user)
+    for request in (
+        bob.ask("add", conversation=group, user="dave"), bob.ask("remove", conversation=group, user=carol.user),
+        bob.ask("update", conversation=group, name="mine"),
+        bob.ask("set_role", conversation=group, user=bob.user, role="admin"),
+    ):
+        await refused(request, "forbidden")
+    await alice.ask("set_role", conversation=group, user=bob.user, role="admin")
+    assert system(await carol.event("message", lambda e: e["seq"] == 2)) == {
+        "change": "role_set", "user": bob.user, "role": "admin"}
+    await bob.ask("remove", conversation=group, user=carol.user)
+    await refused(bob.ask("remove", conversation=group, user=alice.user), "forbidden")
+    await refused(bob.ask("set_role", conversation=group, user=bob.user, role="owner"), "forbidden")
+    await refused(alice.ask("leave", conversation=group), "conflict")
+    await alice.ask("set_role", conversation=group, user=bob.user, role="owner")
+    await alice.ask("leave", conversation=group)
+    roles = {i["user"]: i["role"] for i in (await bob.ask("participants", conversation=group))["items"]}
+    assert roles == {bob.user: "owner"}
+    await bob.ask("leave", conversation=group)
+
+
+async def test_update_renames_everywhere_and_closes_posting(people):
+    alice, bob = await people("alice", "bob")
+    group = await alice.create("group", bob.user, name="Old")
+    await alice.ask("update", conversation=group, name="New", posting="admins")
+    change = await bob.event("conversation", lambda e: e["change"] == "updated")
+    assert (change["name"], change["posting"]) == ("New", "admins")
+    entry = await bob.event("message", lambda e: e["seq"] == 2)
+    assert system(entry) == {"change": "updated", "name": "New", "posting": "admins"}
+    assert (await bob.inbox(group))["name"] == "New"
+    await refused(bob.send(group, "may I?"), "forbidden")
+    assert (await alice.send(group, "I may"))["seq"] == 3
+    await refused(alice.ask("update", conversation=group, name="  "), "bad_request")
+    await refused(alice.ask("update", conversation=group, name="x" * 300), "too_large")
+    await refused(alice.ask("update", conversation=group), "bad_request")
+
+
+async def test_a_dm_stays_as_it_is(people):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    for request in (
+        alice.ask("add", conversation=dm, user="carol"), alice.ask("leave", conversation=dm),
+        alice.ask("update", conversation=dm, name="x"), alice.ask("remove", conversation=dm, user=bob.user),
+    ):
+        await refused(request, "forbidden")
+    await refused(alice.create("dm", bob.user, "carol"), "bad_request")
+    await refused(alice.create("dm"), "bad_request")
+
+
+async def test_a_group_has_a_limit(start, codec):
+    gateway = start(limits__group_participants=5)
+    alice = await gateway.connect("alice", codec)
+    await refused(alice.create("group", *[f"u{i}" for i in range(5)]), "too_large")
+    group = await alice.create("group", *[f"u{i}" for i in range(4)])
+    await refused(alice.ask("add", conversation=group, user="one-more"), "too_large")
+    await alice.close()
+
+
+async def test_participants_are_paged(people):
+    alice = await people("alice")
+    users = sorted(f"user-{i:03}" for i in range(120))
+    for kind in ("group", "channel"):
+        conversation = await alice.create(kind, *users)
+        seen, after = [], None
+        while True:
+            page = await alice.ask("participants", conversation=conversation, limit=50, **({"after": after} if after else {}))
+            seen += [i["user"] for i in page["items"]]
+            after = page.get("next")
+            if not after:
+                break
+        assert sorted(seen) == sorted([alice.user, *users])
+
+
+async def test_a_public_channel_is_listed_joined_and_left(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    channel = await alice.create("channel", name="news", public=True, posting="admins")
+    listed = await find_public(bob, channel)
+    assert (listed["name"], listed["kind"]) == ("news", "channel")
+    await refused(bob.ask("read", conversation=channel, seq=1), "forbidden")
+
+    tablet = await gateway.connect(bob.user, codec)
+    assert (await bob.ask("join", conversation=channel))["seq"] == 2
+    for session in (bob, tablet):
+        assert (await session.event("conversation"))["change"] == "added"
+        assert system(await session.message(channel)) == {"change": "joined"}
+    await refused(bob.send(channel, "hello"), "forbidden")
+    await alice.send(channel, "news!")
+    for session in (bob, tablet):
+        assert (await session.message(channel))["body"] == "news!"
+    item = await bob.inbox(channel)
+    assert (item["kind"], item["name"], item["last_seq"], item["unread"], item["joined_seq"]) == ("channel", "news", 3, 1, 2)
+    assert item["last_message"]["preview"] == "news!"
+    assert (await bob.ask("join", conversation=channel))["seq"] == 2, "twice is once"
+    await bob.ask("read", conversation=channel, seq=3)
+    assert (await bob.inbox(channel))["unread"] == 0
+    await bob.ask("leave", conversation=channel)
+    assert (await tablet.event("conversation"))["change"] == "removed"
+    await alice.send(channel, "more news")
+    assert not [e for e in await tablet.quiet() if e.get("body") == "more news"]
+    assert await bob.inbox(channel) is None
+    assert (await alice.ask("conversation", conversation=channel))["participant_count"] == 1
+    await alice.ask("update", conversation=channel, public=False)
+    assert await find_public(bob, channel) is None
+    await refused(bob.ask("join", conversation=channel), "forbidden")
+    await tablet.close()
+
+
+async def find_public(client, conversation):
+    after = None
+    while True:
+        page = await client.ask("public", limit=50, **({"after": after} if after else {}))
+        for item in page["items"]:
+            if item["conversation"] == conversation:
+                return item
+        after = page.get("next")
+        if not after:
+            return None
+
+
+async def test_looking_into_a_public_channel_without_joining(people):
+    alice, bob = await people("alice", "bob")
+    channel = await alice.create("channel", name="open", public=True)
+    for i in range(5):
+        await alice.send(channel, f"m{i}")
+    reply = await bob.ask("subscribe", conversation=channel, after=3)
+    assert reply["head"] == 6
+    await alice.send(channel, "live")
+    assert [(await bob.message(channel))["body"] for _ in range(4)] == ["m2", "m3", "m4", "live"]
+    assert len((await bob.history(channel))["messages"]) == 7
+    assert await bob.inbox(channel) is None
+    await bob.ask("unsubscribe", conversation=channel)
+    await alice.send(channel, "unseen")
+    assert await bob.quiet() == []
+    group = await alice.create("group", bob.user)
+    await refused(bob.ask("subscribe", conversation=group), "bad_request")
+    private = await alice.create("channel", name="closed")
+    await refused(bob.ask("subscribe", conversation=private), "not_found")
+
+
+async def test_a_channel_grows_past_the_group_limit(start):
+    gateway = start(limits__group_participants=3, limits__requests_per_second=10000, limits__requests_burst=10000)
+    alice = await gateway.connect("alice")
+    channel = await alice.create("channel", public=True, name="big")
+    for i in range(12):
+        user = await gateway.connect(f"u{i}")
+        await user.ask("join", conversation=channel)
+        await user.close()
+
+    async def all_in():
+        return (await alice.ask("conversation", conversation=channel))["participant_count"] == 13
+
+    assert await eventually(all_in)
+    await alice.close()
