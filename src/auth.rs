@@ -48,17 +48,26 @@ pub enum KeyError {
     Signing(String),
 }
 
-#[derive(Serialize, Deserialize)]
+/// What is read of a token; the library has checked the rest.
+#[derive(Deserialize)]
 struct Claims {
     sub: String,
-    /// Seconds since 1970.
-    exp: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Seconds since 1970, perhaps with a fraction (RFC 7519, NumericDate).
+    exp: f64,
+    #[serde(default)]
     role: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    iss: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    aud: Option<serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct NewClaims<'a> {
+    sub: &'a str,
+    exp: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iss: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aud: Option<&'a str>,
 }
 
 struct Verifier {
@@ -164,8 +173,8 @@ impl Tokens {
         let user =
             UserId::new(&claims.sub).map_err(|e| TokenError::Rejected(format!("its sub: {e}")))?;
         let service = claims.role.as_deref() == Some("service");
-        let expires_s = claims.exp.saturating_add(self.leeway_s);
-        let expires_at = Millis::try_from(expires_s.saturating_mul(1000)).unwrap_or(Millis::MAX);
+        // Saturates at the far ends of time.
+        let expires_at = ((claims.exp + self.leeway_s as f64) * 1000.0) as Millis;
         Ok(Identity {
             user,
             service,
@@ -180,12 +189,12 @@ impl Tokens {
     pub fn sign(&self, user: &UserId, role: Option<&str>, ttl_s: u64) -> Result<String, KeyError> {
         let key = self.signing.as_ref().ok_or(KeyError::NoSecret)?;
         let now = u64::try_from(clock::wall() / 1000).unwrap_or_default();
-        let claims = Claims {
-            sub: user.to_string(),
+        let claims = NewClaims {
+            sub: user.as_str(),
             exp: now.saturating_add(ttl_s),
-            role: role.map(Into::into),
-            iss: self.issuer.clone(),
-            aud: self.audience.clone().map(Into::into),
+            role,
+            iss: self.issuer.as_deref(),
+            aud: self.audience.as_deref(),
         };
         encode(&Header::new(JwtAlgorithm::HS256), &claims, key)
             .map_err(|e| KeyError::Signing(e.to_string()))

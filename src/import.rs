@@ -62,7 +62,7 @@ enum Line {
         attachments: Vec<Attachment>,
         reply_to: Option<Seq>,
         at: Option<Millis>,
-        /// Without one, it is computed from the message's number among those of its conversation in the file.
+        /// Without one, it is computed from the message and its number among those of its conversation in the file.
         client_id: Option<ClientId>,
     },
 }
@@ -105,6 +105,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
         seen: HashMap::new(),
         in_flight: VecDeque::new(),
         report: Report::default(),
+        name: file.display().to_string(),
     };
     let imported = importer.file(file).await;
     let drained = importer.wait(0).await;
@@ -137,6 +138,8 @@ struct Importer {
     seen: HashMap<ConversationId, Seen>,
     in_flight: VecDeque<(usize, BoxFuture<'static, Result<bool, chat::Error>>)>,
     report: Report,
+    /// The file's.
+    name: String,
 }
 
 #[derive(Default)]
@@ -161,9 +164,7 @@ impl Importer {
             }
             let line: Line = serde_json::from_slice(&line).with_context(at)?;
             self.line(number, line).await.with_context(at)?;
-            self.wait(IN_FLIGHT_MAX)
-                .await
-                .with_context(|| path.display().to_string())?;
+            self.wait(IN_FLIGHT_MAX).await?;
             if index % 1024 == 0 {
                 progress.set_message(format!("{} messages", self.report.messages));
             }
@@ -233,7 +234,7 @@ impl Importer {
                 let seen = self.seen.entry(conversation).or_default();
                 seen.messages += 1;
                 let computed = || {
-                    let name = format!("import {}", seen.messages);
+                    let name = format!("import {} {sender} {body}", seen.messages);
                     ClientId(Uuid::new_v5(&conversation.0, name.as_bytes()))
                 };
                 let client_id = client_id.unwrap_or_else(computed);
@@ -275,7 +276,7 @@ impl Importer {
         while self.in_flight.len() > most
             && let Some((number, sent)) = self.in_flight.pop_front()
         {
-            let duplicate = sent.await.map_err(|e| anyhow!("line {number}: {e}"))?;
+            let duplicate = sent.await.map_err(|e| anyhow!("{}:{number}: {e}", self.name))?;
             self.count(duplicate);
         }
         Ok(())

@@ -98,8 +98,17 @@ impl Publish for Delivery {
             } => {
                 // Rule [overlay]: noted first, then delivered. Whoever registers in between is told twice,
                 // never not at all.
-                if let Audience::Members(members) = &audience {
-                    self.home.published(conversation, members, &entry);
+                match &audience {
+                    Audience::Members(members) => {
+                        self.home.published(conversation, members, &entry);
+                    }
+                    Audience::Channel | Audience::User(_) => self.home.placed(&InboxWrite {
+                        user: entry.sender.clone(),
+                        conversation,
+                        face: None,
+                        read_seq: Some(entry.seq),
+                        left_seq: None,
+                    }),
                 }
                 let message = Message::of(conversation, entry.as_ref().clone());
                 self.deliver(conversation, &audience, Event::Message(Box::new(message)));

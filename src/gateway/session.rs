@@ -245,7 +245,8 @@ impl Session {
     async fn live(&mut self, live: &mut Live) -> End {
         let gateway = self.gateway.clone();
         let ping_interval = Duration::from_millis(gateway.session.ping_interval_ms);
-        let mut timer = Box::pin(sleep_until(Instant::now() + ping_interval));
+        let first = next_wake(Instant::now() + ping_interval, live, None);
+        let mut timer = Box::pin(sleep_until(first));
         let mut silent_pings = 0;
         // Once the gateway drains: when to close.
         let mut leave_at: Option<Instant> = None;

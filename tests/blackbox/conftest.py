@@ -11,8 +11,8 @@ def start():
     """Starts gateways that end with the test."""
     started = []
 
-    def go(data=None, **settings):
-        gateway = Gateway(data, **settings).start()
+    def go(data=None, config=None, **settings):
+        gateway = Gateway(data, config, **settings).start()
         started.append(gateway)
         return gateway
 

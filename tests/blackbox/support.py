@@ -26,8 +26,9 @@ PATIENCE = 20.0  # seconds until an awaited event is a failure; never a measure 
 class Gateway:
     """One gateway process over one data directory."""
 
-    def __init__(self, data=None, **settings):
+    def __init__(self, data=None, config=None, **settings):
         self.directory = data or tempfile.mkdtemp(prefix="chat-test-")
+        self.arguments = ["--config", str(config)] if config else []
         self.settings = {
             "client__listen": "127.0.0.1:0",
             "internal__listen": "127.0.0.1:0",
@@ -46,7 +47,7 @@ class Gateway:
     def start(self):
         self.log_path = os.path.join(self.directory, f"gateway-{time.monotonic_ns()}.log")
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([BINARY], env=self.env(), stderr=log, stdout=log)
+            self.process = subprocess.Popen([BINARY, *self.arguments], env=self.env(), stderr=log, stdout=log)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for line in self.log():

@@ -207,7 +207,7 @@ impl Owner {
             });
         }
         attachments.iter().try_for_each(check_attachment)?;
-        if reply_to.is_some_and(|seq| seq == 0 || seq > self.log.head()) {
+        if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
             return Err(Error::invalid(
                 "reply_to is no message of this conversation",
             ));

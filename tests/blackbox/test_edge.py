@@ -1,0 +1,410 @@
+"""Who gets in, what is too much, and how a gateway says goodbye."""
+import asyncio
+import json
+import socket
+import struct
+import time
+
+import httpx
+import jwt
+import pytest
+import websockets
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from support import Gateway, Refused, eventually, uuid4
+from test_messages import refused
+
+SECRET = "a secret of more than thirty-two bytes"
+
+
+async def turned_away(gateway, token, codec="json"):
+    """Connects with a token that is not accepted: the error and the close code."""
+    client = await gateway.open(codec)
+    with pytest.raises(Refused) as refusal:
+        await client.ask("connect", token=token)
+    return refusal.value.code, await client.closed()
+
+
+def token(key=SECRET, algorithm="HS256", headers=None, **claims):
+    return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, key, algorithm=algorithm, headers=headers)
+
+
+async def test_tokens_of_every_algorithm_and_none_else(start, tmp_path, codec):
+    keys = {
+        "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        "ES256": ec.generate_private_key(ec.SECP256R1()),
+        "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+    }
+    config = f'[auth]\nkeys = [{{ algorithm = "HS256", secret = "{SECRET}" }}'
+    for name, key in keys.items():
+        pem = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / name).write_bytes(pem)
+        config += f', {{ algorithm = "{name}", kid = "{name}", public_key_file = "{tmp_path / name}" }}'
+    config += ']\nissuer = "https://login.example.org"\naudience = "chat"\n'
+    file = tmp_path / "gateway.toml"
+    file.write_text(config)
+    gateway = start(config=file)
+    good = {"iss": "https://login.example.org", "aud": "chat"}
+    for name, key in {"HS256": SECRET, **keys}.items():
+        client = await gateway.open(codec)
+        assert (await client.connect("alice", token(key, name, **good)))["user"] == "alice"
+        await client.close()
+    wrong = {
+        "expired": (token(exp=time.time() - 60, **good), 4002),
+        "another secret": (token("x" * 40, **good), 4501),
+        "no issuer": (token(aud="chat"), 4501),
+        "another issuer": (token(**{**good, "iss": "https://evil.example.org"}), 4501),
+        "another audience": (token(**{**good, "aud": "shop"}), 4501),
+        "no audience": (token(iss=good["iss"]), 4501),
+        "not yet": (token(nbf=time.time() + 600, **good), 4501),
+        "HS384": (token(algorithm="HS384", **good), 4501),
+        "an unknown kid": (token(keys["ES256"], "ES256", headers={"kid": "old"}, **good), 4501),
+        "the public key as a secret": (forged((tmp_path / "RS256").read_bytes(), good), 4501),
+        "none": (unsigned(good), 4501),
+        "no exp": (jwt.encode({"sub": "alice", **good}, SECRET), 4501),
+        "no sub": (jwt.encode({"exp": time.time() + 600, **good}, SECRET), 4501),
+        "a strange sub": (token(sub="a b", **good), 4501),
+        "noise": ("nonsense", 4501),
+    }
+    for what, (bad, close) in wrong.items():
+        assert await turned_away(gateway, bad, codec) == ("unauthorized", close), what
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"http://{gateway.client}/v1/tokens", json={"user": "alice"})
+        assert response.status_code == 404, "no development tokens beside real keys"
+
+
+def forged(public_pem, claims):
+    """The classic: a public key used as an HMAC secret."""
+    import base64
+    import hashlib
+    import hmac
+
+    def part(value):
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
+
+    signed = part({"alg": "HS256", "typ": "JWT"}) + b"." + part({"sub": "alice", "exp": time.time() + 600, **claims})
+    mac = base64.urlsafe_b64encode(hmac.new(public_pem, signed, hashlib.sha256).digest()).rstrip(b"=")
+    return (signed + b"." + mac).decode()
+
+
+def unsigned(claims):
+    return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, None, algorithm="none")
+
+
+async def test_an_expired_token_closes_and_a_refresh_keeps_open(start, codec):
+    gateway = start(auth__leeway_s=0)
+
+    def short(user, seconds):
+        return gateway.token(user, "--ttl", f"{seconds}s")
+
+    alice, bob = await gateway.open(codec), await gateway.open(codec)
+    await alice.connect("alice", short("alice", 2))
+    await bob.connect("bob", short("bob", 2))
+    await refused(bob.ask("refresh", token=short("alice", 60)), "unauthorized")
+    await refused(bob.ask("refresh", token="nonsense"), "unauthorized")
+    refreshed = await bob.ask("refresh", token=short("bob", 600))
+    assert refreshed["expires_at"] > bob.hello["expires_at"]
+    assert await alice.closed() == 4002
+    assert (await bob.ask("ping"))["type"] == "pong"
+    await bob.close()
+
+
+async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
+    gateway = start(session__connect_timeout_ms=300)
+    hasty = await gateway.open(codec)
+    await refused(hasty.ask("ping"), "unauthorized")
+    assert await hasty.closed() == 4501
+    silent = await gateway.open(codec)
+    assert await silent.closed() == 4006
+
+
+async def test_no_subprotocol_means_json_and_an_unknown_one_is_refused(gateway, names):
+    plain = await gateway.open(subprotocols=None)
+    assert plain.socket.subprotocol is None
+    await plain.connect(*names("alice"))
+    await plain.close()
+    with pytest.raises(websockets.InvalidStatus) as refusal:
+        await gateway.open(subprotocols=["chat.v9.xml"])
+    assert refusal.value.response.status_code == 400
+
+
+async def test_origins(start):
+    gateway = start(client__origins='["https://chat.example.org"]')
+    for origin in ("https://chat.example.org", f"http://{gateway.client}"):
+        client = await gateway.open(origin=origin)
+        await client.close()
+    for origin in ("https://evil.example.org", "null", "https://chat.example.org.evil.example"):
+        with pytest.raises(websockets.InvalidStatus) as refusal:
+            await gateway.open(origin=origin)
+        assert refusal.value.response.status_code == 403
+
+
+async def test_bad_frames_close_with_4500_and_hurt_nobody_else(people, gateway, names, codec):
+    bystander = await people("bystander")
+    binary = codec == "msgpack"
+    noise = [b"\xff\xff", b"", b"null", b"[]", b"{", b'{"type":7}', b'{"type":"ping","id":-1}', b'{"type":"ping","id":4294967296}']
+    for raw in noise:
+        client = await gateway.connect(*names("noisy"), codec)
+        try:
+            await client.send_raw(raw if binary else raw.decode("latin1"))
+            assert await client.closed() == 4500, raw
+        except AssertionError:
+            raise
+    wrong_kind = await gateway.connect(*names("noisy"), codec)
+    await wrong_kind.send_raw("{}" if binary else b"\x80")
+    assert await wrong_kind.closed() == 4500
+    large = await gateway.connect(*names("noisy"), codec)
+    await large.send_raw(b"x" * 70_000 if binary else "x" * 70_000)
+    assert await large.closed() == 4500
+    assert (await bystander.ask("ping"))["type"] == "pong"
+
+
+async def test_rate_limits_refuse_and_then_close(start, codec):
+    gateway = start(limits__requests_per_second=10, limits__requests_burst=20)
+    alice = await gateway.connect("alice", codec)
+    replies = [await alice.begin("ping") for _ in range(30)]
+    kinds = [(await reply)["type"] for reply in replies]
+    assert kinds.count("pong") in (20, 21) and set(kinds[21:]) == {"error"}
+    error = await replies[-1]
+    assert error["code"] == "rate_limited" and 0 < error["retry_after_ms"] <= 2000
+    try:
+        for _ in range(200):
+            await alice.begin("ping")
+    except (websockets.ConnectionClosed, ConnectionError):
+        pass
+    assert await alice.closed() == 4004
+
+
+async def test_a_user_has_so_many_connections(start, codec):
+    gateway = start(limits__connections_per_user=2)
+    first = [await gateway.connect("alice", codec) for _ in range(2)]
+    client = await gateway.open(codec)
+    await refused(client.ask("connect", token=gateway.dev_token("alice")), "rate_limited")
+    assert await client.closed() == 4005
+    await first[0].close()
+
+    async def free():
+        client = await gateway.open(codec)
+        try:
+            await client.connect("alice")
+        except Refused:
+            return None
+        return client
+
+    client = await eventually(free)
+    for client in (client, first[1]):
+        await client.close()
+
+
+async def test_a_gateway_has_so_many_connections(start):
+    gateway = start(limits__connections=2)
+    clients = [await gateway.open() for _ in range(2)]
+    with pytest.raises(websockets.InvalidStatus) as refusal:
+        await gateway.open()
+    assert refusal.value.response.status_code == 503
+    for client in clients:
+        await client.close()
+
+
+async def test_an_address_connects_so_often(start):
+    gateway = start(limits__connects_per_second_per_address=1, limits__connects_burst_per_address=3)
+    clients = [await gateway.open() for _ in range(3)]
+    with pytest.raises(websockets.InvalidStatus) as refusal:
+        await gateway.open()
+    assert refusal.value.response.status_code == 429
+    assert refusal.value.response.headers["retry-after"] == "1"
+    for client in clients:
+        await client.close()
+
+
+def slow_socket(gateway, user):
+    """A client that connects and then reads nothing: raw, with a tiny receive buffer."""
+    host, port = gateway.client.rsplit(":", 1)
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect((host, int(port)))
+    raw.sendall(
+        f"GET /v1/ws HTTP/1.1\r\nhost: {gateway.client}\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode())
+    body = json.dumps({"type": "connect", "id": 1, "token": gateway.dev_token(user)}).encode()
+    header = struct.pack("!BBH", 0x81, 0x80 | 126, len(body)) + b"\0\0\0\0"
+    raw.sendall(header + body)
+    seen = b""
+    while b'"connected"' not in seen:
+        seen += raw.recv(1024)
+    return raw
+
+
+async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(start):
+    gateway = start(limits__outbox_bytes=2_000_000, limits__requests_per_second=100000, limits__requests_burst=100000)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    slow = slow_socket(gateway, "carol")
+    group = await alice.create("group", "bob", "carol")
+    body, sent = "x" * 15_000, 0
+
+    async def flood():
+        nonlocal sent
+        for reply in [await alice.begin("send", conversation=group, client_id=uuid4(), body=body) for _ in range(20)]:
+            await reply
+            sent += 1
+        return gateway.metrics().get('chat_sessions_closed_total{reason="too slow"}')
+
+    assert await eventually(flood) == 1
+    seqs = [(await bob.message(group))["seq"] for _ in range(sent + 1)]
+    assert seqs == list(range(1, sent + 2))
+    slow.settimeout(20)
+    tail = b""
+    while chunk := slow.recv(65536):
+        tail = (tail + chunk)[-200:]
+    assert struct.pack("!H", 4003) in tail, "when it reads at last, it is told why"
+    slow.close()
+    for client in (alice, bob):
+        await client.close()
+
+
+async def test_a_dead_client_is_noticed_by_its_silence(start):
+    gateway = start(session__ping_interval_ms=200)
+    raw = slow_socket(gateway, "alice")
+    bob = await gateway.connect("bob")
+    [item] = (await bob.ask("watch", users=["alice"]))["items"]
+    assert item["online"] is True
+    assert (await bob.event("presence"))["online"] is False
+    raw.close()
+    await bob.close()
+
+
+async def test_an_administrator_disconnects_a_user(gateway, people):
+    alice, bob = await people("alice", "bob")
+    async with service(gateway) as http:
+        response = await http.delete(f"/v1/users/{alice.user}/sessions")
+        assert (response.status_code, response.json()) == (200, {"closed": 1})
+    assert await alice.closed() == 4502
+    assert (await bob.ask("ping"))["type"] == "pong"
+
+
+async def test_a_drain_loses_nothing(start, codec):
+    gateway = start(drain__spread_ms=500, limits__requests_per_second=100000, limits__requests_burst=100000)
+    alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)
+    dm = await alice.create("dm", "bob")
+    replies = [await alice.begin("send", conversation=dm, client_id=uuid4(), body=str(i)) for i in range(200)]
+    await replies[20]
+    stopping = asyncio.to_thread(gateway.stop)
+    stopping = asyncio.create_task(stopping)
+    for client in (alice, bob):
+        assert 0 <= (await client.event("reconnect"))["after_ms"] <= 500
+    with pytest.raises((websockets.InvalidStatus, OSError)):
+        await gateway.open()
+    assert [await client.closed() for client in (alice, bob)] == [1012, 1012]
+    assert await stopping == 0
+    answered = [r.result()["seq"] for r in replies if not r.exception()]
+    again = start(gateway.directory)
+    back = await again.connect("bob", codec)
+    log = await back.everything(dm)
+    assert len(log) >= len(answered) and [m["seq"] for m in log] == list(range(1, len(log) + 1))
+    assert (await back.inbox(dm))["unread"] == len(log)
+    await back.close()
+
+
+async def test_health_and_metrics(start):
+    gateway = start(drain__delay_ms=1500, drain__spread_ms=0)
+    alice = await gateway.connect("alice")
+    async with httpx.AsyncClient(base_url=f"http://{gateway.internal}") as http:
+        assert (await http.get("/health/live")).status_code == 200
+        assert (await http.get("/health/ready")).json() == {"status": "ready"}
+        text = (await http.get("/metrics")).text
+        assert "chat_sessions 1" in text and "# HELP chat_entries_committed_total" in text
+        stopping = asyncio.create_task(asyncio.to_thread(gateway.stop))
+        await alice.event("reconnect")
+        ready = await http.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+    assert await alice.closed() == 1012
+    assert await stopping == 0
+
+
+def service(gateway, user=None):
+    headers = {"authorization": f"Bearer {gateway.token('backend', '--role', 'service')}"}
+    if user:
+        headers["chat-user"] = user
+    return httpx.AsyncClient(base_url=f"http://{gateway.client}", headers=headers, timeout=20)
+
+
+async def test_back_ends_do_the_same_over_http(gateway, people):
+    alice, bob = await people("alice", "bob")
+    async with service(gateway, alice.user) as http:
+        created = await http.post("/v1/conversations", json={"kind": "group", "participants": [bob.user], "name": "Ops"})
+        assert created.status_code == 201
+        group = created.json()["conversation"]
+        assert (await bob.message(group))["system"]["name"] == "Ops"
+        at = f"/v1/conversations/{group}"
+        send = {"client_id": uuid4(), "body": "deployed"}
+        sent = (await http.post(f"{at}/messages", json=send)).json()
+        assert (sent["type"], sent["seq"], sent["duplicate"]) == ("sent", 2, False)
+        assert (await http.post(f"{at}/messages", json=send)).json()["duplicate"] is True
+        assert (await bob.message(group))["body"] == "deployed"
+        page = (await http.get(f"{at}/messages", params={"limit": 1})).json()
+        assert [m["body"] for m in page["messages"]] == ["deployed"]
+        assert (await http.patch(at, json={"name": "Ops 2"})).json()["seq"] == 3
+        assert (await http.get(at)).json()["name"] == "Ops 2"
+        assert (await http.post(f"{at}/participants", json={"user": "zoe"})).json()["seq"] == 4
+        assert (await http.put(f"{at}/participants/zoe/role", json={"role": "admin"})).json()["seq"] == 5
+        people_there = (await http.get(f"{at}/participants")).json()["items"]
+        assert {p["user"]: p["role"] for p in people_there}["zoe"] == "admin"
+        assert (await http.delete(f"{at}/participants/zoe")).json()["seq"] == 6
+        assert (await http.post(f"{at}/read", json={"seq": 6})).status_code == 200
+        item = next(i for i in (await http.get("/v1/inbox")).json()["items"] if i["conversation"] == group)
+        assert (item["last_seq"], item["unread"]) == (6, 0)
+        assert (await http.get(f"/v1/users/{bob.user}/presence")).json() == {"user": bob.user, "online": True}
+        assert (await http.get("/v1/public")).status_code == 200
+        for path in (f"{at}x", "/v1/conversations/nonsense"):
+            assert (await http.get(path)).status_code in (400, 404)
+        missing = await http.get(f"/v1/conversations/{uuid4()}")
+        assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+        bad = await http.post(f"{at}/messages", json={"body": "x"})
+        assert (bad.status_code, bad.json()["code"]) == (400, "bad_request")
+        huge = await http.post(f"{at}/messages", json={"client_id": uuid4(), "body": "x" * 80_000})
+        assert (huge.status_code, huge.json()["code"]) == (413, "too_large")
+    async with httpx.AsyncClient(base_url=f"http://{gateway.client}") as http:
+        assert (await http.get("/v1/inbox")).status_code == 401
+        ordinary = {"authorization": f"Bearer {gateway.dev_token('alice')}"}
+        assert (await http.get("/v1/inbox", headers=ordinary)).status_code == 403
+        document = (await http.get("/openapi.json")).json()
+        assert "/v1/conversations/{conversation}/messages" in document["paths"]
+        assert document["paths"]["/v1/inbox"]["get"]["security"] == [{"service": []}]
+
+
+def test_wrong_settings_are_named_with_their_place(tmp_path):
+    gateway = Gateway(str(tmp_path))
+
+    def refused_with(*texts, file=None, **settings):
+        gateway.settings = settings
+        arguments = ["config", "check"]
+        if file is not None:
+            (tmp_path / "wrong.toml").write_text(file)
+            arguments = ["--config", str(tmp_path / "wrong.toml"), *arguments]
+        done = gateway.command(*arguments, check=False)
+        assert done.returncode != 0
+        for text in texts:
+            assert text in done.stderr, done.stderr
+
+    refused_with("client.listen", "wrong.toml", file='[client]\nlisten = "0.0.0.0:8080"\n')
+    refused_with("limits.colour", "wrong.toml", file="[limits]\ncolour = 7\n")
+    refused_with("limits.body_bytes", "wrong.toml", file='[limits]\nbody_bytes = "big"\n')
+    refused_with("limits.frame_bytes", "CHAT__LIMITS__FRAME_BYTES", limits__frame_bytes="10")
+    refused_with("auth.keys[0]", file='[[auth.keys]]\nalgorithm = "HS256"\nsecret = "short"\n')
+    refused_with("auth.keys", "none", file='[[auth.keys]]\nalgorithm = "none"\nsecret = "short"\n')
+    refused_with("nowhere.pem", file='[[auth.keys]]\nalgorithm = "RS256"\npublic_key_file = "nowhere.pem"\n')
+    done = gateway.command("--config", str(tmp_path / "missing.toml"), "config", "check", check=False)
+    assert done.returncode != 0 and "missing.toml" in done.stderr
+    gateway.settings = {"limits__body_bytes": "1000"}
+    shown = gateway.command("config", "show").stdout
+    assert "limits.body_bytes = 1000    # environment CHAT__LIMITS__BODY_BYTES" in shown
+    assert 'client.listen = "127.0.0.1:8080"    # default' in shown
+
+
+def test_two_gateways_do_not_share_a_directory(start):
+    gateway = start()
+    second = Gateway(gateway.directory)
+    done = second.command(check=False)
+    assert done.returncode != 0 and "in use by another process" in done.stderr, done.stderr

@@ -1,0 +1,229 @@
+"""Inbox, unread counts, receipts, typing, presence, and coming back with cursors."""
+import asyncio
+import random
+
+from support import eventually, uuid4
+from test_messages import refused
+
+
+async def test_inbox_is_newest_first_with_preview_and_unread(people):
+    alice, bob, carol = await people("alice", "bob", "carol")
+    dm = await alice.create("dm", bob.user)
+    group = await carol.create("group", bob.user, name="G")
+    await alice.send(dm, "one")
+    await later(bob)
+    await alice.send(dm, "y" * 500)
+    items = await bob.inbox()
+    assert [i["conversation"] for i in items] == [dm, group]
+    item = items[0]
+    assert (item["kind"], item["name"], item["last_seq"], item["unread"], item["read_seq"], item["rev"]) == (
+        "dm", alice.user, 2, 2, 0, 0)
+    last = item["last_message"]
+    assert (last["seq"], last["sender"], last["preview"]) == (2, alice.user, "y" * 100)
+    assert (await alice.inbox(dm))["unread"] == 0, "who sends has read"
+    await later(bob)
+    await carol.send(group, "newer")
+    assert [i["conversation"] for i in await bob.inbox()] == [group, dm]
+
+
+async def later(client):
+    """Until the clock has moved on from the newest message: inboxes are ordered by the millisecond."""
+    newest = (await client.inbox())[0]["last_message"]["at"]
+    while (await client.ask("ping"))["time"] <= newest:
+        pass
+
+
+async def test_inbox_pages(people):
+    alice = await people("alice")
+    ids = [await alice.create("group", name=f"g{i}") for i in range(7)]
+    seen, before = [], None
+    while True:
+        page = await alice.ask("inbox", limit=3, **({"before": before} if before else {}))
+        assert len(page["items"]) <= 3
+        seen += [i["conversation"] for i in page["items"]]
+        before = page.get("next")
+        if not before:
+            break
+    assert sorted(seen) == sorted(ids)
+    await refused(alice.ask("inbox", before="nonsense"), "bad_request")
+
+
+async def test_read_on_one_device_clears_unread_on_the_other(people, gateway, codec):
+    phone, bob = await people("alice", "bob")
+    laptop = await gateway.connect(phone.user, codec)
+    dm = await bob.create("dm", phone.user)
+    for i in range(3):
+        await bob.send(dm, str(i))
+    assert (await laptop.inbox(dm))["unread"] == 3
+    await phone.ask("read", conversation=dm, seq=2)
+    for client in (laptop, bob):
+        receipt = await client.event("receipt")
+        assert (receipt["user"], receipt["read_seq"], receipt["delivered_seq"]) == (phone.user, 2, 2)
+    assert (await laptop.inbox(dm))["unread"] == 1
+    await phone.ask("read", conversation=dm, seq=1)
+    assert (await laptop.inbox(dm))["read_seq"] == 2, "watermarks only go up"
+    await laptop.close()
+
+
+async def test_sent_delivered_and_read_can_be_told_for_each_recipient(people):
+    alice, bob, carol, dave = await people("alice", "bob", "carol", "dave")
+    group = await alice.create("group", bob.user, carol.user, dave.user)
+    seq = (await alice.send(group, "who has seen this?"))["seq"]
+    await bob.ask("delivered", conversation=group, seq=seq)
+    await carol.ask("read", conversation=group, seq=seq)
+    assert (await alice.event("receipt", lambda e: e["user"] == bob.user))["delivered_seq"] == seq
+    items = (await alice.ask("participants", conversation=group))["items"]
+
+    def status(item):
+        return "read" if item["read_seq"] >= seq else "delivered" if item["delivered_seq"] >= seq else "sent"
+
+    assert {i["user"]: status(i) for i in items} == {
+        alice.user: "read", bob.user: "delivered", carol.user: "read", dave.user: "sent"}
+
+
+async def test_unread_is_exact_under_concurrent_sends_and_reads(people):
+    alice, bob, carol = await people("alice", "bob", "carol")
+    group = await alice.create("group", bob.user, carol.user)
+
+    async def chatter(client):
+        for i in range(40):
+            sent = await client.send(group, f"{i}")
+            if random.random() < 0.3:
+                await client.ask("read", conversation=group, seq=random.randint(1, sent["seq"]))
+
+    async def reader(client):
+        for _ in range(40):
+            head = (await client.history(group, limit=1))["head"]
+            await client.ask("read", conversation=group, seq=random.randint(max(1, head - 5), head))
+            item = await client.inbox(group)
+            assert item["unread"] == item["last_seq"] - item["read_seq"]
+
+    await asyncio.gather(chatter(alice), chatter(bob), reader(carol), reader(alice))
+    log = await alice.everything(group)
+    participants = {i["user"]: i for i in (await alice.ask("participants", conversation=group))["items"]}
+    for client in (alice, bob, carol):
+        item = await client.inbox(group)
+        assert item["last_seq"] == len(log) == 81
+        assert item["read_seq"] == participants[client.user]["read_seq"]
+        assert item["unread"] == 81 - item["read_seq"]
+        mine = max((m["seq"] for m in log if m["sender"] == client.user), default=1)
+        assert item["read_seq"] >= mine, "who sends has read what came before"
+
+
+async def test_typing_reaches_the_others_at_most_every_three_seconds(people):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    for _ in range(5):
+        await alice.post(type="typing", conversation=dm)
+    await alice.quiet()
+    assert [e["user"] for e in await bob.quiet() if e["type"] == "typing"] == [alice.user]
+
+
+async def test_presence_with_last_seen(people, gateway, codec, names):
+    alice = await people("alice")
+    [bob_name] = names("bob")
+    [item] = (await alice.ask("watch", users=[bob_name]))["items"]
+    assert item == {"user": bob_name, "online": False}
+    bob = await gateway.connect(bob_name, codec)
+    tablet = await gateway.connect(bob_name, codec)
+    assert (await alice.event("presence"))["online"] is True
+    await bob.close()
+    [item] = (await alice.ask("watch", users=[bob_name]))["items"]
+    assert item["online"] is True, "another session is still there"
+    await tablet.close()
+    gone = await alice.event("presence")
+    assert gone["online"] is False and gone["last_seen"] >= bob.hello["time"]
+
+    async def stored():
+        [item] = (await alice.ask("watch", users=[bob_name]))["items"]
+        return item.get("last_seen") == gone["last_seen"]
+
+    assert await eventually(stored)
+    await alice.ask("unwatch", users=[bob_name])
+    again = await gateway.connect(bob_name, codec)
+    assert await alice.quiet() == []
+    await again.close()
+    await refused(alice.ask("watch", users=[f"u{i}" for i in range(501)]), "too_large")
+
+
+async def test_coming_back_with_cursors_misses_nothing(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    group = await alice.create("group", bob.user)
+    channel = await alice.create("channel", bob.user)
+    quiet = await alice.create("group", bob.user)
+    for conversation in (dm, group, channel):
+        await alice.send(conversation, "before")
+    await bob.close()
+    for i in range(3):
+        for conversation in (dm, group, channel):
+            await alice.send(conversation, f"missed {i}")
+    cursors = {dm: [1, 0], group: [2, 0], channel: [2, 0], quiet: [1, 0]}
+    back = await gateway.connect(bob.user, codec, cursors=cursors)
+    await alice.send(dm, "live")
+    assert (await back.message(dm, "live"))["seq"] == 5
+    for conversation, first in ((dm, 2), (group, 3), (channel, 3)):
+        got = [(await back.message(conversation)) for _ in range(3)]
+        assert [m["seq"] for m in got] == [first, first + 1, first + 2]
+        assert [m["body"] for m in got] == [f"missed {i}" for i in range(3)]
+    assert await back.quiet() == []
+    await back.close()
+
+
+async def test_too_much_to_push_is_a_resync(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    await bob.close()
+    for reply in [await alice.begin("send", conversation=dm, client_id=uuid4(), body=str(i)) for i in range(501)]:
+        await reply
+    back = await gateway.connect(bob.user, codec, cursors={dm: [0, 0]})
+    assert (await back.event("resync")) == {"type": "resync", "conversation": dm, "head": 501}
+    await back.close()
+    almost = await gateway.connect(bob.user, codec, cursors={dm: [1, 0]})
+    assert [(await almost.message(dm))["seq"] for _ in range(500)] == list(range(2, 502))
+    await almost.close()
+
+
+async def test_a_cursor_of_a_conversation_one_is_no_longer_in(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    group = await alice.create("group", bob.user)
+    empty = await alice.create("dm", bob.user)
+    await bob.close()
+    await alice.ask("remove", conversation=group, user=bob.user)
+    back = await gateway.connect(bob.user, codec, cursors={group: [1, 0], uuid4(): [5, 0], empty: [0, 0]})
+    changes = [await back.event("conversation") for _ in range(2)]
+    assert {c["change"] for c in changes} == {"removed"}
+    assert await back.quiet() == []
+    await back.close()
+
+
+async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
+    """A client comes and goes while messages flow; after dropping by seq it has each exactly once."""
+    alice, bob = await people("alice", "bob")
+    group = await alice.create("group", bob.user)
+    channel = await alice.create("channel", bob.user)
+    await bob.close()
+    total, done = 300, asyncio.Event()
+
+    async def flow():
+        for i in range(total):
+            await asyncio.gather(alice.send(group, str(i)), alice.send(channel, str(i)))
+        done.set()
+
+    flowing = asyncio.create_task(flow())
+    seen = {group: 1, channel: 1}
+    while True:
+        finished = done.is_set()
+        client = await gateway.connect(bob.user, codec, cursors={c: [s, 0] for c, s in seen.items()})
+        await client.quiet()
+        await asyncio.sleep(random.random() * 0.02)  # a life of random length: the point of the test
+        await client.close()
+        for event in client.events:
+            if event["type"] == "message":
+                conversation, seq = event["conversation"], event["seq"]
+                assert seq <= seen[conversation] + 1, f"a gap before {seq}"
+                seen[conversation] = max(seen[conversation], seq)
+        if finished:
+            break
+    await flowing
+    assert seen == {group: total + 1, channel: total + 1}
