@@ -276,7 +276,9 @@ impl Importer {
         while self.in_flight.len() > most
             && let Some((number, sent)) = self.in_flight.pop_front()
         {
-            let duplicate = sent.await.map_err(|e| anyhow!("{}:{number}: {e}", self.name))?;
+            let duplicate = sent
+                .await
+                .map_err(|e| anyhow!("{}:{number}: {e}", self.name))?;
             self.count(duplicate);
         }
         Ok(())

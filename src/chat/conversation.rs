@@ -5,6 +5,7 @@
 //! here is the I/O around them.
 
 mod answers;
+mod takeover;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,24 +23,22 @@ use metrics::{Counter, counter};
 use tokio::{
     select,
     sync::{mpsc, oneshot},
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 
+use self::takeover::{find_sent, insist};
 use super::{
     error::Error,
     inbox::InboxWriter,
     lease::Lease,
-    log::{Log, Takeover},
+    log::Log,
     operation::{Operation, Outcome, Sent},
     participants::Participants,
     publish::{Audience, Handed, Place, Publication, Publish},
 };
 use crate::{
     clock,
-    model::{
-        ConversationId, Entry, GatewayId, Kind, Seq, UserId,
-        limits::{MAILBOX_OPERATIONS_MAX, PAGE_ITEMS_MAX, TAIL_ENTRIES},
-    },
+    model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
     store::{self, Activity, Applied, LogRow, Store},
 };
 
@@ -182,71 +181,6 @@ struct Marked {
 }
 
 impl Owner {
-    /// "Taking over a conversation" of docs/storage.md.
-    async fn load(id: ConversationId, environment: Arc<Environment>) -> Result<Self, Error> {
-        let Environment { store, lease, .. } = &*environment;
-        let tail = insist(lease, || store.tail(id, TAIL_ENTRIES)).await?;
-        let row = insist(lease, || store.conversation(id)).await?;
-        let Takeover {
-            log,
-            settle,
-            reapply,
-        } = Log::take_over(&tail, lease.epoch()).map_err(|incomplete| {
-            tracing::error!(conversation = %id, %incomplete, "the log is damaged");
-            Error::Unavailable {
-                reason: "the log is damaged",
-            }
-        })?;
-        let mut participants = match row {
-            Some(row) => {
-                let whole = row.details.kind != Kind::Channel;
-                let known = if whole {
-                    all_participants(id, &environment).await?
-                } else {
-                    Vec::new()
-                };
-                Some(Participants::new(id, row, known))
-            }
-            None => reapply
-                .first()
-                .and_then(|entry| Participants::of_first_entry(id, entry)),
-        };
-        if !settle.is_empty() {
-            insist(lease, || store.settle(id, &settle)).await?;
-            tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
-        }
-        if let Some(participants) = &mut participants {
-            for entry in &reapply {
-                let users = crate::chat::participants::users_of(entry);
-                for user in users
-                    .into_iter()
-                    .filter(|u| !participants.knows(u))
-                    .collect::<Vec<_>>()
-                {
-                    let row = insist(lease, || store.participant(id, &user)).await?;
-                    participants.learn(&user, row);
-                }
-                if let Some(applied) = participants.apply(entry) {
-                    insist(lease, || store.apply(id, &applied)).await?;
-                }
-            }
-        }
-        Ok(Self {
-            id,
-            environment,
-            log,
-            participants,
-            waiting: VecDeque::new(),
-            unwritten: Vec::new(),
-            applying: HashMap::new(),
-            backlog: VecDeque::new(),
-            work: FuturesUnordered::new(),
-            active_minute: 0,
-            typing: HashMap::new(),
-            failed: None,
-        })
-    }
-
     async fn run(mut self, commands: &mut mpsc::Receiver<Command>, stop: impl Future<Output = ()>) {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
@@ -259,7 +193,13 @@ impl Owner {
                 while self.accepts()
                     && let Some(command) = self.backlog.pop_front()
                 {
-                    self.handle(command);
+                    // Who is deposed answers nothing, not even a read.
+                    if self.environment.lease.holds(Instant::now()) {
+                        self.handle(command);
+                    } else {
+                        self.backlog.push_front(command);
+                        self.failed = Some(Error::CLOSED);
+                    }
                 }
                 self.write_appended();
                 continue;
@@ -593,65 +533,4 @@ fn sent(entry: &Entry, duplicate: bool) -> Sent {
         at: entry.at,
         duplicate,
     }
-}
-
-/// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
-/// content: repeating is harmless, while skipping a seq is not.
-async fn insist<T, F>(lease: &Lease, operation: impl Fn() -> F) -> store::Result<T>
-where
-    F: Future<Output = store::Result<T>>,
-{
-    let mut wait = REWRITE_AFTER;
-    loop {
-        match operation().await {
-            Err(store::Error::Unavailable { .. }) if lease.holds(Instant::now()) => {
-                counter!("chat_store_retries_total").increment(1);
-                sleep(wait).await;
-                wait = (wait * 2).min(REWRITE_AFTER_MAX);
-            }
-            result => return result,
-        }
-    }
-}
-
-async fn all_participants(
-    id: ConversationId,
-    environment: &Environment,
-) -> store::Result<Vec<store::ParticipantRow>> {
-    let Environment { store, lease, .. } = environment;
-    let mut all: Vec<store::ParticipantRow> = Vec::new();
-    loop {
-        let after = all.last().map(|r| r.participant.user.clone());
-        let page = insist(lease, || {
-            store.participants(id, after.as_ref(), PAGE_ITEMS_MAX)
-        })
-        .await?;
-        let full = page.len() == PAGE_ITEMS_MAX;
-        all.extend(page);
-        if !full {
-            return Ok(all);
-        }
-    }
-}
-
-/// Where a client id is in the committed log. There may be a `sends` row of each epoch; one counts only if
-/// the log at its seq has that client id.
-async fn find_sent(
-    store: &dyn Store,
-    id: ConversationId,
-    sender: &UserId,
-    client_id: crate::model::ClientId,
-    head: Seq,
-) -> store::Result<Option<Seq>> {
-    for send in store.sends(id, sender, client_id).await? {
-        // Rule [sends-epoch]: a row of a deposed epoch may point at a place that something else took.
-        if send.seq <= head
-            && let [row] = &store.log(id, send.seq, send.seq).await?[..]
-            && row.entry.client_id == client_id
-            && row.entry.sender == *sender
-        {
-            return Ok(Some(send.seq));
-        }
-    }
-    Ok(None)
 }

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -102,6 +102,10 @@ impl Conversations {
                 Answer::Ready(outcome) => Ok(outcome),
                 Answer::ReadLog { from, to, head } => {
                     let entries = history.read(conversation, from, to).await?;
+                    // Read under the lease, or not at all.
+                    if !environment.lease.holds(Instant::now()) {
+                        return Err(Error::CLOSED);
+                    }
                     Ok(Outcome::History(Page {
                         entries: entries.to_vec(),
                         head,

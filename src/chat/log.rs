@@ -96,7 +96,7 @@ impl Log {
             .unwrap_or_default()
             .max(tail.settled);
         let mut log = Self::empty(epoch);
-        let first = best.keys().next().copied().unwrap_or(known + 1);
+        let first = best.keys().next().copied().unwrap_or(1);
         log.head = first - 1;
         let mut previous_epoch = 0;
         let mut origins = HashSet::new();
@@ -339,11 +339,10 @@ mod tests {
         log.stored(1);
         log.stored(3);
         assert_eq!(seqs(&log.commit(true)), [1]);
-        assert_eq!(seqs(&log.commit(true)), []);
+        assert!(log.commit(true).is_empty());
         log.stored(2);
-        assert_eq!(
-            seqs(&log.commit(false)),
-            [],
+        assert!(
+            log.commit(false).is_empty(),
             "a deposed owner commits nothing"
         );
         assert_eq!(seqs(&log.commit(true)), [2, 3]);

@@ -1,0 +1,166 @@
+//! "Taking over a conversation" of docs/storage.md: from what a predecessor left to an owner that may serve.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::Future,
+    sync::Arc,
+};
+
+use futures_util::stream::FuturesUnordered;
+use metrics::counter;
+use tokio::time::{Instant, sleep};
+
+use super::{Environment, Owner, REWRITE_AFTER, REWRITE_AFTER_MAX};
+use crate::{
+    chat::{
+        error::Error,
+        lease::Lease,
+        log::{Log, Takeover},
+        participants::{Participants, users_of},
+    },
+    model::{
+        ClientId, ConversationId, Kind, Seq, UserId,
+        limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
+    },
+    store::{self, ParticipantRow, Store},
+};
+
+impl Owner {
+    /// Reads, settles, applies; only then there is an owner.
+    pub(super) async fn load(
+        id: ConversationId,
+        environment: Arc<Environment>,
+    ) -> Result<Self, Error> {
+        let Environment { store, lease, .. } = &*environment;
+        let tail = insist(lease, || store.tail(id, TAIL_ENTRIES)).await?;
+        let row = insist(lease, || store.conversation(id)).await?;
+        let Takeover {
+            log,
+            settle,
+            reapply,
+        } = Log::take_over(&tail, lease.epoch()).map_err(|incomplete| {
+            tracing::error!(conversation = %id, %incomplete, "the log is damaged");
+            Error::Unavailable {
+                reason: "the log is damaged",
+            }
+        })?;
+        let mut participants = match row {
+            Some(row) => {
+                let whole = row.details.kind != Kind::Channel;
+                let known = if whole {
+                    all_participants(id, &environment).await?
+                } else {
+                    Vec::new()
+                };
+                Some(Participants::new(id, row, known))
+            }
+            None => reapply
+                .first()
+                .and_then(|entry| Participants::of_first_entry(id, entry)),
+        };
+        if !settle.is_empty() {
+            insist(lease, || store.settle(id, &settle)).await?;
+            tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
+        }
+        if let Some(participants) = &mut participants {
+            for entry in &reapply {
+                let users = users_of(entry);
+                for user in users
+                    .into_iter()
+                    .filter(|u| !participants.knows(u))
+                    .collect::<Vec<_>>()
+                {
+                    let row = insist(lease, || store.participant(id, &user)).await?;
+                    participants.learn(&user, row);
+                }
+                if let Some(applied) = participants.apply(entry) {
+                    insist(lease, || store.apply(id, &applied)).await?;
+                }
+            }
+        }
+        Ok(Self {
+            id,
+            environment,
+            log,
+            participants,
+            waiting: VecDeque::new(),
+            unwritten: Vec::new(),
+            applying: HashMap::new(),
+            backlog: VecDeque::new(),
+            work: FuturesUnordered::new(),
+            active_minute: 0,
+            typing: HashMap::new(),
+            failed: None,
+        })
+    }
+}
+
+/// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
+/// content: repeating is harmless, while skipping a seq is not. A success after the lease has gone is none:
+/// somebody else may own the conversation by then.
+pub(super) async fn insist<T, F>(lease: &Lease, operation: impl Fn() -> F) -> store::Result<T>
+where
+    F: Future<Output = store::Result<T>>,
+{
+    let mut wait = REWRITE_AFTER;
+    loop {
+        let result = operation().await;
+        if !lease.holds(Instant::now()) {
+            let reason = "the lease has ended".into();
+            return Err(store::Error::Unavailable {
+                operation: "own",
+                reason,
+            });
+        }
+        match result {
+            Err(store::Error::Unavailable { .. }) => {
+                counter!("chat_store_retries_total").increment(1);
+                sleep(wait).await;
+                wait = (wait * 2).min(REWRITE_AFTER_MAX);
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn all_participants(
+    id: ConversationId,
+    environment: &Environment,
+) -> store::Result<Vec<ParticipantRow>> {
+    let Environment { store, lease, .. } = environment;
+    let mut all: Vec<ParticipantRow> = Vec::new();
+    loop {
+        let after = all.last().map(|r| r.participant.user.clone());
+        let page = insist(lease, || {
+            store.participants(id, after.as_ref(), PAGE_ITEMS_MAX)
+        })
+        .await?;
+        let full = page.len() == PAGE_ITEMS_MAX;
+        all.extend(page);
+        if !full {
+            return Ok(all);
+        }
+    }
+}
+
+/// Where a client id is in the committed log. There may be a `sends` row of each epoch; one counts only if
+/// the log at its seq has that client id.
+pub(super) async fn find_sent(
+    store: &dyn Store,
+    id: ConversationId,
+    sender: &UserId,
+    client_id: ClientId,
+    head: Seq,
+) -> store::Result<Option<Seq>> {
+    for send in store.sends(id, sender, client_id).await? {
+        // Rule [sends-epoch]: a row of a deposed epoch may point at a place that something else took.
+        if send.seq <= head
+            && let [row] = &store.log(id, send.seq, send.seq).await?[..]
+            && row.entry.client_id == client_id
+            && row.entry.sender == *sender
+        {
+            return Ok(Some(send.seq));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,178 @@
+//! ARCHITECTURE.md says which rooms a room may use, and what must not be. These tests keep it true.
+
+use std::{fs, path::Path};
+
+/// Values that every room may use: words, time, tasks.
+const COMMON: &[&str] = &["model", "clock", "tasks"];
+
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("protocol", &[]),
+    ("store", &[]),
+    ("chat", &["store"]),
+    ("fanout", &["protocol"]),
+    ("cluster", &["protocol", "store", "chat", "fanout"]),
+    (
+        "gateway",
+        &[
+            "protocol", "store", "chat", "fanout", "cluster", "auth", "config",
+        ],
+    ),
+];
+
+/// More lines hold two ideas. Those listed hold one, and a reason.
+const LINES_MAX: usize = 600;
+const LONGER: &[(&str, usize)] = &[
+    // Session: one loop, and what it does with each thing that wakes it.
+    ("src/gateway/session.rs", 700),
+    // One mapping of all tables to cells, read top to bottom.
+    ("src/store/cells.rs", 900),
+];
+
+fn sources(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push((
+                path.display().to_string(),
+                fs::read_to_string(&path).unwrap(),
+            ));
+        }
+    }
+    found
+}
+
+/// The rooms that a text names: `crate::room`, alone or in a group.
+fn rooms_used(text: &str) -> Vec<String> {
+    let mut used = Vec::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 1;
+            let mut word = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    _ => {}
+                }
+                if depth == 0 {
+                    break;
+                }
+                if depth == 1 && (c.is_alphanumeric() || c == '_') {
+                    word.push(c);
+                } else if !word.is_empty() {
+                    used.push(std::mem::take(&mut word));
+                }
+            }
+            used.extend((!word.is_empty()).then_some(word));
+        } else {
+            used.push(
+                rest.chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect(),
+            );
+        }
+    }
+    used
+}
+
+#[test]
+fn imports_point_one_way() {
+    let rooms: Vec<&str> = MAY_USE.iter().map(|(room, _)| *room).collect();
+    for (room, allowed) in MAY_USE {
+        for (file, text) in sources(&Path::new("src").join(room)) {
+            for used in rooms_used(&text) {
+                let known = rooms.contains(&used.as_str())
+                    || ["auth", "config", "node"].contains(&used.as_str());
+                let fine = !known
+                    || used == *room
+                    || COMMON.contains(&used.as_str())
+                    || allowed.contains(&used.as_str());
+                assert!(
+                    fine,
+                    "{file} uses {used}; {room} may use only {allowed:?} and {COMMON:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_holds_one_idea() {
+    for (file, text) in sources(Path::new("src")) {
+        let max = LONGER
+            .iter()
+            .find(|(name, _)| *name == file)
+            .map_or(LINES_MAX, |(_, max)| *max);
+        let lines = text.lines().count();
+        assert!(lines <= max, "{file} has {lines} lines of at most {max}");
+    }
+}
+
+#[test]
+fn what_is_pure_neither_waits_nor_asks_the_time() {
+    for file in [
+        "src/chat/log.rs",
+        "src/chat/participants.rs",
+        "src/cluster/ring.rs",
+    ] {
+        let text = fs::read_to_string(file).unwrap();
+        let rules = text.split("#[cfg(test)]").next().unwrap();
+        for word in ["async ", ".await", "Instant::now", "clock::wall"] {
+            assert!(!rules.contains(word), "{file} has {word:?}");
+        }
+    }
+}
+
+#[test]
+fn each_rule_of_the_log_stands_at_the_line_that_keeps_it() {
+    let code: String = sources(Path::new("src/chat"))
+        .into_iter()
+        .map(|(_, text)| text)
+        .collect();
+    let storage = fs::read_to_string("docs/storage.md").unwrap();
+    for rule in [
+        "lease",
+        "epoch",
+        "settle",
+        "prefix",
+        "repeat",
+        "order",
+        "sends-epoch",
+        "settle-sends",
+    ] {
+        let tag = format!("Rule [{rule}]");
+        assert_eq!(
+            code.matches(&tag).count(),
+            1,
+            "{tag} stands in the code once"
+        );
+        assert!(
+            storage.contains(&format!("[{rule}]")),
+            "docs/storage.md explains [{rule}]"
+        );
+    }
+}
+
+#[test]
+fn the_example_configuration_shows_every_setting_with_its_default() {
+    use chat_gateway::config::Config;
+    let text = fs::read_to_string("config/gateway.toml").unwrap();
+    let example: Config = toml::from_str(&text).unwrap();
+    assert_eq!(example, Config::default());
+    let table: toml::Table = toml::from_str(&text).unwrap();
+    let defaults = toml::Table::try_from(Config::default()).unwrap();
+    for (section, settings) in &defaults {
+        for (key, value) in settings.as_table().unwrap() {
+            let shown = table.get(section).and_then(|s| s.get(key)).is_some();
+            assert!(
+                shown || value.is_table(),
+                "config/gateway.toml lacks {section}.{key}"
+            );
+        }
+    }
+}

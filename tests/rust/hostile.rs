@@ -1,0 +1,335 @@
+//! Bad input over real sockets: thousands of malformed, oversized, deep and random frames. Each is answered
+//! with a reply, an `error`, or the right close code; the process never panics; a bystander never notices.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::{SinkExt, StreamExt};
+use proptest::{prelude::*, test_runner::TestRunner};
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_tungstenite::{
+    MaybeTlsStream, WebSocketStream,
+    tungstenite::{Message, client::IntoClientRequest},
+};
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Gateway {
+    process: Child,
+    client: String,
+    token: String,
+    log: Arc<Mutex<String>>,
+    _data: tempfile::TempDir,
+}
+
+impl Gateway {
+    fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let command = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_chat-gateway"));
+            command
+                .env("CHAT__CLIENT__LISTEN", "127.0.0.1:0")
+                .env("CHAT__INTERNAL__LISTEN", "127.0.0.1:0")
+                .env("CHAT__STORE__EMBEDDED__PATH", data.path())
+                .env("CHAT__LIMITS__REQUESTS_PER_SECOND", "1000000")
+                .env("CHAT__LIMITS__REQUESTS_BURST", "1000000")
+                .env("CHAT__LIMITS__CONNECTS_PER_SECOND_PER_ADDRESS", "1000000")
+                .env("CHAT__LOG__FORMAT", "json");
+            command
+        };
+        let token = command()
+            .args(["token", "mallory"])
+            .output()
+            .unwrap()
+            .stdout;
+        let mut process = command().stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let client = loop {
+            let line = lines.next().expect("the gateway starts").unwrap();
+            let line: Value = serde_json::from_str(&line).unwrap();
+            if line["message"] == "ready" {
+                break line["clients"].as_str().unwrap().to_owned();
+            }
+        };
+        let log = Arc::new(Mutex::new(String::new()));
+        let seen = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                seen.lock().unwrap().push_str(&line);
+            }
+        });
+        let token = String::from_utf8(token).unwrap().trim().to_owned();
+        Self {
+            process,
+            client,
+            token,
+            log,
+            _data: data,
+        }
+    }
+
+    async fn connect(&self, binary: bool) -> Socket {
+        let mut socket = self.open(binary).await;
+        let connect = json!({"type": "connect", "id": 1, "token": self.token});
+        socket.send(message(binary, &connect)).await.unwrap();
+        let reply = socket.next().await.unwrap().unwrap().into_data();
+        assert!(reply.windows(9).any(|w| w == b"connected"), "{reply:?}");
+        socket
+    }
+
+    async fn open(&self, binary: bool) -> Socket {
+        let mut request = format!("ws://{}/v1/ws", self.client)
+            .into_client_request()
+            .unwrap();
+        let protocol = if binary {
+            "chat.v1.msgpack"
+        } else {
+            "chat.v1.json"
+        };
+        request
+            .headers_mut()
+            .insert("sec-websocket-protocol", protocol.parse().unwrap());
+        tokio_tungstenite::connect_async(request).await.unwrap().0
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn message(binary: bool, frame: &Value) -> Message {
+    if binary {
+        Message::Binary(rmp_serde::to_vec_named(frame).unwrap().into())
+    } else {
+        Message::Text(frame.to_string().into())
+    }
+}
+
+/// After a hostile frame: a ping that is still answered, or a close code that fits.
+async fn survives(socket: &mut Socket, binary: bool) -> Result<bool, String> {
+    let ping = json!({"type": "ping", "id": 4_000_000_000_u32});
+    if socket.send(message(binary, &ping)).await.is_err() {
+        return Ok(false);
+    }
+    loop {
+        let next = timeout(PATIENCE, socket.next())
+            .await
+            .map_err(|_| "silence".to_owned())?;
+        match next {
+            Some(Ok(Message::Close(Some(close)))) => {
+                let code = u16::from(close.code);
+                let fits = [4500, 4501, 4004, 1000].contains(&code);
+                return if fits {
+                    Ok(false)
+                } else {
+                    Err(format!("closed with {code}"))
+                };
+            }
+            // A connection that breaks a WebSocket's own rules may just end.
+            None | Some(Err(_) | Ok(Message::Close(None))) => return Ok(false),
+            Some(Ok(reply)) => {
+                let bytes = reply.into_data();
+                if bytes.windows(4).any(|w| w == b"pong") {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Hostile {
+    binary: bool,
+    connected: bool,
+    message: Vec<u8>,
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,40}".prop_map(Value::from),
+        Just(json!("0199c0de-0000-7000-8000-00000000cafe")),
+    ];
+    leaf.prop_recursive(6, 40, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            prop::collection::hash_map("[a-z_]{0,12}", inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// A frame of a real type with fields of any kind: the nearest miss.
+fn near_miss() -> impl Strategy<Value = Value> {
+    const TYPES: &[&str] = &[
+        "connect",
+        "refresh",
+        "inbox",
+        "create",
+        "conversation",
+        "participants",
+        "add",
+        "remove",
+        "join",
+        "leave",
+        "set_role",
+        "update",
+        "send",
+        "history",
+        "read",
+        "delivered",
+        "typing",
+        "watch",
+        "unwatch",
+        "subscribe",
+        "unsubscribe",
+        "public",
+        "ping",
+        "edit",
+        "delete",
+        "react",
+        "unreact",
+        "changes",
+    ];
+    const FIELDS: &[&str] = &[
+        "id",
+        "token",
+        "cursors",
+        "conversation",
+        "user",
+        "users",
+        "kind",
+        "participants",
+        "name",
+        "public",
+        "posting",
+        "role",
+        "client_id",
+        "body",
+        "attachments",
+        "reply_to",
+        "retry",
+        "before",
+        "after",
+        "around",
+        "limit",
+        "seq",
+    ];
+    let fields = prop::collection::hash_map(prop::sample::select(FIELDS), value(), 0..8);
+    (prop::sample::select(TYPES), fields).prop_map(|(kind, fields)| {
+        let mut frame: serde_json::Map<String, Value> =
+            fields.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+        frame.insert("type".into(), kind.into());
+        frame.entry("id").or_insert(7.into());
+        Value::Object(frame)
+    })
+}
+
+fn encoded(binary: bool, value: &Value) -> Vec<u8> {
+    message(binary, value).into_data().to_vec()
+}
+
+fn deep(binary: bool, depth: usize) -> Vec<u8> {
+    if binary {
+        [
+            vec![0x81, 0xa4],
+            b"type".to_vec(),
+            vec![0x91; depth],
+            vec![0xc0],
+        ]
+        .concat()
+    } else {
+        format!(
+            r#"{{"type":"send","body":{}{}}}"#,
+            "[".repeat(depth),
+            "]".repeat(depth)
+        )
+        .into_bytes()
+    }
+}
+
+fn hostile() -> impl Strategy<Value = Hostile> {
+    (any::<bool>(), prop::bool::weighted(0.9)).prop_flat_map(|(binary, connected)| {
+        let bytes = prop_oneof![
+            2 => prop::collection::vec(any::<u8>(), 0..200),
+            2 => value().prop_map(move |v| encoded(binary, &v)),
+            6 => near_miss().prop_map(move |v| encoded(binary, &v)),
+            // A frame cut short, or with one byte changed.
+            3 => (near_miss(), any::<prop::sample::Index>(), any::<u8>()).prop_map(move |(v, at, byte)| {
+                let mut bytes = encoded(binary, &v);
+                let at = at.index(bytes.len());
+                if byte < 128 { bytes.truncate(at) } else { bytes[at] = byte }
+                bytes
+            }),
+            1 => (1usize..60_000).prop_map(move |depth| deep(binary, depth)),
+            1 => (60_000usize..80_000).prop_map(|size| vec![b'x'; size]),
+            1 => (1usize..70_000).prop_map(move |size| encoded(binary, &json!({
+                "type": "send", "id": 3, "conversation": "0199c0de-0000-7000-8000-00000000cafe",
+                "client_id": "0199c0de-0000-4000-8000-00000000cafe", "body": "y".repeat(size)}))),
+        ];
+        bytes.prop_map(move |message| Hostile { binary, connected, message })
+    })
+}
+
+#[test]
+fn hostile_frames_hurt_nobody() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let gateway = Gateway::start();
+    let bystander = std::cell::RefCell::new(runtime.block_on(gateway.connect(false)));
+    // Connections are used again until one is closed.
+    let sockets: std::cell::RefCell<[Option<Socket>; 2]> = [None, None].into();
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 3_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let outcome = runner.run(
+        &hostile(),
+        |Hostile {
+             binary,
+             connected,
+             message,
+         }| {
+            runtime.block_on(async {
+                let kept = sockets.borrow_mut()[usize::from(binary)].take();
+                let mut socket = match kept {
+                    _ if !connected => gateway.open(binary).await,
+                    Some(socket) => socket,
+                    None => gateway.connect(binary).await,
+                };
+                let frame = match String::from_utf8(message) {
+                    Ok(text) if !binary => Message::Text(text.into()),
+                    Ok(text) => Message::Binary(text.into_bytes().into()),
+                    Err(bytes) => Message::Binary(bytes.into_bytes().into()),
+                };
+                let alive = socket.send(frame).await.is_ok();
+                let alive = alive
+                    && survives(&mut socket, binary)
+                        .await
+                        .map_err(TestCaseError::fail)?;
+                if alive && connected {
+                    sockets.borrow_mut()[usize::from(binary)] = Some(socket);
+                }
+                let heard = survives(&mut bystander.borrow_mut(), false).await;
+                prop_assert_eq!(heard, Ok(true), "the bystander is unharmed");
+                prop_assert!(!gateway.log.lock().unwrap().contains("panicked"));
+                Ok(())
+            })
+        },
+    );
+    outcome.unwrap();
+}

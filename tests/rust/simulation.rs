@@ -1,0 +1,317 @@
+//! `tests/models/model.py` with the real owner: one conversation over three replicas that lose, delay and
+//! resurrect writes, with owners that are deposed and clients that retry. The checker sees only what
+//! clients saw: an acknowledged message stays at its seq, once; every history is a prefix of one sequence.
+//!
+//! Time is paused and every choice comes from the seed; a failing seed is printed and replays.
+//! `SEEDS=2000 cargo test --release --test all simulation` runs more.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use chat_gateway::{
+    chat::{
+        Conversations, Creation, Handed, InboxWriter, Lease, LogRange, Operation, Outcome,
+        Publication, Publish, Settings,
+    },
+    model::{
+        ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq, UserId,
+    },
+    store::{
+        Store,
+        simulated::{Faults, Simulated},
+    },
+    tasks::Tasks,
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
+
+const CLIENTS: usize = 3;
+const MESSAGES_EACH: usize = 25;
+
+/// What clients saw.
+#[derive(Default)]
+struct Checker {
+    acknowledged: HashMap<ClientId, Seq>,
+    /// The one sequence that every history must be a prefix of.
+    canon: Vec<ClientId>,
+    findings: Vec<String>,
+}
+
+impl Checker {
+    fn acknowledge(&mut self, client: ClientId, seq: Seq) {
+        let first = *self.acknowledged.entry(client).or_insert(seq);
+        if first != seq {
+            self.findings
+                .push(format!("{client} acknowledged at {first} and at {seq}"));
+        }
+    }
+
+    /// The entries from `first` on, as some reader or subscriber saw them.
+    fn saw<'a>(&mut self, first: Seq, entries: impl Iterator<Item = &'a Arc<Entry>>) {
+        for (seq, entry) in (first..).zip(entries) {
+            if entry.seq != seq {
+                self.findings
+                    .push(format!("expected {seq}, saw {}", entry.seq));
+                return;
+            }
+            let index = usize::try_from(seq - 1).unwrap();
+            match self.canon.get(index) {
+                Some(known) if *known != entry.client_id => {
+                    self.findings
+                        .push(format!("{seq} was {known}, now {}", entry.client_id));
+                }
+                Some(_) => {}
+                None if index == self.canon.len() => self.canon.push(entry.client_id),
+                // Seen live before what precedes it was read: its turn comes.
+                None => {}
+            }
+        }
+    }
+}
+
+/// Publications are what subscribers see.
+struct Watching(Arc<Mutex<Checker>>);
+
+impl Publish for Watching {
+    fn publish(&self, publication: Publication) -> Handed {
+        if let Publication::Entry { entry, .. } = publication {
+            self.0
+                .lock()
+                .unwrap()
+                .saw(entry.seq, std::iter::once(&entry));
+        }
+        Handed::Done
+    }
+}
+
+struct World {
+    conversation: ConversationId,
+    store: Arc<dyn Store>,
+    checker: Arc<Mutex<Checker>>,
+    /// The newest owner last.
+    owners: Mutex<Vec<(Conversations, Lease)>>,
+    random: Mutex<StdRng>,
+}
+
+impl World {
+    fn random(&self, most: u64) -> u64 {
+        self.random.lock().unwrap().random_range(0..=most)
+    }
+
+    fn new_owner(&self, tasks: &Tasks) {
+        let mut owners = self.owners.lock().unwrap();
+        let lease = Lease::unbounded(owners.len() as u64 + 1);
+        let settings = Settings {
+            body_bytes_max: 1000,
+            group_participants_max: 100,
+            idle: Duration::from_secs(300),
+            operation_timeout: Duration::from_millis(400),
+            open_max: 10,
+        };
+        let conversations = Conversations::new(
+            GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),
+            self.store.clone(),
+            Arc::new(Watching(self.checker.clone())),
+            Arc::new(InboxWriter::new(self.store.clone())),
+            lease.clone(),
+            settings,
+            tasks.clone(),
+        );
+        owners.push((conversations, lease));
+    }
+
+    /// Mostly the newest owner, sometimes one that was deposed and does not know it.
+    fn some_owner(&self) -> Conversations {
+        let back = if self.random(9) < 3 {
+            self.random(2) as usize
+        } else {
+            0
+        };
+        let owners = self.owners.lock().unwrap();
+        owners[owners.len().saturating_sub(1 + back)].0.clone()
+    }
+
+    async fn client(self: Arc<Self>, name: usize) {
+        let sender = user(name);
+        for _ in 0..MESSAGES_EACH {
+            let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+            let mut retry = false;
+            loop {
+                let content = Content::Text {
+                    body: "x".into(),
+                    attachments: Vec::new(),
+                    reply_to: None,
+                };
+                let draft = Draft {
+                    sender: sender.clone(),
+                    client_id,
+                    content,
+                    at: None,
+                    retry,
+                };
+                retry = true;
+                if let Ok(sent) = self.some_owner().send(self.conversation, draft).await {
+                    self.checker
+                        .lock()
+                        .unwrap()
+                        .acknowledge(client_id, sent.seq);
+                    break;
+                }
+                sleep(Duration::from_millis(5 + self.random(60))).await;
+                if self.random(19) == 0 {
+                    break; // gives up
+                }
+            }
+            sleep(Duration::from_millis(self.random(80))).await;
+        }
+    }
+
+    async fn reader(self: Arc<Self>) {
+        loop {
+            let owner = self.some_owner();
+            if let Some(entries) = history(&owner, self.conversation).await {
+                self.checker.lock().unwrap().saw(1, entries.iter());
+            }
+            sleep(Duration::from_millis(10 + self.random(90))).await;
+        }
+    }
+
+    /// Deposes owners: the old one's lease ends, perhaps with writes in flight, and a new one begins.
+    async fn ring(self: Arc<Self>, tasks: Tasks) {
+        loop {
+            sleep(Duration::from_millis(20 + self.random(380))).await;
+            let ends = Instant::now() + Duration::from_millis(self.random(120));
+            self.owners.lock().unwrap().last().unwrap().1.end_at(ends);
+            sleep(ends - Instant::now() + Duration::from_millis(1)).await;
+            self.new_owner(&tasks);
+        }
+    }
+}
+
+fn user(name: usize) -> UserId {
+    UserId::new(&format!("client-{name}")).unwrap()
+}
+
+async fn history(owner: &Conversations, conversation: ConversationId) -> Option<Vec<Arc<Entry>>> {
+    let operation = Operation::History {
+        range: LogRange::After(0),
+        limit: 1000,
+    };
+    match owner.ask(conversation, user(0), operation).await {
+        Ok(Outcome::History(page)) => Some(page.entries),
+        _ => None,
+    }
+}
+
+async fn run(seed: u64) -> (Vec<String>, usize) {
+    let world = Arc::new(World {
+        conversation: ConversationId(Uuid::from_u128(0x4000_8000_0000_0000_0000_0000)),
+        store: Arc::new(Simulated::new(seed, Faults::BAD_DAY)),
+        checker: Arc::default(),
+        owners: Mutex::default(),
+        random: Mutex::new(StdRng::seed_from_u64(seed)),
+    });
+    let tasks = Tasks::default();
+    world.new_owner(&tasks);
+    loop {
+        let creation = Creation {
+            kind: Kind::Group,
+            participants: (1..CLIENTS).map(user).collect(),
+            name: None,
+            public: false,
+            posting: Posting::Everyone,
+            at: None,
+        };
+        let created = world
+            .some_owner()
+            .ask(world.conversation, user(0), Operation::Create(creation))
+            .await;
+        if created.is_ok() {
+            break;
+        }
+    }
+    let ring = tasks.spawn(world.clone().ring(tasks.clone()));
+    let reader = tasks.spawn(world.clone().reader());
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|c| tasks.spawn(world.clone().client(c)))
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    ring.abort();
+    reader.abort();
+    // A last owner, and the whole log as it sees it.
+    world
+        .owners
+        .lock()
+        .unwrap()
+        .last()
+        .unwrap()
+        .1
+        .end_at(Instant::now());
+    world.new_owner(&tasks);
+    let last = world.owners.lock().unwrap().last().unwrap().0.clone();
+    let whole = timeout(Duration::from_secs(60), async {
+        loop {
+            if let Some(entries) = history(&last, world.conversation).await {
+                break entries;
+            }
+        }
+    });
+    let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
+    let Ok(entries) = whole.await else {
+        checker.findings.push("the last owner never served".into());
+        return (checker.findings, 0);
+    };
+    checker.saw(1, entries.iter());
+    let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
+    if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
+        checker
+            .findings
+            .push("a client id stands in the log twice".into());
+    }
+    for (client, seq) in &checker.acknowledged {
+        let at = ids.get(usize::try_from(seq - 1).unwrap());
+        if at != Some(client) {
+            checker
+                .findings
+                .push(format!("{client} acknowledged at {seq}, found {at:?}"));
+        }
+    }
+    (checker.findings, checker.acknowledged.len())
+}
+
+#[test]
+fn owners_come_and_go_and_nothing_is_lost_doubled_or_reordered() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first: u64 = number("FROM").unwrap_or(0);
+    let seeds: u64 = number("SEEDS").unwrap_or(200);
+    let (mut acknowledged, mut failed) = (0, Vec::new());
+    for seed in first..first + seeds {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let (findings, messages) = runtime.block_on(run(seed));
+        acknowledged += messages;
+        if let Some(finding) = findings.into_iter().next() {
+            failed.push(format!("seed {seed}: {finding}"));
+        }
+    }
+    println!("{seeds} seeds, {acknowledged} acknowledged messages");
+    assert!(
+        failed.is_empty(),
+        "{} of {seeds} seeds: {:?}",
+        failed.len(),
+        &failed[..failed.len().min(5)]
+    );
+    assert!(
+        acknowledged as u64 > seeds * 40,
+        "most messages get through: {acknowledged}"
+    );
+}
