@@ -1,1 +1,70 @@
-fn main() {}
+//! Load tester for the chat gateway. Starts its own gateway on loopback, counts every delivery, and measures
+//! beside a raw epoll loop in the same run. Exits with 1 when something was lost or a goal was missed.
+
+mod client;
+mod crowd;
+mod fanout;
+mod idle;
+mod kill;
+mod raw;
+mod report;
+mod server;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Args, Clone)]
+struct Common {
+    /// The gateway's program; without it, the one beside this program
+    #[arg(long, global = true)]
+    gateway: Option<PathBuf>,
+    /// Write the results to this file, as JSON
+    #[arg(long, global = true)]
+    json: Option<PathBuf>,
+    /// Measure, but call no figure too low; what is lost still fails
+    #[arg(long, global = true)]
+    no_goals: bool,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// One channel, many subscribers: paced, and as fast as it goes
+    Fanout(fanout::Options),
+    /// Many connections that do nothing: memory and CPU of each
+    Idle(idle::Options),
+    /// Writes under load, kill -9, and whether everything acknowledged is there
+    Kill(kill::Options),
+    /// The epoll loop that others are measured beside
+    #[command(hide = true)]
+    RawServer,
+}
+
+fn main() -> ExitCode {
+    let Arguments { common, scenario } = Arguments::parse();
+    let outcome = rlimit::increase_nofile_limit(u64::MAX)
+        .map_err(anyhow::Error::from)
+        .and_then(|_| match scenario {
+            Scenario::Fanout(options) => fanout::run(&common, &options),
+            Scenario::Idle(options) => idle::run(&common, &options),
+            Scenario::Kill(options) => kill::run(&common, &options),
+            Scenario::RawServer => raw::serve().map(|()| true),
+        });
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("loadtest: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The smallest WebSocket client that will do: a load tester's own work must not hide the server's. Not
+//! the library the gateway uses, so the two check each other.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use crate::server::token;
+
+/// Until a server that does not answer is a failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Connections from one source address; a second one is used after that.
+const PORTS_PER_ADDRESS: usize = 20_000;
+
+const TEXT: u8 = 0x81;
+const CLOSE: u8 = 0x88;
+const PING: u8 = 0x89;
+
+/// Cuts frames out of a stream of bytes.
+#[derive(Default)]
+pub(crate) struct Frames {
+    rest: Vec<u8>,
+}
+
+/// What a frame is, and where its payload stands.
+pub(crate) enum Frame<'a> {
+    Text(&'a [u8]),
+    Ping,
+    /// With its code.
+    Close(u16),
+    Other,
+}
+
+impl Frames {
+    /// Takes `bytes` as received and calls `each` for every whole frame; keeps the rest for later. Of
+    /// masked frames the mask must be zero, as `text_frame` makes it.
+    pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Frame<'_>)) {
+        if self.rest.is_empty() {
+            let used = cut(bytes, &mut each);
+            self.rest.extend_from_slice(&bytes[used..]);
+        } else {
+            self.rest.extend_from_slice(bytes);
+            let whole = std::mem::take(&mut self.rest);
+            let used = cut(&whole, &mut each);
+            self.rest = whole;
+            self.rest.drain(..used);
+        }
+        if self.rest.is_empty() {
+            self.rest = Vec::new();
+        }
+    }
+}
+
+fn cut(bytes: &[u8], each: &mut impl FnMut(Frame<'_>)) -> usize {
+    let mut at = 0;
+    while let Some((kind, from, to)) = frame_at(bytes, at) {
+        let payload = &bytes[from..to];
+        each(match kind {
+            TEXT => Frame::Text(payload),
+            PING => Frame::Ping,
+            CLOSE => Frame::Close(
+                payload
+                    .get(..2)
+                    .map_or(1005, |b| u16::from_be_bytes([b[0], b[1]])),
+            ),
+            _ => Frame::Other,
+        });
+        at = to;
+    }
+    at
+}
+
+fn frame_at(bytes: &[u8], at: usize) -> Option<(u8, usize, usize)> {
+    let header = bytes.get(at..at + 2)?;
+    let (from, length) = match header[1] & 0x7f {
+        126 => (
+            at + 4,
+            usize::from(u16::from_be_bytes(
+                bytes.get(at + 2..at + 4)?.try_into().ok()?,
+            )),
+        ),
+        127 => {
+            let length = u64::from_be_bytes(bytes.get(at + 2..at + 10)?.try_into().ok()?);
+            (at + 10, usize::try_from(length).ok()?)
+        }
+        short => (at + 2, usize::from(short)),
+    };
+    let from = if header[1] & 0x80 == 0 {
+        from
+    } else {
+        from + 4
+    };
+    (bytes.len() >= from + length).then_some((header[0], from, from + length))
+}
+
+/// A client's text frame; the mask is zero, which leaves the payload as it is.
+pub(crate) fn text_frame(text: &str) -> Vec<u8> {
+    let mut frame = vec![TEXT];
+    match text.len() {
+        short @ 0..126 => frame.push(0x80 | short as u8),
+        middle @ 126..65_536 => {
+            frame.push(0x80 | 126);
+            frame.extend_from_slice(&(middle as u16).to_be_bytes());
+        }
+        long => {
+            frame.push(0x80 | 127);
+            frame.extend_from_slice(&(long as u64).to_be_bytes());
+        }
+    }
+    frame.extend_from_slice(&[0; 4]);
+    frame.extend_from_slice(text.as_bytes());
+    frame
+}
+
+pub(crate) fn pong_frame() -> &'static [u8] {
+    &[0x8a, 0x80, 0, 0, 0, 0]
+}
+
+/// A connection that waits for each answer.
+pub(crate) struct Client {
+    stream: TcpStream,
+    frames: Frames,
+    received: std::collections::VecDeque<Value>,
+    next_id: u32,
+}
+
+impl Client {
+    /// Connects the `number`th connection of a run: source addresses change before their ports run out.
+    pub(crate) fn open(server: &str, path: &str, number: usize) -> anyhow::Result<Self> {
+        let server: SocketAddr = server.parse()?;
+        let stream = if number < PORTS_PER_ADDRESS {
+            TcpStream::connect_timeout(&server, PATIENCE)?
+        } else {
+            let last =
+                u8::try_from(1 + number / PORTS_PER_ADDRESS).context("too many connections")?;
+            connect_from(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), server)?
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut client = Self {
+            stream,
+            frames: Frames::default(),
+            received: Default::default(),
+            next_id: 1,
+        };
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nhost: {server}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: bG9hZHRlc3QgbG9hZHRlc3Q=\r\n\r\n"
+        );
+        client.stream.write_all(request.as_bytes())?;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.stream.read_exact(&mut byte)?;
+            head.push(byte[0]);
+        }
+        if !head.starts_with(b"HTTP/1.1 101") {
+            bail!("no upgrade: {}", String::from_utf8_lossy(&head));
+        }
+        Ok(client)
+    }
+
+    /// Connects as `user`.
+    pub(crate) fn connect(server: &str, user: &str, number: usize) -> anyhow::Result<Self> {
+        Self::connect_with(server, &token(user)?, number)
+    }
+
+    pub(crate) fn connect_with(server: &str, token: &str, number: usize) -> anyhow::Result<Self> {
+        let mut client = Self::open(server, "/v1/ws", number)?;
+        client.ask(json!({"type": "connect", "token": token}))?;
+        Ok(client)
+    }
+
+    /// Sends a request and returns its reply; events before it are dropped.
+    pub(crate) fn ask(&mut self, request: Value) -> anyhow::Result<Value> {
+        let id = self.begin(request)?;
+        loop {
+            let frame = self.next()?;
+            if frame["id"] == id {
+                if frame["type"] == "error" {
+                    bail!("{frame}");
+                }
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// Sends a request; its reply will have this id.
+    pub(crate) fn begin(&mut self, mut request: Value) -> anyhow::Result<u32> {
+        let id = self.next_id;
+        self.next_id += 1;
+        request["id"] = id.into();
+        self.stream.write_all(&text_frame(&request.to_string()))?;
+        Ok(id)
+    }
+
+    /// The next frame with content.
+    pub(crate) fn next(&mut self) -> anyhow::Result<Value> {
+        loop {
+            if let Some(frame) = self.received.pop_front() {
+                return Ok(frame);
+            }
+            let mut buffer = [0; 16 << 10];
+            let count = match self.stream.read(&mut buffer) {
+                Ok(0) => bail!("closed"),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                count => count?,
+            };
+            let (mut pings, mut closed, received) = (0, None, &mut self.received);
+            self.frames.feed(&buffer[..count], |frame| match frame {
+                Frame::Text(text) => received.extend(serde_json::from_slice::<Value>(text)),
+                Frame::Ping => pings += 1,
+                Frame::Close(code) => closed = Some(code),
+                Frame::Other => {}
+            });
+            for _ in 0..pings {
+                self.stream.write_all(pong_frame())?;
+            }
+            if let Some(code) = closed {
+                bail!("closed with {code}");
+            }
+        }
+    }
+
+    pub(crate) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+fn connect_from(source: IpAddr, server: SocketAddr) -> anyhow::Result<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(source, 0).into())?;
+    socket.connect_timeout(&server.into(), PATIENCE)?;
+    Ok(socket.into())
+}

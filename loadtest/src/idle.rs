@@ -1,0 +1,101 @@
+//! Connections that do nothing: what each costs in memory, and its connecting in CPU.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::{
+    Common,
+    client::Client,
+    report::Report,
+    server::{Server, token},
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Of different users, each authenticated and subscribed to its inbox
+    #[arg(long, default_value_t = 8000)]
+    connections: usize,
+}
+
+const KIB_MAX: f64 = 5.0;
+const CONNECT_MS_MAX: f64 = 0.15;
+/// Connections before the measured ones: buffers and pools that every server grows once.
+const WARM_UP: usize = 100;
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("idle", !common.no_goals);
+    let total = WARM_UP + options.connections;
+    let tokens = (0..total)
+        .map(|n| token(&format!("user-{n}")))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    println!("gateway, {} authenticated users:", options.connections);
+    let data = tempfile::tempdir()?;
+    let server = Server::gateway(common.gateway.as_deref(), data.path())?;
+    let (kib, connect_ms) = measure(&server, total, |n| {
+        Client::connect_with(&server.address, &tokens[n], n)
+    })?;
+    report.at_most(
+        "gateway: resident memory per connection",
+        kib,
+        KIB_MAX,
+        "KiB",
+    );
+    report.at_most("gateway: CPU per connect", connect_ms, CONNECT_MS_MAX, "ms");
+    drop(server);
+
+    println!("raw epoll loop, who connects is nobody:");
+    let server = Server::raw()?;
+    let (kib, connect_ms) = measure(&server, total, |n| {
+        let mut client = Client::open(&server.address, "/", n)?;
+        client.ask(json!({"type": "connect"}))?;
+        Ok(client)
+    })?;
+    report.figure("raw: resident memory per connection", kib, "KiB");
+    report.figure("raw: CPU per connect", connect_ms, "ms");
+    report.finish(common.json.as_deref())
+}
+
+fn measure(
+    server: &Server,
+    total: usize,
+    connect: impl Fn(usize) -> anyhow::Result<Client>,
+) -> anyhow::Result<(f64, f64)> {
+    let mut clients = Vec::with_capacity(total);
+    for n in 0..WARM_UP {
+        clients.push(connect(n)?);
+    }
+    settled(server)?;
+    let (memory, cpu) = (server.resident_kib()?, server.cpu()?);
+    let progress = ProgressBar::new((total - WARM_UP) as u64);
+    for n in WARM_UP..total {
+        clients.push(connect(n)?);
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let cpu = server.cpu()? - cpu;
+    settled(server)?;
+    let memory = server.resident_kib()? - memory;
+    let count = (total - WARM_UP) as f64;
+    Ok((memory / count, cpu.as_secs_f64() * 1e3 / count))
+}
+
+/// Waits until the server does nothing more.
+fn settled(server: &Server) -> anyhow::Result<()> {
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut before = server.cpu()?;
+    loop {
+        sleep(Duration::from_millis(200));
+        let now = server.cpu()?;
+        if now - before < Duration::from_millis(2) || Instant::now() > until {
+            return Ok(());
+        }
+        before = now;
+    }
+}

@@ -1,0 +1,271 @@
+//! Writes under load, kill -9, start again, and in the end: is everything acknowledged there, once, in order?
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{Common, client::Client, report::Report, server::Server};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How often the gateway is killed
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    #[arg(long, default_value_t = 8)]
+    writers: usize,
+    /// Writers share conversations by twos
+    #[arg(long, default_value_t = 4)]
+    conversations: usize,
+    /// Messages acknowledged before each kill
+    #[arg(long, default_value_t = 2000)]
+    messages: u64,
+}
+
+/// Messages of one writer under way.
+const WINDOW: usize = 64;
+
+#[derive(Default)]
+struct Seen {
+    /// Where each message is, by its client id.
+    acknowledged: HashMap<Uuid, u64>,
+    unknown: Vec<Uuid>,
+    wrong: Vec<String>,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("kill", false);
+    let data = tempfile::tempdir()?;
+    let gateway = || Server::gateway(common.gateway.as_deref(), data.path());
+    let mut server = gateway()?;
+    let users: Vec<String> = (0..options.writers)
+        .map(|w| format!("writer-{w}"))
+        .collect();
+    let mut owner = Client::connect(&server.address, "reader", 0)?;
+    let mut conversations = Vec::new();
+    for _ in 0..options.conversations {
+        let create = json!({"type": "create", "kind": "group", "participants": users});
+        let id = owner.ask(create)?["conversation"]
+            .as_str()
+            .context("no id")?
+            .to_owned();
+        conversations.push(id);
+    }
+    let seen: Vec<Arc<Mutex<Seen>>> = users.iter().map(|_| Arc::default()).collect();
+    let total = Arc::new(AtomicU64::new(0));
+    let progress = ProgressBar::new(options.rounds as u64);
+    let mut down = Duration::ZERO;
+    for _ in 0..options.rounds {
+        let writers: Vec<_> = users
+            .iter()
+            .enumerate()
+            .map(|(w, user)| {
+                let conversation = conversations[w % conversations.len()].clone();
+                let (address, user) = (server.address.clone(), user.clone());
+                let (seen, total) = (seen[w].clone(), total.clone());
+                thread::spawn(move || write(&address, &user, &conversation, &seen, &total))
+            })
+            .collect();
+        let target = total.load(Ordering::Relaxed) + options.messages;
+        let until = Instant::now() + Duration::from_secs(60);
+        while total.load(Ordering::Relaxed) < target {
+            if Instant::now() > until {
+                bail!("messages are not acknowledged any more");
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        server.kill()?;
+        for writer in writers {
+            drop(writer.join());
+        }
+        let begin = Instant::now();
+        server = gateway()?;
+        down += begin.elapsed();
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let acknowledged = total.load(Ordering::Relaxed);
+    report.figure("kills", options.rounds as f64, "");
+    report.figure("messages acknowledged", acknowledged as f64, "");
+    report.figure(
+        "from start to ready, mean",
+        down.as_secs_f64() * 1e3 / options.rounds.max(1) as f64,
+        "ms",
+    );
+    for (index, conversation) in conversations.iter().enumerate() {
+        let log = whole_log(&server.address, conversation)?;
+        let places: HashMap<Uuid, u64> = log.iter().map(|(seq, id)| (*id, *seq)).collect();
+        report.must(
+            places.len() == log.len(),
+            format!("{conversation}: a message is there twice"),
+        );
+        let gapless = log.keys().copied().eq(1..=log.len() as u64);
+        report.must(gapless, format!("{conversation}: the log has gaps"));
+        for (w, seen) in seen
+            .iter()
+            .enumerate()
+            .filter(|(w, _)| w % conversations.len() == index)
+        {
+            let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            report.must(
+                seen.wrong.is_empty(),
+                format!("writer {w}: {:?}", seen.wrong.first()),
+            );
+            let lost = seen
+                .acknowledged
+                .iter()
+                .filter(|(id, seq)| places.get(id) != Some(seq))
+                .count();
+            report.must(
+                lost == 0,
+                format!(
+                    "writer {w}: {lost} acknowledged messages are not where they were said to be"
+                ),
+            );
+        }
+        check_unread(&server.address, conversation, &log, &users, &mut report)?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+/// Sends until the connection breaks; what was not answered is sent again next time.
+fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, total: &AtomicU64) {
+    let mut window: VecDeque<(u32, Uuid)> = VecDeque::new();
+    let again = {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut seen.unknown)
+    };
+    let mut again: VecDeque<Uuid> = again.into();
+    let mut run = || -> anyhow::Result<()> {
+        let mut client = Client::connect(address, user, 0)?;
+        loop {
+            while window.len() < WINDOW {
+                let retry = again.front().copied();
+                let id = retry.unwrap_or_else(Uuid::new_v4);
+                let request = json!({"type": "send", "conversation": conversation, "client_id": id,
+                    "body": id.to_string(), "retry": retry.is_some()});
+                // Noted first: if sending breaks, nobody knows whether it arrived.
+                window.push_back((0, id));
+                if retry.is_some() {
+                    again.pop_front();
+                }
+                let number = client.begin(request)?;
+                if let Some(last) = window.back_mut() {
+                    last.0 = number;
+                }
+            }
+            let frame = client.next()?;
+            let Some(id) = frame["id"].as_u64() else {
+                continue;
+            };
+            let Some(at) = window
+                .iter()
+                .position(|(number, _)| u64::from(*number) == id)
+            else {
+                continue;
+            };
+            let Some((_, client_id)) = window.remove(at) else {
+                continue;
+            };
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            if let ("sent", Some(seq)) = (
+                frame["type"].as_str().unwrap_or_default(),
+                frame["seq"].as_u64(),
+            ) {
+                let before = seen.acknowledged.insert(client_id, seq);
+                if before.is_some_and(|before| before != seq) {
+                    seen.wrong
+                        .push(format!("{client_id} acknowledged at {before:?} and {seq}"));
+                }
+                total.fetch_add(1, Ordering::Relaxed);
+            } else if frame["code"] == "unavailable" {
+                seen.unknown.push(client_id);
+            } else {
+                seen.wrong.push(frame.to_string());
+            }
+        }
+    };
+    let _ = run();
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    seen.unknown.extend(window.into_iter().map(|(_, id)| id));
+    seen.unknown.extend(again);
+}
+
+fn whole_log(address: &str, conversation: &str) -> anyhow::Result<BTreeMap<u64, Uuid>> {
+    let mut reader = Client::connect(address, "reader", 0)?;
+    let mut log = BTreeMap::new();
+    loop {
+        let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
+        let page = reader.ask(
+            json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
+        )?;
+        let messages = page["messages"].as_array().cloned().unwrap_or_default();
+        for message in &messages {
+            let seq = message["seq"].as_u64().context("no seq")?;
+            let id: Uuid = message["client_id"]
+                .as_str()
+                .context("no client_id")?
+                .parse()?;
+            log.insert(seq, id);
+        }
+        if messages.is_empty() || page["head"].as_u64() == log.last_key_value().map(|(seq, _)| *seq)
+        {
+            return Ok(log);
+        }
+    }
+}
+
+/// Nobody marked anything as read, so unread follows from the log: what came after one's own last message.
+fn check_unread(
+    address: &str,
+    conversation: &str,
+    log: &BTreeMap<u64, Uuid>,
+    users: &[String],
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let mut own: HashMap<String, u64> = HashMap::new();
+    let mut reader = Client::connect(address, "reader", 0)?;
+    let mut after = 0;
+    while after < log.len() as u64 {
+        let page = reader.ask(
+            json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
+        )?;
+        for message in page["messages"].as_array().context("no messages")? {
+            after = message["seq"].as_u64().context("no seq")?;
+            own.insert(
+                message["sender"].as_str().unwrap_or_default().to_owned(),
+                after,
+            );
+        }
+    }
+    for user in users {
+        let mut client = Client::connect(address, user, 0)?;
+        let inbox = client.ask(json!({"type": "inbox"}))?;
+        let items = inbox["items"].as_array().context("no items")?;
+        let item: &Value = items
+            .iter()
+            .find(|i| i["conversation"] == conversation)
+            .context("not in the inbox")?;
+        let unread = log.len() as u64 - own.get(user).copied().unwrap_or(1);
+        let right = item["unread"] == unread && item["last_seq"] == log.len() as u64;
+        report.must(
+            right,
+            format!(
+                "{user}'s inbox says {item}, the log {unread} unread of {}",
+                log.len()
+            ),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! The processes under test: started here, stopped here, their CPU and memory read from /proc.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::json;
+
+/// Only ever used on loopback, by gateways that this program starts.
+const SECRET: &str = "a secret of the load tester, on loopback only";
+
+/// A server process, killed when dropped.
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) address: String,
+    _output: Option<BufReader<ChildStdout>>,
+}
+
+impl Server {
+    /// A gateway over `data`, with limits that a load test does not run into.
+    pub(crate) fn gateway(program: Option<&Path>, data: &Path) -> anyhow::Result<Self> {
+        let program = match program {
+            Some(program) => program.to_owned(),
+            None => beside("chat-gateway")?,
+        };
+        let config = data.join("loadtest.toml");
+        let text = format!(
+            r#"
+client.listen = "127.0.0.1:0"
+internal.listen = "127.0.0.1:0"
+store.embedded.path = "{}"
+auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
+log = {{ format = "json", filter = "info" }}
+[limits]
+requests_per_second = 1000000
+requests_burst = 1000000
+connects_per_second_per_address = 1000000
+connects_burst_per_address = 1000000
+"#,
+            data.join("store").display()
+        );
+        fs::write(&config, text)?;
+        let mut process = Command::new(&program)
+            .arg("--config")
+            .arg(&config)
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| program.display().to_string())?;
+        let Some(log) = process.stderr.take() else {
+            bail!("the gateway has no log")
+        };
+        let mut lines = BufReader::new(log).lines();
+        let address = loop {
+            let Some(line) = lines.next() else {
+                bail!("the gateway did not start: see its log")
+            };
+            let line = line?;
+            match serde_json::from_str::<serde_json::Value>(&line) {
+                Ok(entry) if entry["message"] == "ready" => {
+                    break entry["clients"].as_str().unwrap_or_default().to_owned();
+                }
+                Ok(_) => {}
+                Err(_) => eprintln!("{line}"),
+            }
+        };
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if line.contains("panicked") || line.contains("\"ERROR\"") {
+                    eprintln!("{line}");
+                }
+            }
+        });
+        Ok(Self {
+            process,
+            address,
+            _output: None,
+        })
+    }
+
+    /// The raw epoll loop, in a process of its own.
+    pub(crate) fn raw() -> anyhow::Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg("raw-server")
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let Some(output) = process.stdout.take() else {
+            bail!("the raw loop has no output")
+        };
+        let mut output = BufReader::new(output);
+        let mut address = String::new();
+        output.read_line(&mut address)?;
+        Ok(Self {
+            process,
+            address: address.trim().to_owned(),
+            _output: Some(output),
+        })
+    }
+
+    pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// CPU time of all its threads, user and system.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        // Nanoseconds on a CPU, per thread; /proc/…/stat counts only in hundredths of a second.
+        let mut total = Duration::ZERO;
+        for task in fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+            let nanos = text
+                .split(' ')
+                .next()
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(0);
+            total += Duration::from_nanos(nanos);
+        }
+        Ok(total)
+    }
+
+    /// Resident memory in KiB.
+    pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status
+            .lines()
+            .find(|l| l.starts_with("VmRSS:"))
+            .context("no VmRSS")?;
+        let kib = line.split_whitespace().nth(1).context("no VmRSS")?;
+        Ok(kib.parse()?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    if !path.exists() {
+        bail!(
+            "{} is not there: build it with cargo build --release",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// A token that gateways started here accept.
+pub(crate) fn token(user: &str) -> anyhow::Result<String> {
+    let in_an_hour = std::time::UNIX_EPOCH.elapsed()?.as_secs() + 3600;
+    let claims = json!({"sub": user, "exp": in_an_hour});
+    Ok(encode(
+        &Header::default(),
+        &claims,
+        &EncodingKey::from_secret(SECRET.as_bytes()),
+    )?)
+}
