@@ -97,8 +97,10 @@ impl Tokens {
             audience,
             leeway_s,
         } = &config.auth;
-        let mut validation = Validation::default();
-        validation.leeway = *leeway_s;
+        let mut validation = Validation {
+            leeway: *leeway_s,
+            ..Validation::default()
+        };
         validation.set_required_spec_claims(&["exp", "sub"]);
         validation.validate_nbf = true;
         match audience {

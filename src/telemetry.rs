@@ -36,7 +36,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
         .and_then(|b| b.set_buckets_for_metric(Matcher::Suffix("_commands".into()), COMMANDS))
-        .and_then(|b| b.install_recorder().map_err(Into::into))
+        .and_then(|b| b.install_recorder())
         .map_err(|e| e.to_string())?;
     describe_gauge!("chat_sessions", "Open client connections");
     describe_gauge!("chat_users_online", "Users with at least one session");

@@ -1,9 +1,12 @@
 //! Load tester for the chat gateway. Starts its own gateway on loopback, counts every delivery, and measures
 //! beside a raw epoll loop in the same run. Exits with 1 when something was lost or a goal was missed.
 
+#![expect(clippy::disallowed_methods, reason = "real time is what is measured")]
+
 mod client;
 mod crowd;
 mod fanout;
+mod history;
 mod idle;
 mod kill;
 mod raw;
@@ -44,6 +47,8 @@ enum Scenario {
     Idle(idle::Options),
     /// Writes under load, kill -9, and whether everything acknowledged is there
     Kill(kill::Options),
+    /// A million messages, imported, and pages at both ends
+    History(history::Options),
     /// The epoll loop that others are measured beside
     #[command(hide = true)]
     RawServer,
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
             Scenario::Fanout(options) => fanout::run(&common, &options),
             Scenario::Idle(options) => idle::run(&common, &options),
             Scenario::Kill(options) => kill::run(&common, &options),
+            Scenario::History(options) => history::run(&common, &options),
             Scenario::RawServer => raw::serve().map(|()| true),
         });
     match outcome {

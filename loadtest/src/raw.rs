@@ -138,7 +138,7 @@ impl Connection {
     fn send(&mut self, bytes: &[u8]) {
         if self.unsent.is_empty() {
             match self.stream.write(bytes) {
-                Ok(count) if count == bytes.len() => return,
+                Ok(count) if count == bytes.len() => {}
                 Ok(count) => self.unsent.extend(&bytes[count..]),
                 Err(_) => self.unsent.extend(bytes),
             }

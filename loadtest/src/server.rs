@@ -25,33 +25,7 @@ pub(crate) struct Server {
 impl Server {
     /// A gateway over `data`, with limits that a load test does not run into.
     pub(crate) fn gateway(program: Option<&Path>, data: &Path) -> anyhow::Result<Self> {
-        let program = match program {
-            Some(program) => program.to_owned(),
-            None => beside("chat-gateway")?,
-        };
-        let config = data.join("loadtest.toml");
-        let text = format!(
-            r#"
-client.listen = "127.0.0.1:0"
-internal.listen = "127.0.0.1:0"
-store.embedded.path = "{}"
-auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
-log = {{ format = "json", filter = "info" }}
-[limits]
-requests_per_second = 1000000
-requests_burst = 1000000
-connects_per_second_per_address = 1000000
-connects_burst_per_address = 1000000
-"#,
-            data.join("store").display()
-        );
-        fs::write(&config, text)?;
-        let mut process = Command::new(&program)
-            .arg("--config")
-            .arg(&config)
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| program.display().to_string())?;
+        let mut process = command(program, data)?.stderr(Stdio::piped()).spawn()?;
         let Some(log) = process.stderr.take() else {
             bail!("the gateway has no log")
         };
@@ -81,6 +55,15 @@ connects_burst_per_address = 1000000
             address,
             _output: None,
         })
+    }
+
+    /// Runs `chat-gateway import` on the same data.
+    pub(crate) fn import(program: Option<&Path>, data: &Path, file: &Path) -> anyhow::Result<()> {
+        let status = command(program, data)?.arg("import").arg(file).status()?;
+        if !status.success() {
+            bail!("the import failed");
+        }
+        Ok(())
     }
 
     /// The raw epoll loop, in a process of its own.
@@ -141,6 +124,34 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// The gateway's program, configured for `data`.
+fn command(program: Option<&Path>, data: &Path) -> anyhow::Result<Command> {
+    let program = match program {
+        Some(program) => program.to_owned(),
+        None => beside("chat-gateway")?,
+    };
+    let config = data.join("loadtest.toml");
+    let text = format!(
+        r#"
+client.listen = "127.0.0.1:0"
+internal.listen = "127.0.0.1:0"
+store.embedded.path = "{}"
+auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
+log = {{ format = "json", filter = "info" }}
+[limits]
+requests_per_second = 1000000
+requests_burst = 1000000
+connects_per_second_per_address = 1000000
+connects_burst_per_address = 1000000
+"#,
+        data.join("store").display()
+    );
+    fs::write(&config, text)?;
+    let mut command = Command::new(&program);
+    command.arg("--config").arg(&config);
+    Ok(command)
 }
 
 fn beside(name: &str) -> anyhow::Result<PathBuf> {

@@ -167,6 +167,8 @@ impl Drop for Admitted {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
     use crate::{
         model::ConversationId,
@@ -195,11 +197,10 @@ mod tests {
             last_seen: None,
         };
         hub.deliver(&topic, &Encoded::new(Event::Presence(item)));
-        let frames = [
-            one.outbox.take().await.unwrap(),
-            other.outbox.take().await.unwrap(),
-        ];
-        let pointers = frames.map(|f| match &f[0] {
+        let (mut to_one, mut to_other) = (VecDeque::new(), VecDeque::new());
+        one.outbox.take(&mut to_one).await.unwrap();
+        other.outbox.take(&mut to_other).await.unwrap();
+        let pointers = [to_one, to_other].map(|f| match &f[0] {
             super::super::Frame::Text(text) => text.as_str().as_ptr(),
             super::super::Frame::Binary(_) => panic!("asked for JSON"),
         });

@@ -81,18 +81,20 @@ impl Outbox {
         }
     }
 
-    /// Waits for frames and takes all of them. Safe to drop at any time.
+    /// Waits for frames and takes all of them, in exchange for an empty queue. Safe to drop at any time.
     ///
     /// # Errors
     /// [`Closing`] when the session is to end.
-    pub async fn take(&self) -> Result<VecDeque<Frame>, Closing> {
+    pub async fn take(&self, frames: &mut VecDeque<Frame>) -> Result<(), Closing> {
+        debug_assert!(frames.is_empty(), "what was taken before has been written");
         poll_fn(|context| {
             let mut state = self.state();
             if let Some(code) = state.closing {
                 return Poll::Ready(Err(Closing(code)));
             }
             if !state.queue.is_empty() {
-                return Poll::Ready(Ok(std::mem::take(&mut state.queue)));
+                std::mem::swap(&mut state.queue, frames);
+                return Poll::Ready(Ok(()));
             }
             state.waker = Some(context.waker().clone());
             Poll::Pending
@@ -132,16 +134,21 @@ mod tests {
         Frame::Binary(vec![0; bytes].into())
     }
 
+    async fn taken(outbox: &Outbox) -> Result<usize, Closing> {
+        let mut frames = VecDeque::new();
+        outbox.take(&mut frames).await.map(|()| frames.len())
+    }
+
     #[tokio::test]
     async fn all_that_is_queued_is_taken_at_once() {
         let outbox = Outbox::new(Codec::Json, 100);
         outbox.push(frame(40));
         outbox.push(frame(40));
-        assert_eq!(outbox.take().await.unwrap().len(), 2);
+        assert_eq!(taken(&outbox).await.unwrap(), 2);
         // Taken is not flushed: the bytes are still ours.
         outbox.push(frame(40));
         assert_eq!(
-            outbox.take().await.unwrap_err(),
+            taken(&outbox).await.unwrap_err(),
             Closing(CloseCode::TooSlow)
         );
     }
@@ -151,7 +158,7 @@ mod tests {
         let outbox = Outbox::new(Codec::Json, 100);
         for _ in 0..10 {
             outbox.push(frame(90));
-            assert_eq!(outbox.take().await.unwrap().len(), 1);
+            assert_eq!(taken(&outbox).await.unwrap(), 1);
             outbox.flushed(90);
         }
     }

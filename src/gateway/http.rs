@@ -119,17 +119,17 @@ impl FromRequestParts<Arc<Gateway>> for Service {
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
         let headers = &parts.headers;
-        let unauthorized = |text: &str| Err(refused(ErrorCode::Unauthorized, text.into()));
+        let unauthorized = |text: &str| refused(ErrorCode::Unauthorized, text.into());
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|v| v.to_str().ok())
             .and_then(|v| v.strip_prefix("Bearer "));
         let Some(token) = token else {
-            return unauthorized("a bearer token is missing");
+            return Err(unauthorized("a bearer token is missing"));
         };
         let identity = match gateway.tokens.check(token.trim()) {
             Ok(identity) => identity,
-            Err(error) => return unauthorized(&error.to_string()),
+            Err(error) => return Err(unauthorized(&error.to_string())),
         };
         if !identity.service {
             let text = "only tokens with role service may use HTTP";

@@ -82,13 +82,11 @@ impl Gateway {
     }
 
     /// What strangers may ask over HTTP.
-    #[must_use]
     pub fn public(self: &Arc<Self>) -> axum::Router {
         http::routes(self.clone())
     }
 
     /// Health and metrics.
-    #[must_use]
     pub fn internal(self: &Arc<Self>) -> axum::Router {
         admin::routes(self.clone())
     }

@@ -38,6 +38,8 @@ use crate::{
 
 /// A close frame that cannot be sent by then is given up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Frames that an idle session's queue has room for.
+const FRAMES_KEPT: usize = 8;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
 
@@ -106,7 +108,7 @@ impl Session {
     }
 
     /// Runs until the client leaves, falls too far behind, or the gateway drains.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(&mut self) {
         let gateway = self.gateway.clone();
         gateway.sent.opened.increment(1);
         gauge!("chat_sessions").set(gateway.hub.sessions() as f64);
@@ -248,14 +250,16 @@ impl Session {
         let first = next_wake(Instant::now() + ping_interval, live, None);
         let mut timer = Box::pin(sleep_until(first));
         let mut silent_pings = 0;
+        let mut draining = std::pin::pin!(gateway.tasks.draining());
+        let mut frames = VecDeque::new();
         // Once the gateway drains: when to close.
         let mut leave_at: Option<Instant> = None;
         loop {
             let reading = live.replies.len() < REQUESTS_IN_FLIGHT_MAX && leave_at.is_none();
             let step = select! {
                 biased;
-                queued = live.subscriber.outbox.take() => match queued {
-                    Ok(frames) => self.write(&live.subscriber, frames).await,
+                queued = live.subscriber.outbox.take(&mut frames) => match queued {
+                    Ok(()) => self.write(&live.subscriber, &mut frames).await,
                     Err(Closing(code)) => Err(code),
                 },
                 Some(reply) = live.replies.next(), if !live.replies.is_empty() => {
@@ -285,7 +289,7 @@ impl Session {
                         ping
                     }
                 }
-                () = gateway.tasks.draining(), if leave_at.is_none() => {
+                () = draining.as_mut(), if leave_at.is_none() => {
                     let spread = Duration::from_millis(gateway.drain.spread_ms);
                     let delay = Duration::from_millis(gateway.drain.delay_ms);
                     let after = delay + spread.mul_f64(rand::random::<f64>());
@@ -314,8 +318,9 @@ impl Session {
         while let Some(reply) = live.replies.next().await {
             self.reply(live, reply);
         }
-        while let Some(Ok(frames)) = live.subscriber.outbox.take().now_or_never() {
-            if let Err(code) = self.write(&live.subscriber, frames).await {
+        let mut frames = VecDeque::new();
+        while let Some(Ok(())) = live.subscriber.outbox.take(&mut frames).now_or_never() {
+            if let Err(code) = self.write(&live.subscriber, &mut frames).await {
                 return code;
             }
         }
@@ -444,11 +449,16 @@ impl Session {
     }
 
     /// Feeds all frames, then flushes once.
-    async fn write(&mut self, subscriber: &Subscriber, frames: VecDeque<Frame>) -> Result<(), End> {
-        let bytes = frames.iter().map(Frame::len).sum();
+    async fn write(
+        &mut self,
+        subscriber: &Subscriber,
+        frames: &mut VecDeque<Frame>,
+    ) -> Result<(), End> {
         self.gateway.sent.frames.increment(frames.len() as u64);
+        let mut bytes = 0;
         let fed = async {
-            for frame in frames {
+            for frame in frames.drain(..) {
+                bytes += frame.len();
                 self.socket.feed(frame.into_message()).await?;
             }
             self.socket.flush().await
@@ -459,6 +469,8 @@ impl Session {
             written = fed => written,
             Closing(code) = subscriber.outbox.closing() => return Err(code),
         };
+        // A burst's queue is not kept for ever.
+        frames.shrink_to(FRAMES_KEPT);
         subscriber.outbox.flushed(bytes);
         written.map_err(|_| CloseCode::GoingAway)
     }

@@ -15,8 +15,8 @@ use metrics::counter;
 use super::{Gateway, session::Session};
 use crate::{model::SessionId, protocol::Codec};
 
-/// Allocated for each connection at once: what most requests of a chat fit into.
-const READ_BUFFER_BYTES: usize = 1 << 10;
+/// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
+const READ_BUFFER_BYTES: usize = 512;
 /// Queued frames are gathered up to this size before they are written; the buffer stays that large afterwards.
 const WRITE_BUFFER_BYTES: usize = 16 << 10;
 
@@ -77,9 +77,9 @@ pub(super) async fn upgrade(
         .max_message_size(frame_bytes)
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {
-            tasks.track(async move {
-                Session::new(id, gateway, socket, codec, place).run().await;
-            })
+            // Boxed: a future that owned it would hold it twice, as its argument and as its variable.
+            let mut session = Box::new(Session::new(id, gateway, socket, codec, place));
+            tasks.track(async move { session.run().await })
         })
 }
 

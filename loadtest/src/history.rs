@@ -1,0 +1,108 @@
+//! One long conversation, imported: pages at its beginning, in its middle and at its end take the same time.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hdrhistogram::Histogram;
+use serde_json::json;
+
+use crate::{Common, client::Client, report::Report, server::Server};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[arg(long, default_value_t = 1_000_000)]
+    messages: u64,
+    /// Pages of each size at each place
+    #[arg(long, default_value_t = 2000)]
+    pages: u64,
+}
+
+const CONVERSATION: &str = "0199c0de-0000-7000-8000-00000000f00d";
+const RATIO_MAX: f64 = 1.2;
+/// Entries that an owner has in memory anyway; pages are measured below them.
+const IN_MEMORY: u64 = 200;
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("history", !common.no_goals);
+    let data = tempfile::tempdir()?;
+    let file = data.path().join("messages.jsonl");
+    let mut lines = BufWriter::new(File::create(&file)?);
+    let users = ["alice", "bob", "carol"];
+    let created =
+        json!({"type": "conversation", "kind": "group", "id": CONVERSATION, "participants": users});
+    writeln!(lines, "{created}")?;
+    for number in 0..options.messages {
+        let body = format!(
+            "message {number} {}",
+            "lorem ipsum dolor sit amet ".repeat(1 + number as usize % 6)
+        );
+        let sender = users[number as usize % users.len()];
+        let line = json!({"type": "message", "conversation": CONVERSATION, "sender": sender, "body": body});
+        writeln!(lines, "{line}")?;
+    }
+    lines.into_inner()?.sync_all()?;
+
+    let begin = Instant::now();
+    Server::import(common.gateway.as_deref(), data.path(), &file)?;
+    let took = begin.elapsed();
+    report.figure(
+        "imported, durable and in order",
+        options.messages as f64 / took.as_secs_f64(),
+        "messages/s",
+    );
+
+    let server = Server::gateway(common.gateway.as_deref(), data.path())?;
+    let mut client = Client::connect(&server.address, "alice", 0)?;
+    let head = options.messages + 1;
+    for size in [10, 50] {
+        let span = options.pages * size;
+        if head < 3 * span + IN_MEMORY {
+            bail!("too few messages for {} pages of {size}", options.pages);
+        }
+        let places = [0, head / 2, head - IN_MEMORY - span];
+        let mut times = [
+            Histogram::<u64>::new(3)?,
+            Histogram::new(3)?,
+            Histogram::new(3)?,
+        ];
+        // Each page once, the three places in turn: no page is in a cache, and noise is shared fairly.
+        for page in 0..options.pages {
+            for turn in 0..places.len() {
+                let at = (turn + page as usize) % places.len();
+                let (place, time) = (places[at], &mut times[at]);
+                let after = place + page * size;
+                let begin = Instant::now();
+                let reply = client.ask(json!({"type": "history", "conversation": CONVERSATION, "after": after, "limit": size}))?;
+                time.record(begin.elapsed().as_micros() as u64)?;
+                let messages = reply["messages"].as_array().context("no messages")?;
+                let first = messages.first().and_then(|m| m["seq"].as_u64());
+                let right = messages.len() as u64 == size && first == Some(after + 1);
+                report.must(
+                    right,
+                    format!("the page after {after} is not what it should be"),
+                );
+            }
+        }
+        let names = ["oldest", "middle", "newest"];
+        for (name, time) in names.iter().zip(&times) {
+            report.latency(&format!("{size} messages, {name}"), time);
+        }
+        let medians = times
+            .each_ref()
+            .map(|t| Duration::from_micros(t.value_at_quantile(0.5)).as_secs_f64());
+        let slowest = medians.into_iter().fold(0.0, f64::max);
+        let fastest = medians.into_iter().fold(f64::MAX, f64::min);
+        report.at_most(
+            &format!("{size} messages: slowest / fastest median"),
+            slowest / fastest,
+            RATIO_MAX,
+            "",
+        );
+    }
+    report.finish(common.json.as_deref())
+}
