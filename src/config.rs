@@ -358,9 +358,9 @@ impl Loaded {
             "must be at least limits.body_bytes + 1024",
         );
         check(
-            limits.outbox_bytes >= 4 * limits.frame_bytes,
+            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes),
             "limits.outbox_bytes",
-            "must be at least four times limits.frame_bytes",
+            "must be at least 1048576 and eight times limits.frame_bytes",
         );
         for (key, value) in [
             ("limits.group_participants", limits.group_participants),
@@ -475,7 +475,17 @@ impl Loaded {
     }
 }
 
+/// A page of 500 inbox items with the longest names and previews must fit. And as JSON, with every character
+/// escaped, a frame may become six times as large.
+const OUTBOX_BYTES_MIN: usize = 1 << 20;
+
 impl Limits {
+    /// Bytes of a page of history, about. Other things must fit into the same outbox.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.outbox_bytes / 4
+    }
+
     #[must_use]
     pub fn protocol(&self) -> crate::protocol::Limits {
         use crate::model::limits::{ATTACHMENTS_MAX, PAGE_ENTRIES_MAX, WATCHED_MAX};

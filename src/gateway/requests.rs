@@ -1,16 +1,16 @@
 //! Request → call → answer: the index of the protocol. Sessions and the HTTP interface come here alike.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use metrics::{counter, histogram};
 use tokio::time::Instant;
 
-use super::Gateway;
+use super::{Gateway, resume::encoded_bytes};
 use crate::{
     chat::{self, Creation, LogRange, Operation, Outcome},
     fanout::Subscriber,
     model::{
-        Content, ConversationId, Draft, Kind, UserId,
+        Content, ConversationId, Draft, Entry, Kind, UserId,
         limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, PAGE_ITEMS_MAX},
     },
     protocol::{
@@ -303,9 +303,10 @@ async fn history(
     };
     match gateway.router.ask(r.conversation, user, operation).await? {
         Outcome::History(page) => {
-            let messages = page.entries.iter();
-            let messages = messages.map(|e| Message::of(r.conversation, e.as_ref().clone()));
-            let messages = messages.collect();
+            let mut entries = VecDeque::from(page.entries);
+            shorten(&mut entries, range, gateway.limits.page_bytes());
+            let message = |e: &Arc<Entry>| Message::of(r.conversation, Entry::clone(e));
+            let messages = entries.iter().map(message).collect();
             Ok(Answer::History(HistoryPage {
                 messages,
                 rev: 0,
@@ -313,6 +314,27 @@ async fn history(
             }))
         }
         other => Err(unexpected(&other)),
+    }
+}
+
+/// A page of large messages has fewer of them: those farthest from where it was asked for are left out.
+fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
+    let mut bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
+    while bytes > bytes_max
+        && entries.len() > 1
+        && let (Some(first), Some(last)) = (entries.front(), entries.back())
+    {
+        let from_the_end = match range {
+            LogRange::Newest | LogRange::Before(_) => false,
+            LogRange::After(_) => true,
+            LogRange::Around(seq) => last.seq.abs_diff(seq) > first.seq.abs_diff(seq),
+        };
+        let left_out = if from_the_end {
+            entries.pop_back()
+        } else {
+            entries.pop_front()
+        };
+        bytes -= left_out.map_or(0, |e| encoded_bytes(&e));
     }
 }
 

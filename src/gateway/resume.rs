@@ -8,7 +8,7 @@ use crate::{
     chat::{self, LogRange, Operation, Outcome},
     fanout::{Encoded, Subscriber},
     model::{
-        ConversationId, Cursor, Entry, Kind, Seq, UserId,
+        Content, ConversationId, Cursor, Entry, Kind, Seq, UserId,
         limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX},
     },
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
@@ -55,57 +55,56 @@ impl<'a> Missed<'a> {
         }
     }
 
-    /// The events for the next conversation in which something was missed; `None` at the end.
-    pub(super) async fn next(&mut self) -> Option<Vec<Event>> {
+    /// What was missed in the next conversation in which something was; `None` at the end.
+    pub(super) async fn next(&mut self) -> Option<(ConversationId, Missing)> {
         loop {
             let (conversation, Cursor(seq, _)) = self.cursors.next()?;
-            let events = self.events(conversation, seq).await;
-            if !events.is_empty() {
-                return Some(events);
+            match self.after(conversation, seq).await {
+                Missing::Nothing => {}
+                missing => return Some((conversation, missing)),
             }
         }
     }
 
-    async fn events(&mut self, conversation: ConversationId, after: Seq) -> Vec<Event> {
+    async fn after(&mut self, conversation: ConversationId, after: Seq) -> Missing {
         // The inbox, read through the user's home, knows the newest entry of every dm and group: most
         // cursors are up to date, and cost nothing more.
-        let last = self
-            .rows
-            .get(&conversation)
-            .and_then(|r| r.face.as_ref()?.last.as_ref());
-        if last.is_some_and(|last| last.seq <= after) {
-            return Vec::new();
+        let row = self.rows.get(&conversation);
+        let last = row.and_then(|r| Some(r.face.as_ref()?.last.as_ref()?.seq));
+        if last.is_some_and(|last| last <= after) {
+            return Missing::Nothing;
         }
         let limit = RESUME_ENTRIES_MAX.min(self.left);
         match read_after(self.gateway, &self.user, conversation, after, limit).await {
-            Ok(Missing::Nothing) => Vec::new(),
-            Ok(Missing::Entries(entries)) => {
-                self.left -= entries.len() as u64;
-                let events = entries.iter().map(|e| message(conversation, e));
-                events.collect()
+            Ok(missing) => {
+                if let Missing::Entries(entries) = &missing {
+                    self.left -= entries.len() as u64;
+                }
+                missing
             }
-            Ok(Missing::TooMuch { head }) => vec![Event::Resync { conversation, head }],
             Err(chat::Error::UnknownConversation | chat::Error::Forbidden(_)) => {
                 let change = ConversationChange::Removed;
-                vec![Event::Conversation(ConversationEvent {
+                Missing::Other(Event::Conversation(ConversationEvent {
                     conversation,
                     change,
                     details: None,
-                })]
+                }))
             }
             // Not known what is missing: the client must ask again.
-            Err(_) => vec![Event::Resync {
-                conversation,
-                head: last.map_or(after, |l| l.seq),
-            }],
+            Err(_) => {
+                let head = last.unwrap_or(after);
+                Missing::Other(Event::Resync { conversation, head })
+            }
         }
     }
 }
 
-enum Missing {
+/// What a client lacks of one conversation.
+pub(super) enum Missing {
     Nothing,
     Entries(Vec<Arc<Entry>>),
-    TooMuch { head: Seq },
+    /// Too much to push, or no longer to be seen.
+    Other(Event),
 }
 
 async fn read_after(
@@ -127,7 +126,8 @@ async fn read_after(
     {
         Outcome::History(page) if page.head <= after => Ok(Missing::Nothing),
         Outcome::History(page) if page.head - after > limit => {
-            Ok(Missing::TooMuch { head: page.head })
+            let head = page.head;
+            Ok(Missing::Other(Event::Resync { conversation, head }))
         }
         Outcome::History(page) => Ok(Missing::Entries(page.entries)),
         _ => Ok(Missing::Nothing),
@@ -149,26 +149,23 @@ pub(super) async fn subscribe(
         Err(error) => return requests::refused(&error),
     };
     if let Some(after) = after {
-        let missing = read_after(
-            gateway,
-            &session.user,
-            conversation,
-            after,
-            RESUME_ENTRIES_MAX,
-        )
-        .await;
-        let events = match missing {
+        let limit = RESUME_ENTRIES_MAX;
+        let events = match read_after(gateway, &session.user, conversation, after, limit).await {
             Ok(Missing::Nothing) => Vec::new(),
+            Ok(Missing::Other(event)) => vec![event],
             Ok(Missing::Entries(entries)) => {
-                entries.iter().map(|e| message(conversation, e)).collect()
+                let bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
+                if bytes > gateway.limits.page_bytes() {
+                    vec![Event::Resync { conversation, head }]
+                } else {
+                    entries.iter().map(|e| message(conversation, e)).collect()
+                }
             }
-            Ok(Missing::TooMuch { head }) => vec![Event::Resync { conversation, head }],
             Err(error) => return requests::refused(&error),
         };
         for event in events {
-            session
-                .outbox
-                .push(Encoded::new(event).frame(session.outbox.codec()));
+            let frame = Encoded::new(event).frame(session.outbox.codec());
+            session.outbox.push(frame);
         }
     }
     Answer::Ok(Okay {
@@ -177,6 +174,35 @@ pub(super) async fn subscribe(
     })
 }
 
-fn message(conversation: ConversationId, entry: &Arc<Entry>) -> Event {
-    Event::Message(Box::new(Message::of(conversation, entry.as_ref().clone())))
+pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
+    Event::Message(Box::new(Message::of(conversation, entry.clone())))
+}
+
+/// About how many bytes an entry is in JSON, the longer of the two encodings.
+pub(super) fn encoded_bytes(entry: &Entry) -> usize {
+    /// Names of fields, ids, numbers.
+    const REST: usize = 400;
+    let text = |text: &str| {
+        // A control character becomes \u00xx, a quotation mark \".
+        let escaped = |b: u8| {
+            if b < 0x20 {
+                5
+            } else {
+                usize::from(b == b'"' || b == b'\\')
+            }
+        };
+        text.len() + text.bytes().map(escaped).sum::<usize>()
+    };
+    let optional = |t: &Option<String>| t.as_deref().map_or(0, text);
+    match &entry.content {
+        Content::Text {
+            body, attachments, ..
+        } => {
+            let links = attachments.iter();
+            let links = links.map(|a| text(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
+            REST + text(body) + links.sum::<usize>()
+        }
+        // The longest one is a group's creation, with all its participants.
+        Content::System(change) => REST + serde_json::to_vec(change).map_or(0, |json| json.len()),
+    }
 }

@@ -21,7 +21,10 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Gateway, quota, requests, resume};
+use super::{
+    Gateway, quota, requests,
+    resume::{self, Missing},
+};
 use crate::{
     auth::{Identity, TokenError},
     clock,
@@ -40,6 +43,8 @@ use crate::{
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Frames that an idle session's queue has room for.
 const FRAMES_KEPT: usize = 8;
+/// What was missed is flushed whenever it is more than this.
+const RESUME_FLUSH_BYTES: usize = 64 << 10;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
 
@@ -234,13 +239,27 @@ impl Session {
             return Ok(());
         };
         let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, rows);
-        while let Some(events) = missed.next().await {
-            for event in events {
-                let frame = Frame::encode(self.codec, &event).into_message();
-                self.feed(frame).await?;
+        let mut unflushed = 0;
+        while let Some((conversation, missing)) = missed.next().await {
+            let (entries, other) = match missing {
+                Missing::Entries(entries) => (entries, None),
+                Missing::Other(event) => (Vec::new(), Some(event)),
+                Missing::Nothing => continue,
+            };
+            let events = entries
+                .iter()
+                .map(|entry| resume::message(conversation, entry));
+            for event in events.chain(other) {
+                let frame = Frame::encode(self.codec, &event);
+                unflushed += frame.len();
+                self.feed(frame.into_message()).await?;
+                if unflushed > RESUME_FLUSH_BYTES {
+                    self.flush(subscriber).await?;
+                    unflushed = 0;
+                }
             }
-            self.flush(subscriber).await?;
         }
+        self.flush(subscriber).await?;
         Ok(())
     }
 

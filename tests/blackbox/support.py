@@ -45,6 +45,7 @@ class Gateway:
         return env
 
     def start(self):
+        os.makedirs(self.directory, exist_ok=True)
         self.log_path = os.path.join(self.directory, f"gateway-{time.monotonic_ns()}.log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([BINARY, *self.arguments], env=self.env(), stderr=log, stdout=log)

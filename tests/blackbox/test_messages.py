@@ -190,3 +190,23 @@ async def test_unknown_fields_are_ignored(people):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user, later={"deep": [1, {"x": None}]})
     assert (await alice.send(dm, "hi", color="red"))["seq"] == 1
+
+
+async def test_pages_of_large_messages_are_shorter_and_still_complete(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    await bob.close()
+    # Each control character becomes six bytes in JSON: more than a frame from a JSON client may be.
+    long = '"' if codec == "json" else "\x01"
+    bodies = [long * 16_384 if i % 3 == 0 else "y" * 16_384 for i in range(120)]
+    for i in range(0, 120, 20):
+        for reply in [await alice.begin("send", conversation=dm, client_id=uuid4(), body=b) for b in bodies[i:i + 20]]:
+            await reply
+    back = await gateway.connect(bob.user, codec, cursors={dm: [0, 0]})
+    assert [(await back.message(dm))["body"] for _ in range(120)] == bodies, "a resume may be long"
+    assert [m["body"] for m in await back.everything(dm)] == bodies
+    for ask, near in (({"before": 60}, 59), ({"after": 60}, 61), ({"around": 60}, 60), ({}, 120)):
+        seqs = [m["seq"] for m in (await back.history(dm, limit=100, **ask))["messages"]]
+        assert near in (seqs[0], seqs[-1]) or "around" in ask and near in seqs
+        assert 1 < len(seqs) < 30 and seqs == list(range(seqs[0], seqs[-1] + 1))
+    await back.close()
