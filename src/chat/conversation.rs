@@ -257,7 +257,7 @@ impl Owner {
         let store = &self.environment.store;
         let id = self.id;
         if let Some(participants) = &mut self.participants {
-            if participants.knows_too_many() && self.work.is_empty() {
+            if participants.knows_too_many() && self.log.is_quiet() {
                 participants.forget_known();
             }
             let mut unknown: Vec<UserId> = Vec::new();

@@ -9,7 +9,7 @@ use crate::{
     fanout::{Encoded, Subscriber},
     model::{
         Content, ConversationId, Cursor, Entry, Kind, Seq, UserId,
-        limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX},
+        limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX},
     },
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
     store::InboxRow,
@@ -31,6 +31,7 @@ pub(super) struct Missed<'a> {
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     rows: HashMap<ConversationId, InboxRow>,
     left: u64,
+    unknown: usize,
 }
 
 impl<'a> Missed<'a> {
@@ -52,6 +53,7 @@ impl<'a> Missed<'a> {
             cursors,
             rows,
             left: RESUME_ENTRIES_TOTAL_MAX,
+            unknown: 0,
         }
     }
 
@@ -73,6 +75,13 @@ impl<'a> Missed<'a> {
         let last = row.and_then(|r| Some(r.face.as_ref()?.last.as_ref()?.seq));
         if last.is_some_and(|last| last <= after) {
             return Missing::Nothing;
+        }
+        if row.is_none() {
+            // An empty dm, or one that the user is no longer in; many of them are made up.
+            self.unknown += 1;
+            if self.unknown > UNKNOWN_CURSORS_MAX {
+                return Missing::Nothing;
+            }
         }
         let limit = RESUME_ENTRIES_MAX.min(self.left);
         match read_after(self.gateway, &self.user, conversation, after, limit).await {

@@ -18,7 +18,7 @@ use governor::{
 use metrics::{Counter, counter, gauge};
 use tokio::{
     select,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -482,11 +482,16 @@ impl Session {
             }
             self.socket.flush().await
         };
-        // A socket that takes nothing must not keep the session from noticing that its queue is full.
+        // A socket that takes nothing must not keep the session from noticing that its queue is full, that
+        // the gateway drains, or that its client is gone.
+        let patience = Duration::from_millis(self.gateway.session.ping_interval_ms);
+        let gateway = &self.gateway;
         let written = select! {
             biased;
             written = fed => written,
             Closing(code) = subscriber.outbox.closing() => return Err(code),
+            () = leave_time(gateway) => return Err(CloseCode::Restart),
+            () = sleep(patience * (1 + SILENT_PINGS_MAX)) => return Err(CloseCode::TooSlow),
         };
         // A burst's queue is not kept for ever.
         frames.shrink_to(FRAMES_KEPT);
@@ -579,6 +584,15 @@ impl Session {
         };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
     }
+}
+
+/// Fires when the gateway drains and all clients should have left.
+async fn leave_time(gateway: &Gateway) {
+    gateway.tasks.draining().await;
+    sleep(Duration::from_millis(
+        gateway.drain.delay_ms + gateway.drain.spread_ms,
+    ))
+    .await;
 }
 
 /// When the token expires, on the monotonic clock.

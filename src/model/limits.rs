@@ -41,6 +41,9 @@ pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
 /// Cursors of one `connect`.
 pub const CURSORS_MAX: usize = 5_000;
 
+/// Cursors of one `connect` for conversations that are not in the user's inbox; more are ignored.
+pub const UNKNOWN_CURSORS_MAX: usize = 100;
+
 /// Bytes of a conversation's name.
 pub const NAME_BYTES_MAX: usize = 256;
 

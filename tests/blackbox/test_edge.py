@@ -307,6 +307,18 @@ async def test_a_drain_loses_nothing(start, codec):
     await back.close()
 
 
+async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(start):
+    gateway = start(limits__outbox_bytes=50_000_000, drain__grace_ms=15000)
+    alice, stuck = await gateway.connect("alice"), slow_socket(gateway, "carol")
+    dm = await alice.create("dm", "carol")
+    for _ in range(4):
+        for reply in [await alice.begin("send", conversation=dm, client_id=uuid4(), body="x" * 15_000) for _ in range(100)]:
+            await reply
+    assert await asyncio.to_thread(gateway.stop) == 0
+    assert await alice.closed() == 1012
+    stuck.close()
+
+
 async def test_health_and_metrics(start):
     gateway = start(drain__delay_ms=1500, drain__spread_ms=0)
     alice = await gateway.connect("alice")

@@ -197,6 +197,18 @@ async def test_a_cursor_of_a_conversation_one_is_no_longer_in(people, gateway, c
     await back.close()
 
 
+async def test_made_up_cursors_are_ignored(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.user)
+    await alice.send(dm, "real")
+    await bob.close()
+    cursors = {uuid4(): [1, 0] for _ in range(500)} | {dm: [0, 0]}
+    back = await gateway.connect(bob.user, codec, cursors=cursors)
+    assert (await back.message(dm))["body"] == "real"
+    assert len([e for e in await back.quiet() if e["type"] == "conversation"]) <= 101
+    await back.close()
+
+
 async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
     """A client comes and goes while messages flow; after dropping by seq it has each exactly once."""
     alice, bob = await people("alice", "bob")

@@ -43,6 +43,16 @@ impl Owner {
         if reply.is_closed() {
             return; // Whoever asked has given up.
         }
+        let mut users = std::iter::once(&actor).chain(operation.subject());
+        if self
+            .participants
+            .as_ref()
+            .is_some_and(|p| !users.all(|user| p.knows(user)))
+        {
+            let reason = "the store did not answer";
+            drop(reply.send(Err(Error::Unavailable { reason })));
+            return;
+        }
         match operation {
             Operation::Create(creation) => self.create(&actor, &creation, reply),
             Operation::Send(draft) => self.send(draft, reply),
