@@ -30,6 +30,7 @@ pub struct Node {
     members: Members,
     conversations: Conversations,
     inbox: Arc<InboxWriter>,
+    gateway: Arc<Gateway>,
     drain: crate::config::Drain,
     /// Sessions and listeners; they end first.
     edge: Tasks,
@@ -113,6 +114,7 @@ impl Node {
             members,
             conversations,
             inbox,
+            gateway,
             drain: config.drain.clone(),
             edge,
             core,
@@ -136,6 +138,7 @@ impl Node {
         })
         .await
         .is_ok();
+        self.gateway.flush_presence().await;
         if finished && self.store.healthy().is_ok() {
             // Nothing is left for crash repair.
             let forgotten = self.store.forget_activity(self.members.me()).await;
@@ -189,6 +192,7 @@ async fn keep_up(gateway: Arc<Gateway>, metrics: PrometheusHandle) {
         sleep(UPKEEP_EVERY).await;
         metrics.run_upkeep();
         gateway.forget_addresses();
+        gateway.flush_presence().await;
     }
 }
 

@@ -1,6 +1,9 @@
 //! Who is online: kept by a user's home, which knows of each of the user's sessions.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use dashmap::DashMap;
 use metrics::gauge;
@@ -18,6 +21,8 @@ pub struct Presence {
     hub: Arc<Hub>,
     /// Sessions of each user who is online.
     online: DashMap<UserId, usize>,
+    /// When users were seen, until the next flush.
+    seen: Mutex<HashMap<UserId, Millis>>,
 }
 
 impl Presence {
@@ -27,11 +32,12 @@ impl Presence {
             store,
             hub,
             online: DashMap::new(),
+            seen: Mutex::default(),
         }
     }
 
     /// A session of `user` has come.
-    pub(super) async fn came(&self, user: &UserId) {
+    pub(super) fn came(&self, user: &UserId) {
         let first = {
             let mut sessions = self.online.entry(user.clone()).or_insert(0);
             *sessions += 1;
@@ -48,12 +54,12 @@ impl Presence {
         };
         if first {
             // A gateway that is killed could not say goodbye: then this is when the user was last seen.
-            self.saw(user, clock::wall()).await;
+            self.saw(user, clock::wall());
         }
     }
 
     /// A session of `user` has gone.
-    pub(super) async fn went(&self, user: &UserId) {
+    pub(super) fn went(&self, user: &UserId) {
         let now = clock::wall();
         let last = self.online.remove_if_mut(user, |_, sessions| {
             *sessions = sessions.saturating_sub(1);
@@ -68,7 +74,7 @@ impl Presence {
             *sessions == 0
         });
         if last.is_some() {
-            self.saw(user, now).await;
+            self.saw(user, now);
         }
     }
 
@@ -81,7 +87,11 @@ impl Presence {
                 last_seen: None,
             });
         }
-        let last_seen = self.store.last_seen(&user).await?;
+        let pending = self.seen().get(&user).copied();
+        let last_seen = match pending {
+            Some(at) => Some(at),
+            None => self.store.last_seen(&user).await?,
+        };
         Ok(PresenceItem {
             user,
             online: false,
@@ -97,10 +107,35 @@ impl Presence {
         }
     }
 
-    async fn saw(&self, user: &UserId, at: Millis) {
+    fn saw(&self, user: &UserId, at: Millis) {
         gauge!("chat_users_online").set(self.online.len() as f64);
-        if let Err(error) = self.store.set_last_seen(user, at).await {
-            tracing::debug!(%user, %error, "last seen was not stored");
+        self.seen().insert(user.clone(), at);
+    }
+
+    /// Stores when users were last seen. To be called every few seconds: a crash forgets what came since.
+    pub(super) async fn flush(&self) {
+        let seen: Vec<_> = self
+            .seen()
+            .iter()
+            .map(|(user, at)| (user.clone(), *at))
+            .collect();
+        if seen.is_empty() {
+            return;
         }
+        if let Err(error) = self.store.set_last_seen(&seen).await {
+            tracing::warn!(%error, "last seen was not stored; it will be tried again");
+            return;
+        }
+        // Whoever was seen again meanwhile stays for the next time.
+        let mut pending = self.seen();
+        for (user, at) in seen {
+            if pending.get(&user) == Some(&at) {
+                pending.remove(&user);
+            }
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashMap<UserId, Millis>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

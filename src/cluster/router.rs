@@ -97,16 +97,16 @@ impl Router {
 
     /// Subscribes a session to its user, at the user's home. When it returns, everything published from
     /// now on reaches the session: rule [register], then read.
-    pub async fn register(&self, session: &Arc<Subscriber>) {
+    pub fn register(&self, session: &Arc<Subscriber>) {
         self.hub
             .subscribe(&Topic::User(session.user.clone()), session);
-        self.presence.came(&session.user).await;
+        self.presence.came(&session.user);
     }
 
     /// Ends everything that `register` and `subscribe` began.
-    pub async fn leave(&self, session: &Subscriber) {
+    pub fn leave(&self, session: &Subscriber) {
         self.hub.leave(session);
-        self.presence.went(&session.user).await;
+        self.presence.went(&session.user);
     }
 
     /// All conversations of a user, as stored and as published since.
@@ -254,6 +254,11 @@ impl Router {
         limit: usize,
     ) -> Result<Vec<PublicRow>, Error> {
         Ok(self.store.public_conversations(after, limit).await?)
+    }
+
+    /// Stores when users were last seen. To be called every few seconds.
+    pub async fn flush_presence(&self) {
+        self.presence.flush().await;
     }
 
     /// # Errors

@@ -81,6 +81,11 @@ impl Gateway {
         self.connects.shrink_to_fit();
     }
 
+    /// To be called every few seconds.
+    pub async fn flush_presence(&self) {
+        self.router.flush_presence().await;
+    }
+
     /// What strangers may ask over HTTP.
     pub fn public(self: &Arc<Self>) -> axum::Router {
         http::routes(self.clone())

@@ -121,7 +121,7 @@ impl Session {
             Err(code) => code,
             Ok(mut live) => {
                 let code = self.live(&mut live).await;
-                Box::pin(gateway.router.leave(&live.subscriber)).await;
+                gateway.router.leave(&live.subscriber);
                 code
             }
         };
@@ -181,7 +181,7 @@ impl Session {
         }
         let outbox_bytes = gateway.limits.outbox_bytes;
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
-        gateway.router.register(&subscriber).await;
+        gateway.router.register(&subscriber);
         match self.begin(&identity, &subscriber, id, connect).await {
             Ok(()) => Ok(Live {
                 expires_at: expiry(&identity),
@@ -192,7 +192,7 @@ impl Session {
                 replies: FuturesUnordered::new(),
             }),
             Err(code) => {
-                gateway.router.leave(&subscriber).await;
+                gateway.router.leave(&subscriber);
                 Err(code)
             }
         }

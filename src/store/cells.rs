@@ -692,10 +692,13 @@ impl<C: Cells> Store for CellStore<C> {
             .and_then(|c| Millis::try_from(c.timestamp).ok()))
     }
 
-    async fn set_last_seen(&self, user: &UserId, at: Millis) -> Result<()> {
-        let at = u64::try_from(at).unwrap_or_default();
-        let cell = Key::new(LAST_SEEN).user(user).cell(at, Vec::new());
-        self.0.write("set_last_seen", vec![cell], false).await
+    async fn set_last_seen(&self, seen: &[(UserId, Millis)]) -> Result<()> {
+        let cell = |(user, at): &(UserId, Millis)| {
+            let at = u64::try_from(*at).unwrap_or_default();
+            Key::new(LAST_SEEN).user(user).cell(at, Vec::new())
+        };
+        let cells = seen.iter().map(cell).collect();
+        self.0.write("set_last_seen", cells, false).await
     }
 
     async fn ring(&self) -> Result<Option<RingRow>> {

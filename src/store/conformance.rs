@@ -273,8 +273,8 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     store.write_inbox(vec![write(None, None, Some(1))]).await?;
     assert_eq!(store.inbox(&bob).await?[0].left_seq, Some(10));
 
-    store.set_last_seen(&bob, 2_000).await?;
-    store.set_last_seen(&bob, 1_000).await?;
+    store.set_last_seen(&[(bob.clone(), 2_000)]).await?;
+    store.set_last_seen(&[(bob.clone(), 1_000)]).await?;
     assert_eq!(store.last_seen(&bob).await?, Some(2_000));
     assert_eq!(store.last_seen(&somebody()).await?, None);
     Ok(())

@@ -113,7 +113,7 @@ pub trait Store: Send + Sync + 'static {
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>>;
 
     /// Not durable by itself; only goes up.
-    async fn set_last_seen(&self, user: &UserId, at: Millis) -> Result<()>;
+    async fn set_last_seen(&self, seen: &[(UserId, Millis)]) -> Result<()>;
 
     async fn ring(&self) -> Result<Option<RingRow>>;
 

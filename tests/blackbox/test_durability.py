@@ -28,6 +28,8 @@ async def test_everything_is_there_after_a_restart(start, codec):
     await alice.ask("remove", conversation=group, user="carol")
     await bob.ask("read", conversation=dm, seq=150)
     await bob.close()
+    dave = await gateway.connect("dave", codec)
+    await dave.close()
     before = await alice.inbox()
     assert gateway.stop() == 0
     gateway = start(gateway.directory, **UNLIMITED)
@@ -42,8 +44,9 @@ async def test_everything_is_there_after_a_restart(start, codec):
     carol = await gateway.connect("carol", codec)
     await refused(carol.history(group), "forbidden")
     await refused(alice.create("channel", conversation=group), "conflict")
-    [item] = (await alice.ask("watch", users=["carol"]))["items"]
+    [item, other] = (await alice.ask("watch", users=["carol", "dave"]))["items"]
     assert item["online"] is True
+    assert other["online"] is False and other["last_seen"] >= dave.hello["time"]
     for client in (alice, bob, carol):
         await client.close()
 

@@ -1,9 +1,12 @@
 //! One suite for every store.
 
-use chat_gateway::store::{
-    Store, conformance,
-    embedded::Embedded,
-    simulated::{Faults, Simulated},
+use chat_gateway::{
+    model::UserId,
+    store::{
+        Store, conformance,
+        embedded::Embedded,
+        simulated::{Faults, Simulated},
+    },
 };
 
 const CACHE: u64 = 8 << 20;
@@ -35,7 +38,7 @@ async fn a_closed_store_says_so() {
     let store = Embedded::open(directory.path(), CACHE).unwrap();
     store.close().await.unwrap();
     let error = store
-        .set_last_seen(&chat_gateway::model::UserId::new("alice").unwrap(), 1)
+        .set_last_seen(&[(UserId::new("alice").unwrap(), 1)])
         .await;
     assert!(error.unwrap_err().to_string().contains("closed"));
 }
