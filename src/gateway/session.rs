@@ -491,7 +491,10 @@ impl Session {
             written = fed => written,
             Closing(code) = subscriber.outbox.closing() => return Err(code),
             () = leave_time(gateway) => return Err(CloseCode::Restart),
-            () = sleep(patience * (1 + SILENT_PINGS_MAX)) => return Err(CloseCode::TooSlow),
+            // Made only when it is waited for: most writes are done at once.
+            () = async { sleep(patience * (1 + SILENT_PINGS_MAX)).await } => {
+                return Err(CloseCode::TooSlow);
+            }
         };
         // A burst's queue is not kept for ever.
         frames.shrink_to(FRAMES_KEPT);
