@@ -183,6 +183,21 @@ pub(super) async fn subscribe(
     })
 }
 
+/// Answers `unsubscribe`: looking in ends; who is in the channel still gets its messages.
+pub(super) async fn unsubscribe(
+    gateway: &Gateway,
+    session: &Subscriber,
+    channel: ConversationId,
+) -> Answer {
+    let user = session.user.clone();
+    match gateway.router.ask(channel, user, Operation::Details).await {
+        Ok(Outcome::Details(view)) if view.role.is_some() => {}
+        Err(error @ chat::Error::Unavailable { .. }) => return requests::refused(&error),
+        _ => gateway.router.unsubscribe(session, channel),
+    }
+    Answer::Ok(Okay::default())
+}
+
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
     Event::Message(Box::new(Message::of(conversation, entry.clone())))
 }

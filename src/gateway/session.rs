@@ -34,7 +34,7 @@ use crate::{
         limits::{REQUESTS_IN_FLIGHT_MAX, SUBSCRIPTIONS_MAX, WATCHED_MAX},
     },
     protocol::{
-        Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Okay, Refusal, Reply,
+        Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Named, Refusal, Reply,
         Request, Users,
     },
 };
@@ -388,14 +388,6 @@ impl Session {
                 self.gateway.router.unwatch(&live.subscriber, &users.users);
                 Answer::Presence { items: Vec::new() }
             }
-            Ok(Request::Unsubscribe(named)) => {
-                if live.looking_into.remove(&named.conversation) {
-                    self.gateway
-                        .router
-                        .unsubscribe(&live.subscriber, named.conversation);
-                }
-                Answer::Ok(Okay::default())
-            }
             Ok(request) => {
                 self.begin_request(live, id, request);
                 return Ok(());
@@ -429,6 +421,12 @@ impl Session {
                 }
                 Box::pin(async move {
                     reply(resume::subscribe(&gateway, &subscriber, &subscribe).await)
+                })
+            }
+            Request::Unsubscribe(Named { conversation }) => {
+                live.looking_into.remove(&conversation);
+                Box::pin(async move {
+                    reply(resume::unsubscribe(&gateway, &subscriber, conversation).await)
                 })
             }
             request => Box::pin(async move {

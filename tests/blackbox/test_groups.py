@@ -211,6 +211,11 @@ async def test_looking_into_a_public_channel_without_joining(people):
     await bob.ask("unsubscribe", conversation=channel)
     await alice.send(channel, "unseen")
     assert await bob.quiet() == []
+    await bob.ask("join", conversation=channel)
+    await bob.ask("subscribe", conversation=channel)
+    await bob.ask("unsubscribe", conversation=channel)
+    await alice.send(channel, "for members")
+    assert (await bob.message(channel, "for members"))["seq"] == 10, "who is in it still gets its messages"
     group = await alice.create("group", bob.user)
     await refused(bob.ask("subscribe", conversation=group), "bad_request")
     private = await alice.create("channel", name="closed")
