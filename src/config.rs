@@ -253,7 +253,8 @@ impl Default for Log {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            filter: "info".into(),
+            // The store's library tells of each of its tables at `info`.
+            filter: "info,fjall=warn,lsm_tree=warn".into(),
         }
     }
 }
