@@ -44,6 +44,14 @@ struct Seen {
     wrong: Vec<String>,
 }
 
+struct Entry {
+    client_id: Uuid,
+    sender: String,
+}
+
+/// A conversation's entries by seq.
+type Log = BTreeMap<u64, Entry>;
+
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("kill", false);
     let data = tempfile::tempdir()?;
@@ -105,7 +113,10 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     for (index, conversation) in conversations.iter().enumerate() {
         let log = whole_log(&server.address, conversation)?;
-        let places: HashMap<Uuid, u64> = log.iter().map(|(seq, id)| (*id, *seq)).collect();
+        let places: HashMap<Uuid, u64> = log
+            .iter()
+            .map(|(seq, entry)| (entry.client_id, *seq))
+            .collect();
         report.must(
             places.len() == log.len(),
             format!("{conversation}: a message is there twice"),
@@ -202,9 +213,9 @@ fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, tota
     seen.unknown.extend(again);
 }
 
-fn whole_log(address: &str, conversation: &str) -> anyhow::Result<BTreeMap<u64, Uuid>> {
+fn whole_log(address: &str, conversation: &str) -> anyhow::Result<Log> {
     let mut reader = Client::connect(address, "reader", 0)?;
-    let mut log = BTreeMap::new();
+    let mut log = Log::new();
     loop {
         let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
         let page = reader.ask(
@@ -213,11 +224,12 @@ fn whole_log(address: &str, conversation: &str) -> anyhow::Result<BTreeMap<u64, 
         let messages = page["messages"].as_array().cloned().unwrap_or_default();
         for message in &messages {
             let seq = message["seq"].as_u64().context("no seq")?;
-            let id: Uuid = message["client_id"]
+            let client_id = message["client_id"]
                 .as_str()
                 .context("no client_id")?
                 .parse()?;
-            log.insert(seq, id);
+            let sender = message["sender"].as_str().context("no sender")?.to_owned();
+            log.insert(seq, Entry { client_id, sender });
         }
         if messages.is_empty() || page["head"].as_u64() == log.last_key_value().map(|(seq, _)| *seq)
         {
@@ -230,25 +242,15 @@ fn whole_log(address: &str, conversation: &str) -> anyhow::Result<BTreeMap<u64, 
 fn check_unread(
     address: &str,
     conversation: &str,
-    log: &BTreeMap<u64, Uuid>,
+    log: &Log,
     users: &[String],
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let mut own: HashMap<String, u64> = HashMap::new();
-    let mut reader = Client::connect(address, "reader", 0)?;
-    let mut after = 0;
-    while after < log.len() as u64 {
-        let page = reader.ask(
-            json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
-        )?;
-        for message in page["messages"].as_array().context("no messages")? {
-            after = message["seq"].as_u64().context("no seq")?;
-            own.insert(
-                message["sender"].as_str().unwrap_or_default().to_owned(),
-                after,
-            );
-        }
-    }
+    // In order of seq: the last one of each sender stays.
+    let own: HashMap<&str, u64> = log
+        .iter()
+        .map(|(seq, entry)| (entry.sender.as_str(), *seq))
+        .collect();
     for user in users {
         let mut client = Client::connect(address, user, 0)?;
         let inbox = client.ask(json!({"type": "inbox"}))?;
@@ -257,7 +259,7 @@ fn check_unread(
             .iter()
             .find(|i| i["conversation"] == conversation)
             .context("not in the inbox")?;
-        let unread = log.len() as u64 - own.get(user).copied().unwrap_or(1);
+        let unread = log.len() as u64 - own.get(user.as_str()).copied().unwrap_or(1);
         let right = item["unread"] == unread && item["last_seq"] == log.len() as u64;
         report.must(
             right,

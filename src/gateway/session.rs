@@ -480,24 +480,11 @@ impl Session {
             }
             self.socket.flush().await
         };
-        // A socket that takes nothing must not keep the session from noticing that its queue is full, that
-        // the gateway drains, or that its client is gone.
-        let patience = Duration::from_millis(self.gateway.session.ping_interval_ms);
-        let gateway = &self.gateway;
-        let written = select! {
-            biased;
-            written = fed => written,
-            Closing(code) = subscriber.outbox.closing() => return Err(code),
-            () = leave_time(gateway) => return Err(CloseCode::Restart),
-            // Made only when it is waited for: most writes are done at once.
-            () = async { sleep(patience * (1 + SILENT_PINGS_MAX)).await } => {
-                return Err(CloseCode::TooSlow);
-            }
-        };
+        let written = patiently(&self.gateway, subscriber, fed).await;
         // A burst's queue is not kept for ever.
         frames.shrink_to(FRAMES_KEPT);
         subscriber.outbox.flushed(bytes);
-        written.map_err(|_| CloseCode::GoingAway)
+        written
     }
 
     async fn feed(&mut self, message: Message) -> Result<(), End> {
@@ -509,11 +496,7 @@ impl Session {
     }
 
     async fn flush(&mut self, subscriber: &Subscriber) -> Result<(), End> {
-        select! {
-            biased;
-            flushed = self.socket.flush() => flushed.map_err(|_| CloseCode::GoingAway),
-            Closing(code) = subscriber.outbox.closing() => Err(code),
-        }
+        patiently(&self.gateway, subscriber, self.socket.flush()).await
     }
 
     async fn send(&mut self, frame: Frame) -> Result<(), End> {
@@ -584,6 +567,24 @@ impl Session {
             Ok::<_, axum::Error>(())
         };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+/// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is
+/// full, that the gateway drains, or that its client is gone. What it waits for besides is only made when the
+/// write is not done at once, as most are.
+async fn patiently(
+    gateway: &Gateway,
+    subscriber: &Subscriber,
+    write: impl Future<Output = Result<(), axum::Error>>,
+) -> Result<(), End> {
+    let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
+    select! {
+        biased;
+        written = write => written.map_err(|_| CloseCode::GoingAway),
+        Closing(code) = subscriber.outbox.closing() => Err(code),
+        () = leave_time(gateway) => Err(CloseCode::Restart),
+        () = async { sleep(patience).await } => Err(CloseCode::TooSlow),
     }
 }
 
