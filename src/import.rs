@@ -80,10 +80,15 @@ pub struct Report {
 /// # Errors
 /// The first line that is wrong, by its number; what came before it is imported.
 pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
-    let store = open_store(config).await?;
-    let members = Members::alone(&*store).await?;
-    let inbox = Arc::new(InboxWriter::new(store.clone()));
     let (core, upkeep) = (Tasks::default(), Tasks::default());
+    let store = open_store(config, &upkeep).await?;
+    let members = Arc::new(Members::alone(store.clone()).await?);
+    let inbox = Arc::new(InboxWriter::new(store.clone()));
+    let keeping = members.clone();
+    let keep = upkeep.spawn(async move {
+        let error = keeping.keep().await;
+        tracing::error!(%error, "the import can go no further");
+    });
     let mut settings = config.conversations();
     settings.operation_timeout = FINISH_TIMEOUT;
     let conversations = Conversations::new(
@@ -117,7 +122,9 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
         store.healthy()?;
     }
     flush.abort();
+    keep.abort();
     store.forget_activity(members.me()).await?;
+    members.leave().await;
     store.close().await?;
     imported.and(drained)?;
     Ok(importer.report)

@@ -15,6 +15,7 @@ use chat_gateway::{
     import,
     model::UserId,
     node::Node,
+    store::cassandra::{self, schema},
     telemetry,
 };
 use clap::{Parser, Subcommand};
@@ -52,6 +53,11 @@ enum Command {
     },
     /// Import conversations and messages from JSON lines; no gateway may run on the store meanwhile
     Import { file: PathBuf },
+    /// Make or show the tables of Cassandra or ScyllaDB
+    Schema {
+        #[command(subcommand)]
+        command: SchemaCommand,
+    },
     /// Ask a running gateway whether it is ready; for container health checks
     Health,
 }
@@ -62,6 +68,14 @@ enum ConfigCommand {
     Check,
     /// Print every setting with its origin, secrets hidden
     Show,
+}
+
+#[derive(Subcommand)]
+enum SchemaCommand {
+    /// Make the keyspace and its tables, or bring them to this version; nothing is done twice
+    Apply,
+    /// Print them, for cqlsh
+    Print,
 }
 
 fn main() -> ExitCode {
@@ -108,6 +122,18 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Schema {
+            command: SchemaCommand::Apply,
+        } => runtime()?.block_on(apply_schema(&loaded.config)),
+        Command::Schema {
+            command: SchemaCommand::Print,
+        } => {
+            print!(
+                "{}",
+                loaded.config.store.cassandra.settings().keyspace.print()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Health => health(&loaded),
     }
 }
@@ -125,7 +151,11 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let node = Node::start(config, metrics).await?;
+    let node = tokio::select! {
+        node = Node::start(config, metrics) => node?,
+        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+    };
     tracing::info!(
         clients = %node.client_address,
         internal = %node.internal_address,
@@ -140,6 +170,7 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = node.deposed() => bail!("another gateway has taken over this store"),
     }
     tracing::info!("draining");
     let stopped = tokio::select! {
@@ -154,6 +185,16 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
         tracing::warn!("stopped before everything was finished");
         Ok(ExitCode::FAILURE)
     }
+}
+
+async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
+    let settings = config.store.cassandra.settings();
+    let session = cassandra::connect(&settings).await?;
+    let done = schema::apply(&session, &settings.keyspace).await?;
+    let (name, version) = (&settings.keyspace.name, schema::wanted());
+    let what = if done { "now has" } else { "had already" };
+    println!("keyspace {name} {what} version {version} of the tables");
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Asks `/health/ready` on the internal port.

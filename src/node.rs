@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::Tokens,
@@ -13,7 +14,7 @@ use crate::{
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
-    store::{Store, embedded::Embedded},
+    store::{Store, cassandra::Cassandra, embedded::Embedded},
     tasks::Tasks,
 };
 
@@ -27,7 +28,8 @@ pub struct Node {
     pub client_address: SocketAddr,
     pub internal_address: SocketAddr,
     store: Arc<dyn Store>,
-    members: Members,
+    members: Arc<Members>,
+    deposed: CancellationToken,
     conversations: Conversations,
     inbox: Arc<InboxWriter>,
     gateway: Arc<Gateway>,
@@ -49,8 +51,19 @@ impl Node {
         let (edge, core, upkeep) = (Tasks::default(), Tasks::default(), Tasks::default());
         // Read from top to bottom: each line needs only lines above it; receiving starts last.
         let tokens = Tokens::new(config)?;
-        let store = open_store(config).await?;
-        let members = Members::alone(&*store).await?;
+        let admin = Arc::new(gateway::Admin::new(metrics.clone()));
+        let internal = gateway::bind(config.internal.listen)
+            .map_err(|e| anyhow::anyhow!("internal.listen {}: {e}", config.internal.listen))?;
+        let internal_address = internal.local_addr()?;
+        // The internal port answers from the beginning, to say what is still missing, until the very end.
+        upkeep.spawn(gateway::serve(internal, admin.routes(), upkeep.clone()));
+        let store = open_store(config, &upkeep).await?;
+        let members = Arc::new(Members::alone(store.clone()).await?);
+        let deposed = CancellationToken::new();
+        upkeep.spawn(until_drained(
+            upkeep.clone(),
+            keep_lease(members.clone(), deposed.clone()),
+        ));
         let hub = Arc::new(Hub::default());
         let home = Arc::new(Home::new(store.clone()));
         let delivery = Arc::new(Delivery::new(hub.clone(), home.clone()));
@@ -75,43 +88,37 @@ impl Node {
             home.clone(),
             hub.clone(),
         );
-        let gateway = Arc::new(Gateway::new(
-            config,
-            router,
-            hub,
-            tokens,
-            edge.clone(),
-            metrics.clone(),
-        ));
+        let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
 
         let flushing = inbox.clone();
         upkeep.spawn(until_drained(upkeep.clone(), async move {
             flushing.run().await
         }));
-        upkeep.spawn(until_drained(upkeep.clone(), turn_overlay(home)));
         upkeep.spawn(until_drained(
             upkeep.clone(),
-            keep_up(gateway.clone(), metrics),
+            turn_overlay(home, inbox.clone()),
+        ));
+        upkeep.spawn(until_drained(
+            upkeep.clone(),
+            keep_up(gateway.clone(), store.clone(), metrics),
         ));
         upkeep.spawn(until_drained(upkeep.clone(), sweep(store.clone())));
 
         let client = gateway::bind(config.client.listen)
             .map_err(|e| anyhow::anyhow!("client.listen {}: {e}", config.client.listen))?;
-        let internal = gateway::bind(config.internal.listen)
-            .map_err(|e| anyhow::anyhow!("internal.listen {}: {e}", config.internal.listen))?;
-        let (client_address, internal_address) = (client.local_addr()?, internal.local_addr()?);
-        // The internal port answers until the very end, so that a drain can be watched.
-        upkeep.spawn(gateway::serve(internal, gateway.internal(), upkeep.clone()));
+        let client_address = client.local_addr()?;
         edge.spawn(gateway::serve(
             gateway::WithoutDelay(client),
             gateway.public(),
             edge.clone(),
         ));
+        admin.ready(gateway.clone());
         Ok(Self {
             client_address,
             internal_address,
             store,
             members,
+            deposed,
             conversations,
             inbox,
             gateway,
@@ -120,6 +127,11 @@ impl Node {
             core,
             upkeep,
         })
+    }
+
+    /// Fires if another process takes over the store: then nothing can be served here any more.
+    pub async fn deposed(&self) {
+        self.deposed.cancelled().await;
     }
 
     /// Stops gracefully: readiness goes, clients are told and leave, what they asked for is finished,
@@ -146,10 +158,11 @@ impl Node {
                 tracing::warn!(%error, "activity was not forgotten; the next start repairs what needs none");
             }
         }
-        self.members.leave();
+        self.members.leave().await;
         self.upkeep.drain();
+        let closed = self.store.close().await;
         self.upkeep.finished(Duration::from_secs(2)).await;
-        match self.store.close().await {
+        match closed {
             Ok(()) => finished,
             Err(error) => {
                 tracing::error!(%error, "the store was not closed cleanly");
@@ -159,16 +172,20 @@ impl Node {
     }
 }
 
-/// Opens the store that the configuration names.
+/// Opens the store that the configuration names. What it runs lives in `tasks`.
 ///
 /// # Errors
 /// When it cannot be used.
-pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dyn Store>> {
     match config.store.kind {
         StoreKind::Embedded => {
             let embedded = config.store.embedded.clone();
             let open = move || Embedded::open(&embedded.path, embedded.cache_mib << 20);
             Ok(Arc::new(tokio::task::spawn_blocking(open).await??))
+        }
+        StoreKind::Cassandra => {
+            let settings = config.store.cassandra.settings();
+            Ok(Arc::new(Cassandra::open(&settings, tasks).await?))
         }
     }
 }
@@ -180,16 +197,26 @@ async fn until_drained(tasks: Tasks, work: impl Future<Output = ()>) {
     }
 }
 
-async fn turn_overlay(home: Arc<Home>) {
+/// Publications are laid over the stored inbox until it has them.
+async fn turn_overlay(home: Arc<Home>, inbox: Arc<InboxWriter>) {
     loop {
         sleep(crate::cluster::OVERLAY).await;
-        home.turn();
+        if inbox.is_current() {
+            home.turn();
+        }
     }
 }
 
-async fn keep_up(gateway: Arc<Gateway>, metrics: PrometheusHandle) {
+async fn keep_lease(members: Arc<Members>, deposed: CancellationToken) {
+    let error = members.keep().await;
+    tracing::error!(%error, "this gateway stops");
+    deposed.cancel();
+}
+
+async fn keep_up(gateway: Arc<Gateway>, store: Arc<dyn Store>, metrics: PrometheusHandle) {
     loop {
         sleep(UPKEEP_EVERY).await;
+        store.measure();
         metrics.run_upkeep();
         gateway.forget_addresses();
         gateway.flush_presence().await;

@@ -36,6 +36,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
         .and_then(|b| b.set_buckets_for_metric(Matcher::Suffix("_commands".into()), COMMANDS))
+        .and_then(|b| b.set_buckets_for_metric(Matcher::Suffix("_rows".into()), COMMANDS))
         .and_then(|b| b.install_recorder())
         .map_err(|e| e.to_string())?;
     describe_gauge!("chat_sessions", "Open client connections");
@@ -77,6 +78,52 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     describe_counter!(
         "chat_frames_sent_total",
         "Frames written to sockets, events and replies"
+    );
+    describe_counter!(
+        "chat_store_rows_written_total",
+        "Rows (embedded: cells) written, by table"
+    );
+    describe_histogram!(
+        "chat_store_batch_rows",
+        Unit::Count,
+        "Rows of one write to Cassandra"
+    );
+    describe_histogram!(
+        "chat_store_request_seconds",
+        Unit::Seconds,
+        "Requests to Cassandra with their retries, by kind"
+    );
+    describe_counter!(
+        "chat_store_requests_failed_total",
+        "Requests to Cassandra whose outcome stayed unknown, by kind"
+    );
+    describe_counter!(
+        "chat_store_schema_changes_total",
+        "Statements that changed the schema"
+    );
+    describe_counter!(
+        "chat_store_driver_requests_total",
+        "Requests that the driver began"
+    );
+    describe_counter!(
+        "chat_store_driver_errors_total",
+        "Requests of the driver that failed"
+    );
+    describe_counter!(
+        "chat_store_driver_retries_total",
+        "Requests that the driver sent to another node"
+    );
+    describe_counter!(
+        "chat_store_driver_timeouts_total",
+        "Requests of the driver without an answer in time"
+    );
+    describe_gauge!(
+        "chat_store_driver_connections",
+        "Connections to the nodes of the cluster"
+    );
+    describe_gauge!(
+        "chat_store_nodes",
+        "Nodes of the cluster as seen from here, by state"
     );
     describe_counter!("chat_inbox_rows_written_total", "Inbox rows written");
     describe_counter!(

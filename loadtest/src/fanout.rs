@@ -17,6 +17,7 @@ use crate::{
     Common,
     client::{Client, Frame, Frames, text_frame},
     crowd::{Counts, Crowd, body},
+    data::Data,
     report::Report,
     server::Server,
 };
@@ -50,8 +51,8 @@ struct Part {
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("fanout", !common.no_goals);
     println!("gateway, every message stored:");
-    let data = tempfile::tempdir()?;
-    let server = Server::gateway(common.gateway.as_deref(), data.path())?;
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
     let mut owner = Client::connect(&server.address, "publisher", 0)?;
     let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
     let channel = owner.ask(create)?["conversation"].clone();

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::{
     Common,
     client::Client,
+    data::Data,
     report::Report,
     server::{Server, token},
 };
@@ -36,8 +37,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         .collect::<Result<Vec<_>, _>>()?;
 
     println!("gateway, {} authenticated users:", options.connections);
-    let data = tempfile::tempdir()?;
-    let server = Server::gateway(common.gateway.as_deref(), data.path())?;
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
     let (kib, connect_ms) = measure(&server, total, |n| {
         Client::connect_with(&server.address, &tokens[n], n)
     })?;

@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{Common, client::Client, report::Report, server::Server};
+use crate::{Common, client::Client, data::Data, report::Report, server::Server};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -54,8 +54,8 @@ type Log = BTreeMap<u64, Entry>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("kill", false);
-    let data = tempfile::tempdir()?;
-    let gateway = || Server::gateway(common.gateway.as_deref(), data.path());
+    let data = Data::new(common)?;
+    let gateway = || Server::gateway(common, &data);
     let mut server = gateway()?;
     let users: Vec<String> = (0..options.writers)
         .map(|w| format!("writer-{w}"))

@@ -3,12 +3,15 @@
 
 #![expect(clippy::disallowed_methods, reason = "real time is what is measured")]
 
+mod bare;
+mod celebrity;
 mod client;
 mod crowd;
+mod data;
 mod fanout;
-mod history;
 mod idle;
 mod kill;
+mod load;
 mod raw;
 mod report;
 mod server;
@@ -31,6 +34,9 @@ struct Common {
     /// The gateway's program; without it, the one beside this program
     #[arg(long, global = true)]
     gateway: Option<PathBuf>,
+    /// Nodes of a Cassandra or ScyllaDB cluster to use instead of the embedded store: 127.0.0.1:9042,…
+    #[arg(long, global = true, value_delimiter = ',')]
+    cassandra: Vec<String>,
     /// Write the results to this file, as JSON
     #[arg(long, global = true)]
     json: Option<PathBuf>,
@@ -47,8 +53,10 @@ enum Scenario {
     Idle(idle::Options),
     /// Writes under load, kill -9, and whether everything acknowledged is there
     Kill(kill::Options),
-    /// A million messages, imported, and pages at both ends
-    History(history::Options),
+    /// A channel with 100,000 participants: what a message costs the store
+    Celebrity(celebrity::Options),
+    /// A million messages, stored, beside the bare store; and pages at the beginning, in the middle and at the end
+    Load(load::Options),
     /// The epoll loop that others are measured beside
     #[command(hide = true)]
     RawServer,
@@ -62,7 +70,8 @@ fn main() -> ExitCode {
             Scenario::Fanout(options) => fanout::run(&common, &options),
             Scenario::Idle(options) => idle::run(&common, &options),
             Scenario::Kill(options) => kill::run(&common, &options),
-            Scenario::History(options) => history::run(&common, &options),
+            Scenario::Celebrity(options) => celebrity::run(&common, &options),
+            Scenario::Load(options) => load::run(&common, &options),
             Scenario::RawServer => raw::serve().map(|()| true),
         });
     match outcome {

@@ -59,6 +59,23 @@ impl Report {
         }
     }
 
+    /// A figure that must be at least `least`.
+    pub(crate) fn at_least(&mut self, name: &str, value: f64, least: f64, unit: &str) {
+        self.figure(name, value, unit);
+        if self.goals {
+            let reached = value >= least;
+            println!(
+                "  {:<44} at least {least} {unit}: {}",
+                "goal",
+                if reached { "reached" } else { "MISSED" }
+            );
+            if !reached {
+                self.missed
+                    .push(format!("{name} is {value:.3} {unit}, less than {least}"));
+            }
+        }
+    }
+
     /// What may never be otherwise.
     pub(crate) fn must(&mut self, holds: bool, text: String) {
         if !holds {

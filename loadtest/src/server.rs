@@ -1,8 +1,10 @@
 //! The processes under test: started here, stopped here, their CPU and memory read from /proc.
 
 use std::{
+    collections::HashMap,
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read as _, Write as _},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     time::Duration,
@@ -12,6 +14,8 @@ use anyhow::{Context, bail};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
+use crate::{Common, data::Data};
+
 /// Only ever used on loopback, by gateways that this program starts.
 const SECRET: &str = "a secret of the load tester, on loopback only";
 
@@ -19,25 +23,28 @@ const SECRET: &str = "a secret of the load tester, on loopback only";
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: String,
+    /// Of health and metrics.
+    internal: String,
     _output: Option<BufReader<ChildStdout>>,
 }
 
 impl Server {
     /// A gateway over `data`, with limits that a load test does not run into.
-    pub(crate) fn gateway(program: Option<&Path>, data: &Path) -> anyhow::Result<Self> {
-        let mut process = command(program, data)?.stderr(Stdio::piped()).spawn()?;
+    pub(crate) fn gateway(common: &Common, data: &Data) -> anyhow::Result<Self> {
+        let mut process = command(common, data)?.stderr(Stdio::piped()).spawn()?;
         let Some(log) = process.stderr.take() else {
             bail!("the gateway has no log")
         };
         let mut lines = BufReader::new(log).lines();
-        let address = loop {
+        let (address, internal) = loop {
             let Some(line) = lines.next() else {
                 bail!("the gateway did not start: see its log")
             };
             let line = line?;
             match serde_json::from_str::<serde_json::Value>(&line) {
                 Ok(entry) if entry["message"] == "ready" => {
-                    break entry["clients"].as_str().unwrap_or_default().to_owned();
+                    let of = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+                    break (of("clients"), of("internal"));
                 }
                 Ok(_) => {}
                 Err(_) => eprintln!("{line}"),
@@ -53,17 +60,44 @@ impl Server {
         Ok(Self {
             process,
             address,
+            internal,
             _output: None,
         })
     }
 
     /// Runs `chat-gateway import` on the same data.
-    pub(crate) fn import(program: Option<&Path>, data: &Path, file: &Path) -> anyhow::Result<()> {
-        let status = command(program, data)?.arg("import").arg(file).status()?;
+    pub(crate) fn import(common: &Common, data: &Data, file: &Path) -> anyhow::Result<()> {
+        let status = command(common, data)?.arg("import").arg(file).status()?;
         if !status.success() {
             bail!("the import failed");
         }
         Ok(())
+    }
+
+    /// Makes the tables of a gateway on a cluster.
+    pub(crate) fn make_tables(common: &Common, data: &Data) -> anyhow::Result<()> {
+        let status = command(common, data)?
+            .args(["schema", "apply"])
+            .stdout(Stdio::null())
+            .status()?;
+        if !status.success() {
+            bail!("the tables could not be made");
+        }
+        Ok(())
+    }
+
+    /// All its metrics, by name and labels.
+    pub(crate) fn metrics(&self) -> anyhow::Result<HashMap<String, f64>> {
+        let mut stream = TcpStream::connect(&self.internal)?;
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let lines = text.lines().filter(|line| line.starts_with("chat_"));
+        let pairs = lines.filter_map(|line| line.rsplit_once(' '));
+        Ok(pairs
+            .filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+            .collect())
     }
 
     /// The raw epoll loop, in a process of its own.
@@ -81,6 +115,7 @@ impl Server {
         Ok(Self {
             process,
             address: address.trim().to_owned(),
+            internal: String::new(),
             _output: Some(output),
         })
     }
@@ -127,28 +162,27 @@ impl Drop for Server {
 }
 
 /// The gateway's program, configured for `data`.
-fn command(program: Option<&Path>, data: &Path) -> anyhow::Result<Command> {
-    let program = match program {
-        Some(program) => program.to_owned(),
+fn command(common: &Common, data: &Data) -> anyhow::Result<Command> {
+    let program = match &common.gateway {
+        Some(program) => program.clone(),
         None => beside("chat-gateway")?,
     };
-    let config = data.join("loadtest.toml");
     let text = format!(
         r#"
 client.listen = "127.0.0.1:0"
 internal.listen = "127.0.0.1:0"
-store.embedded.path = "{}"
-auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
+{}auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
 log = {{ format = "json", filter = "info" }}
 [limits]
+group_participants = 10000
 requests_per_second = 1000000
 requests_burst = 1000000
 connects_per_second_per_address = 1000000
 connects_burst_per_address = 1000000
 "#,
-        data.join("store").display()
+        data.settings()
     );
-    fs::write(&config, text)?;
+    let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);
     Ok(command)

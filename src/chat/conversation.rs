@@ -30,7 +30,7 @@ use self::takeover::{find_sent, insist};
 use super::{
     error::Error,
     inbox::InboxWriter,
-    lease::Lease,
+    lease::{Lease, Term},
     log::Log,
     operation::{Operation, Outcome, Sent},
     participants::Participants,
@@ -135,6 +135,8 @@ pub(super) async fn own(
 struct Owner {
     id: ConversationId,
     environment: Arc<Environment>,
+    /// Under which it was loaded. When that has ended, so has this owner.
+    term: Arc<Term>,
     log: Log,
     /// None: there is no such conversation yet.
     participants: Option<Participants>,
@@ -194,7 +196,7 @@ impl Owner {
                     && let Some(command) = self.backlog.pop_front()
                 {
                     // Who is deposed answers nothing, not even a read.
-                    if self.environment.lease.holds(Instant::now()) {
+                    if self.term.holds(Instant::now()) {
                         self.handle(command);
                     } else {
                         self.backlog.push_front(command);
@@ -260,6 +262,7 @@ impl Owner {
             if participants.knows_too_many() && self.log.is_quiet() {
                 participants.forget_known();
             }
+            let kind = participants.details.kind;
             let mut unknown: Vec<UserId> = Vec::new();
             for command in &self.backlog {
                 for user in std::iter::once(&command.actor).chain(command.operation.subject()) {
@@ -268,7 +271,7 @@ impl Owner {
                     }
                 }
             }
-            let rows = join_all(unknown.iter().map(|user| store.participant(id, user))).await;
+            let rows = join_all(unknown.iter().map(|user| store.participant(id, kind, user))).await;
             for (user, row) in unknown.iter().zip(rows) {
                 match row {
                     Ok(row) => participants.learn(user, row),
@@ -324,10 +327,10 @@ impl Owner {
             minute,
         });
         self.active_minute = minute;
-        let (id, environment) = (self.id, self.environment.clone());
+        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
         self.work.push(Box::pin(async move {
-            let Environment { store, lease, .. } = &*environment;
-            match insist(lease, || store.append(id, &rows, activity)).await {
+            let store = &environment.store;
+            match insist(&term, || store.append(id, &rows, activity)).await {
                 Ok(()) => Done::Stored(rows.iter().map(|r| r.entry.seq).collect()),
                 Err(error) => Done::Lost(error),
             }
@@ -340,7 +343,7 @@ impl Owner {
                 for seq in seqs {
                     self.log.stored(seq);
                 }
-                if !self.environment.lease.holds(Instant::now()) {
+                if !self.term.holds(Instant::now()) {
                     self.failed = Some(Error::CLOSED);
                     return;
                 }
@@ -400,9 +403,10 @@ impl Owner {
                     replies.into_iter().map(|(reply, _)| reply).collect(),
                 );
                 let (id, environment, seq) = (self.id, self.environment.clone(), entry.seq);
+                let term = self.term.clone();
                 self.work.push(Box::pin(async move {
-                    let Environment { store, lease, .. } = &*environment;
-                    match insist(lease, || store.apply(id, &applied)).await {
+                    let store = &environment.store;
+                    match insist(&term, || store.apply(id, &applied)).await {
                         Ok(()) => Done::Applied(seq),
                         Err(error) => Done::Lost(error),
                     }

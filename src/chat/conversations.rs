@@ -22,7 +22,7 @@ use super::{
     repair,
 };
 use crate::{
-    model::{ConversationId, GatewayId, UserId},
+    model::{ConversationId, GatewayId, Kind, UserId},
     store::{self, Store},
     tasks::Tasks,
 };
@@ -97,13 +97,14 @@ impl Conversations {
             history,
             ..
         } = &*self.shared;
+        let term = environment.lease.term();
         let answered = async {
             match self.answer(conversation, actor, operation).await? {
                 Answer::Ready(outcome) => Ok(outcome),
                 Answer::ReadLog { from, to, head } => {
                     let entries = history.read(conversation, from, to).await?;
                     // Read under the lease, or not at all.
-                    if !environment.lease.holds(Instant::now()) {
+                    if !term.holds(Instant::now()) {
                         return Err(Error::CLOSED);
                     }
                     Ok(Outcome::History(Page {
@@ -223,6 +224,7 @@ impl Conversations {
         Ok(handle)
     }
 
+    /// Of a channel: those of others are in their owner's memory.
     async fn read_participants(
         &self,
         conversation: ConversationId,
@@ -234,7 +236,7 @@ impl Conversations {
         // Former participants have rows too: pass over them, a page at a time.
         let next = loop {
             let page = store
-                .participants(conversation, after.as_ref(), limit)
+                .participants(conversation, Kind::Channel, after.as_ref(), limit)
                 .await?;
             after = page.last().map(|r| r.participant.user.clone());
             let full = page.len() == limit;

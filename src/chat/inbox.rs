@@ -3,7 +3,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,7 +16,9 @@ use tokio::{sync::Notify, time::sleep};
 
 use super::publish::Members;
 use crate::{
-    model::{ConversationId, Entry, Last, Seq, UserId, limits::INBOX_CONVERSATIONS_PENDING_MAX},
+    model::{
+        ConversationId, Entry, Kind, Last, Seq, UserId, limits::INBOX_CONVERSATIONS_PENDING_MAX,
+    },
     store::{InboxWrite, Store},
 };
 
@@ -31,6 +36,7 @@ pub struct InboxWriter {
     pending: Mutex<HashMap<ConversationId, Pending>>,
     wake: Notify,
     flushing: tokio::sync::Mutex<()>,
+    behind: AtomicBool,
 }
 
 #[derive(Default, Clone)]
@@ -49,6 +55,7 @@ impl InboxWriter {
             pending: Mutex::default(),
             wake: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
+            behind: AtomicBool::new(false),
         }
     }
 
@@ -82,6 +89,12 @@ impl InboxWriter {
         self.pending().len() >= INBOX_CONVERSATIONS_PENDING_MAX
     }
 
+    /// Whether the store has, or is about to get, what was queued: not so while it cannot be reached.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        !self.behind.load(Ordering::Acquire)
+    }
+
     /// Flushes for ever; for a task.
     pub async fn run(&self) {
         loop {
@@ -111,7 +124,9 @@ impl InboxWriter {
             .collect()
             .await;
         counter!("chat_inbox_rows_written_total").increment(writes.len() as u64);
-        let Some(error) = results.into_iter().find_map(Result::err) else {
+        let failed = results.into_iter().find_map(Result::err);
+        self.behind.store(failed.is_some(), Ordering::Release);
+        let Some(error) = failed else {
             return true;
         };
         tracing::warn!(%error, "inbox rows were not written; they will be tried again");
@@ -131,10 +146,13 @@ impl Pending {
     fn writes(&self, conversation: ConversationId) -> Vec<InboxWrite> {
         let mut reads = self.read_by_senders.clone();
         let mut writes = Vec::new();
+        let newest = self.newest.as_ref();
+        let kind = newest.map_or(Kind::Channel, |(members, _)| members.kind);
         if let Some((members, last)) = &self.newest {
             writes.extend(members.users.iter().map(|(user, joined_seq)| InboxWrite {
                 user: user.clone(),
                 conversation,
+                kind: members.kind,
                 face: Some(members.face(user, *joined_seq, last)),
                 read_seq: reads.remove(user),
                 left_seq: None,
@@ -143,6 +161,7 @@ impl Pending {
         writes.extend(reads.into_iter().map(|(user, seq)| InboxWrite {
             user,
             conversation,
+            kind,
             face: None,
             read_seq: Some(seq),
             left_seq: None,

@@ -20,7 +20,7 @@ pub use conversation::Settings;
 pub use conversations::Conversations;
 pub use error::Error;
 pub use inbox::InboxWriter;
-pub use lease::Lease;
+pub use lease::{Lease, Term};
 pub use operation::{
     Creation, DetailsView, Head, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
 };

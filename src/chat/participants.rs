@@ -431,6 +431,7 @@ impl Participants {
         Some(InboxWrite {
             user: user.clone(),
             conversation: self.conversation,
+            kind: self.details.kind,
             face: present.then_some(face),
             read_seq: present.then_some(participant.read_seq),
             left_seq: participant.left_seq.filter(|_| !present),

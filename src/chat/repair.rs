@@ -107,7 +107,7 @@ async fn participants(
     loop {
         const PAGE: usize = 500;
         let page = store
-            .participants(conversation, after.as_ref(), PAGE)
+            .participants(conversation, row.details.kind, after.as_ref(), PAGE)
             .await?;
         after = page.last().map(|r| r.participant.user.clone());
         let full = page.len() == PAGE;

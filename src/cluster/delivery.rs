@@ -55,6 +55,7 @@ impl Delivery {
         let write = InboxWrite {
             user: user.clone(),
             conversation,
+            kind: details.kind,
             face: None,
             read_seq: None,
             left_seq: None,
@@ -105,6 +106,7 @@ impl Publish for Delivery {
                     Audience::Channel | Audience::User(_) => self.home.placed(&InboxWrite {
                         user: entry.sender.clone(),
                         conversation,
+                        kind: Kind::Channel,
                         face: None,
                         read_seq: Some(entry.seq),
                         left_seq: None,

@@ -73,7 +73,7 @@ impl Home {
         let row = laid
             .place
             .get_or_insert_with(|| InboxRow::empty(write.conversation));
-        row.merge(write);
+        row.merge(write.face.clone(), write.read_seq, write.left_seq);
     }
 
     /// All of a user's conversations as they are now.
@@ -112,25 +112,13 @@ impl Home {
 impl Laid {
     fn lay_over(&self, row: &mut InboxRow, user: &UserId) {
         if let Some(place) = &self.place {
-            row.merge(&InboxWrite {
-                user: user.clone(),
-                conversation: row.conversation,
-                face: place.face.clone(),
-                read_seq: Some(place.read_seq),
-                left_seq: place.left_seq,
-            });
+            row.merge(place.face.clone(), Some(place.read_seq), place.left_seq);
         }
         let face = self
             .newest
             .as_ref()
             .map(|(members, last, joined)| members.face(user, *joined, last));
-        row.merge(&InboxWrite {
-            user: user.clone(),
-            conversation: row.conversation,
-            face,
-            read_seq: self.read_seq,
-            left_seq: None,
-        });
+        row.merge(face, self.read_seq, None);
     }
 }
 

@@ -1,38 +1,60 @@
-//! The internal port: for operators and their monitoring, never for strangers.
+//! The internal port: for operators and their monitoring, never for strangers. Answers before the gateway is there.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
 
 use super::Gateway;
 
-pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
-    Router::new()
-        .route(
-            "/health/live",
-            get(async || Json(json!({"status": "alive"}))),
-        )
-        .route("/health/ready", get(ready))
-        .route(
-            "/metrics",
-            get(async |State(gateway): State<Arc<Gateway>>| gateway.metrics.render()),
-        )
-        .with_state(gateway)
+pub struct Admin {
+    metrics: PrometheusHandle,
+    /// Set when clients can be served.
+    gateway: OnceLock<Arc<Gateway>>,
+}
+
+impl Admin {
+    #[must_use]
+    pub fn new(metrics: PrometheusHandle) -> Self {
+        let gateway = OnceLock::new();
+        Self { metrics, gateway }
+    }
+
+    /// From now on the gateway says whether it is ready.
+    pub fn ready(&self, gateway: Arc<Gateway>) {
+        drop(self.gateway.set(gateway));
+    }
+
+    /// Health and metrics.
+    pub fn routes(self: &Arc<Self>) -> Router {
+        Router::new()
+            .route(
+                "/health/live",
+                get(async || Json(json!({"status": "alive"}))),
+            )
+            .route("/health/ready", get(ready))
+            .route(
+                "/metrics",
+                get(async |State(admin): State<Arc<Self>>| admin.metrics.render()),
+            )
+            .with_state(self.clone())
+    }
 }
 
 /// Whether new clients should be sent here.
-async fn ready(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let (status, body) = if gateway.tasks.is_draining() {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            json!({"status": "draining"}),
-        )
-    } else if let Err(error) = gateway.router.ready() {
-        let body = json!({"status": "store unavailable", "reason": error.to_string()});
-        (StatusCode::SERVICE_UNAVAILABLE, body)
-    } else {
-        (StatusCode::OK, json!({"status": "ready"}))
+async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let unavailable = |body| (StatusCode::SERVICE_UNAVAILABLE, Json(body));
+    let Some(gateway) = admin.gateway.get() else {
+        return unavailable(json!({"status": "starting", "reason": "the store is not ready"}));
     };
-    (status, Json(body))
+    if gateway.tasks.is_draining() {
+        return unavailable(json!({"status": "draining"}));
+    }
+    match gateway.router.ready() {
+        Err(error) => {
+            unavailable(json!({"status": "store unavailable", "reason": error.to_string()}))
+        }
+        Ok(()) => (StatusCode::OK, Json(json!({"status": "ready"}))),
+    }
 }

@@ -16,7 +16,6 @@ use std::{
 };
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::{
     auth::Tokens,
@@ -26,6 +25,7 @@ use crate::{
     tasks::Tasks,
 };
 
+pub use admin::Admin;
 pub use listener::{WithoutDelay, bind, serve};
 
 /// What every session and every HTTP request needs.
@@ -38,7 +38,6 @@ pub struct Gateway {
     pub(crate) drain: config::Drain,
     pub(crate) origins: Vec<String>,
     pub(crate) tasks: Tasks,
-    pub(crate) metrics: PrometheusHandle,
     next_session: AtomicU64,
     connects: DefaultKeyedRateLimiter<IpAddr>,
     sent: session::Counters,
@@ -52,7 +51,6 @@ impl Gateway {
         hub: Arc<Hub>,
         tokens: Tokens,
         tasks: Tasks,
-        metrics: PrometheusHandle,
     ) -> Self {
         let limits = config.limits.clone();
         let connects = RateLimiter::keyed(quota(
@@ -68,7 +66,6 @@ impl Gateway {
             drain: config.drain.clone(),
             origins: config.client.origins.clone(),
             tasks,
-            metrics,
             next_session: AtomicU64::new(1),
             connects,
             sent: session::Counters::default(),
@@ -89,11 +86,6 @@ impl Gateway {
     /// What strangers may ask over HTTP.
     pub fn public(self: &Arc<Self>) -> axum::Router {
         http::routes(self.clone())
-    }
-
-    /// Health and metrics.
-    pub fn internal(self: &Arc<Self>) -> axum::Router {
-        admin::routes(self.clone())
     }
 }
 

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    Activity, Applied, ConversationRow, Error, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
+    Activity, Applied, ConversationRow, Error, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow,
+    Mark, ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
 };
 use crate::{
     clock,
@@ -54,6 +54,8 @@ pub trait Cells: Send + Sync + 'static {
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool>;
 
     async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()>;
+
+    fn measure(&self) {}
 
     fn healthy(&self) -> Result<()>;
 
@@ -98,6 +100,7 @@ const PUBLIC: u8 = b'g';
 const ACTIVITY: u8 = b'a';
 const LAST_SEEN: u8 = b'u';
 const RING: u8 = b'v';
+const HEARTBEAT: u8 = b'h';
 
 const MEMBERSHIP: u8 = b'm';
 const READ: u8 = b'r';
@@ -539,6 +542,7 @@ impl<C: Cells> Store for CellStore<C> {
     async fn participants(
         &self,
         conversation: ConversationId,
+        _: Kind,
         after_user: Option<&UserId>,
         limit: usize,
     ) -> Result<Vec<ParticipantRow>> {
@@ -558,6 +562,7 @@ impl<C: Cells> Store for CellStore<C> {
     async fn participant(
         &self,
         conversation: ConversationId,
+        _: Kind,
         user: &UserId,
     ) -> Result<Option<ParticipantRow>> {
         let range = Range::prefix(&participant_key(conversation, user));
@@ -565,7 +570,7 @@ impl<C: Cells> Store for CellStore<C> {
         Ok(participant_rows(&cells, 17)?.pop())
     }
 
-    async fn mark(&self, conversation: ConversationId, mark: &Mark) -> Result<()> {
+    async fn mark(&self, conversation: ConversationId, _: Kind, mark: &Mark) -> Result<()> {
         let mut cells = Vec::with_capacity(3);
         let key = || participant_key(conversation, &mark.user);
         if let Some(seq) = mark.delivered_seq {
@@ -724,6 +729,23 @@ impl<C: Cells> Store for CellStore<C> {
             .await
     }
 
+    async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()> {
+        let cell = Key::new(HEARTBEAT)
+            .bytes(gateway.0.as_bytes())
+            .cell(beat.counter, beat.address.as_bytes().to_vec());
+        self.0.write("beat", vec![cell], false).await
+    }
+
+    async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
+        let range = Range::prefix(&Key::new(HEARTBEAT).bytes(gateway.0.as_bytes()));
+        let cells = self.0.scan(range, 1, false).await?;
+        let beat = |cell: &Cell| Heartbeat {
+            address: String::from_utf8_lossy(&cell.value).into_owned(),
+            counter: cell.timestamp,
+        };
+        Ok(cells.first().map(beat))
+    }
+
     async fn sweep(&self) -> Result<()> {
         let keep = today().saturating_sub(SENDS_DAYS);
         let from = Key::new(SENDS).0;
@@ -735,6 +757,14 @@ impl<C: Cells> Store for CellStore<C> {
             take("sweep", key, 17).is_ok_and(|minute| u32::from_be_bytes(minute) < old)
         })
         .await
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn measure(&self) {
+        self.0.measure();
     }
 
     fn healthy(&self) -> Result<()> {

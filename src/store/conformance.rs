@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    Activity, Applied, ConversationRow, InboxFace, InboxWrite, LogRow, Mark, ParticipantRow,
-    RingRow, Store,
+    Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxWrite, LogRow, Mark,
+    ParticipantRow, RingRow, Store,
 };
 use crate::{
     clock,
@@ -33,11 +33,13 @@ pub async fn check(store: &dyn Store) -> Checked {
     client_ids_are_found_by_epoch(store).await?;
     many_appends_at_once_all_land(store).await?;
     late_writes_change_nothing(store).await?;
-    participants_are_paged(store).await?;
+    participants_are_paged(store, Kind::Group).await?;
+    participants_are_paged(store, Kind::Channel).await?;
     an_inbox_is_one_read(store).await?;
     public_conversations_are_listed(store).await?;
     activity_is_remembered_and_forgotten(store).await?;
     a_ring_version_is_taken_once(store).await?;
+    a_heartbeat_only_goes_up(store).await?;
     store.sweep().await?;
     store.healthy()
 }
@@ -221,17 +223,22 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
         ),
         (Some("second"), 5, 5)
     );
-    assert_eq!(store.participant(id, &bob).await?, Some(promoted.clone()));
+    assert_eq!(
+        store.participant(id, Kind::Group, &bob).await?,
+        Some(promoted.clone())
+    );
 
     let mark = |read_seq, delivered_seq| Mark {
         user: bob.clone(),
         read_seq,
         delivered_seq,
     };
-    store.mark(id, &mark(Some(9), Some(11))).await?;
-    store.mark(id, &mark(Some(4), Some(3))).await?;
+    store
+        .mark(id, Kind::Group, &mark(Some(9), Some(11)))
+        .await?;
+    store.mark(id, Kind::Group, &mark(Some(4), Some(3))).await?;
     let p = store
-        .participant(id, &bob)
+        .participant(id, Kind::Group, &bob)
         .await?
         .unwrap_or_else(|| panic!("it was written"))
         .participant;
@@ -250,6 +257,7 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     let write = |face, read_seq, left_seq| InboxWrite {
         user: bob.clone(),
         conversation: id,
+        kind: Kind::Group,
         face,
         read_seq,
         left_seq,
@@ -280,7 +288,7 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     Ok(())
 }
 
-async fn participants_are_paged(store: &dyn Store) -> Checked {
+async fn participants_are_paged(store: &dyn Store, kind: Kind) -> Checked {
     let id = ConversationId::random();
     let rows: Vec<_> = (0..25)
         .map(|i| {
@@ -291,11 +299,13 @@ async fn participants_are_paged(store: &dyn Store) -> Checked {
             }
         })
         .collect();
-    store.apply(id, &applied("pages", 1, rows)).await?;
+    let mut pages = applied("pages", 1, rows);
+    pages.conversation.details.kind = kind;
+    store.apply(id, &pages).await?;
     let mut seen = BTreeSet::new();
     let mut after: Option<UserId> = None;
     loop {
-        let page = store.participants(id, after.as_ref(), 10).await?;
+        let page = store.participants(id, kind, after.as_ref(), 10).await?;
         assert!(page.len() <= 10);
         after = page.last().map(|r| r.participant.user.clone());
         let full = page.len() == 10;
@@ -309,12 +319,12 @@ async fn participants_are_paged(store: &dyn Store) -> Checked {
     assert_eq!(seen.len(), 25);
     assert_eq!(
         store
-            .participant(id, &user("member-2"))
+            .participant(id, kind, &user("member-2"))
             .await?
             .map(|r| r.seq),
         Some(1)
     );
-    assert_eq!(store.participant(id, &user("member")).await?, None);
+    assert_eq!(store.participant(id, kind, &user("member")).await?, None);
     Ok(())
 }
 
@@ -324,6 +334,7 @@ async fn an_inbox_is_one_read(store: &dyn Store) -> Checked {
     let writes = ids.iter().map(|&conversation| InboxWrite {
         user: carol.clone(),
         conversation,
+        kind: Kind::Channel,
         face: Some(InboxFace {
             seq: 1,
             kind: Kind::Channel,
@@ -410,5 +421,18 @@ async fn a_ring_version_is_taken_once(store: &dyn Store) -> Checked {
         "exactly one proposal wins"
     );
     assert_eq!(store.ring().await?, Some(next));
+    Ok(())
+}
+
+async fn a_heartbeat_only_goes_up(store: &dyn Store) -> Checked {
+    let gateway = GatewayId(uuid::Uuid::new_v4());
+    assert_eq!(store.heartbeat(gateway).await?, None);
+    let beat = |counter| Heartbeat {
+        address: "10.0.0.1:7400".into(),
+        counter,
+    };
+    store.beat(gateway, &beat(2)).await?;
+    store.beat(gateway, &beat(1)).await?;
+    assert_eq!(store.heartbeat(gateway).await?, Some(beat(2)));
     Ok(())
 }

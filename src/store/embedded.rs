@@ -176,6 +176,11 @@ impl Cells for Fjall {
             .await
     }
 
+    fn measure(&self) {
+        metrics::gauge!("chat_store_journal_bytes")
+            .set(self.database.journal_disk_space().unwrap_or_default() as f64);
+    }
+
     fn healthy(&self) -> Result<()> {
         match self.poisoned.get() {
             Some(reason) => Err(Error::Poisoned {
@@ -186,11 +191,7 @@ impl Cells for Fjall {
     }
 
     async fn close(&self) -> Result<()> {
-        self.command("close", |done| Command::Close { done })
-            .await?;
-        metrics::gauge!("chat_store_journal_bytes")
-            .set(self.database.journal_disk_space().unwrap_or_default() as f64);
-        Ok(())
+        self.command("close", |done| Command::Close { done }).await
     }
 }
 
@@ -244,6 +245,7 @@ impl Writer {
         // Timestamps written by this batch, which the database cannot show yet.
         let mut newer: HashMap<Vec<u8>, u64> = HashMap::new();
         let mut sync = false;
+        let mut rows = 0;
         let mut answers: Vec<Box<dyn FnOnce(Result<()>)>> = Vec::with_capacity(group.len());
         let mut failed = self.poisoned.get().cloned();
         for command in group {
@@ -254,6 +256,7 @@ impl Writer {
                     done,
                 } => {
                     sync |= durable;
+                    rows += cells.len() as u64;
                     for cell in cells {
                         if let Err(e) = self.put(&mut batch, &mut newer, cell) {
                             failed.get_or_insert(e.to_string());
@@ -295,6 +298,7 @@ impl Writer {
                 }
             }
         }
+        counter!("chat_store_rows_written_total", "table" => "cells").increment(rows);
         let result = match failed {
             Some(reason) => Err(Error::Poisoned { reason }),
             None => self.write(batch, sync),

@@ -4,6 +4,7 @@
 //! Rows that are overwritten carry the seq that wrote them, and the highest seq wins, whatever
 //! arrives when: a late, repeated or reordered write changes nothing.
 
+pub mod cassandra;
 mod cells;
 pub mod conformance;
 pub mod embedded;
@@ -12,11 +13,11 @@ pub mod simulated;
 
 use async_trait::async_trait;
 pub use rows::{
-    Activity, Applied, ConversationRow, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
+    Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
     ParticipantRow, PublicRow, RingRow, SendRow, Tail,
 };
 
-use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Millis, Seq, UserId};
+use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -50,7 +51,8 @@ pub trait Store: Send + Sync + 'static {
         activity: Option<Activity>,
     ) -> Result<()>;
 
-    /// As `append`, but all or nothing: no reader and no crash sees a part of it.
+    /// As `append`, but all or nothing: no reader and no crash sees a part of it (across the border of a bucket:
+    /// the newer part first).
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// The rows of the newest `seqs` places in the log, of every epoch, oldest first.
@@ -79,6 +81,7 @@ pub trait Store: Send + Sync + 'static {
     async fn participants(
         &self,
         conversation: ConversationId,
+        kind: Kind,
         after: Option<&UserId>,
         limit: usize,
     ) -> Result<Vec<ParticipantRow>>;
@@ -86,11 +89,12 @@ pub trait Store: Send + Sync + 'static {
     async fn participant(
         &self,
         conversation: ConversationId,
+        kind: Kind,
         user: &UserId,
     ) -> Result<Option<ParticipantRow>>;
 
     /// Raises watermarks, in the participant's and in the inbox row. Durable when it returns.
-    async fn mark(&self, conversation: ConversationId, mark: &Mark) -> Result<()>;
+    async fn mark(&self, conversation: ConversationId, kind: Kind, mark: &Mark) -> Result<()>;
 
     /// All of a user's conversations, in one partition read.
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
@@ -105,7 +109,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<PublicRow>>;
 
-    /// Conversations that `gateway` wrote to in the last minutes of its life.
+    /// Conversations that `gateway` wrote to in the last minutes of its life, by its own clock.
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>>;
 
     async fn forget_activity(&self, gateway: GatewayId) -> Result<()>;
@@ -120,8 +124,19 @@ pub trait Store: Send + Sync + 'static {
     /// Replaces the ring if its version is still `expected`; says whether it did. The one operation with a condition.
     async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool>;
 
+    /// Not durable by itself; the counter only goes up.
+    async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()>;
+
+    async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>>;
+
     /// Drops what has outlived its time. Called every few minutes.
     async fn sweep(&self) -> Result<()>;
+
+    /// Whether other processes may use the store at the same time.
+    fn is_shared(&self) -> bool;
+
+    /// Sets the gauges of what the store is doing. Called every few seconds.
+    fn measure(&self) {}
 
     /// Whether writes can succeed.
     ///

@@ -76,6 +76,8 @@ pub struct InboxFace {
 pub struct InboxWrite {
     pub user: UserId,
     pub conversation: ConversationId,
+    /// Tells where the participant's row is.
+    pub kind: Kind,
     pub face: Option<InboxFace>,
     pub read_seq: Option<Seq>,
     pub left_seq: Option<Seq>,
@@ -102,14 +104,14 @@ impl InboxRow {
     }
 
     /// Lays a write over the row: the same rules as in the store.
-    pub fn merge(&mut self, write: &InboxWrite) {
-        if let Some(face) = &write.face
+    pub fn merge(&mut self, face: Option<InboxFace>, read_seq: Option<Seq>, left_seq: Option<Seq>) {
+        if let Some(face) = face
             && self.face.as_ref().is_none_or(|mine| mine.seq <= face.seq)
         {
-            self.face = Some(face.clone());
+            self.face = Some(face);
         }
-        self.read_seq = self.read_seq.max(write.read_seq.unwrap_or_default());
-        self.left_seq = self.left_seq.max(write.left_seq);
+        self.read_seq = self.read_seq.max(read_seq.unwrap_or_default());
+        self.left_seq = self.left_seq.max(left_seq);
     }
 }
 
@@ -126,6 +128,14 @@ pub struct PublicRow {
 pub struct Activity {
     pub gateway: GatewayId,
     pub minute: u32,
+}
+
+/// A gateway's sign of life. Who sees the counter move knows that it lives.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Heartbeat {
+    /// Where its peers reach it; empty if it wants none.
+    pub address: String,
+    pub counter: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

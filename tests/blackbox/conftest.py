@@ -1,9 +1,8 @@
 import asyncio
-import shutil
 
 import pytest
 
-from support import Gateway
+from support import Gateway, clean
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def start():
     for gateway in started:
         gateway.close()
     for gateway in started:
-        shutil.rmtree(gateway.directory, ignore_errors=True)
+        clean(gateway.directory)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +27,7 @@ def shared_gateway():
     gateway = Gateway(limits__requests_per_second=100000, limits__requests_burst=100000).start()
     yield gateway
     gateway.close()
-    shutil.rmtree(gateway.directory, ignore_errors=True)
+    clean(gateway.directory)
 
 
 @pytest.fixture

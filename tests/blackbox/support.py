@@ -4,10 +4,12 @@ Nothing here knows the gateway's code; what it knows is docs/protocol.md.
 """
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,7 +22,40 @@ import websockets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("CHAT_GATEWAY", str(ROOT / "target/release/chat-gateway"))
+STORE = os.environ.get("CHAT_TEST_STORE", "embedded")
+CASSANDRA_NODES = os.environ["CASSANDRA_NODES"].split(",") if STORE == "cassandra" else []
 PATIENCE = 20.0  # seconds until an awaited event is a failure; never a measure of speed
+
+
+def cassandra(directory):
+    """Settings for a keyspace that stands for a directory."""
+    return {
+        "store__kind": "cassandra",
+        "store__cassandra__nodes": json.dumps(CASSANDRA_NODES),
+        "store__cassandra__keyspace": keyspace_of(directory),
+    }
+
+
+@functools.cache
+def cql():
+    """A session of an independent driver."""
+    from cassandra.cluster import Cluster, ExecutionProfile, EXEC_PROFILE_DEFAULT
+    from cassandra.query import dict_factory
+
+    profile = ExecutionProfile(row_factory=dict_factory, request_timeout=60, consistency_level=6)  # LOCAL_QUORUM
+    hosts = [node.split(":")[0] for node in CASSANDRA_NODES]
+    return Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30).connect()
+
+
+def clean(directory):
+    """What a gateway's store left."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if STORE == "cassandra":
+        cql().execute(f"DROP KEYSPACE IF EXISTS {keyspace_of(directory)}")
+
+
+def keyspace_of(directory):
+    return "test_" + uuid.uuid5(uuid.NAMESPACE_URL, str(directory)).hex
 
 
 class Gateway:
@@ -35,6 +70,7 @@ class Gateway:
             "store__embedded__path": self.directory,
             "log__format": "json",
             "drain__spread_ms": "100",
+            **(cassandra(self.directory) if STORE == "cassandra" else {}),
             **settings,
         }
         self.process = None

@@ -386,6 +386,7 @@ async def test_back_ends_do_the_same_over_http(gateway, people):
         assert document["paths"]["/v1/inbox"]["get"]["security"] == [{"service": []}]
 
 
+@pytest.mark.embedded
 def test_wrong_settings_are_named_with_their_place(tmp_path):
     gateway = Gateway(str(tmp_path))
 
@@ -415,6 +416,7 @@ def test_wrong_settings_are_named_with_their_place(tmp_path):
     assert 'client.listen = "127.0.0.1:8080"    # default' in shown
 
 
+@pytest.mark.embedded
 def test_two_gateways_do_not_share_a_directory(start):
     gateway = start()
     second = Gateway(gateway.directory)

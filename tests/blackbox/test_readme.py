@@ -3,6 +3,8 @@ import os
 import re
 import subprocess
 
+import pytest
+
 from support import ROOT, Gateway
 
 
@@ -12,6 +14,7 @@ def blocks():
     return re.findall(r"```(\w*)\n(.*?)```", section, re.S)
 
 
+@pytest.mark.embedded
 def test_the_quickstart_does_what_the_readme_shows(start, tmp_path):
     (_, run), (_, chat), (_, shown), (_, typed), (_, imported) = blocks()
     assert run.strip() == "cargo run --release"
@@ -28,6 +31,7 @@ def test_the_quickstart_does_what_the_readme_shows(start, tmp_path):
     assert "messages imported" in done.stdout
 
 
+@pytest.mark.embedded
 def test_the_gateway_serves_at_once_without_any_setting(tmp_path):
     """`cargo run --release` in an empty directory: the defaults, if their ports are free here."""
     import socket

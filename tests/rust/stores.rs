@@ -1,13 +1,19 @@
 //! One suite for every store.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use chat_gateway::{
     model::UserId,
     store::{
-        Store, conformance,
+        Store,
+        cassandra::{Cassandra, Settings, connect, schema::Keyspace},
+        conformance,
         embedded::Embedded,
         simulated::{Faults, Simulated},
     },
+    tasks::Tasks,
 };
+use scylla::statement::Consistency;
 
 const CACHE: u64 = 8 << 20;
 
@@ -41,4 +47,58 @@ async fn a_closed_store_says_so() {
         .set_last_seen(&[(UserId::new("alice").unwrap(), 1)])
         .await;
     assert!(error.unwrap_err().to_string().contains("closed"));
+}
+
+fn cassandra(keyspace: &str, nodes: &[String]) -> Settings {
+    Settings {
+        nodes: nodes.to_vec(),
+        keyspace: Keyspace {
+            name: keyspace.into(),
+            replication: BTreeMap::from([("replication_factor".into(), 3)]),
+        },
+        datacenter: None,
+        consistency: Consistency::LocalQuorum,
+        user: None,
+        tls: None,
+        timeout: Duration::from_secs(5),
+        in_flight_max: 32,
+        create_schema: true,
+    }
+}
+
+/// Three gateways start at once on a cluster that knows nothing yet, each through another node.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: CASSANDRA_NODES=127.0.0.1:9042,… after tests/cassandra/cassandra start 3"]
+async fn cassandra_keeps_its_promises() {
+    let nodes =
+        std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES names the nodes of a cluster");
+    let mut nodes: Vec<String> = nodes.split(',').map(Into::into).collect();
+    let keyspace = format!("conformance_{}", uuid::Uuid::new_v4().simple());
+    let tasks = Tasks::default();
+    let mut opening = Vec::new();
+    for _ in 0..3 {
+        let settings = cassandra(&keyspace, &nodes);
+        nodes.rotate_left(1);
+        let tasks = tasks.clone();
+        opening.push(
+            tasks
+                .clone()
+                .spawn(async move { Cassandra::open(&settings, &tasks).await }),
+        );
+    }
+    let mut stores = Vec::new();
+    for open in opening {
+        stores.push(open.await.unwrap().unwrap());
+    }
+    for store in &stores {
+        conformance::check(store).await.unwrap();
+    }
+    for store in stores {
+        store.close().await.unwrap();
+    }
+    let session = connect(&cassandra(&keyspace, &nodes)).await.unwrap();
+    session
+        .query_unpaged(format!("DROP KEYSPACE {keyspace}"), ())
+        .await
+        .unwrap();
 }

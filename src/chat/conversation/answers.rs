@@ -127,9 +127,10 @@ impl Owner {
 
     fn store_founded(&mut self, founded: &Applied, reply: Reply) {
         let (id, environment, founded) = (self.id, self.environment.clone(), founded.clone());
+        let term = self.term.clone();
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&environment.lease, || store.apply(id, &founded)).await {
+            match insist(&term, || store.apply(id, &founded)).await {
                 Ok(()) => Done::Founded(reply),
                 Err(error) => Done::Lost(error),
             }
@@ -336,7 +337,11 @@ impl Owner {
             drop(reply.send(Err(error)));
             return;
         }
-        let Some(me) = self.participants.as_mut().and_then(|p| p.get_mut(&user)) else {
+        let Some(participants) = &mut self.participants else {
+            return;
+        };
+        let kind = participants.details.kind;
+        let Some(me) = participants.get_mut(&user) else {
             return;
         };
         // What is read has been delivered.
@@ -355,10 +360,10 @@ impl Owner {
         };
         let raised =
             (raised.read_seq.is_some() || raised.delivered_seq.is_some()).then_some(raised);
-        let (id, environment) = (self.id, self.environment.clone());
+        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&environment.lease, || store.mark(id, &mark)).await {
+            match insist(&term, || store.mark(id, kind, &mark)).await {
                 Ok(()) => Done::Marked {
                     user,
                     raised,

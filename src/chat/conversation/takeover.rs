@@ -14,7 +14,7 @@ use super::{Environment, Owner, REWRITE_AFTER, REWRITE_AFTER_MAX};
 use crate::{
     chat::{
         error::Error,
-        lease::Lease,
+        lease::Term,
         log::{Log, Takeover},
         participants::{Participants, users_of},
     },
@@ -31,14 +31,15 @@ impl Owner {
         id: ConversationId,
         environment: Arc<Environment>,
     ) -> Result<Self, Error> {
-        let Environment { store, lease, .. } = &*environment;
-        let tail = insist(lease, || store.tail(id, TAIL_ENTRIES)).await?;
-        let row = insist(lease, || store.conversation(id)).await?;
+        let (store, term) = (environment.store.clone(), environment.lease.term());
+        let (store, term) = (&store, &term);
+        let tail = insist(term, || store.tail(id, TAIL_ENTRIES)).await?;
+        let row = insist(term, || store.conversation(id)).await?;
         let Takeover {
             log,
             settle,
             reapply,
-        } = Log::take_over(&tail, lease.epoch()).map_err(|incomplete| {
+        } = Log::take_over(&tail, term.epoch()).map_err(|incomplete| {
             tracing::error!(conversation = %id, %incomplete, "the log is damaged");
             Error::Unavailable {
                 reason: "the log is damaged",
@@ -48,7 +49,7 @@ impl Owner {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
-                    all_participants(id, &environment).await?
+                    all_participants(id, row.details.kind, &**store, term).await?
                 } else {
                     Vec::new()
                 };
@@ -59,10 +60,11 @@ impl Owner {
                 .and_then(|entry| Participants::of_first_entry(id, entry)),
         };
         if !settle.is_empty() {
-            insist(lease, || store.settle(id, &settle)).await?;
+            insist(term, || store.settle(id, &settle)).await?;
             tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
         }
         if let Some(participants) = &mut participants {
+            let kind = participants.details.kind;
             for entry in &reapply {
                 let users = users_of(entry);
                 for user in users
@@ -70,17 +72,19 @@ impl Owner {
                     .filter(|u| !participants.knows(u))
                     .collect::<Vec<_>>()
                 {
-                    let row = insist(lease, || store.participant(id, &user)).await?;
+                    let row = insist(term, || store.participant(id, kind, &user)).await?;
                     participants.learn(&user, row);
                 }
                 if let Some(applied) = participants.apply(entry) {
-                    insist(lease, || store.apply(id, &applied)).await?;
+                    insist(term, || store.apply(id, &applied)).await?;
                 }
             }
         }
+        let term = term.clone();
         Ok(Self {
             id,
             environment,
+            term,
             log,
             participants,
             waiting: VecDeque::new(),
@@ -98,14 +102,14 @@ impl Owner {
 /// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
 /// content: repeating is harmless, while skipping a seq is not. A success after the lease has gone is none:
 /// somebody else may own the conversation by then.
-pub(super) async fn insist<T, F>(lease: &Lease, operation: impl Fn() -> F) -> store::Result<T>
+pub(super) async fn insist<T, F>(term: &Term, operation: impl Fn() -> F) -> store::Result<T>
 where
     F: Future<Output = store::Result<T>>,
 {
     let mut wait = REWRITE_AFTER;
     loop {
         let result = operation().await;
-        if !lease.holds(Instant::now()) {
+        if !term.holds(Instant::now()) {
             let reason = "the lease has ended".into();
             return Err(store::Error::Unavailable {
                 operation: "own",
@@ -125,14 +129,15 @@ where
 
 async fn all_participants(
     id: ConversationId,
-    environment: &Environment,
+    kind: Kind,
+    store: &dyn Store,
+    term: &Term,
 ) -> store::Result<Vec<ParticipantRow>> {
-    let Environment { store, lease, .. } = environment;
     let mut all: Vec<ParticipantRow> = Vec::new();
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
-        let page = insist(lease, || {
-            store.participants(id, after.as_ref(), PAGE_ITEMS_MAX)
+        let page = insist(term, || {
+            store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
         })
         .await?;
         let full = page.len() == PAGE_ITEMS_MAX;

@@ -11,7 +11,7 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use serde_json::json;
 
-use crate::{Common, client::Client, report::Report, server::Server};
+use crate::{Common, bare, client::Client, data::Data, report::Report, server::Server};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -20,43 +20,47 @@ pub(crate) struct Options {
     /// Pages of each size at each place
     #[arg(long, default_value_t = 2000)]
     pages: u64,
+    /// Messages of the bare loop; only with --cassandra
+    #[arg(long, default_value_t = 20_000)]
+    bare: u64,
 }
 
 const CONVERSATION: &str = "0199c0de-0000-7000-8000-00000000f00d";
 const RATIO_MAX: f64 = 1.2;
+const BARE_RATIO_MIN: f64 = 1.0;
 /// Entries that an owner has in memory anyway; pages are measured below them.
 const IN_MEMORY: u64 = 200;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("history", !common.no_goals);
-    let data = tempfile::tempdir()?;
-    let file = data.path().join("messages.jsonl");
+    let mut report = Report::new("load", !common.no_goals);
+    let data = Data::new(common)?;
+    let file = data.file("messages.jsonl");
     let mut lines = BufWriter::new(File::create(&file)?);
     let users = ["alice", "bob", "carol"];
     let created =
         json!({"type": "conversation", "kind": "group", "id": CONVERSATION, "participants": users});
     writeln!(lines, "{created}")?;
     for number in 0..options.messages {
-        let body = format!(
-            "message {number} {}",
-            "lorem ipsum dolor sit amet ".repeat(1 + number as usize % 6)
-        );
+        let body = body(number);
         let sender = users[number as usize % users.len()];
         let line = json!({"type": "message", "conversation": CONVERSATION, "sender": sender, "body": body});
         writeln!(lines, "{line}")?;
     }
     lines.into_inner()?.sync_all()?;
 
+    let bare_before = bare(common, &data, options)?;
     let begin = Instant::now();
-    Server::import(common.gateway.as_deref(), data.path(), &file)?;
-    let took = begin.elapsed();
-    report.figure(
-        "imported, durable and in order",
-        options.messages as f64 / took.as_secs_f64(),
-        "messages/s",
-    );
+    Server::import(common, &data, &file)?;
+    let rate = options.messages as f64 / begin.elapsed().as_secs_f64();
+    report.figure("imported, durable and in order", rate, "messages/s");
+    if let (Some(before), Some(after)) = (bare_before, bare(common, &data, options)?) {
+        // Once before and once after: what the database compacts meanwhile weighs on both.
+        let bare = (before + after) / 2.0;
+        report.figure("bare loop of the same rows", bare, "messages/s");
+        report.at_least("imported / bare", rate / bare, BARE_RATIO_MIN, "");
+    }
 
-    let server = Server::gateway(common.gateway.as_deref(), data.path())?;
+    let server = Server::gateway(common, &data)?;
     let mut client = Client::connect(&server.address, "alice", 0)?;
     let head = options.messages + 1;
     for size in [10, 50] {
@@ -105,4 +109,20 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         );
     }
     report.finish(common.json.as_deref())
+}
+
+fn body(number: u64) -> String {
+    format!(
+        "message {number} {}",
+        "lorem ipsum dolor sit amet ".repeat(1 + number as usize % 6)
+    )
+}
+
+/// Messages per second of a loop that only writes their rows, with the same driver.
+fn bare(common: &Common, data: &Data, options: &Options) -> anyhow::Result<Option<f64>> {
+    let Some(cluster) = &data.cluster else {
+        return Ok(None);
+    };
+    Server::make_tables(common, data)?;
+    Ok(Some(bare::messages(cluster, options.bare, body)?))
 }

@@ -2,7 +2,9 @@
 //!
 //! The file is overlaid by the environment: `CHAT__CLIENT__LISTEN`, `CHAT__STORE__EMBEDDED__PATH`, and so on.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+mod loaded;
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use figment::{
     Figment,
@@ -10,7 +12,7 @@ use figment::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::chat;
+use crate::{chat, store};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -47,6 +49,7 @@ pub struct Internal {
 pub struct Store {
     pub kind: StoreKind,
     pub embedded: Embedded,
+    pub cassandra: Cassandra,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +57,7 @@ pub struct Store {
 pub enum StoreKind {
     #[default]
     Embedded,
+    Cassandra,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,6 +65,48 @@ pub enum StoreKind {
 pub struct Embedded {
     pub path: PathBuf,
     pub cache_mib: u64,
+}
+
+/// Apache Cassandra or ScyllaDB.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cassandra {
+    /// Some of its nodes; the others are found through them.
+    pub nodes: Vec<String>,
+    pub keyspace: String,
+    /// Whose nodes are asked. Needed where there is more than one datacenter.
+    pub datacenter: Option<String>,
+    /// For a keyspace that is yet to be made, as `NetworkTopologyStrategy` takes it.
+    pub replication: BTreeMap<String, u32>,
+    pub consistency: Consistency,
+    pub create_schema: bool,
+    pub username: Option<String>,
+    pub password: Option<String>,
+    /// PEM: who signed the nodes' certificates. Set: TLS.
+    pub tls_authority_file: Option<PathBuf>,
+    pub tls_certificate_file: Option<PathBuf>,
+    pub tls_key_file: Option<PathBuf>,
+    pub timeout_ms: u64,
+    pub requests_in_flight: usize,
+}
+
+impl fmt::Debug for Cassandra {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cassandra")
+            .field("nodes", &self.nodes)
+            .field("keyspace", &self.keyspace)
+            .field("username", &self.username)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Anything less than a quorum could lose what was acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Consistency {
+    LocalQuorum,
+    Quorum,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -194,6 +240,26 @@ impl Default for Embedded {
     }
 }
 
+impl Default for Cassandra {
+    fn default() -> Self {
+        Self {
+            nodes: vec!["127.0.0.1:9042".into()],
+            keyspace: "chat".into(),
+            datacenter: None,
+            replication: BTreeMap::from([("replication_factor".into(), 3)]),
+            consistency: Consistency::LocalQuorum,
+            create_schema: true,
+            username: None,
+            password: None,
+            tls_authority_file: None,
+            tls_certificate_file: None,
+            tls_key_file: None,
+            timeout_ms: 2_000,
+            requests_in_flight: 32,
+        }
+    }
+}
+
 impl Default for Auth {
     fn default() -> Self {
         Self {
@@ -254,7 +320,7 @@ impl Default for Log {
         Self {
             format: LogFormat::Text,
             // The store's library tells of each of its tables at `info`.
-            filter: "info,fjall=warn,lsm_tree=warn".into(),
+            filter: "info,fjall=warn,lsm_tree=warn,scylla=error".into(),
         }
     }
 }
@@ -307,179 +373,6 @@ impl Config {
     }
 }
 
-impl Loaded {
-    fn wrong(&self) -> Vec<String> {
-        let Config {
-            client,
-            auth,
-            limits,
-            session,
-            store,
-            drain,
-            ..
-        } = &self.config;
-        let mut wrong = Vec::new();
-        let mut check = |holds: bool, key: &str, text: &str| {
-            if !holds {
-                wrong.push(format!("{key} ({}): {text}", self.origin(key)));
-            }
-        };
-        check(
-            !self.config.development() || client.listen.ip().is_loopback(),
-            "client.listen",
-            "development tokens are for loopback only: set auth.keys, or listen on 127.0.0.1",
-        );
-        for origin in &client.origins {
-            let like = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
-            check(
-                like,
-                "client.origins",
-                &format!("{origin:?} is not like https://chat.example.org"),
-            );
-        }
-        for (i, key) in auth.keys.iter().enumerate() {
-            let symmetric = key.algorithm == Algorithm::HS256;
-            let long = key.secret.as_ref().is_none_or(|s| s.len() >= 32);
-            let at = format!("auth.keys[{i}]");
-            check(
-                key.secret.is_some() == symmetric && key.public_key_file.is_some() != symmetric,
-                &at,
-                "HS256 takes a secret, every other algorithm a public_key_file",
-            );
-            check(long, &at, "a secret has at least 32 bytes");
-        }
-        check(
-            limits.body_bytes >= 1,
-            "limits.body_bytes",
-            "must be at least 1",
-        );
-        check(
-            limits.frame_bytes >= limits.body_bytes + 1024,
-            "limits.frame_bytes",
-            "must be at least limits.body_bytes + 1024",
-        );
-        check(
-            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes),
-            "limits.outbox_bytes",
-            "must be at least 1048576 and eight times limits.frame_bytes",
-        );
-        for (key, value) in [
-            ("limits.group_participants", limits.group_participants),
-            ("limits.connections", limits.connections),
-            ("limits.connections_per_user", limits.connections_per_user),
-            ("limits.open_conversations", limits.open_conversations),
-            (
-                "limits.requests_per_second",
-                limits.requests_per_second as usize,
-            ),
-            ("limits.requests_burst", limits.requests_burst as usize),
-            (
-                "limits.connects_per_second_per_address",
-                limits.connects_per_second_per_address as usize,
-            ),
-            (
-                "limits.connects_burst_per_address",
-                limits.connects_burst_per_address as usize,
-            ),
-        ] {
-            check(value >= 1, key, "must be at least 1");
-        }
-        check(
-            limits.group_participants <= 10_000,
-            "limits.group_participants",
-            "may be at most 10000: larger ones are channels",
-        );
-        check(
-            session.connect_timeout_ms >= 100,
-            "session.connect_timeout_ms",
-            "must be at least 100",
-        );
-        check(
-            session.ping_interval_ms >= 100,
-            "session.ping_interval_ms",
-            "must be at least 100",
-        );
-        check(
-            session.request_timeout_ms >= 100,
-            "session.request_timeout_ms",
-            "must be at least 100",
-        );
-        check(
-            store.embedded.cache_mib >= 8,
-            "store.embedded.cache_mib",
-            "must be at least 8",
-        );
-        check(
-            drain.grace_ms >= drain.spread_ms,
-            "drain.grace_ms",
-            "must be at least drain.spread_ms",
-        );
-        wrong
-    }
-
-    /// Where a setting comes from: the file, the environment, or the defaults.
-    fn origin(&self, key: &str) -> String {
-        let key = key.split('[').next().unwrap_or(key);
-        let Some(metadata) = self.figment.find_metadata(key) else {
-            return "default".into();
-        };
-        match &metadata.source {
-            Some(figment::Source::File(path)) => path.display().to_string(),
-            _ if metadata.name.contains("environment") => {
-                format!(
-                    "environment CHAT__{}",
-                    key.to_uppercase().replace('.', "__")
-                )
-            }
-            _ => "default".into(),
-        }
-    }
-
-    /// Every setting, its value and its origin, secrets hidden.
-    #[must_use]
-    pub fn show(&self) -> String {
-        let value = figment::value::Value::serialize(&self.config);
-        let mut lines = Vec::new();
-        if let Ok(value) = value {
-            self.show_value("", &value, &mut lines);
-        }
-        lines.join("\n")
-    }
-
-    fn show_value(&self, key: &str, value: &figment::value::Value, lines: &mut Vec<String>) {
-        use figment::value::Value;
-        match value {
-            Value::Dict(_, dict) => {
-                for (name, value) in dict {
-                    let key = if key.is_empty() {
-                        name.clone()
-                    } else {
-                        format!("{key}.{name}")
-                    };
-                    self.show_value(&key, value, lines);
-                }
-            }
-            Value::Array(_, items) if items.iter().any(|v| matches!(v, Value::Dict(..))) => {
-                for (i, item) in items.iter().enumerate() {
-                    self.show_value(&format!("{key}[{i}]"), item, lines);
-                }
-            }
-            Value::Empty(..) => {}
-            value => {
-                let text = match value {
-                    _ if key.ends_with("secret") => "\"***\"".to_owned(),
-                    other => serde_json::to_string(other).unwrap_or_default(),
-                };
-                lines.push(format!("{key} = {text}    # {}", self.origin(key)));
-            }
-        }
-    }
-}
-
-/// A page of 500 inbox items with the longest names and previews must fit. And as JSON, with every character
-/// escaped, a frame may become six times as large.
-const OUTBOX_BYTES_MIN: usize = 1 << 20;
-
 impl Limits {
     /// Bytes of a page of history, about. Other things must fit into the same outbox.
     #[must_use]
@@ -499,6 +392,38 @@ impl Limits {
             requests_per_second: self.requests_per_second,
             requests_burst: self.requests_burst,
             watched_users: WATCHED_MAX,
+        }
+    }
+}
+
+impl Cassandra {
+    #[must_use]
+    pub fn settings(&self) -> store::cassandra::Settings {
+        use store::cassandra::{Settings, TlsFiles, schema::Keyspace};
+        let identity = self
+            .tls_certificate_file
+            .clone()
+            .zip(self.tls_key_file.clone());
+        let tls = self.tls_authority_file.clone().map(|authority| TlsFiles {
+            authority,
+            identity,
+        });
+        Settings {
+            nodes: self.nodes.clone(),
+            keyspace: Keyspace {
+                name: self.keyspace.clone(),
+                replication: self.replication.clone(),
+            },
+            datacenter: self.datacenter.clone(),
+            consistency: match self.consistency {
+                Consistency::LocalQuorum => scylla::statement::Consistency::LocalQuorum,
+                Consistency::Quorum => scylla::statement::Consistency::Quorum,
+            },
+            user: self.username.clone().zip(self.password.clone()),
+            tls,
+            timeout: Duration::from_millis(self.timeout_ms),
+            in_flight_max: self.requests_in_flight,
+            create_schema: self.create_schema,
         }
     }
 }

@@ -1,0 +1,175 @@
+//! A channel with very many participants: what a message costs the store does not depend on their number.
+
+use std::collections::HashMap;
+
+use anyhow::Context;
+use clap::Args;
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::{Common, client::Client, data::Data, report::Report, server::Server};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Participants of the large channel
+    #[arg(long, default_value_t = 100_000)]
+    participants: usize,
+    /// Of the small one
+    #[arg(long, default_value_t = 10)]
+    few: usize,
+    /// Messages sent to each
+    #[arg(long, default_value_t = 500)]
+    messages: usize,
+}
+
+/// Who can be named when a channel is made; the others are added one by one.
+const AT_CREATION: usize = 9_000;
+/// Requests under way at once.
+const WINDOW: usize = 64;
+/// Rows of a message, many participants / few.
+const RATIO_MAX: f64 = 1.1;
+const ROWS: &str = "chat_store_rows_written_total";
+
+type Counters = HashMap<String, f64>;
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("celebrity", !common.no_goals);
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
+    let mut rows = Vec::new();
+    for participants in [options.few, options.participants] {
+        let mut owner = Client::connect(&server.address, "celebrity", 0)?;
+        let channel = channel(&mut owner, participants)?;
+        settle(&server)?;
+        let (gateway, nodes) = (server.metrics()?, nodes(&data)?);
+        send(&mut owner, &channel, options.messages)?;
+        settle(&server)?;
+        let written = per_message(&gateway, &server.metrics()?, options.messages);
+        println!("  {participants} participants:");
+        report.figure(
+            &format!("rows per message, of {participants}"),
+            written.values().sum(),
+            "",
+        );
+        for (table, count) in sorted(&written) {
+            println!("    {count:>8.3} {table}");
+        }
+        let at_nodes = per_message(&nodes, &self::nodes(&data)?, options.messages);
+        if !at_nodes.is_empty() {
+            println!("  as the database counts them, all its nodes:");
+        }
+        for (table, count) in sorted(&at_nodes) {
+            println!("    {count:>8.3} {table}");
+        }
+        rows.push(written.values().sum::<f64>());
+    }
+    report.at_most(
+        "rows per message, many / few participants",
+        rows[1] / rows[0],
+        RATIO_MAX,
+        "",
+    );
+    report.finish(common.json.as_deref())
+}
+
+/// Makes a channel with so many participants.
+fn channel(owner: &mut Client, participants: usize) -> anyhow::Result<String> {
+    let named: Vec<String> = (0..participants - 1)
+        .map(|n| format!("fan-{n:06}"))
+        .collect();
+    let (first, others) = named.split_at(named.len().min(AT_CREATION));
+    let create =
+        json!({"type": "create", "kind": "channel", "name": "celebrity", "participants": first});
+    let channel = owner.ask(create)?["conversation"]
+        .as_str()
+        .context("no id")?
+        .to_owned();
+    let progress = ProgressBar::new(others.len() as u64);
+    pipeline(
+        owner,
+        others.len(),
+        &progress,
+        |n| json!({"type": "add", "conversation": channel, "user": others[n]}),
+    )?;
+    progress.finish_and_clear();
+    Ok(channel)
+}
+
+fn send(owner: &mut Client, channel: &str, messages: usize) -> anyhow::Result<()> {
+    pipeline(
+        owner,
+        messages,
+        &ProgressBar::hidden(),
+        |n| json!({"type": "send", "conversation": channel, "client_id": uuid::Uuid::new_v4(), "body": format!("hello {n}")}),
+    )
+}
+
+/// Makes `count` requests, some at once; each must succeed.
+fn pipeline(
+    client: &mut Client,
+    count: usize,
+    progress: &ProgressBar,
+    request: impl Fn(usize) -> serde_json::Value,
+) -> anyhow::Result<()> {
+    let (mut begun, mut done) = (0, 0);
+    while done < count {
+        while begun < count && begun - done < WINDOW {
+            client.begin(request(begun))?;
+            begun += 1;
+        }
+        let reply = client.next()?;
+        if reply["id"].is_number() {
+            anyhow::ensure!(reply["type"] != "error", "refused: {reply}");
+            done += 1;
+            progress.inc(1);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until what was written behind is written.
+fn settle(server: &Server) -> anyhow::Result<()> {
+    let mut before = Counters::new();
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let mut now = server.metrics()?;
+        now.retain(|name, _| name.starts_with(ROWS) && !name.contains("heartbeats"));
+        if now == before {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// How much each counter of rows grew, per message.
+fn per_message(before: &Counters, after: &Counters, messages: usize) -> Counters {
+    let grown = after.iter().filter(|(name, _)| name.starts_with(ROWS));
+    grown
+        .map(|(name, value)| {
+            let grown = value - before.get(name).copied().unwrap_or_default();
+            let table = name.split('"').nth(1).unwrap_or(name);
+            (table.to_owned(), grown / messages as f64)
+        })
+        .filter(|(table, grown)| *grown > 0.0 && table != "heartbeats")
+        .collect()
+}
+
+fn sorted(counters: &Counters) -> Vec<(&String, &f64)> {
+    let mut sorted: Vec<_> = counters.iter().collect();
+    sorted.sort_by(|a, b| a.0.cmp(b.0));
+    sorted
+}
+
+/// Writes that each node of the cluster has made, by table, as it counts them itself.
+fn nodes(data: &Data) -> anyhow::Result<Counters> {
+    let mut sums = Counters::new();
+    let Some(cluster) = &data.cluster else {
+        return Ok(sums);
+    };
+    for (table, count) in cluster.local_writes()? {
+        *sums
+            .entry(format!("{ROWS}{{table=\"{table}\"}}"))
+            .or_default() += count;
+    }
+    Ok(sums)
+}

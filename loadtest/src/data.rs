@@ -1,0 +1,132 @@
+//! Where a gateway under test keeps its data: a directory of its own, or a keyspace of its own on a cluster that
+//! is there. Both are gone when this is dropped.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::Context;
+use scylla::{
+    client::{
+        execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder,
+    },
+    policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy},
+    statement::{Consistency, unprepared::Statement},
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::Common;
+
+pub(crate) struct Data {
+    directory: TempDir,
+    pub(crate) cluster: Option<Cluster>,
+}
+
+/// A keyspace, and a session of its own beside the gateway's.
+pub(crate) struct Cluster {
+    pub(crate) runtime: Runtime,
+    pub(crate) session: Session,
+    pub(crate) keyspace: String,
+    pub(crate) nodes: Vec<String>,
+}
+
+impl Data {
+    pub(crate) fn new(common: &Common) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let cluster = match &common.cassandra[..] {
+            [] => None,
+            nodes => Some(Cluster::connect(nodes)?),
+        };
+        Ok(Self { directory, cluster })
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The settings that make a gateway keep its data here.
+    pub(crate) fn settings(&self) -> String {
+        let path = self.file("store");
+        let mut text = format!("store.embedded.path = \"{}\"\n", path.display());
+        if let Some(Cluster {
+            keyspace, nodes, ..
+        }) = &self.cluster
+        {
+            text += &format!(
+                "store.kind = \"cassandra\"\nstore.cassandra.keyspace = \"{keyspace}\"\nstore.cassandra.nodes = {nodes:?}\n"
+            );
+        }
+        text
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+        let path = self.file(name);
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+}
+
+impl Cluster {
+    fn connect(nodes: &[String]) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        let profile = ExecutionProfile::builder()
+            .consistency(Consistency::LocalQuorum)
+            .request_timeout(Some(Duration::from_secs(30)))
+            .build();
+        let session = runtime
+            .block_on(
+                SessionBuilder::new()
+                    .known_nodes(nodes)
+                    .default_execution_profile_handle(profile.into_handle())
+                    .build(),
+            )
+            .with_context(|| format!("no cluster at {}", nodes.join(", ")))?;
+        Ok(Self {
+            runtime,
+            session,
+            keyspace: format!("loadtest_{}", uuid::Uuid::new_v4().simple()),
+            nodes: nodes.to_vec(),
+        })
+    }
+
+    pub(crate) fn execute(&self, text: String) -> anyhow::Result<()> {
+        self.runtime
+            .block_on(self.session.query_unpaged(text, ()))?;
+        Ok(())
+    }
+
+    /// Writes to each table, as every node counts them itself, from its own virtual table (Cassandra 4 and newer).
+    pub(crate) fn local_writes(&self) -> anyhow::Result<Vec<(String, f64)>> {
+        let mut found = Vec::new();
+        let nodes = self.session.get_cluster_state();
+        for node in nodes.get_nodes_info() {
+            let mut statement = Statement::new(
+                "SELECT table_name, count FROM system_views.local_write_latency WHERE keyspace_name = ? ALLOW FILTERING",
+            );
+            statement.set_consistency(Consistency::One);
+            statement.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(
+                NodeIdentifier::Node(node.clone()),
+                None,
+            )));
+            let rows = self
+                .runtime
+                .block_on(self.session.query_unpaged(statement, (&self.keyspace,)))?
+                .into_rows_result()?;
+            for row in rows.rows::<(String, i64)>()? {
+                let (table, count) = row?;
+                found.push((table, count as f64));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Err(error) = self.execute(format!("DROP KEYSPACE IF EXISTS {}", self.keyspace)) {
+            eprintln!("keyspace {} was not dropped: {error:#}", self.keyspace);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What is wrong with the settings, and where each comes from.
+
+use super::{Algorithm, Config, Loaded, StoreKind};
+
+/// 64 of them at once, with attachments, must fit into half of a commit log segment of 32 MiB.
+const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
+
+/// A page of 500 inbox items with the longest names and previews must fit. And as JSON, with every character
+/// escaped, a frame may become six times as large.
+const OUTBOX_BYTES_MIN: usize = 1 << 20;
+
+impl Loaded {
+    pub(super) fn wrong(&self) -> Vec<String> {
+        let Config {
+            client,
+            auth,
+            limits,
+            session,
+            store,
+            drain,
+            ..
+        } = &self.config;
+        let mut wrong = Vec::new();
+        let mut check = |holds: bool, key: &str, text: &str| {
+            if !holds {
+                wrong.push(format!("{key} ({}): {text}", self.origin(key)));
+            }
+        };
+        check(
+            !self.config.development() || client.listen.ip().is_loopback(),
+            "client.listen",
+            "development tokens are for loopback only: set auth.keys, or listen on 127.0.0.1",
+        );
+        for origin in &client.origins {
+            let like = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
+            check(
+                like,
+                "client.origins",
+                &format!("{origin:?} is not like https://chat.example.org"),
+            );
+        }
+        for (i, key) in auth.keys.iter().enumerate() {
+            let symmetric = key.algorithm == Algorithm::HS256;
+            let long = key.secret.as_ref().is_none_or(|s| s.len() >= 32);
+            let at = format!("auth.keys[{i}]");
+            check(
+                key.secret.is_some() == symmetric && key.public_key_file.is_some() != symmetric,
+                &at,
+                "HS256 takes a secret, every other algorithm a public_key_file",
+            );
+            check(long, &at, "a secret has at least 32 bytes");
+        }
+        check(
+            limits.body_bytes >= 1,
+            "limits.body_bytes",
+            "must be at least 1",
+        );
+        check(
+            limits.frame_bytes >= limits.body_bytes + 1024,
+            "limits.frame_bytes",
+            "must be at least limits.body_bytes + 1024",
+        );
+        check(
+            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes),
+            "limits.outbox_bytes",
+            "must be at least 1048576 and eight times limits.frame_bytes",
+        );
+        for (key, value) in [
+            ("limits.group_participants", limits.group_participants),
+            ("limits.connections", limits.connections),
+            ("limits.connections_per_user", limits.connections_per_user),
+            ("limits.open_conversations", limits.open_conversations),
+            (
+                "limits.requests_per_second",
+                limits.requests_per_second as usize,
+            ),
+            ("limits.requests_burst", limits.requests_burst as usize),
+            (
+                "limits.connects_per_second_per_address",
+                limits.connects_per_second_per_address as usize,
+            ),
+            (
+                "limits.connects_burst_per_address",
+                limits.connects_burst_per_address as usize,
+            ),
+        ] {
+            check(value >= 1, key, "must be at least 1");
+        }
+        check(
+            limits.group_participants <= 10_000,
+            "limits.group_participants",
+            "may be at most 10000: larger ones are channels",
+        );
+        check(
+            session.connect_timeout_ms >= 100,
+            "session.connect_timeout_ms",
+            "must be at least 100",
+        );
+        check(
+            session.ping_interval_ms >= 100,
+            "session.ping_interval_ms",
+            "must be at least 100",
+        );
+        check(
+            session.request_timeout_ms >= 100,
+            "session.request_timeout_ms",
+            "must be at least 100",
+        );
+        check(
+            store.embedded.cache_mib >= 8,
+            "store.embedded.cache_mib",
+            "must be at least 8",
+        );
+        let cassandra = &store.cassandra;
+        let named = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        check(
+            !cassandra.nodes.is_empty(),
+            "store.cassandra.nodes",
+            "must name at least one node, as 10.0.0.1:9042",
+        );
+        check(
+            cassandra.keyspace.len() <= 48
+                && cassandra
+                    .keyspace
+                    .starts_with(|c: char| c.is_ascii_lowercase())
+                && cassandra.keyspace.chars().all(named),
+            "store.cassandra.keyspace",
+            "is made of a-z, 0-9 and _, begins with a letter, and has at most 48 characters",
+        );
+        let plain = |name: &String| !name.contains(['\'', '\\']);
+        check(
+            !cassandra.replication.is_empty()
+                && cassandra.replication.keys().all(plain)
+                && cassandra.replication.values().all(|&copies| copies > 0),
+            "store.cassandra.replication",
+            "is copies by datacenter, or replication_factor = 3",
+        );
+        check(
+            cassandra.username.is_some() == cassandra.password.is_some(),
+            "store.cassandra.username",
+            "goes with a password",
+        );
+        check(
+            cassandra.tls_certificate_file.is_some() == cassandra.tls_key_file.is_some(),
+            "store.cassandra.tls_certificate_file",
+            "goes with tls_key_file",
+        );
+        check(
+            cassandra.tls_certificate_file.is_none() || cassandra.tls_authority_file.is_some(),
+            "store.cassandra.tls_authority_file",
+            "is needed for TLS",
+        );
+        check(
+            (100..=60_000).contains(&cassandra.timeout_ms),
+            "store.cassandra.timeout_ms",
+            "must be at least 100 and at most 60000",
+        );
+        check(
+            (1..=1_024).contains(&cassandra.requests_in_flight),
+            "store.cassandra.requests_in_flight",
+            "must be at least 1 and at most 1024",
+        );
+        check(
+            store.kind != StoreKind::Cassandra || limits.body_bytes <= CASSANDRA_BODY_BYTES_MAX,
+            "limits.body_bytes",
+            "may be at most 65536 with Cassandra, which refuses writes beyond half a commit log segment",
+        );
+        check(
+            drain.grace_ms >= drain.spread_ms,
+            "drain.grace_ms",
+            "must be at least drain.spread_ms",
+        );
+        wrong
+    }
+
+    /// Where a setting comes from: the file, the environment, or the defaults.
+    fn origin(&self, key: &str) -> String {
+        let key = key.split('[').next().unwrap_or(key);
+        let Some(metadata) = self.figment.find_metadata(key) else {
+            return "default".into();
+        };
+        match &metadata.source {
+            Some(figment::Source::File(path)) => path.display().to_string(),
+            _ if metadata.name.contains("environment") => {
+                format!(
+                    "environment CHAT__{}",
+                    key.to_uppercase().replace('.', "__")
+                )
+            }
+            _ => "default".into(),
+        }
+    }
+
+    /// Every setting, its value and its origin, secrets hidden.
+    #[must_use]
+    pub fn show(&self) -> String {
+        let value = figment::value::Value::serialize(&self.config);
+        let mut lines = Vec::new();
+        if let Ok(value) = value {
+            self.show_value("", &value, &mut lines);
+        }
+        lines.join("\n")
+    }
+
+    fn show_value(&self, key: &str, value: &figment::value::Value, lines: &mut Vec<String>) {
+        use figment::value::Value;
+        match value {
+            Value::Dict(_, dict) => {
+                for (name, value) in dict {
+                    let key = if key.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{key}.{name}")
+                    };
+                    self.show_value(&key, value, lines);
+                }
+            }
+            Value::Array(_, items) if items.iter().any(|v| matches!(v, Value::Dict(..))) => {
+                for (i, item) in items.iter().enumerate() {
+                    self.show_value(&format!("{key}[{i}]"), item, lines);
+                }
+            }
+            Value::Empty(..) => {}
+            value => {
+                let text = match value {
+                    _ if key.ends_with("secret") || key.ends_with("password") => {
+                        "\"***\"".to_owned()
+                    }
+                    other => serde_json::to_string(other).unwrap_or_default(),
+                };
+                lines.push(format!("{key} = {text}    # {}", self.origin(key)));
+            }
+        }
+    }
+}

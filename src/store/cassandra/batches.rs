@@ -1,0 +1,245 @@
+//! All writes, gathered into unlogged batches: what arrives while requests are under way goes out together.
+//!
+//! A batch of ten small rows costs the cluster half of what ten statements do, and this process a fifth
+//! (docs/performance.md). It is not atomic: a part of it may land, as a part of ten statements may. Only what
+//! is one [`Unit`], for one partition, lands as a whole. With few requests under way nothing waits for others;
+//! the more there is to do, the larger the batches get (as the embedded store's group commit).
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use metrics::{Histogram, counter, histogram};
+use scylla::{
+    client::{execution_profile::ExecutionProfileHandle, session::Session},
+    errors::ExecutionError,
+    routing::Token,
+    serialize::row::SerializeRow,
+    statement::batch::{Batch, BatchType},
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+use uuid::Uuid;
+
+use super::{
+    super::{Error, Result},
+    statements::Write,
+};
+
+/// Units waiting for a request; whoever brings one more waits for a place.
+const QUEUED_MAX: usize = 4_096;
+/// Units looked at together when they are packed.
+const PACKED_AT_ONCE: usize = 256;
+/// Partitions of one batch. Above ten, Cassandra warns (`unlogged_batch_across_partitions_warn_threshold`).
+const BATCH_UNITS_MAX: usize = 10;
+/// Bytes of a batch of several partitions, as counted here. Cassandra warns at 5 KiB as counted there
+/// (`batch_size_warn_threshold`), and refuses at 50.
+const BATCH_BYTES_MAX: usize = 3_500;
+
+pub(super) type Values = Box<dyn SerializeRow + Send + Sync>;
+
+/// Statements for one partition; they land all or none.
+pub(super) struct Unit {
+    pub statements: Vec<(Arc<Write>, Values)>,
+    /// About.
+    pub bytes: usize,
+}
+
+impl Unit {
+    pub(super) fn one(statement: &Arc<Write>, values: Values, bytes: usize) -> Self {
+        Self {
+            statements: vec![(statement.clone(), values)],
+            bytes,
+        }
+    }
+}
+
+struct Queued {
+    unit: Unit,
+    done: oneshot::Sender<Option<String>>,
+}
+
+/// Where writes are queued.
+pub(super) struct Batches {
+    queue: mpsc::Sender<Queued>,
+}
+
+impl Batches {
+    /// The queue, and its other end for [`run`].
+    pub(super) fn new() -> (Self, Receiver) {
+        let (queue, queued) = mpsc::channel(QUEUED_MAX);
+        (Self { queue }, Receiver(queued))
+    }
+
+    /// Writes all of `units`; returns when each of them has been answered.
+    pub(super) async fn write(&self, operation: &'static str, units: Vec<Unit>) -> Result<()> {
+        let closed = || Error::Unavailable {
+            operation,
+            reason: "the store is closed".into(),
+        };
+        let mut answers = Vec::with_capacity(units.len());
+        for unit in units {
+            let (done, answer) = oneshot::channel();
+            let queued = Queued { unit, done };
+            self.queue.send(queued).await.map_err(|_| closed())?;
+            answers.push(answer);
+        }
+        // All of them, so that whoever writes again does not race with itself.
+        for answer in join_all(answers).await {
+            if let Some(reason) = answer.map_err(|_| closed())? {
+                return Err(Error::Unavailable { operation, reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Receiver(mpsc::Receiver<Queued>);
+
+impl Receiver {
+    /// No more is taken; what is queued is written.
+    fn close(&mut self) {
+        self.0.close();
+    }
+}
+
+/// How batches are sent.
+pub(super) struct Sending {
+    pub session: Arc<Session>,
+    pub profile: ExecutionProfileHandle,
+    pub in_flight_max: usize,
+    /// Nodes that hold each row. Where there are more nodes than that, batches are made by replica set.
+    pub copies: usize,
+}
+
+/// Sends what is queued until `closing` fires, and then what is left.
+pub(super) async fn run(
+    sending: Sending,
+    mut queue: Receiver,
+    closing: impl Future<Output = ()> + Send,
+) {
+    let sizes = histogram!("chat_store_batch_rows");
+    let seconds = histogram!("chat_store_request_seconds", "kind" => "write");
+    let mut closing = std::pin::pin!(closing);
+    let mut closed = false;
+    let mut ready: Vec<Vec<Queued>> = Vec::new();
+    let mut in_flight = FuturesUnordered::new();
+    let mut taken = Vec::with_capacity(PACKED_AT_ONCE);
+    loop {
+        while in_flight.len() < sending.in_flight_max
+            && let Some(batch) = ready.pop()
+        {
+            sizes.record(batch.iter().map(|q| q.unit.statements.len()).sum::<usize>() as f64);
+            in_flight.push(send(&sending, batch, &seconds));
+        }
+        tokio::select! {
+            biased;
+            Some(()) = in_flight.next(), if !in_flight.is_empty() => {}
+            count = queue.0.recv_many(&mut taken, PACKED_AT_ONCE), if ready.is_empty() => {
+                if count == 0 {
+                    while in_flight.next().await.is_some() {}
+                    return;
+                }
+                ready = pack(&sending, &mut taken);
+            }
+            () = &mut closing, if !closed => {
+                closed = true;
+                queue.close();
+            }
+        }
+    }
+}
+
+/// Groups by replica set, keeps to the limits. What was queued first is sent first (the last of the vector).
+fn pack(sending: &Sending, taken: &mut Vec<Queued>) -> Vec<Vec<Queued>> {
+    let state = sending.session.get_cluster_state();
+    let many = state.get_nodes_info().len() > sending.copies;
+    let mut open: BTreeMap<Vec<Uuid>, (Vec<Queued>, usize)> = BTreeMap::new();
+    let mut full = Vec::new();
+    for queued in taken.drain(..) {
+        let bytes = queued.unit.bytes;
+        if bytes > BATCH_BYTES_MAX {
+            full.push(vec![queued]);
+            continue;
+        }
+        let replicas = if many {
+            replicas(&state, &queued.unit)
+        } else {
+            Vec::new()
+        };
+        let (batch, size) = open.entry(replicas).or_default();
+        if batch.len() == BATCH_UNITS_MAX || *size + bytes > BATCH_BYTES_MAX {
+            full.push(std::mem::take(batch));
+            *size = 0;
+        }
+        batch.push(queued);
+        *size += bytes;
+    }
+    full.extend(open.into_values().map(|(batch, _)| batch));
+    full.reverse();
+    full
+}
+
+fn replicas(state: &scylla::cluster::ClusterState, unit: &Unit) -> Vec<Uuid> {
+    let Some((statement, values)) = unit.statements.first() else {
+        return Vec::new();
+    };
+    let statement = &statement.prepared;
+    let token: Option<Token> = statement.calculate_token(values).ok().flatten();
+    let (Some(token), Some(table)) = (token, statement.get_table_spec()) else {
+        return Vec::new();
+    };
+    let nodes = state.get_token_endpoints(table.ks_name(), table.table_name(), token);
+    let mut hosts: Vec<Uuid> = nodes.iter().map(|(node, _)| node.host_id).collect();
+    hosts.sort_unstable();
+    hosts
+}
+
+async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
+    // Who has given up may write again, later.
+    queued.retain(|q| !q.done.is_closed());
+    let began = Instant::now();
+    let statements = || queued.iter().flat_map(|q| &q.unit.statements);
+    let result = match statements().count() {
+        0 => return,
+        1 => one(sending, statements().next()).await,
+        _ => {
+            let mut batch = Batch::new(BatchType::Unlogged);
+            for (statement, _) in statements() {
+                batch.append_statement(statement.prepared.clone());
+            }
+            batch.set_is_idempotent(true);
+            batch.set_execution_profile_handle(Some(sending.profile.clone()));
+            let values: Vec<&Values> = statements().map(|(_, values)| values).collect();
+            sending.session.batch(&batch, values).await.map(|_| ())
+        }
+    };
+    seconds.record(began.elapsed().max(Duration::ZERO));
+    if result.is_ok() {
+        for (statement, _) in statements() {
+            statement.rows.increment(1);
+        }
+    }
+    let failed = result.err().map(|error| {
+        counter!("chat_store_requests_failed_total", "kind" => "write").increment(1);
+        error.to_string()
+    });
+    for Queued { done, .. } in queued {
+        drop(done.send(failed.clone()));
+    }
+}
+
+async fn one(
+    sending: &Sending,
+    statement: Option<&(Arc<Write>, Values)>,
+) -> std::result::Result<(), ExecutionError> {
+    let Some((statement, values)) = statement else {
+        return Ok(());
+    };
+    sending
+        .session
+        .execute_unpaged(&statement.prepared, values)
+        .await
+        .map(|_| ())
+}

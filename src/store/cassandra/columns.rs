@@ -1,0 +1,582 @@
+//! Rows of the domain to columns, and back.
+
+use std::sync::Arc;
+
+use scylla::{
+    DeserializeRow,
+    value::{CqlTimestamp, CqlTimeuuid, MaybeUnset},
+};
+use serde::{Deserialize, Serialize, de::value::StrDeserializer};
+use uuid::Uuid;
+
+use super::{
+    super::{
+        ConversationRow, Error, InboxFace, InboxRow, InboxWrite, LogRow, ParticipantRow, PublicRow,
+        Result,
+    },
+    batches::{Unit, Values},
+    statements::{Statements, Write},
+};
+use crate::model::{
+    Attachment, ClientId, Content, ConversationId, Details, Entry, EntryKind, Kind, Last,
+    MessageId, Participant, Seq, UserId,
+};
+
+/// Places of one partition of `messages`.
+const BUCKET: u64 = 4_096;
+/// Partitions of a channel's participants.
+const CHANNEL_SHARDS: i32 = 64;
+/// Partitions of the public listing.
+pub(super) const PUBLIC_SHARDS: i32 = 16;
+/// What a statement weighs besides its text.
+const STATEMENT_BYTES: usize = 100;
+
+pub(super) fn bucket_of(seq: Seq) -> u64 {
+    seq / BUCKET
+}
+
+/// The first entry of any bucket but the first: its bucket must be noted before it is written.
+pub(super) fn opens_bucket(seq: Seq) -> bool {
+    seq > 0 && seq.is_multiple_of(BUCKET)
+}
+
+pub(super) fn first_of(bucket: u64) -> Seq {
+    bucket * BUCKET
+}
+
+pub(super) fn shards_of(kind: Kind) -> i32 {
+    match kind {
+        Kind::Dm | Kind::Group => 1,
+        Kind::Channel => CHANNEL_SHARDS,
+    }
+}
+
+/// A contract with what is stored.
+pub(super) fn shard_of(kind: Kind, user: &UserId) -> i32 {
+    match kind {
+        Kind::Dm | Kind::Group => 0,
+        Kind::Channel => {
+            let hash = xxhash_rust::xxh3::xxh3_64(user.as_str().as_bytes());
+            i32::try_from(hash % CHANNEL_SHARDS.unsigned_abs() as u64).unwrap_or_default()
+        }
+    }
+}
+
+/// A contract with what is stored.
+pub(super) fn public_shard_of(conversation: ConversationId) -> i32 {
+    i32::from(conversation.0.as_bytes()[0]) % PUBLIC_SHARDS
+}
+
+/// CQL has no unsigned numbers.
+pub(super) fn big(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+pub(super) fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or_default()
+}
+
+/// Absent columns are left alone: writing a null would be a tombstone.
+fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
+    value.map_or(MaybeUnset::Unset, MaybeUnset::Set)
+}
+
+/// The name of an enumeration's value, as in the protocol.
+fn name_of<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        other => {
+            debug_assert!(false, "an enumeration of names, not {other:?}");
+            String::new()
+        }
+    }
+}
+
+pub(super) fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
+    Error::Corrupt {
+        operation,
+        reason: reason.to_string(),
+    }
+}
+
+fn named<'a, T: Deserialize<'a>>(operation: &'static str, name: &'a str) -> Result<T> {
+    T::deserialize(StrDeserializer::<serde::de::value::Error>::new(name))
+        .map_err(|e| corrupt(operation, e))
+}
+
+fn user(operation: &'static str, name: &str) -> Result<UserId> {
+    UserId::new(name).map_err(|e| corrupt(operation, e))
+}
+
+impl Statements {
+    pub(super) fn message(
+        &self,
+        conversation: ConversationId,
+        row: &LogRow,
+    ) -> (Arc<Write>, Values, usize) {
+        let LogRow {
+            entry,
+            epoch,
+            committed,
+        } = row;
+        let (kind, body, attachments, reply_to) = match &entry.content {
+            Content::Text {
+                body,
+                attachments,
+                reply_to,
+            } => {
+                let attachments = (!attachments.is_empty())
+                    .then(|| serde_json::to_string(attachments).unwrap_or_default());
+                (
+                    EntryKind::Text,
+                    body.clone(),
+                    attachments,
+                    reply_to.map(big),
+                )
+            }
+            Content::System(change) => {
+                let change = serde_json::to_string(change).unwrap_or_default();
+                (EntryKind::System, change, None, None)
+            }
+        };
+        let bytes = body.len() + attachments.as_ref().map_or(0, String::len) + 2 * STATEMENT_BYTES;
+        let values = Box::new((
+            conversation.0,
+            big(bucket_of(entry.seq)),
+            big(entry.seq),
+            big(*epoch),
+            CqlTimeuuid::from(entry.message_id.0),
+            entry.sender.as_str().to_owned(),
+            entry.client_id.0,
+            name_of(&kind),
+            body,
+            unset(attachments),
+            unset(reply_to),
+            CqlTimestamp(entry.at),
+            big(*committed),
+        ));
+        (self.insert_message.clone(), values, bytes)
+    }
+
+    /// One unit for each bucket that the rows lie in, the newest first.
+    pub(super) fn messages(&self, conversation: ConversationId, rows: &[LogRow]) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for part in rows.chunk_by(|a, b| bucket_of(a.entry.seq) == bucket_of(b.entry.seq)) {
+            let mut unit = Unit {
+                statements: Vec::with_capacity(part.len()),
+                bytes: 0,
+            };
+            for row in part {
+                let (statement, values, bytes) = self.message(conversation, row);
+                unit.statements.push((statement, values));
+                unit.bytes += bytes;
+            }
+            units.push(unit);
+        }
+        units.reverse();
+        units
+    }
+
+    pub(super) fn send(&self, conversation: ConversationId, row: &LogRow) -> Unit {
+        let entry = &row.entry;
+        let values = Box::new((
+            conversation.0,
+            entry.sender.as_str().to_owned(),
+            entry.client_id.0,
+            big(row.epoch),
+            big(entry.seq),
+        ));
+        Unit::one(
+            &self.insert_send,
+            values,
+            STATEMENT_BYTES + entry.sender.as_str().len(),
+        )
+    }
+
+    pub(super) fn head_bucket(&self, conversation: ConversationId, bucket: u64) -> Unit {
+        let values = Box::new((big(bucket), big(bucket), conversation.0));
+        Unit::one(&self.set_head_bucket, values, STATEMENT_BYTES)
+    }
+
+    pub(super) fn details(&self, conversation: ConversationId, row: &ConversationRow) -> Vec<Unit> {
+        let ConversationRow {
+            details: d,
+            participant_count,
+            seq,
+        } = row;
+        let details = Box::new((
+            big(*seq),
+            name_of(&d.kind),
+            unset(d.name.clone()),
+            CqlTimestamp(d.created_at),
+            d.created_by.as_str().to_owned(),
+            name_of(&d.posting),
+            d.public,
+            big(*participant_count),
+            big(*seq),
+            conversation.0,
+        ));
+        let bytes = 2 * STATEMENT_BYTES + d.name.as_ref().map_or(0, String::len);
+        let mut units = vec![Unit::one(&self.set_details, details, bytes)];
+        if d.kind != Kind::Dm {
+            let public = Box::new((
+                big(*seq),
+                d.public,
+                name_of(&d.kind),
+                unset(d.name.clone()),
+                CqlTimestamp(d.created_at),
+                public_shard_of(conversation),
+                conversation.0,
+            ));
+            units.push(Unit::one(&self.set_public, public, bytes));
+        }
+        units
+    }
+
+    pub(super) fn participant_row(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        row: &ParticipantRow,
+    ) -> Unit {
+        let ParticipantRow {
+            participant: p,
+            seq,
+        } = row;
+        let shard = shard_of(kind, &p.user);
+        let name = || p.user.as_str().to_owned();
+        let membership = (
+            big(*seq),
+            name_of(&p.role),
+            big(p.joined_seq),
+            unset(p.left_seq.map(big)),
+            big(*seq),
+            conversation.0,
+            shard,
+            name(),
+        );
+        let (read, delivered) = (big(p.read_seq), big(p.delivered_seq));
+        let read = (read, read, conversation.0, shard, name());
+        let delivered = (delivered, delivered, conversation.0, shard, name());
+        Unit {
+            statements: vec![
+                (self.set_membership.clone(), Box::new(membership)),
+                (self.set_participant_read.clone(), Box::new(read)),
+                (self.set_participant_delivered.clone(), Box::new(delivered)),
+            ],
+            bytes: 3 * STATEMENT_BYTES,
+        }
+    }
+
+    /// The watermarks of a participant.
+    pub(super) fn marks(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        user: &UserId,
+        read: Option<Seq>,
+        delivered: Option<Seq>,
+    ) -> Option<Unit> {
+        let shard = shard_of(kind, user);
+        let values = |seq: Seq| -> Values {
+            let name = user.as_str().to_owned();
+            Box::new((big(seq), big(seq), conversation.0, shard, name))
+        };
+        let mut statements = Vec::with_capacity(2);
+        statements.extend(read.map(|seq| (self.set_participant_read.clone(), values(seq))));
+        statements
+            .extend(delivered.map(|seq| (self.set_participant_delivered.clone(), values(seq))));
+        let bytes = statements.len() * STATEMENT_BYTES;
+        (!statements.is_empty()).then_some(Unit { statements, bytes })
+    }
+
+    /// One row of the inbox, and the participant's watermark.
+    pub(super) fn inbox_write(&self, write: &InboxWrite) -> Vec<Unit> {
+        let InboxWrite {
+            user,
+            conversation,
+            kind,
+            face,
+            read_seq,
+            left_seq,
+        } = write;
+        let name = || user.as_str().to_owned();
+        let mut statements: Vec<(_, Values)> = Vec::with_capacity(3);
+        let mut bytes = 0;
+        if let Some(face) = face {
+            let last = face.last.as_ref();
+            bytes += STATEMENT_BYTES
+                + face.name.as_ref().map_or(0, String::len)
+                + last.map_or(0, |l| l.preview.len());
+            let values = (
+                big(face.seq),
+                name_of(&face.kind),
+                unset(face.name.clone()),
+                big(face.joined_seq),
+                big(face.seq),
+                unset(last.map(|l| big(l.seq))),
+                unset(last.map(|l| CqlTimeuuid::from(l.message_id.0))),
+                unset(last.map(|l| CqlTimestamp(l.at))),
+                unset(last.map(|l| l.sender.as_str().to_owned())),
+                unset(last.map(|l| name_of(&l.kind))),
+                unset(last.map(|l| l.preview.clone())),
+                name(),
+                conversation.0,
+            );
+            statements.push((self.set_inbox_face.clone(), Box::new(values)));
+        }
+        for (statement, seq) in [
+            (&self.set_inbox_read, read_seq),
+            (&self.set_inbox_left, left_seq),
+        ] {
+            if let &Some(seq) = seq {
+                let values = (big(seq), big(seq), name(), conversation.0);
+                statements.push((statement.clone(), Box::new(values)));
+                bytes += STATEMENT_BYTES;
+            }
+        }
+        let mut units = Vec::with_capacity(2);
+        if !statements.is_empty() {
+            units.push(Unit { statements, bytes });
+        }
+        units.extend(self.marks(*conversation, *kind, user, *read_seq, None));
+        units
+    }
+}
+
+#[derive(DeserializeRow)]
+pub(super) struct MessageColumns {
+    seq: i64,
+    epoch: i64,
+    message_id: CqlTimeuuid,
+    sender: String,
+    client_id: Uuid,
+    kind: String,
+    body: String,
+    attachments: Option<String>,
+    reply_to: Option<i64>,
+    at: CqlTimestamp,
+    committed: i64,
+}
+
+impl MessageColumns {
+    pub(super) fn row(self, operation: &'static str) -> Result<LogRow> {
+        let json = |e: serde_json::Error| corrupt(operation, e);
+        let content = match named(operation, &self.kind)? {
+            EntryKind::Text => Content::Text {
+                body: self.body,
+                attachments: match self.attachments {
+                    Some(text) => serde_json::from_str::<Vec<Attachment>>(&text).map_err(json)?,
+                    None => Vec::new(),
+                },
+                reply_to: self.reply_to.map(unsigned),
+            },
+            EntryKind::System => Content::System(serde_json::from_str(&self.body).map_err(json)?),
+        };
+        let entry = Arc::new(Entry {
+            seq: unsigned(self.seq),
+            message_id: MessageId(self.message_id.into()),
+            client_id: ClientId(self.client_id),
+            sender: user(operation, &self.sender)?,
+            at: self.at.0,
+            content,
+        });
+        Ok(LogRow {
+            entry,
+            epoch: unsigned(self.epoch),
+            committed: unsigned(self.committed),
+        })
+    }
+}
+
+/// The row of a conversation may hold a bucket or a settled mark and no details yet.
+#[derive(DeserializeRow)]
+pub(super) struct ConversationColumns {
+    kind: Option<String>,
+    name: Option<String>,
+    created_at: Option<CqlTimestamp>,
+    created_by: Option<String>,
+    posting: Option<String>,
+    public: Option<bool>,
+    participant_count: Option<i64>,
+    seq: Option<i64>,
+}
+
+impl ConversationColumns {
+    pub(super) fn row(self, operation: &'static str) -> Result<Option<ConversationRow>> {
+        let Self {
+            kind: Some(kind),
+            name,
+            created_at: Some(CqlTimestamp(created_at)),
+            created_by: Some(created_by),
+            posting: Some(posting),
+            public: Some(public),
+            participant_count: Some(participant_count),
+            seq: Some(seq),
+        } = self
+        else {
+            return Ok(None);
+        };
+        Ok(Some(ConversationRow {
+            details: Details {
+                kind: named(operation, &kind)?,
+                name,
+                created_at,
+                created_by: user(operation, &created_by)?,
+                posting: named(operation, &posting)?,
+                public,
+            },
+            participant_count: unsigned(participant_count),
+            seq: unsigned(seq),
+        }))
+    }
+}
+
+#[derive(DeserializeRow)]
+pub(super) struct ParticipantColumns {
+    pub user_id: String,
+    role: Option<String>,
+    joined_seq: Option<i64>,
+    left_seq: Option<i64>,
+    seq: Option<i64>,
+    delivered_seq: Option<i64>,
+    read_seq: Option<i64>,
+}
+
+impl ParticipantColumns {
+    /// None for a mark of somebody whose membership is not stored.
+    pub(super) fn row(self, operation: &'static str) -> Result<Option<ParticipantRow>> {
+        let Self {
+            user_id,
+            role: Some(role),
+            joined_seq: Some(joined_seq),
+            left_seq,
+            seq: Some(seq),
+            delivered_seq,
+            read_seq,
+        } = self
+        else {
+            return Ok(None);
+        };
+        let participant = Participant {
+            user: user(operation, &user_id)?,
+            role: named(operation, &role)?,
+            joined_seq: unsigned(joined_seq),
+            left_seq: left_seq.map(unsigned),
+            delivered_seq: delivered_seq.map_or(0, unsigned),
+            read_seq: read_seq.map_or(0, unsigned),
+        };
+        Ok(Some(ParticipantRow {
+            participant,
+            seq: unsigned(seq),
+        }))
+    }
+}
+
+#[derive(DeserializeRow)]
+pub(super) struct InboxColumns {
+    conversation_id: Uuid,
+    kind: Option<String>,
+    name: Option<String>,
+    joined_seq: Option<i64>,
+    seq: Option<i64>,
+    last_seq: Option<i64>,
+    last_message_id: Option<CqlTimeuuid>,
+    last_at: Option<CqlTimestamp>,
+    last_sender: Option<String>,
+    last_kind: Option<String>,
+    last_preview: Option<String>,
+    read_seq: Option<i64>,
+    left_seq: Option<i64>,
+}
+
+impl InboxColumns {
+    pub(super) fn row(self, operation: &'static str) -> Result<InboxRow> {
+        let last = match self {
+            Self {
+                last_seq: Some(seq),
+                last_message_id: Some(message_id),
+                last_at: Some(CqlTimestamp(at)),
+                last_sender: Some(sender),
+                last_kind: Some(kind),
+                last_preview: Some(preview),
+                ..
+            } => Some(Last {
+                seq: unsigned(seq),
+                message_id: MessageId(message_id.into()),
+                at,
+                sender: user(operation, &sender)?,
+                kind: named(operation, &kind)?,
+                preview,
+            }),
+            _ => None,
+        };
+        let face = match (self.kind, self.joined_seq, self.seq) {
+            (Some(kind), Some(joined_seq), Some(seq)) => Some(InboxFace {
+                seq: unsigned(seq),
+                kind: named(operation, &kind)?,
+                name: self.name,
+                joined_seq: unsigned(joined_seq),
+                last,
+            }),
+            _ => None,
+        };
+        Ok(InboxRow {
+            conversation: ConversationId(self.conversation_id),
+            face,
+            read_seq: self.read_seq.map_or(0, unsigned),
+            left_seq: self.left_seq.map(unsigned),
+        })
+    }
+}
+
+#[derive(DeserializeRow)]
+pub(super) struct PublicColumns {
+    pub conversation_id: Uuid,
+    public: Option<bool>,
+    kind: Option<String>,
+    name: Option<String>,
+    created_at: Option<CqlTimestamp>,
+}
+
+impl PublicColumns {
+    /// None for one that is not public any more.
+    pub(super) fn row(self, operation: &'static str) -> Result<Option<PublicRow>> {
+        match self {
+            Self {
+                conversation_id,
+                public: Some(true),
+                kind: Some(kind),
+                name,
+                created_at: Some(CqlTimestamp(created_at)),
+            } => Ok(Some(PublicRow {
+                conversation: ConversationId(conversation_id),
+                kind: named(operation, &kind)?,
+                name,
+                created_at,
+            })),
+            _ => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is stored depends on them: they never change.
+    #[test]
+    fn shards_and_buckets_stay_where_they_are() {
+        let user = |name: &str| UserId::new(name).unwrap();
+        let shards = ["alice", "bob", "carol"].map(|n| shard_of(Kind::Channel, &user(n)));
+        assert_eq!(shards, SHARDS);
+        assert_eq!(shard_of(Kind::Group, &user("alice")), 0);
+        assert_eq!(
+            (bucket_of(4_095), bucket_of(4_096), first_of(1)),
+            (0, 1, 4_096)
+        );
+        assert!(opens_bucket(4_096) && !opens_bucket(0) && !opens_bucket(4_097));
+    }
+
+    const SHARDS: [i32; 3] = [0, 0, 0];
+}

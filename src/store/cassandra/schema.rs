@@ -1,0 +1,282 @@
+//! Creates the keyspace and its tables, once, however many gateways start at the same moment.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use metrics::counter;
+use scylla::{
+    client::session::Session,
+    statement::{Consistency, SerialConsistency, unprepared::Statement},
+    value::Row,
+};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::super::{Error, Result};
+
+/// The only place where tables are defined.
+const SCHEMA: &str = include_str!("schema.cql");
+/// Seconds after which the lock of one who died while creating tables is free again.
+const LOCK_TTL: i32 = 60;
+/// Between two looks at whether another one is done.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const OPERATION: &str = "schema";
+
+/// What makes a keyspace.
+#[derive(Debug, Clone)]
+pub struct Keyspace {
+    pub name: String,
+    /// As `NetworkTopologyStrategy` takes it: copies by datacenter, or `replication_factor`.
+    pub replication: BTreeMap<String, u32>,
+}
+
+impl Keyspace {
+    fn create(&self) -> String {
+        let copies: String = self
+            .replication
+            .iter()
+            .map(|(datacenter, copies)| format!(", '{datacenter}': {copies}"))
+            .collect();
+        let name = &self.name;
+        format!(
+            "CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {{'class': 'NetworkTopologyStrategy'{copies}}}"
+        )
+    }
+
+    /// The version that has been applied, and who is applying another one. Its id is computed from its name,
+    /// so that two who create it at once create the same table: without that, Cassandra gives each its own id
+    /// and the cluster disagrees for good.
+    fn create_state(&self) -> String {
+        let name = &self.name;
+        let id = Uuid::new_v5(
+            &Uuid::NAMESPACE_OID,
+            format!("{name}.schema_state").as_bytes(),
+        );
+        format!(
+            "CREATE TABLE IF NOT EXISTS {name}.schema_state (name text PRIMARY KEY, version int, holder uuid) WITH id = {id}"
+        )
+    }
+
+    /// The whole, for cqlsh.
+    #[must_use]
+    pub fn print(&self) -> String {
+        let Self { name, .. } = self;
+        format!("{};\n\nUSE {name};\n\n{SCHEMA}", self.create())
+    }
+}
+
+/// One released version and what it adds.
+struct Version {
+    number: i32,
+    statements: Vec<String>,
+}
+
+/// The versions of `schema.cql`, oldest first.
+fn versions() -> Vec<Version> {
+    let parts = SCHEMA.split("\n-- version ").skip(1);
+    parts
+        .filter_map(|part| {
+            let (number, text) = part.split_once('\n')?;
+            let code: Vec<&str> = text
+                .lines()
+                .map(|line| line.split("--").next().unwrap_or(line).trim_end())
+                .filter(|line| !line.is_empty())
+                .collect();
+            let statements = code.join("\n");
+            let statements = statements.split(';').map(str::trim);
+            Some(Version {
+                number: number.trim().parse().ok()?,
+                statements: statements
+                    .filter(|s| !s.is_empty())
+                    .map(Into::into)
+                    .collect(),
+            })
+        })
+        .collect()
+}
+
+/// The version that this program needs.
+#[must_use]
+pub fn wanted() -> i32 {
+    versions().last().map_or(0, |version| version.number)
+}
+
+/// ScyllaDB repairs what a quorum read finds at odds before it answers, always, and has no setting for it; and
+/// it names the compression's class differently.
+fn for_scylla(statement: &str) -> String {
+    statement
+        .replace("AND read_repair = 'BLOCKING'", "")
+        .replace(
+            "{'class': 'LZ4Compressor'",
+            "{'sstable_compression': 'LZ4Compressor'",
+        )
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Unavailable {
+        operation: OPERATION,
+        reason: error.to_string(),
+    }
+}
+
+fn statement(text: impl Into<String>) -> Statement {
+    let mut statement = Statement::new(text);
+    statement.set_consistency(Consistency::Quorum);
+    statement.set_serial_consistency(Some(SerialConsistency::Serial));
+    // Creating a table takes a cluster seconds at times.
+    statement.set_request_timeout(Some(Duration::from_secs(30)));
+    statement
+}
+
+/// Brings the keyspace to the version that this program needs; true if there was anything to do. Idempotent.
+///
+/// # Errors
+/// When the cluster refuses, or does not answer in time; it may be tried again.
+pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
+    if applied(session, keyspace).await? >= wanted() {
+        return Ok(false);
+    }
+    run(session, &keyspace.create()).await?;
+    run(session, &keyspace.create_state()).await?;
+    let me = Uuid::new_v4();
+    loop {
+        let before = applied(session, keyspace).await?;
+        if before >= wanted() {
+            return Ok(false); // Somebody else was faster.
+        }
+        if lock(session, keyspace, me).await? {
+            let done = migrate(session, keyspace, before).await;
+            unlock(session, keyspace, me).await;
+            return done.map(|()| true);
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The version that is there; 0 if none.
+pub(super) async fn applied(session: &Session, keyspace: &Keyspace) -> Result<i32> {
+    let name = &keyspace.name;
+    let there = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'schema_state'";
+    let found = session
+        .query_unpaged(Statement::new(there), (name,))
+        .await
+        .map_err(failed)?
+        .into_rows_result()
+        .map_err(failed)?;
+    if found.rows_num() == 0 {
+        return Ok(0);
+    }
+    let version = statement(format!(
+        "SELECT version FROM {name}.schema_state WHERE name = 'version'"
+    ));
+    let rows = session
+        .query_unpaged(version, ())
+        .await
+        .map_err(failed)?
+        .into_rows_result()
+        .map_err(failed)?;
+    let row = rows.maybe_first_row::<(Option<i32>,)>().map_err(failed)?;
+    Ok(row.and_then(|(version,)| version).unwrap_or(0))
+}
+
+async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<()> {
+    let name = &keyspace.name;
+    session.use_keyspace(name, false).await.map_err(failed)?;
+    let scylla = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = 'system_schema' AND table_name = 'scylla_tables'";
+    let scylla = session
+        .query_unpaged(scylla, ())
+        .await
+        .map_err(failed)?
+        .into_rows_result()
+        .map_err(failed)?
+        .rows_num()
+        > 0;
+    for version in versions().into_iter().filter(|v| v.number > before) {
+        for text in &version.statements {
+            let text = if scylla {
+                for_scylla(text)
+            } else {
+                text.clone()
+            };
+            run(session, &text).await?;
+        }
+        let number = version.number;
+        let text =
+            format!("INSERT INTO {name}.schema_state (name, version) VALUES ('version', {number})");
+        session
+            .query_unpaged(statement(text), ())
+            .await
+            .map_err(failed)?;
+        tracing::info!(keyspace = %name, version = number, "schema applied");
+    }
+    Ok(())
+}
+
+/// Runs a statement that changes the schema, and waits until all nodes agree on it.
+async fn run(session: &Session, text: &str) -> Result<()> {
+    counter!("chat_store_schema_changes_total").increment(1);
+    session
+        .query_unpaged(statement(text), ())
+        .await
+        .map_err(failed)?;
+    session.await_schema_agreement().await.map_err(failed)?;
+    Ok(())
+}
+
+async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> {
+    let name = &keyspace.name;
+    let text = format!(
+        "INSERT INTO {name}.schema_state (name, holder) VALUES ('lock', ?) IF NOT EXISTS USING TTL {LOCK_TTL}"
+    );
+    let rows = session
+        .query_unpaged(statement(text), (me,))
+        .await
+        .map_err(failed)?
+        .into_rows_result()
+        .map_err(failed)?;
+    let row: Row = rows.first_row().map_err(failed)?;
+    Ok(was_applied(&row))
+}
+
+/// Whether a lightweight transaction did what it was to do: its first column, `[applied]`.
+pub(super) fn was_applied(row: &Row) -> bool {
+    let first = row.columns.first().and_then(Option::as_ref);
+    first.and_then(scylla::value::CqlValue::as_boolean) == Some(true)
+}
+
+async fn unlock(session: &Session, keyspace: &Keyspace, me: Uuid) {
+    let name = &keyspace.name;
+    let text = format!("DELETE FROM {name}.schema_state WHERE name = 'lock' IF holder = ?");
+    if let Err(error) = session.query_unpaged(statement(text), (me,)).await {
+        tracing::warn!(%error, "the schema's lock was not freed; it expires within a minute");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_is_cut_into_statements() {
+        let versions = versions();
+        assert_eq!(versions[0].number, 1);
+        assert_eq!(versions[0].statements.len(), 11);
+        for statement in versions.iter().flat_map(|v| &v.statements) {
+            assert!(
+                statement.starts_with("CREATE TABLE IF NOT EXISTS"),
+                "{statement}"
+            );
+            assert!(!for_scylla(statement).contains("read_repair"));
+        }
+    }
+
+    #[test]
+    fn the_printed_schema_begins_with_its_keyspace() {
+        let keyspace = Keyspace {
+            name: "chat".into(),
+            replication: BTreeMap::from([("dc1".into(), 3), ("dc2".into(), 2)]),
+        };
+        assert!(keyspace.print().starts_with(
+            "CREATE KEYSPACE IF NOT EXISTS chat WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
+        ));
+    }
+}

@@ -1,0 +1,130 @@
+//! Every statement of the store, prepared once.
+
+use std::sync::Arc;
+
+use metrics::{Counter, counter};
+use scylla::{
+    client::{execution_profile::ExecutionProfileHandle, session::Session},
+    errors::PrepareError,
+    statement::{SerialConsistency, prepared::PreparedStatement},
+};
+
+/// A statement that writes a row of one table.
+pub(super) struct Write {
+    pub prepared: PreparedStatement,
+    /// Of that table, written since the start.
+    pub rows: Counter,
+}
+
+/// How statements are executed, by what they do.
+pub(super) struct Profiles {
+    pub reads: ExecutionProfileHandle,
+    pub writes: ExecutionProfileHandle,
+    pub serial: SerialConsistency,
+}
+
+macro_rules! statements {
+    (@type read) => { PreparedStatement };
+    (@type transaction) => { PreparedStatement };
+    (@type write) => { Arc<Write> };
+    ($($(#[$doc:meta])* $kind:ident $name:ident: $text:literal,)+) => {
+        pub(super) struct Statements {
+            $($(#[$doc])* pub $name: statements!(@type $kind),)+
+        }
+
+        impl Statements {
+            /// # Errors
+            /// When a table or a column is not there, or the cluster does not answer.
+            pub(super) async fn prepare(session: &Session, profiles: &Profiles) -> Result<Self, PrepareError> {
+                Ok(Self {
+                    $($name: $kind(session.prepare($text).await?, profiles),)+
+                })
+            }
+        }
+    };
+}
+
+/// Any may be repeated: a write carries its seq as timestamp, or never changes.
+fn read(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
+    statement.set_is_idempotent(true);
+    statement.set_execution_profile_handle(Some(profiles.reads.clone()));
+    statement
+}
+
+fn write(mut statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
+    statement.set_is_idempotent(true);
+    statement.set_execution_profile_handle(Some(profiles.writes.clone()));
+    let table = statement.get_table_name().unwrap_or_default().to_owned();
+    let rows = counter!("chat_store_rows_written_total", "table" => table);
+    Arc::new(Write {
+        prepared: statement,
+        rows,
+    })
+}
+
+/// A lightweight transaction. Never repeated by the driver: its outcome, when unknown, is read back.
+fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
+    statement.set_serial_consistency(Some(profiles.serial));
+    statement
+}
+
+statements! {
+    write insert_message: "INSERT INTO messages (conversation_id, bucket, seq, epoch, message_id, sender, client_id, kind, body, \
+        attachments, reply_to, at, committed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed \
+        FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
+    read newest_seq: "SELECT seq FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+
+    write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    read sends: "SELECT epoch, seq FROM sends WHERE conversation_id = ? AND sender = ? AND client_id = ?",
+
+    write set_details: "UPDATE conversations USING TIMESTAMP ? SET kind = ?, name = ?, created_at = ?, created_by = ?, posting = ?, \
+        public = ?, participant_count = ?, seq = ? WHERE conversation_id = ?",
+    write set_head_bucket: "UPDATE conversations USING TIMESTAMP ? SET head_bucket = ? WHERE conversation_id = ?",
+    write set_settled: "UPDATE conversations USING TIMESTAMP ? SET settled = ? WHERE conversation_id = ?",
+    read conversation: "SELECT kind, name, created_at, created_by, posting, public, participant_count, seq \
+        FROM conversations WHERE conversation_id = ?",
+    read head: "SELECT head_bucket, settled FROM conversations WHERE conversation_id = ?",
+
+    write set_membership: "UPDATE participants USING TIMESTAMP ? SET role = ?, joined_seq = ?, left_seq = ?, seq = ? \
+        WHERE conversation_id = ? AND shard = ? AND user_id = ?",
+    write set_participant_read: "UPDATE participants USING TIMESTAMP ? SET read_seq = ? \
+        WHERE conversation_id = ? AND shard = ? AND user_id = ?",
+    write set_participant_delivered: "UPDATE participants USING TIMESTAMP ? SET delivered_seq = ? \
+        WHERE conversation_id = ? AND shard = ? AND user_id = ?",
+    read participants: "SELECT user_id, role, joined_seq, left_seq, seq, delivered_seq, read_seq FROM participants \
+        WHERE conversation_id = ? AND shard = ? AND user_id > ? LIMIT ?",
+    read participant: "SELECT user_id, role, joined_seq, left_seq, seq, delivered_seq, read_seq FROM participants \
+        WHERE conversation_id = ? AND shard = ? AND user_id = ?",
+
+    write set_inbox_face: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
+        last_message_id = ?, last_at = ?, last_sender = ?, last_kind = ?, last_preview = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_read: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_left: "UPDATE user_conversations USING TIMESTAMP ? SET left_seq = ? WHERE user_id = ? AND conversation_id = ?",
+    read inbox: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
+        last_preview, read_seq, left_seq FROM user_conversations WHERE user_id = ?",
+
+    write set_public: "UPDATE public_conversations USING TIMESTAMP ? SET public = ?, kind = ?, name = ?, created_at = ? \
+        WHERE shard = ? AND conversation_id = ?",
+    read public: "SELECT conversation_id, public, kind, name, created_at FROM public_conversations \
+        WHERE shard = ? AND conversation_id > ? LIMIT ?",
+    read public_first: "SELECT conversation_id, public, kind, name, created_at FROM public_conversations WHERE shard = ? LIMIT ?",
+
+    write insert_activity: "INSERT INTO activity (gateway_id, minute, conversation_id) VALUES (?, ?, ?) USING TIMESTAMP 0",
+    write insert_activity_minute: "INSERT INTO activity_minutes (gateway_id, minute) VALUES (?, ?) USING TIMESTAMP 0",
+    read activity: "SELECT conversation_id FROM activity WHERE gateway_id = ? AND minute = ?",
+    read activity_minutes: "SELECT minute FROM activity_minutes WHERE gateway_id = ?",
+    /// Above the inserts' timestamp: a gateway's id is never used again.
+    write delete_activity: "DELETE FROM activity USING TIMESTAMP 1 WHERE gateway_id = ? AND minute = ?",
+    write delete_activity_minutes: "DELETE FROM activity_minutes USING TIMESTAMP 1 WHERE gateway_id = ?",
+
+    write set_last_seen: "UPDATE users USING TIMESTAMP ? SET last_seen = ? WHERE user_id = ?",
+    read last_seen: "SELECT last_seen FROM users WHERE user_id = ?",
+
+    write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ? WHERE gateway_id = ?",
+    read heartbeat: "SELECT address, counter FROM heartbeats WHERE gateway_id = ?",
+
+    read ring: "SELECT version, members, proposal FROM ring WHERE name = 'ring'",
+    transaction insert_ring: "INSERT INTO ring (name, version, members, proposal) VALUES ('ring', ?, ?, ?) IF NOT EXISTS",
+    transaction update_ring: "UPDATE ring SET version = ?, members = ?, proposal = ? WHERE name = 'ring' IF version = ?",
+}
