@@ -43,7 +43,7 @@ pub(crate) fn messages(
                 let (seq, body) = (number as i64, body(number));
                 async move {
                     let client_id = Uuid::new_v4();
-                    let message_id = CqlTimeuuid::from(Uuid::new_v4());
+                    let message_id = CqlTimeuuid::from(Uuid::now_v1(&[1, 2, 3, 4, 5, 6]));
                     let at = CqlTimestamp(1_790_000_000_000);
                     let values = (
                         conversation, seq / 4096, seq, 1_i64, message_id, "alice", client_id, "text", body, at, seq - 1,

@@ -23,7 +23,7 @@ pub(crate) struct Options {
 }
 
 /// Who can be named when a channel is made; the others are added one by one.
-const AT_CREATION: usize = 9_000;
+const AT_CREATION: usize = 3_000;
 /// Requests under way at once.
 const WINDOW: usize = 64;
 /// Rows of a message, many participants / few.

@@ -34,11 +34,14 @@ use super::{
     log::Log,
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{Audience, Handed, Place, Publication, Publish},
+    publish::{Audience, Handed, Members, Place, Publication, Publish},
 };
 use crate::{
     clock,
-    model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    model::{
+        Content, ConversationId, Entry, GatewayId, Seq, SystemChange, UserId,
+        limits::MAILBOX_OPERATIONS_MAX,
+    },
     store::{self, Activity, Applied, LogRow, Store},
 };
 
@@ -121,7 +124,13 @@ pub(super) async fn own(
     stop: impl Future<Output = ()>,
 ) {
     match Owner::load(id, environment.clone()).await {
-        Ok(owner) => owner.run(&mut commands, stop).await,
+        Ok((mut owner, settled)) => {
+            // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
+            for (entry, waiting) in settled {
+                owner.publish(entry, waiting);
+            }
+            owner.run(&mut commands, stop).await;
+        }
         Err(error) => {
             tracing::warn!(conversation = %id, %error, "a conversation could not be loaded");
             commands.close();
@@ -161,6 +170,56 @@ struct Waiting {
     applied: Option<Applied>,
     audience: Audience,
     place: Option<(Place, Audience)>,
+}
+
+impl Waiting {
+    /// What follows from an entry once it is committed. A membership entry changes `participants` now.
+    fn of(participants: &mut Participants, entry: &Entry) -> Self {
+        let Content::System(change) = &entry.content else {
+            let audience = participants.audience();
+            let first_of_dm = entry.seq == 1;
+            return Self {
+                replies: Vec::new(),
+                applied: None,
+                place: first_of_dm.then(|| (Place::Added, audience.clone())),
+                audience,
+            };
+        };
+        // Who is removed still hears of it.
+        let before = participants.audience();
+        let applied = participants.apply(entry);
+        let after = participants.audience();
+        let one = |user: &UserId| Audience::User(user.clone());
+        let (audience, place) = match change {
+            SystemChange::Removed { user } => (before, Some((Place::Removed, one(user)))),
+            SystemChange::Left => (before, Some((Place::Removed, one(&entry.sender)))),
+            SystemChange::Added { user } => (after, Some((Place::Added, one(user)))),
+            SystemChange::Joined => (after, Some((Place::Added, one(&entry.sender)))),
+            SystemChange::Created {
+                kind,
+                name,
+                participants,
+                ..
+            } => {
+                let users = participants.iter().map(|user| (user.clone(), entry.seq));
+                let members = Members {
+                    kind: *kind,
+                    name: name.clone(),
+                    users: users.collect(),
+                };
+                let added = Audience::Members(members.into());
+                (after, Some((Place::Added, added)))
+            }
+            SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
+            SystemChange::RoleSet { .. } => (after, None),
+        };
+        Self {
+            replies: Vec::new(),
+            applied,
+            audience,
+            place,
+        }
+    }
 }
 
 /// Something the owner was waiting for.
@@ -378,19 +437,24 @@ impl Owner {
         }
     }
 
-    /// Acknowledges and publishes.
+    /// An entry that waited its turn.
     fn committed(&mut self, entry: Arc<Entry>) {
-        let Some(Waiting {
+        self.environment.entries_committed.increment(1);
+        let Some(waiting) = self.waiting.pop_front() else {
+            debug_assert!(false, "an entry in flight always has its waiting record");
+            return;
+        };
+        self.publish(entry, waiting);
+    }
+
+    /// Tells whoever waits for an entry, applies it, and publishes it.
+    fn publish(&mut self, entry: Arc<Entry>, waiting: Waiting) {
+        let Waiting {
             replies,
             applied,
             audience,
             place,
-        }) = self.waiting.pop_front()
-        else {
-            debug_assert!(false, "an entry in flight always has its waiting record");
-            return;
-        };
-        self.environment.entries_committed.increment(1);
+        } = waiting;
         match applied {
             None => {
                 for (reply, duplicate) in replies {

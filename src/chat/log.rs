@@ -51,10 +51,9 @@ pub(super) enum Appended {
 #[derive(Debug)]
 pub(super) struct Takeover {
     pub log: Log,
-    /// To be stored, all or nothing, before anything is served.
+    /// To be stored, all or nothing, before anything is served. Their effects may be missing from the other
+    /// rows, and they may not have been published.
     pub settle: Vec<LogRow>,
-    /// Their effects may be missing from the other rows.
-    pub reapply: Vec<Arc<Entry>>,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -101,7 +100,6 @@ impl Log {
         let mut previous_epoch = 0;
         let mut origins = HashSet::new();
         let mut settle = Vec::new();
-        let mut reapply = Vec::new();
         for (&seq, row) in &best {
             let entry = &row.entry;
             let origin = (entry.sender.clone(), entry.client_id);
@@ -120,9 +118,6 @@ impl Log {
                     epoch,
                     committed: known,
                 });
-                if matches!(entry.content, crate::model::Content::System(_)) {
-                    reapply.push(entry.clone());
-                }
             }
             log.head = seq;
             log.remember(entry);
@@ -132,11 +127,7 @@ impl Log {
                 missing: log.head + 1,
             });
         }
-        Ok(Takeover {
-            log,
-            settle,
-            reapply,
-        })
+        Ok(Takeover { log, settle })
     }
 
     pub(super) fn head(&self) -> Seq {

@@ -15,7 +15,7 @@ use crate::{
             fresh_client_id,
         },
         participants::{Participants, check_creation},
-        publish::{Audience, Members, Place, Publication},
+        publish::{Audience, Publication},
     },
     clock,
     model::{
@@ -149,18 +149,13 @@ impl Owner {
         let Some(participants) = &mut self.participants else {
             return;
         };
-        let audience = participants.audience();
         let at = draft.at.unwrap_or_else(clock::wall);
         match self.log.append(&draft, clock::message_id(at), at) {
             Appended::New(row) => {
-                let first_of_dm = row.entry.seq == 1;
+                let mut waiting = Waiting::of(participants, &row.entry);
+                waiting.replies.push((reply, false));
                 self.unwritten.push(row);
-                self.waiting.push_back(Waiting {
-                    replies: vec![(reply, false)],
-                    applied: None,
-                    place: first_of_dm.then(|| (Place::Added, audience.clone())),
-                    audience,
-                });
+                self.waiting.push_back(waiting);
             }
             Appended::Repeated(seq) => self.repeated(seq, reply),
             // `accepts` was asked before each operation.
@@ -261,9 +256,9 @@ impl Owner {
         reply: Reply,
     ) {
         let draft = Draft {
-            sender: actor.clone(),
+            sender: actor,
             client_id: fresh_client_id(),
-            content: Content::System(change.clone()),
+            content: Content::System(change),
             at,
             retry: false,
         };
@@ -280,44 +275,10 @@ impl Owner {
                 None => return,
             },
         };
-        // Who is removed still hears of it.
-        let before = participants.audience();
-        let applied = participants.apply(&entry);
-        let after = participants.audience();
-        let (audience, place) = match change {
-            SystemChange::Removed { user } => {
-                (before, Some((Place::Removed, Audience::User(user))))
-            }
-            SystemChange::Left => (before, Some((Place::Removed, Audience::User(actor)))),
-            SystemChange::Added { user } => (after, Some((Place::Added, Audience::User(user)))),
-            SystemChange::Joined => (after, Some((Place::Added, Audience::User(actor)))),
-            SystemChange::Created {
-                kind,
-                name,
-                participants,
-                ..
-            } => {
-                let users = participants
-                    .into_iter()
-                    .map(|user| (user, entry.seq))
-                    .collect();
-                let members = Members { kind, name, users };
-                (
-                    after,
-                    Some((Place::Added, Audience::Members(members.into()))),
-                )
-            }
-            SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
-            SystemChange::RoleSet { .. } => (after, None),
-        };
+        let mut waiting = Waiting::of(participants, &entry);
+        waiting.replies.push((reply, false));
         self.unwritten.push(row);
-        let replies = vec![(reply, false)];
-        self.waiting.push_back(Waiting {
-            replies,
-            applied,
-            audience,
-            place,
-        });
+        self.waiting.push_back(waiting);
     }
 
     fn mark(&mut self, user: UserId, read: Option<Seq>, delivered: Option<Seq>, reply: Reply) {

@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use metrics::counter;
 use tokio::time::{Instant, sleep};
 
-use super::{Environment, Owner, REWRITE_AFTER, REWRITE_AFTER_MAX};
+use super::{Environment, Owner, REWRITE_AFTER, REWRITE_AFTER_MAX, Waiting};
 use crate::{
     chat::{
         error::Error,
@@ -19,32 +19,29 @@ use crate::{
         participants::{Participants, users_of},
     },
     model::{
-        ClientId, ConversationId, Kind, Seq, UserId,
+        ClientId, ConversationId, Entry, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
-    store::{self, ParticipantRow, Store},
+    store::{self, LogRow, ParticipantRow, Store},
 };
 
 impl Owner {
-    /// Reads, settles, applies; only then there is an owner.
+    /// Reads, settles, applies; only then there is an owner. With what was settled, to be published.
     pub(super) async fn load(
         id: ConversationId,
         environment: Arc<Environment>,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let (store, term) = (environment.store.clone(), environment.lease.term());
         let (store, term) = (&store, &term);
         let tail = insist(term, || store.tail(id, TAIL_ENTRIES)).await?;
         let row = insist(term, || store.conversation(id)).await?;
-        let Takeover {
-            log,
-            settle,
-            reapply,
-        } = Log::take_over(&tail, term.epoch()).map_err(|incomplete| {
-            tracing::error!(conversation = %id, %incomplete, "the log is damaged");
-            Error::Unavailable {
-                reason: "the log is damaged",
-            }
-        })?;
+        let Takeover { log, settle } =
+            Log::take_over(&tail, term.epoch()).map_err(|incomplete| {
+                tracing::error!(conversation = %id, %incomplete, "the log is damaged");
+                Error::Unavailable {
+                    reason: "the log is damaged",
+                }
+            })?;
         let mut participants = match row {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
@@ -55,18 +52,19 @@ impl Owner {
                 };
                 Some(Participants::new(id, row, known))
             }
-            None => reapply
+            None => settle
                 .first()
-                .and_then(|entry| Participants::of_first_entry(id, entry)),
+                .and_then(|row| Participants::of_first_entry(id, &row.entry)),
         };
         if !settle.is_empty() {
             insist(term, || store.settle(id, &settle)).await?;
             tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
         }
+        let mut settled = Vec::new();
         if let Some(participants) = &mut participants {
             let kind = participants.details.kind;
-            for entry in &reapply {
-                let users = users_of(entry);
+            for LogRow { entry, .. } in settle {
+                let users = users_of(&entry);
                 for user in users
                     .into_iter()
                     .filter(|u| !participants.knows(u))
@@ -75,13 +73,15 @@ impl Owner {
                     let row = insist(term, || store.participant(id, kind, &user)).await?;
                     participants.learn(&user, row);
                 }
-                if let Some(applied) = participants.apply(entry) {
+                let mut waiting = Waiting::of(participants, &entry);
+                if let Some(applied) = waiting.applied.take() {
                     insist(term, || store.apply(id, &applied)).await?;
                 }
+                settled.push((entry, waiting));
             }
         }
         let term = term.clone();
-        Ok(Self {
+        let owner = Self {
             id,
             environment,
             term,
@@ -95,7 +95,8 @@ impl Owner {
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
-        })
+        };
+        Ok((owner, settled))
     }
 }
 

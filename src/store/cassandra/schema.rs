@@ -19,6 +19,8 @@ const SCHEMA: &str = include_str!("schema.cql");
 const LOCK_TTL: i32 = 60;
 /// Between two looks at whether another one is done.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Tries to take the lock that may fail.
+const LOCK_ERRORS_MAX: usize = 5;
 const OPERATION: &str = "schema";
 
 /// What makes a keyspace.
@@ -138,15 +140,22 @@ pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
     run(session, &keyspace.create()).await?;
     run(session, &keyspace.create_state()).await?;
     let me = Uuid::new_v4();
+    let mut patience = LOCK_ERRORS_MAX;
     loop {
         let before = applied(session, keyspace).await?;
         if before >= wanted() {
             return Ok(false); // Somebody else was faster.
         }
-        if lock(session, keyspace, me).await? {
-            let done = migrate(session, keyspace, before).await;
-            unlock(session, keyspace, me).await;
-            return done.map(|()| true);
+        match lock(session, keyspace, me).await {
+            Ok(true) => {
+                let done = migrate(session, keyspace, before).await;
+                unlock(session, keyspace, me).await;
+                return done.map(|()| true);
+            }
+            // Several at once get into each other's way at times.
+            Err(error) if patience == 0 => return Err(error),
+            Err(_) => patience -= 1,
+            Ok(false) => {}
         }
         sleep(LOOK_EVERY).await;
     }
@@ -227,14 +236,23 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
     let text = format!(
         "INSERT INTO {name}.schema_state (name, holder) VALUES ('lock', ?) IF NOT EXISTS USING TTL {LOCK_TTL}"
     );
-    let rows = session
-        .query_unpaged(statement(text), (me,))
-        .await
-        .map_err(failed)?
-        .into_rows_result()
-        .map_err(failed)?;
-    let row: Row = rows.first_row().map_err(failed)?;
-    Ok(was_applied(&row))
+    match session.query_unpaged(statement(text), (me,)).await {
+        Ok(result) => {
+            let rows = result.into_rows_result().map_err(failed)?;
+            let row: Row = rows.first_row().map_err(failed)?;
+            Ok(was_applied(&row))
+        }
+        Err(error) => {
+            tracing::debug!(%error, "not known whether the lock was taken; reading it back");
+            let text = format!("SELECT holder FROM {name}.schema_state WHERE name = 'lock'");
+            let mut read = statement(text);
+            read.set_consistency(Consistency::Serial);
+            let rows = session.query_unpaged(read, ()).await.map_err(failed)?;
+            let rows = rows.into_rows_result().map_err(failed)?;
+            let row = rows.maybe_first_row::<(Option<Uuid>,)>().map_err(failed)?;
+            Ok(row.is_some_and(|(holder,)| holder == Some(me)))
+        }
+    }
 }
 
 /// Whether a lightweight transaction did what it was to do: its first column, `[applied]`.

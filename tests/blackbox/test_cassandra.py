@@ -1,0 +1,481 @@
+"""What is promised on a cluster of three Cassandra nodes, with nodes killed, paused and revived by the test."""
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from support import CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, cql, eventually, keyspace_of, uuid4
+from test_durability import UNLIMITED, Writer
+from test_messages import refused
+
+pytestmark = pytest.mark.cassandra
+
+
+def nodes(*command):
+    subprocess.run([str(ROOT / "tests/cassandra/cassandra"), *map(str, command)], check=True, timeout=300, stdout=subprocess.DEVNULL)
+
+
+async def in_thread(*command):
+    await asyncio.to_thread(nodes, *command)
+
+
+@pytest.fixture
+def cluster():
+    """All three nodes are up again after the test."""
+    yield
+    nodes("resume", 1, 2, 3)
+    nodes("revive", 1, 2, 3)
+
+
+def ready(gateway):
+    try:
+        return urllib.request.urlopen(f"http://{gateway.internal}/health/ready", timeout=PATIENCE).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+class Stubborn(Writer):
+    """A writer that goes on, with the same client id, until each message is acknowledged."""
+
+    def __init__(self, user, conversation):
+        super().__init__(user, conversation)
+        self.refusals, self.stop = 0, False
+
+    async def run(self, gateway):
+        client = await gateway.connect(self.user)
+        while not self.stop:
+            id, retry = uuid4(), {}
+            while True:
+                try:
+                    reply = await client.send(self.conversation, id, id, **retry)
+                except Refused as refusal:
+                    assert refusal.code == "unavailable", refusal
+                    self.refusals += 1
+                    retry = {"retry": True}
+                    await asyncio.sleep(random.random() / 5)
+                    continue
+                self.acknowledged[id] = reply["seq"]
+                break
+        await client.close()
+
+
+async def check(gateway, conversations, writers, reads):
+    """Everything acknowledged is at its place, once; no gaps; inbox and unread are exact."""
+    users = sorted({w.user for w in writers})
+    clients = {user: await gateway.connect(user) for user in users}
+    for conversation in conversations:
+        log = await clients[users[0]].everything(conversation)
+        assert [m["seq"] for m in log] == list(range(1, len(log) + 1)), "no gaps"
+        places = {m["client_id"]: m["seq"] for m in log}
+        assert len(places) == len(log), "nothing twice"
+        for writer in writers:
+            if writer.conversation == conversation:
+                for id, seq in writer.acknowledged.items():
+                    assert places.get(id) == seq, "what was acknowledged is where it was said to be"
+        for user, client in clients.items():
+            mine = [m["seq"] for m in log if m["sender"] == user]
+
+            async def exact():
+                item = await client.inbox(conversation)
+                read = max([item["joined_seq"], reads.get((user, conversation), 0), *mine])
+                return (item["last_seq"], item["read_seq"], item["unread"]) == (len(log), read, len(log) - read)
+
+            assert await eventually(exact)
+    for client in clients.values():
+        await client.close()
+
+
+async def test_nodes_die_pause_and_come_back_under_load(start, cluster):
+    gateway = start(**UNLIMITED)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    conversations = [await alice.create("dm", "bob"), await alice.create("group", "bob", "carol"),
+                     await alice.create("channel", "bob", "carol")]
+    writers = [Stubborn(u, c) for c in conversations for u in ("alice", "bob")]
+    running = [asyncio.create_task(w.run(gateway)) for w in writers]
+    reads = {}
+
+    async def reading():
+        while True:
+            conversation = random.choice(conversations[1:])
+            try:
+                head = (await bob.history(conversation, limit=1))["head"]
+                seq = random.randint(1, head)
+                await bob.ask("read", conversation=conversation, seq=seq)
+                reads["bob", conversation] = max(reads.get(("bob", conversation), 0), seq)
+            except Refused as refusal:
+                assert refusal.code == "unavailable", refusal
+            await asyncio.sleep(0.05)
+
+    reader = asyncio.create_task(reading())
+
+    async def progress(messages=300):
+        """Until so many more are acknowledged: the cluster serves."""
+        target = sum(len(w.acknowledged) for w in writers) + messages
+
+        async def there():
+            assert not any(t.done() for t in running), "a writer gave up"
+            return sum(len(w.acknowledged) for w in writers) >= target
+
+        await eventually(there)
+
+    await progress()
+    await in_thread("kill", 3)
+    await progress()
+    await in_thread("revive", 3)
+    await progress()
+    paused = time.monotonic()
+    await in_thread("pause", 2)
+    while time.monotonic() < paused + 20:
+        await progress(50)
+    await in_thread("resume", 2)
+    await progress()
+    await in_thread("kill", 1)
+    await progress()
+    await in_thread("revive", 1)
+    await progress()
+    for writer in writers:
+        writer.stop = True
+    await asyncio.gather(*running)
+    reader.cancel()
+    for client in (alice, bob):
+        await client.close()
+    assert ready(gateway) == 200
+    await check(gateway, conversations, writers, reads)
+    # And as a gateway sees it that was not there.
+    assert gateway.stop() == 0
+    gateway = start(gateway.directory, **UNLIMITED)
+    await check(gateway, conversations, writers, reads)
+
+
+async def test_without_a_quorum_sends_are_refused_in_time_and_it_recovers_by_itself(start, cluster):
+    gateway = start(session__request_timeout_ms=3000, store__cassandra__timeout_ms=1000, **UNLIMITED)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    dm = await alice.create("dm", "bob")
+    await alice.send(dm, "before")
+    await in_thread("kill", 2, 3)
+    id = uuid4()
+    error = await refused(asyncio.wait_for(alice.send(dm, "meanwhile", id), 10), "unavailable")
+    assert error["retry_after_ms"] > 0
+
+    async def not_ready():
+        return ready(gateway) == 503
+
+    await eventually(not_ready)
+    assert (await alice.ask("ping"))["type"] == "pong", "the gateway stays up"
+    await refused(asyncio.wait_for(bob.send(dm, "no"), 10), "unavailable")
+    await in_thread("revive", 2, 3)
+
+    async def sent():
+        try:
+            return await alice.send(dm, "meanwhile", id, retry=True)
+        except Refused as refusal:
+            assert refusal.code == "unavailable"
+
+    seq = (await eventually(sent))["seq"]
+    assert ready(gateway) == 200
+    log = await bob.everything(dm)
+    assert [m["client_id"] for m in log].count(id) == 1 and log[seq - 1]["client_id"] == id
+    assert (await bob.inbox(dm))["last_seq"] == len(log)
+    await alice.close()
+    await bob.close()
+
+
+async def test_unread_is_exact_at_every_quiet_point(gateway, names):
+    users = names("alice", "bob", "carol", "dave")
+    clients = {u: await gateway.connect(u) for u in users}
+    group = await clients[users[0]].create("group", *users[1:])
+    read = dict.fromkeys(users, 1)
+    for _ in range(8):
+        sends, reads = [], []
+        for user, client in clients.items():
+            for _ in range(random.randint(0, 20)):
+                sends.append((user, await client.begin("send", conversation=group, client_id=uuid4(), body="x")))
+                if random.random() < 0.3:
+                    seq = random.randint(1, max(read.values()))
+                    reads.append((user, seq, await client.begin("read", conversation=group, seq=seq)))
+        for user, reply in sends:
+            reply = await reply
+            assert reply["type"] == "sent", reply
+            read[user] = max(read[user], reply["seq"])
+        for user, seq, reply in reads:
+            assert (await reply)["type"] == "ok"
+            read[user] = max(read[user], seq)
+        head = (await clients[users[0]].history(group, limit=1))["head"]
+        for user, client in clients.items():
+            item = await client.inbox(group)
+            assert (item["last_seq"], item["read_seq"], item["unread"]) == (head, read[user], head - read[user])
+    for client in clients.values():
+        await client.close()
+
+
+async def test_late_and_repeated_writes_of_old_rows_change_nothing(start):
+    """Written by hand, with an independent driver, as a hint that a node replays days later would be."""
+    gateway = start(**UNLIMITED)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    group = await alice.create("group", "bob", name="first")
+    for n in range(10):
+        await alice.send(group, f"message {n}")
+    await bob.ask("read", conversation=group, seq=6)
+    await alice.ask("update", conversation=group, name="second")
+    await alice.ask("set_role", conversation=group, user="bob", role="admin")
+    session, keyspace = cql(), keyspace_of(gateway.directory)
+
+    def rows(table):
+        found = session.execute(f"SELECT * FROM {keyspace}.{table}")
+        return sorted((dict(row) for row in found), key=str)
+
+    async def written():
+        # Inbox rows are written behind.
+        return all(row["seq"] == 13 for row in rows("user_conversations"))
+
+    tables = ["messages", "sends", "conversations", "participants", "user_conversations"]
+    assert await eventually(written)
+    before = {table: rows(table) for table in tables}
+    id = group
+    for statement in [
+        f"UPDATE user_conversations USING TIMESTAMP 3 SET seq = 3, last_seq = 3, last_preview = 'late' WHERE user_id = 'bob' AND conversation_id = {id}",
+        f"UPDATE user_conversations USING TIMESTAMP 2 SET read_seq = 2 WHERE user_id = 'bob' AND conversation_id = {id}",
+        f"UPDATE participants USING TIMESTAMP 2 SET read_seq = 2 WHERE conversation_id = {id} AND shard = 0 AND user_id = 'bob'",
+        f"UPDATE participants USING TIMESTAMP 1 SET role = 'member', joined_seq = 1, seq = 1 WHERE conversation_id = {id} AND shard = 0 AND user_id = 'bob'",
+        f"UPDATE conversations USING TIMESTAMP 1 SET name = 'first', seq = 1 WHERE conversation_id = {id}",
+        f"UPDATE conversations USING TIMESTAMP 0 SET head_bucket = 0 WHERE conversation_id = {id}",
+    ]:
+        for _ in range(2):
+            session.execute(statement.replace("UPDATE ", f"UPDATE {keyspace}."))
+    [row] = [r for r in before["messages"] if r["seq"] == 5]
+    again = session.prepare(
+        f"INSERT INTO {keyspace}.messages ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) USING TIMESTAMP 0")
+    session.execute(again, [row[column] for column in row])
+    for table in tables:
+        after = rows(table)
+        for row in after:
+            if table == "conversations" and row.get("head_bucket") == 0:
+                row["head_bucket"] = None  # as good as none
+        assert after == before[table], table
+    gateway.kill()
+    gateway = start(gateway.directory, **UNLIMITED)
+    bob = await gateway.connect("bob")
+    item = await bob.inbox(group)
+    assert (item["name"], item["last_seq"], item["read_seq"], item["unread"]) == ("second", 13, 6, 7)
+    details = await bob.ask("conversation", conversation=group)
+    assert (details["role"], details["name"]) == ("admin", "second")
+    assert [m["seq"] for m in await bob.everything(group)] == list(range(1, 14))
+    await bob.close()
+
+
+def virtual(table, keyspace, column):
+    """One of a node's own tables, from each node: the numbers of `nodetool tablestats`."""
+    from cassandra.policies import WhiteListRoundRobinPolicy
+    from cassandra.cluster import Cluster, ExecutionProfile, EXEC_PROFILE_DEFAULT
+
+    found = {}
+    for node in CASSANDRA_NODES:
+        host = node.split(":")[0]
+        profile = ExecutionProfile(load_balancing_policy=WhiteListRoundRobinPolicy([host]), consistency_level=1)
+        with Cluster([host], execution_profiles={EXEC_PROFILE_DEFAULT: profile}) as cluster:
+            rows = cluster.connect().execute(f"SELECT * FROM system_views.{table}")
+            for row in rows:
+                if row.keyspace_name == keyspace:
+                    value = getattr(row, column)
+                    found[row.table_name] = max(found.get(row.table_name, 0), value or 0)
+    return found
+
+
+async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
+    gateway = start(**UNLIMITED)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    dm = await alice.create("dm", "bob")
+    last = 2 * 4096 + 100
+    window = []
+    for n in range(1, last + 1):
+        window.append(await alice.begin("send", conversation=dm, client_id=uuid4(), body=f"message {n}"))
+        if len(window) == 64 or n == last:
+            for reply in window:
+                assert (await reply)["type"] == "sent"
+            window = []
+    for before in (last + 1, 4100, 60):
+        page = await bob.history(dm, before=before, limit=50)
+        assert [m["seq"] for m in page["messages"]] == list(range(before - 50, before))
+    assert (await bob.inbox(dm))["unread"] == last
+    assert gateway.stop() == 0
+    gateway = start(gateway.directory, **UNLIMITED)
+    bob = await gateway.connect("bob")
+    assert (await bob.history(dm, limit=1))["head"] == last
+    session, keyspace = cql(), keyspace_of(gateway.directory)
+    counts = {row["bucket"]: row["count"] for row in session.execute(
+        f"SELECT bucket, count(*) AS count FROM {keyspace}.messages WHERE conversation_id = {dm} GROUP BY conversation_id, bucket ALLOW FILTERING")}
+    assert counts == {0: 4095, 1: 4096, 2: 101}
+    # A read of each table, traced: what the nodes say they came across.
+    for query in [
+        f"SELECT * FROM {keyspace}.messages WHERE conversation_id = {dm} AND bucket = 1",
+        f"SELECT * FROM {keyspace}.user_conversations WHERE user_id = 'bob'",
+        f"SELECT * FROM {keyspace}.participants WHERE conversation_id = {dm} AND shard = 0",
+        f"SELECT * FROM {keyspace}.conversations WHERE conversation_id = {dm}",
+    ]:
+        trace = session.execute(query, trace=True).get_query_trace(PATIENCE)
+        told = [e.description for e in trace.events if "live rows and" in e.description]
+        assert told and all(" 0 tombstone" in t for t in told), told
+    tombstones = virtual("tombstones_per_read", keyspace, "max")
+    # Its lowest bucket is called 1; the traces above tell 0 from 1.
+    assert all(tombstones[t] <= 1 for t in ("messages", "user_conversations", "participants", "conversations")), tombstones
+    rows = virtual("rows_per_read", keyspace, "max")
+    assert rows.get("messages", 0) <= 4096 + 200, "a page or a takeover reads no more than it needs"
+    await bob.close()
+
+
+def test_the_schema_is_made_once_and_printed_for_others(start, tmp_path):
+    gateway = Gateway(str(tmp_path))
+    environment = gateway.env()
+    command = [str(ROOT / "target/release/chat-gateway"), "schema", "apply"]
+    at_once = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = sorted(p.communicate(timeout=120)[0] for p in at_once)
+    assert all(p.returncode == 0 for p in at_once), said
+    assert sum("now has version" in text for text in said) == 1 and sum("had already" in text for text in said) == 2, said
+    keyspace = keyspace_of(tmp_path)
+    columns = "SELECT table_name, column_name, type, kind FROM system_schema.columns WHERE keyspace_name = %s"
+    session = cql()
+    applied = {tuple(r.values()) for r in session.execute(columns, [keyspace])} - {
+        tuple(r.values()) for r in session.execute(columns + " AND table_name = 'schema_state'", [keyspace])}
+    options = session.execute(
+        "SELECT table_name, read_repair, compaction FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
+    options = {row["table_name"]: row for row in options}
+    for log in ("messages", "sends"):
+        assert options[log]["read_repair"] == "BLOCKING"
+    assert not any("TimeWindow" in str(o["compaction"]) for o in options.values())
+    # As a person would apply it.
+    other = keyspace + "b"
+    gateway.settings["store__cassandra__keyspace"] = other
+    printed = gateway.command("schema", "print").stdout
+    session.execute("USE system")
+    lines = [line.split("--")[0] for line in printed.splitlines()]
+    for statement in "\n".join(lines).split(";"):
+        if statement.strip():
+            session.execute(statement)
+    assert {tuple(r.values()) for r in session.execute(columns, [other])} == applied
+    for name in (keyspace, other):
+        session.execute(f"DROP KEYSPACE {name}")
+
+
+async def test_a_second_gateway_is_refused_and_one_that_was_paused_gives_way(start):
+    gateway = start(**UNLIMITED)
+    alice = await gateway.connect("alice")
+    dm = await alice.create("dm", "bob")
+    await alice.send(dm, "first")
+    second = Gateway(gateway.directory)
+    done = second.command(check=False)
+    assert done.returncode != 0 and "is running on this store" in done.stderr, done.stderr
+    gateway.process.send_signal(signal.SIGSTOP)
+    successor = start(gateway.directory, **UNLIMITED)
+    bob = await successor.connect("bob")
+    assert (await bob.send(dm, "second"))["seq"] == 2
+    # What was under way in the paused one is refused, and it ends by itself.
+    pending = await alice.begin("send", conversation=dm, client_id=uuid4(), body="from the past")
+    gateway.process.send_signal(signal.SIGCONT)
+    with pytest.raises((Refused, ConnectionError)):
+        reply = await asyncio.wait_for(pending, PATIENCE)
+        if reply["type"] == "error":
+            raise Refused(reply)
+    assert await asyncio.to_thread(gateway.process.wait, PATIENCE) != 0
+    assert any("another gateway has taken over" in str(line) for line in gateway.log())
+    assert [m["body"] for m in await bob.everything(dm)] == ["first", "second"]
+    assert (await bob.send(dm, "third"))["seq"] == 3
+    await bob.close()
+
+
+def test_a_gateway_waits_for_a_cluster_that_is_not_there(tmp_path):
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        internal = f"127.0.0.1:{probe.getsockname()[1]}"
+    gateway = Gateway(str(tmp_path), internal__listen=internal, store__cassandra__nodes='["127.66.66.66:9042"]')
+    log = tmp_path / "log"
+    with open(log, "wb") as out:
+        process = subprocess.Popen([str(ROOT / "target/release/chat-gateway")], env=gateway.env(), stdout=out, stderr=out)
+    try:
+        gateway.internal = internal
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                assert ready(gateway) == 503
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        body = subprocess.run([str(ROOT / "target/release/chat-gateway"), "health"], env=gateway.env(), capture_output=True, text=True)
+        assert body.returncode == 1 and "starting" in body.stdout
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=PATIENCE) == 0
+    finally:
+        process.kill()
+    assert "the cluster is not ready" in log.read_text()
+
+
+async def test_tls_and_a_password(tmp_path):
+    """A node of its own that takes nothing else."""
+    home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
+    net = f"127.78.{1 + os.getpid() % 250}"
+    environment = {**os.environ, "CASSANDRA_HOME_DIR": str(tmp_path / "secure"), "CASSANDRA_LIB": f"{home}/lib",
+                   "CASSANDRA_NET": net, "CASSANDRA_SECURE": "1"}
+    script = str(ROOT / "tests/cassandra/cassandra")
+    subprocess.run([script, "start", "1"], env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    secure = {
+        "store__cassandra__nodes": json.dumps([f"{net}.1:9042"]),
+        "store__cassandra__replication": "{replication_factor=1}",
+        "store__cassandra__username": "cassandra",
+        "store__cassandra__password": "cassandra",
+        "store__cassandra__tls_authority_file": str(tmp_path / "secure/node1/conf/node.pem"),
+    }
+    gateway = Gateway(str(tmp_path / "data"), **secure)
+    try:
+        for missing, why in (("password", "goes with a password"), ("username", "goes with a password"), ("tls_authority_file", "")):
+            settings = {k: v for k, v in secure.items() if not k.endswith(missing)}
+            refused = Gateway(str(tmp_path / "data"), **settings).command("schema", "apply", check=False)
+            assert refused.returncode != 0 and why in refused.stderr, refused.stderr
+        wrong = Gateway(str(tmp_path / "data"), **{**secure, "store__cassandra__password": "guessed"})
+        assert wrong.command("schema", "apply", check=False).returncode != 0
+        shown = gateway.command("config", "show").stdout
+        assert 'store.cassandra.password = "***"' in shown
+        gateway.start()
+        alice = await gateway.connect("alice")
+        dm = await alice.create("dm", "bob")
+        assert (await alice.send(dm, "over TLS"))["seq"] == 1
+        await alice.close()
+        assert gateway.stop() == 0
+    finally:
+        if gateway.process:
+            gateway.close()
+        subprocess.run([script, "clean"], env=environment, check=True, timeout=60)
+
+
+async def test_the_driver_can_be_watched(gateway, people):
+    [alice] = [await people("alice")]
+    dm = await alice.create("dm", "bob")
+    await alice.send(dm, "hello")
+
+    async def counted():
+        metrics = gateway.metrics()
+        return metrics.get("chat_store_driver_requests_total", 0) > 0 and metrics
+
+    metrics = await eventually(counted)
+    assert metrics['chat_store_nodes{state="up"}'] == 3 and metrics['chat_store_nodes{state="down"}'] == 0
+    assert metrics["chat_store_driver_connections"] >= 3
+    assert metrics['chat_store_rows_written_total{table="messages"}'] > 0
+    assert metrics['chat_store_request_seconds_count{kind="write"}'] > 0
+    assert metrics["chat_store_batch_rows_count"] > 0
+
+
+def test_the_nodes_had_nothing_to_complain_of():
+    """The last of this file: batches and partitions stayed below what Cassandra warns of."""
+    home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
+    for node in (1, 2, 3):
+        log = open(f"{home}/node{node}/log/system.log").read()
+        for complaint in ("Batch for", "Unlogged batch covering", "tombstone cells", "Writing large partition"):
+            assert complaint not in log, complaint
