@@ -1,21 +1,43 @@
-//! The rows of messages, one statement each, with the same driver and nothing else: what the gateway is measured
-//! beside.
+//! The rows of messages with the same driver and nothing else: one statement each, which is what the gateway is
+//! measured beside, and in batches, which is what it could reach.
 
 use std::time::Instant;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
-use scylla::value::{CqlTimestamp, CqlTimeuuid};
+use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
+use scylla::{
+    client::session::Session,
+    errors::ExecutionError,
+    serialize::row::SerializeRow,
+    statement::{
+        batch::{Batch, BatchType},
+        prepared::PreparedStatement,
+    },
+    value::{CqlTimestamp, CqlTimeuuid},
+};
 use uuid::Uuid;
 
 use crate::data::Cluster;
 
 const IN_FLIGHT: usize = 256;
 
+/// Messages of one batch, as many as an owner has under way.
+const BATCH: u64 = 64;
+/// Rows of `sends` of one batch: each is a partition of its own.
+const SENDS_BATCH: usize = 10;
+
+/// How the rows are written.
+#[derive(Clone, Copy)]
+pub(crate) enum Writing {
+    OneByOne,
+    InBatches,
+}
+
 /// Writes a row of `messages` and of `sends` for each message; messages per second.
 pub(crate) fn messages(
     cluster: &Cluster,
     count: u64,
-    body: impl Fn(u64) -> String,
+    writing: Writing,
+    body: impl Fn(u64) -> String + Copy,
 ) -> anyhow::Result<f64> {
     let Cluster {
         runtime,
@@ -23,6 +45,10 @@ pub(crate) fn messages(
         keyspace,
         ..
     } = cluster;
+    let (size, sends_size, at_once) = match writing {
+        Writing::OneByOne => (1, 1, IN_FLIGHT / 2),
+        Writing::InBatches => (BATCH, SENDS_BATCH, IN_FLIGHT / BATCH as usize),
+    };
     runtime.block_on(async {
         let message = session
             .prepare(format!(
@@ -38,24 +64,41 @@ pub(crate) fn messages(
         let (message, send) = (&message, &send);
         let conversation = Uuid::new_v4();
         let begin = Instant::now();
-        stream::iter(1..=count)
-            .map(|number| {
-                let (seq, body) = (number as i64, body(number));
-                async move {
-                    let client_id = Uuid::new_v4();
+        stream::iter((1..=count).step_by(usize::try_from(size)?))
+            .map(|first| async move {
+                let seqs = first..(first + size).min(count + 1);
+                let ids: Vec<(i64, Uuid)> = seqs.map(|seq| (seq as i64, Uuid::new_v4())).collect();
+                let rows = ids.iter().map(|&(seq, client_id)| {
                     let message_id = CqlTimeuuid::from(Uuid::now_v1(&[1, 2, 3, 4, 5, 6]));
-                    let at = CqlTimestamp(1_790_000_000_000);
-                    let values = (
+                    let (at, body) = (CqlTimestamp(1_790_000_000_000), body(seq as u64));
+                    (
                         conversation, seq / 4096, seq, 1_i64, message_id, "alice", client_id, "text", body, at, seq - 1,
-                    );
-                    let written = session.execute_unpaged(message, values);
-                    let sent = session.execute_unpaged(send, (conversation, "alice", client_id, 1_i64, seq));
-                    tokio::try_join!(written, sent).map(|_| ())
-                }
+                    )
+                });
+                let sends = ids.chunks(sends_size).map(|part| {
+                    let rows = part.iter().map(|&(seq, id)| (conversation, "alice", id, 1_i64, seq));
+                    write(session, send, rows.collect())
+                });
+                tokio::try_join!(write(session, message, rows.collect()), try_join_all(sends)).map(|_| ())
             })
-            .buffer_unordered(IN_FLIGHT / 2)
+            .buffer_unordered(at_once)
             .try_collect::<()>()
             .await?;
         Ok(count as f64 / begin.elapsed().as_secs_f64())
     })
+}
+
+async fn write<R: SerializeRow>(
+    session: &Session,
+    statement: &PreparedStatement,
+    rows: Vec<R>,
+) -> Result<(), ExecutionError> {
+    if let [row] = &rows[..] {
+        return session.execute_unpaged(statement, row).await.map(|_| ());
+    }
+    let mut batch = Batch::new(BatchType::Unlogged);
+    for _ in &rows {
+        batch.append_statement(statement.clone());
+    }
+    session.batch(&batch, rows).await.map(|_| ())
 }
