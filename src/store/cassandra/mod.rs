@@ -72,6 +72,8 @@ const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy = SimpleSpeculativeExe
 /// A node that answers no keep-alive for so long is not asked any more.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// For a read of the ring: a lease depends on it, and readiness on its outcome.
+const RING_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Between two tries to reach the cluster at start.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Pages of one partition that are read one after the other.
@@ -82,12 +84,12 @@ const SHARDS_AT_ONCE: usize = 16;
 /// seconds.
 const ACTIVITY_MINUTES: usize = 3;
 
-/// How to reach a cluster, and what is expected of it.
-#[derive(Debug, Clone)]
+/// How to reach a cluster, and what is expected of it. Not to be printed: it holds a password.
+#[derive(Clone)]
 pub struct Settings {
     pub nodes: Vec<String>,
     pub keyspace: Keyspace,
-    /// Whose nodes coordinate; the others are asked only when none of it can be reached.
+    /// Whose nodes are asked, and no others.
     pub datacenter: Option<String>,
     pub consistency: Consistency,
     pub user: Option<(String, String)>,
@@ -288,9 +290,11 @@ impl Cassandra {
             writes: profile(settings, Some(WRITE_SPECULATION)).into_handle(),
             serial: serial(settings.consistency),
         };
-        let statements = Statements::prepare(&session, &profiles)
+        let mut statements = Statements::prepare(&session, &profiles)
             .await
             .map_err(|e| failed(&e))?;
+        let short = settings.timeout.min(RING_TIMEOUT);
+        statements.ring.set_request_timeout(Some(short));
         Ok((Arc::new(session), statements))
     }
 
