@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     auth::Tokens,
     chat::{Conversations, InboxWriter},
-    cluster::{Delivery, Home, Members, Router},
+    cluster::{Delivery, Home, Members, NotJoined, Router},
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
+    model::GatewayId,
     store::{Store, cassandra::Cassandra, embedded::Embedded},
     tasks::Tasks,
 };
@@ -22,6 +23,8 @@ use crate::{
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 /// Between two rounds of upkeep: metrics, forgotten addresses.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// Between two tries of what must succeed before anyone is served.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A gateway that is up.
 pub struct Node {
@@ -58,7 +61,7 @@ impl Node {
         // The internal port answers from the beginning, to say what is still missing, until the very end.
         upkeep.spawn(gateway::serve(internal, admin.routes(), upkeep.clone()));
         let store = open_store(config, &upkeep).await?;
-        let members = Arc::new(Members::alone(store.clone()).await?);
+        let members = Arc::new(join(&store).await?);
         let deposed = CancellationToken::new();
         upkeep.spawn(until_drained(
             upkeep.clone(),
@@ -78,7 +81,7 @@ impl Node {
             core.clone(),
         );
         for &gone in members.gone() {
-            conversations.repair(gone).await?;
+            repair(&conversations, &*store, gone).await?;
         }
         let router = Router::new(
             members.me(),
@@ -188,6 +191,35 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
             Ok(Arc::new(Cassandra::open(&settings, tasks).await?))
         }
     }
+}
+
+/// Becomes a member. A store over the network may be out of reach for a while: that mends by itself.
+async fn join(store: &Arc<dyn Store>) -> anyhow::Result<Members> {
+    loop {
+        match Members::alone(store.clone()).await {
+            Err(NotJoined::Store(error)) if store.is_shared() => {
+                tracing::warn!(%error, "the ring could not be joined; trying again");
+                sleep(RETRY_AFTER).await;
+            }
+            joined => return Ok(joined?),
+        }
+    }
+}
+
+/// As [`join`]; nobody is served before.
+async fn repair(
+    conversations: &Conversations,
+    store: &dyn Store,
+    gone: GatewayId,
+) -> anyhow::Result<()> {
+    while let Err(error) = conversations.repair(gone).await {
+        if !store.is_shared() {
+            return Err(error.into());
+        }
+        tracing::warn!(%error, "crash repair could not finish; trying again");
+        sleep(RETRY_AFTER).await;
+    }
+    Ok(())
 }
 
 async fn until_drained(tasks: Tasks, work: impl Future<Output = ()>) {

@@ -16,19 +16,18 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::ring::Ring;
+use super::{
+    membership::{LEASE, MARGIN},
+    ring::Ring,
+};
 use crate::{
     chat::Lease,
     model::{Epoch, GatewayId},
     store::{self, Heartbeat, RingRow, Store},
 };
 
-/// How long one read of the ring row gives the right to act.
-const LEASE: Duration = Duration::from_secs(2);
 /// Between two reads.
 const READ_EVERY: Duration = Duration::from_millis(500);
-/// Clocks of two machines may run at rates that differ by a tenth.
-const MARGIN: Duration = Duration::from_millis(200);
 /// Between two tries to become a member.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -43,6 +42,15 @@ pub struct Members {
     lease: Lease,
     gone: Vec<GatewayId>,
     beats: AtomicU64,
+}
+
+/// Why this process is no member.
+#[derive(Debug, thiserror::Error)]
+pub enum NotJoined {
+    #[error("gateway {0} is running on this store")]
+    Taken(GatewayId),
+    #[error(transparent)]
+    Store(#[from] store::Error),
 }
 
 /// Another process has taken the ring.
@@ -60,12 +68,12 @@ impl Members {
     ///
     /// # Errors
     /// When the store cannot be read or written, or another gateway is using it.
-    pub async fn alone(store: Arc<dyn Store>) -> anyhow::Result<Self> {
+    pub async fn alone(store: Arc<dyn Store>) -> Result<Self, NotJoined> {
         let me = GatewayId(uuid::Uuid::new_v4());
         if store.is_shared()
             && let Some(other) = someone_alive(&*store).await?
         {
-            anyhow::bail!("gateway {other} is running on this store");
+            return Err(NotJoined::Taken(other));
         }
         let (version, before) = take(&*store, me).await?;
         let gone = before.map(|ring| ring.members).unwrap_or_default();

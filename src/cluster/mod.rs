@@ -7,6 +7,7 @@
 mod delivery;
 mod home;
 mod members;
+mod membership;
 mod presence;
 mod ring;
 mod router;
@@ -14,7 +15,8 @@ mod router;
 pub use delivery::Delivery;
 pub use home::Home;
 pub(crate) use home::OVERLAY;
-pub use members::Members;
+pub use members::{Members, NotJoined};
+pub use membership::{LEASE, Learned, Membership, Rule};
 pub use presence::Presence;
 pub use ring::Ring;
 pub use router::{Inbox, Router};

@@ -5,5 +5,6 @@
 
 mod architecture;
 mod hostile;
+mod ring;
 mod simulation;
 mod stores;
