@@ -54,8 +54,6 @@ pub enum Rule {
     Recent,
     /// Who missed a version owns everything anew.
     Skip,
-    /// Who missed a version within a lease's time knows not all members of that time.
-    Gaps,
 }
 
 impl Membership {
@@ -149,13 +147,8 @@ impl Membership {
         if self.broken != Some(Rule::Recent) {
             let knows_all = !recent(*first_at) || first.version() <= 1;
             let versions = self.before.iter().map(|(_, ring)| ring.version());
-            let first = match self.broken {
-                Some(Rule::Gaps) => self.ring.version() - 1,
-                _ => first.version(),
-            };
-            let skip = usize::from(self.broken == Some(Rule::Gaps)) * (self.before.len() - 1);
-            if !knows_all || !versions.skip(skip).eq(first..self.ring.version()) {
-                return false;
+            if !knows_all || !versions.eq(first.version()..self.ring.version()) {
+                return false; // Who knows not every version of a lease's time waits that time.
             }
         }
         // Each was current until the next one was learned.

@@ -402,17 +402,3 @@ fn each_broken_rule_of_the_ring_is_found() {
         assert!(found.is_some(), "{broken:?} is not found");
     }
 }
-
-/// Rare: `GAPS_FROM=0 cargo test --release --test all gaps -- --ignored --nocapture` looks for it.
-#[test]
-#[ignore = "takes minutes"]
-fn the_rule_about_gaps_when_broken_is_found() {
-    let from = std::env::var("GAPS_FROM")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(0);
-    let found = (from..from + 60_000)
-        .find(|&seed| !simulate(seed, Broken::Rule(Rule::Gaps)).findings.is_empty());
-    println!("Gaps shows at seed {found:?}");
-    assert!(found.is_some(), "not found");
-}
