@@ -1,0 +1,145 @@
+//! How a cluster is reached: nodes, consistency, time-outs, TLS.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use scylla::{
+    client::{
+        execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder,
+    },
+    policies::{
+        load_balancing::DefaultPolicy, retry::DefaultRetryPolicy,
+        speculative_execution::SimpleSpeculativeExecutionPolicy,
+    },
+    statement::{Consistency, SerialConsistency},
+};
+
+use super::{
+    super::{Error, Result},
+    schema::Keyspace,
+};
+
+/// A read that has not been answered by then is asked of another node too, twice at most.
+pub(super) const READ_SPECULATION: SimpleSpeculativeExecutionPolicy =
+    SimpleSpeculativeExecutionPolicy {
+        max_retry_count: 2,
+        retry_interval: Duration::from_millis(100),
+    };
+/// The same for writes, all of which may be repeated. Rarer, so that a cluster that is merely busy does not get
+/// its load twice.
+pub(super) const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy =
+    SimpleSpeculativeExecutionPolicy {
+        max_retry_count: 1,
+        retry_interval: Duration::from_millis(700),
+    };
+/// A node that answers no keep-alive for so long is not asked any more.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How to reach a cluster, and what is expected of it. Not to be printed: it holds a password.
+#[derive(Clone)]
+pub struct Settings {
+    pub nodes: Vec<String>,
+    pub keyspace: Keyspace,
+    /// Whose nodes are asked, and no others.
+    pub datacenter: Option<String>,
+    pub consistency: Consistency,
+    pub user: Option<(String, String)>,
+    pub tls: Option<TlsFiles>,
+    pub timeout: Duration,
+    /// Requests under way at once: as many reads, and as many writes.
+    pub in_flight_max: usize,
+    pub create_schema: bool,
+}
+
+/// PEM files.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    pub authority: PathBuf,
+    /// A certificate and its key, if the cluster asks for one.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Connects, without a keyspace.
+///
+/// # Errors
+/// When no node can be reached, or a file of TLS cannot be used.
+pub async fn connect(settings: &Settings) -> Result<Session> {
+    let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
+        operation: "connect",
+        reason: format!("{}: {e}", settings.nodes.join(", ")),
+    };
+    let tls = match &settings.tls {
+        Some(files) => Some(tls(files).map_err(|e| failed(&e))?),
+        None => None,
+    };
+    let mut builder = SessionBuilder::new()
+        .known_nodes(&settings.nodes)
+        .tls_context(tls)
+        .connection_timeout(settings.timeout)
+        .keepalive_interval(KEEPALIVE)
+        .keepalive_timeout(KEEPALIVE_TIMEOUT)
+        .default_execution_profile_handle(
+            profile(settings, None).into_handle_with_label("transactions".into()),
+        );
+    if let Some((user, password)) = &settings.user {
+        builder = builder.user(user, password);
+    }
+    builder.build().await.map_err(|e| failed(&e))
+}
+
+pub(super) fn profile(
+    settings: &Settings,
+    speculation: Option<SimpleSpeculativeExecutionPolicy>,
+) -> ExecutionProfile {
+    let mut nodes = DefaultPolicy::builder().token_aware(true);
+    if let Some(datacenter) = &settings.datacenter {
+        nodes = nodes.prefer_datacenter(datacenter.clone());
+    }
+    ExecutionProfile::builder()
+        .consistency(settings.consistency)
+        .serial_consistency(Some(serial(settings.consistency)))
+        .request_timeout(Some(settings.timeout))
+        .load_balancing_policy(nodes.build())
+        .retry_policy(Arc::new(DefaultRetryPolicy::new()))
+        .speculative_execution_policy(speculation.map(|policy| Arc::new(policy) as _))
+        .build()
+}
+
+pub(super) fn serial(consistency: Consistency) -> SerialConsistency {
+    match consistency {
+        Consistency::LocalQuorum => SerialConsistency::LocalSerial,
+        _ => SerialConsistency::Serial,
+    }
+}
+
+fn tls(files: &TlsFiles) -> std::io::Result<Arc<rustls::ClientConfig>> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+    let wrong = |path: &PathBuf, e: &dyn std::fmt::Display| {
+        std::io::Error::other(format!("{}: {e}", path.display()))
+    };
+    let certificates = |path: &PathBuf| -> std::io::Result<Vec<CertificateDer<'static>>> {
+        CertificateDer::pem_file_iter(path)
+            .and_then(Iterator::collect)
+            .map_err(|e| wrong(path, &e))
+    };
+    let mut authorities = rustls::RootCertStore::empty();
+    for certificate in certificates(&files.authority)? {
+        authorities
+            .add(certificate)
+            .map_err(|e| wrong(&files.authority, &e))?;
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(std::io::Error::other)?
+        .with_root_certificates(authorities);
+    let config = match &files.identity {
+        None => builder.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let private = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?;
+            builder
+                .with_client_auth_cert(certificates(certificate)?, private)
+                .map_err(|e| wrong(certificate, &e))?
+        }
+    };
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,463 @@
+//! What the trait promises, statement by statement.
+
+use std::{collections::BTreeSet, sync::PoisonError};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, stream};
+use metrics::{counter, gauge};
+use uuid::Uuid;
+
+use super::{
+    super::{
+        Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
+        ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
+    },
+    Cassandra, RingColumns,
+    batches::Unit,
+    columns::{
+        ConversationColumns, InboxColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big,
+        corrupt, first_of, public_shard_of, shard_of, shards_of, unsigned,
+    },
+    unavailable,
+};
+use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
+
+/// Partitions of one listing that are read at once.
+const SHARDS_AT_ONCE: usize = 16;
+/// Minutes of activity before a gateway's last one that crash repair looks at. Inbox rows are written within
+/// seconds.
+const ACTIVITY_MINUTES: usize = 3;
+
+fn ring_row((version, members, _): RingColumns) -> RingRow {
+    RingRow {
+        version: unsigned(version),
+        members: members.into_iter().flatten().map(GatewayId).collect(),
+    }
+}
+
+fn small(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+#[async_trait]
+impl Store for Cassandra {
+    async fn append(
+        &self,
+        conversation: ConversationId,
+        rows: &[LogRow],
+        activity: Option<Activity>,
+    ) -> Result<()> {
+        const OPERATION: &str = "append";
+        self.open_buckets(OPERATION, conversation, rows).await?;
+        let s = &self.statements;
+        let mut units = s.messages(conversation, rows);
+        units.extend(rows.iter().map(|row| s.send(conversation, row)));
+        if let Some(Activity { gateway, minute }) = activity {
+            let minute = i32::try_from(minute).unwrap_or(i32::MAX);
+            let values = Box::new((gateway.0, minute, conversation.0));
+            units.push(Unit::one(&s.insert_activity, values, 100));
+            let values = Box::new((gateway.0, minute));
+            units.push(Unit::one(&s.insert_activity_minute, values, 50));
+        }
+        self.batches.write(OPERATION, units).await
+    }
+
+    async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()> {
+        const OPERATION: &str = "settle";
+        self.open_buckets(OPERATION, conversation, rows).await?;
+        let s = &self.statements;
+        let sends = rows.iter().map(|row| s.send(conversation, row)).collect();
+        self.batches.write(OPERATION, sends).await?;
+        // One unit, one batch, one partition: all or nothing. The newer bucket first.
+        for unit in s.messages(conversation, rows) {
+            self.batches.write(OPERATION, vec![unit]).await?;
+        }
+        Ok(())
+    }
+
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail> {
+        const OPERATION: &str = "tail";
+        let s = &self.statements;
+        let head: Vec<(Option<i64>, Option<i64>)> =
+            self.read(OPERATION, &s.head, (conversation.0,)).await?;
+        let (bucket, settled) = head.into_iter().next().unwrap_or_default();
+        let bucket = bucket.map_or(0, unsigned);
+        let settled = settled.map_or(0, unsigned);
+        let newest: Vec<(i64,)> = self
+            .read(OPERATION, &s.newest_seq, (conversation.0, big(bucket)))
+            .await?;
+        // A bucket is noted before its first row is written.
+        let newest = match newest.first() {
+            Some(&(seq,)) => unsigned(seq),
+            None => first_of(bucket).saturating_sub(1),
+        };
+        let first = (newest + 1).saturating_sub(seqs);
+        let mut rows = if newest == 0 {
+            Vec::new()
+        } else {
+            self.range(OPERATION, conversation, first, newest).await?
+        };
+        rows.reverse();
+        Ok(Tail { rows, settled })
+    }
+
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
+        let mut rows = self.range("log", conversation, from, to).await?;
+        // Newest first, the highest epoch first.
+        rows.dedup_by_key(|row| row.entry.seq);
+        rows.reverse();
+        Ok(rows)
+    }
+
+    async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
+        let values = Box::new((big(seq), big(seq), conversation.0));
+        let unit = Unit::one(&self.statements.set_settled, values, 50);
+        self.batches.write("set_settled", vec![unit]).await
+    }
+
+    async fn sends(
+        &self,
+        conversation: ConversationId,
+        sender: &UserId,
+        client_id: ClientId,
+    ) -> Result<Vec<SendRow>> {
+        let values = (conversation.0, sender.as_str(), client_id.0);
+        let rows: Vec<(i64, i64)> = self.read("sends", &self.statements.sends, values).await?;
+        let send = |(epoch, seq)| SendRow {
+            epoch: unsigned(epoch),
+            seq: unsigned(seq),
+        };
+        Ok(rows.into_iter().map(send).collect())
+    }
+
+    async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>> {
+        const OPERATION: &str = "conversation";
+        let rows: Vec<ConversationColumns> = self
+            .read(OPERATION, &self.statements.conversation, (conversation.0,))
+            .await?;
+        match rows.into_iter().next() {
+            Some(row) => row.row(OPERATION),
+            None => Ok(None),
+        }
+    }
+
+    async fn apply(&self, conversation: ConversationId, applied: &Applied) -> Result<()> {
+        const OPERATION: &str = "apply";
+        let Applied {
+            conversation: row,
+            participants,
+            inbox,
+        } = applied;
+        let kind = row.details.kind;
+        let s = &self.statements;
+        let mut units: Vec<Unit> = participants
+            .iter()
+            .map(|p| s.participant_row(conversation, kind, p))
+            .collect();
+        units.extend(inbox.iter().flat_map(|write| s.inbox_write(write)));
+        self.batches.write(OPERATION, units).await?;
+        // Last: a conversation that is there is there with its participants.
+        self.batches
+            .write(OPERATION, s.details(conversation, row))
+            .await
+    }
+
+    async fn participants(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<ParticipantRow>> {
+        const OPERATION: &str = "participants";
+        let first = after.map_or(0, |user| shard_of(kind, user));
+        let shard = async |shard: i32| -> Result<Vec<ParticipantRow>> {
+            let mut after = match after {
+                Some(user) if shard == first => user.as_str().to_owned(),
+                _ => String::new(),
+            };
+            let mut found = Vec::new();
+            loop {
+                let values = (conversation.0, shard, after.as_str(), small(limit));
+                let rows: Vec<ParticipantColumns> = self
+                    .read(OPERATION, &self.statements.participants, values)
+                    .await?;
+                let full = rows.len() == limit;
+                after = rows.last().map(|r| r.user_id.clone()).unwrap_or_default();
+                for row in rows {
+                    found.extend(row.row(OPERATION)?);
+                }
+                // Marks of nobody may have taken the place of rows.
+                if !full || found.len() >= limit {
+                    return Ok(found);
+                }
+            }
+        };
+        let mut shards = stream::iter((first..shards_of(kind)).map(shard)).buffered(SHARDS_AT_ONCE);
+        let mut page = Vec::new();
+        while page.len() < limit
+            && let Some(rows) = shards.next().await
+        {
+            page.extend(rows?);
+        }
+        page.truncate(limit);
+        Ok(page)
+    }
+
+    async fn participant(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        user: &UserId,
+    ) -> Result<Option<ParticipantRow>> {
+        const OPERATION: &str = "participant";
+        let values = (conversation.0, shard_of(kind, user), user.as_str());
+        let rows: Vec<ParticipantColumns> = self
+            .read(OPERATION, &self.statements.participant, values)
+            .await?;
+        match rows.into_iter().next() {
+            Some(row) => row.row(OPERATION),
+            None => Ok(None),
+        }
+    }
+
+    async fn mark(&self, conversation: ConversationId, kind: Kind, mark: &Mark) -> Result<()> {
+        let Mark {
+            user,
+            read_seq,
+            delivered_seq,
+        } = mark;
+        let s = &self.statements;
+        let mut units = Vec::with_capacity(2);
+        units.extend(s.marks(conversation, kind, user, *read_seq, *delivered_seq));
+        if let &Some(seq) = read_seq {
+            let values = Box::new((big(seq), big(seq), user.as_str().to_owned(), conversation.0));
+            units.push(Unit::one(&s.set_inbox_read, values, 100));
+        }
+        self.batches.write("mark", units).await
+    }
+
+    async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>> {
+        const OPERATION: &str = "inbox";
+        let rows: Vec<InboxColumns> = self
+            .read_pages(
+                OPERATION,
+                &self.statements.inbox,
+                (user.as_str().to_owned(),),
+            )
+            .await?;
+        rows.into_iter().map(|r| r.row(OPERATION)).collect()
+    }
+
+    async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()> {
+        let units: Vec<Unit> = writes
+            .iter()
+            .flat_map(|write| self.statements.inbox_write(write))
+            .collect();
+        self.batches.write("write_inbox", units).await
+    }
+
+    async fn public_conversations(
+        &self,
+        after: Option<ConversationId>,
+        limit: usize,
+    ) -> Result<Vec<PublicRow>> {
+        const OPERATION: &str = "public_conversations";
+        let s = &self.statements;
+        let mut page = Vec::new();
+        let mut after = after;
+        let mut shard = after.map_or(0, public_shard_of);
+        while shard < PUBLIC_SHARDS && page.len() < limit {
+            let rows: Vec<PublicColumns> = match after {
+                None => {
+                    let values = (shard, small(limit));
+                    self.read(OPERATION, &s.public_first, values).await?
+                }
+                Some(id) => {
+                    let values = (shard, id.0, small(limit));
+                    self.read(OPERATION, &s.public, values).await?
+                }
+            };
+            after = match rows.last() {
+                Some(last) if rows.len() == limit => Some(ConversationId(last.conversation_id)),
+                _ => {
+                    shard += 1;
+                    None
+                }
+            };
+            for row in rows {
+                page.extend(row.row(OPERATION)?);
+            }
+        }
+        page.truncate(limit);
+        Ok(page)
+    }
+
+    async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>> {
+        const OPERATION: &str = "activity";
+        let minutes: Vec<(i32,)> = self
+            .read_pages(OPERATION, &self.statements.activity_minutes, (gateway.0,))
+            .await?;
+        let mut found = BTreeSet::new();
+        // Newest first.
+        for (minute,) in minutes.into_iter().take(ACTIVITY_MINUTES) {
+            let rows: Vec<(Uuid,)> = self
+                .read_pages(OPERATION, &self.statements.activity, (gateway.0, minute))
+                .await?;
+            found.extend(rows.into_iter().map(|(id,)| ConversationId(id)));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    async fn forget_activity(&self, gateway: GatewayId) -> Result<()> {
+        const OPERATION: &str = "forget_activity";
+        let s = &self.statements;
+        let minutes: Vec<(i32,)> = self
+            .read_pages(OPERATION, &s.activity_minutes, (gateway.0,))
+            .await?;
+        if minutes.is_empty() {
+            return Ok(());
+        }
+        let minutes = minutes
+            .into_iter()
+            .map(|(minute,)| Unit::one(&s.delete_activity, Box::new((gateway.0, minute)), 50))
+            .collect();
+        self.batches.write(OPERATION, minutes).await?;
+        let all = Unit::one(&s.delete_activity_minutes, Box::new((gateway.0,)), 50);
+        self.batches.write(OPERATION, vec![all]).await
+    }
+
+    async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>> {
+        let rows: Vec<(Option<i64>,)> = self
+            .read("last_seen", &self.statements.last_seen, (user.as_str(),))
+            .await?;
+        Ok(rows.into_iter().next().and_then(|(at,)| at))
+    }
+
+    async fn set_last_seen(&self, seen: &[(UserId, Millis)]) -> Result<()> {
+        let unit = |(user, at): &(UserId, Millis)| {
+            let values = Box::new((*at, *at, user.as_str().to_owned()));
+            Unit::one(&self.statements.set_last_seen, values, 100)
+        };
+        self.batches
+            .write("set_last_seen", seen.iter().map(unit).collect())
+            .await
+    }
+
+    async fn ring(&self) -> Result<Option<RingRow>> {
+        // Not behind other reads: a gateway's lease depends on it.
+        let read = async {
+            let result = self
+                .session
+                .execute_unpaged(&self.statements.ring, ())
+                .await
+                .map_err(|e| unavailable("ring", "read", &e))?;
+            let rows = result.into_rows_result().map_err(|e| corrupt("ring", e))?;
+            let row = rows
+                .maybe_first_row::<RingColumns>()
+                .map_err(|e| corrupt("ring", e))?;
+            Ok(row.map(ring_row))
+        };
+        let ring = read.await;
+        let mut unreachable = self
+            .unreachable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *unreachable = ring.as_ref().err().map(Error::to_string);
+        ring
+    }
+
+    async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool> {
+        let s = &self.statements;
+        let members: Vec<Uuid> = next.members.iter().map(|m| m.0).collect();
+        let proposal = Uuid::new_v4();
+        let proposed = match expected {
+            None => {
+                let values = (big(next.version), members, proposal);
+                self.transaction(&s.insert_ring, values).await
+            }
+            Some(version) => {
+                let values = (big(next.version), members, proposal, big(version));
+                self.transaction(&s.update_ring, values).await
+            }
+        };
+        match proposed {
+            Ok(applied) => Ok(applied),
+            Err(error) => {
+                tracing::info!(%error, "a proposal's outcome is not known; reading it back");
+                self.proposal_made(proposal).await
+            }
+        }
+    }
+
+    async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()> {
+        let counter = big(beat.counter);
+        let values = (counter, beat.address.as_str(), counter, gateway.0);
+        // Not behind other writes.
+        let written = self
+            .session
+            .execute_unpaged(&self.statements.set_heartbeat.prepared, values);
+        written
+            .await
+            .map(|_| ())
+            .map_err(|e| unavailable("beat", "write", &e))
+    }
+
+    async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
+        let rows: Vec<(String, i64)> = self
+            .read("heartbeat", &self.statements.heartbeat, (gateway.0,))
+            .await?;
+        let beat = |(address, counter)| Heartbeat {
+            address,
+            counter: unsigned(counter),
+        };
+        Ok(rows.into_iter().next().map(beat))
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        Ok(()) // Rows that outlive their time have a time to live.
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn measure(&self) {
+        let driver = self.session.get_metrics();
+        let requests =
+            driver.get_requests_unpaged_num() + driver.get_requests_automatically_paged_num();
+        let errors = driver.get_errors_unpaged_num() + driver.get_errors_automatically_paged_num();
+        counter!("chat_store_driver_requests_total").absolute(requests);
+        counter!("chat_store_driver_errors_total").absolute(errors);
+        counter!("chat_store_driver_retries_total").absolute(driver.get_retries_num());
+        counter!("chat_store_driver_timeouts_total").absolute(driver.get_request_timeouts());
+        gauge!("chat_store_driver_connections").set(driver.get_total_connections() as f64);
+        let nodes = self.session.get_cluster_state();
+        let (up, down): (Vec<_>, Vec<_>) = nodes
+            .get_nodes_info()
+            .iter()
+            .partition(|node| node.is_connected());
+        gauge!("chat_store_nodes", "state" => "up").set(up.len() as f64);
+        gauge!("chat_store_nodes", "state" => "down").set(down.len() as f64);
+    }
+
+    fn healthy(&self) -> Result<()> {
+        let unreachable = self
+            .unreachable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*unreachable {
+            None => Ok(()),
+            Some(reason) => Err(Error::Unavailable {
+                operation: "ring",
+                reason: reason.clone(),
+            }),
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.closing.cancel();
+        self.written.cancelled().await;
+        Ok(())
+    }
+}
