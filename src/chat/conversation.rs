@@ -6,6 +6,7 @@
 
 mod answers;
 mod takeover;
+mod waiting;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,7 +27,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::takeover::{find_sent, insist};
+use self::{
+    takeover::{find_sent, insist},
+    waiting::Waiting,
+};
 use super::{
     error::Error,
     inbox::InboxWriter,
@@ -34,15 +38,12 @@ use super::{
     log::Log,
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{Audience, Handed, Members, Place, Publication, Publish},
+    publish::{Audience, Handed, Place, Publication, Publish},
 };
 use crate::{
     clock,
-    model::{
-        Content, ConversationId, Entry, GatewayId, Seq, SystemChange, UserId,
-        limits::MAILBOX_OPERATIONS_MAX,
-    },
-    store::{self, Activity, Applied, LogRow, Store},
+    model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    store::{self, Activity, LogRow, Store},
 };
 
 /// First and longest wait before a write with an unknown outcome is written again.
@@ -161,65 +162,6 @@ struct Owner {
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
     failed: Option<Error>,
-}
-
-/// What is to happen when an entry is committed.
-struct Waiting {
-    /// With whether it is a repetition.
-    replies: Vec<(Reply, bool)>,
-    applied: Option<Applied>,
-    audience: Audience,
-    place: Option<(Place, Audience)>,
-}
-
-impl Waiting {
-    /// What follows from an entry once it is committed. A membership entry changes `participants` now.
-    fn of(participants: &mut Participants, entry: &Entry) -> Self {
-        let Content::System(change) = &entry.content else {
-            let audience = participants.audience();
-            let first_of_dm = entry.seq == 1;
-            return Self {
-                replies: Vec::new(),
-                applied: None,
-                place: first_of_dm.then(|| (Place::Added, audience.clone())),
-                audience,
-            };
-        };
-        // Who is removed still hears of it.
-        let before = participants.audience();
-        let applied = participants.apply(entry);
-        let after = participants.audience();
-        let one = |user: &UserId| Audience::User(user.clone());
-        let (audience, place) = match change {
-            SystemChange::Removed { user } => (before, Some((Place::Removed, one(user)))),
-            SystemChange::Left => (before, Some((Place::Removed, one(&entry.sender)))),
-            SystemChange::Added { user } => (after, Some((Place::Added, one(user)))),
-            SystemChange::Joined => (after, Some((Place::Added, one(&entry.sender)))),
-            SystemChange::Created {
-                kind,
-                name,
-                participants,
-                ..
-            } => {
-                let users = participants.iter().map(|user| (user.clone(), entry.seq));
-                let members = Members {
-                    kind: *kind,
-                    name: name.clone(),
-                    users: users.collect(),
-                };
-                let added = Audience::Members(members.into());
-                (after, Some((Place::Added, added)))
-            }
-            SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
-            SystemChange::RoleSet { .. } => (after, None),
-        };
-        Self {
-            replies: Vec::new(),
-            applied,
-            audience,
-            place,
-        }
-    }
 }
 
 /// Something the owner was waiting for.
