@@ -220,7 +220,8 @@ async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<
     Ok(())
 }
 
-/// Runs a statement that changes the schema, and waits until all nodes agree on it.
+/// Runs a statement that changes the schema, and waits until all nodes agree on it: also when it changed nothing, as
+/// another one may have made that change a moment ago, and other nodes not know it yet.
 async fn run(session: &Session, text: &str) -> Result<()> {
     counter!("chat_store_schema_changes_total").increment(1);
     session
