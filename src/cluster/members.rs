@@ -49,6 +49,8 @@ pub struct Members {
 pub enum NotJoined {
     #[error("gateway {0} is running on this store")]
     Taken(GatewayId),
+    #[error("another gateway took this store while this one was starting")]
+    Overtaken,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -84,9 +86,8 @@ impl Members {
                 );
                 sleep(LEASE + MARGIN).await;
             }
-            let began = Instant::now();
-            store.ring().await?;
-            Lease::until(version, began + LEASE)
+            let end = confirmed(&*store, version).await?;
+            Lease::until(version, end.ok_or(NotJoined::Overtaken)?)
         } else {
             Lease::unbounded(version)
         };
@@ -153,10 +154,8 @@ impl Members {
         adopted(self.me, next.version);
         self.ring
             .store(Arc::new(Ring::new(next.version, next.members)));
-        let began = Instant::now();
-        let ring = self.store.ring().await?;
-        if ring.is_some_and(|ring| ring.version == next.version) {
-            self.lease.begin(next.version, began + LEASE);
+        if let Some(end) = confirmed(&*self.store, next.version).await? {
+            self.lease.begin(next.version, end);
         }
         Ok(())
     }
@@ -213,6 +212,15 @@ async fn someone_alive(store: &dyn Store) -> store::Result<Option<GatewayId>> {
         }
     }
     Ok(None)
+}
+
+/// Until when a read that begins now gives the right to act under `version`; none if it is not the ring's any more.
+async fn confirmed(store: &dyn Store, version: Epoch) -> store::Result<Option<Instant>> {
+    let began = Instant::now();
+    let ring = store.ring().await?;
+    Ok(ring
+        .filter(|ring| ring.version == version)
+        .map(|_| began + LEASE))
 }
 
 /// Takes the next version for `me`; returns it, and the ring before.
