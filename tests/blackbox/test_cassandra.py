@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from support import CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, cql, eventually, keyspace_of, uuid4
+from support import CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, cql, eventually, keyspace_of, new_keyspace, uuid4
 from test_durability import UNLIMITED, Writer
 from test_messages import refused
 
@@ -289,7 +289,9 @@ def virtual(table, keyspace, column):
 
 
 async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
-    gateway = start(**UNLIMITED)
+    keyspace = new_keyspace()  # What it counts, it counts from the beginning.
+    settings = {"store__cassandra__keyspace": keyspace, **UNLIMITED}
+    gateway = start(**settings)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     dm = await alice.create("dm", "bob")
     last = 2 * 4096 + 100
@@ -305,10 +307,10 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
         assert [m["seq"] for m in page["messages"]] == list(range(before - 50, before))
     assert (await bob.inbox(dm))["unread"] == last
     assert gateway.stop() == 0
-    gateway = start(gateway.directory, **UNLIMITED)
+    gateway = start(gateway.directory, **settings)
     bob = await gateway.connect("bob")
     assert (await bob.history(dm, limit=1))["head"] == last
-    session, keyspace = cql(), keyspace_of(gateway.directory)
+    session = cql()
     rows = virtual("rows_per_read", keyspace, "max")
     assert 50 <= rows["messages"] <= 200, "a page or a takeover reads no more than it needs"
     from cassandra.query import TraceUnavailable
@@ -338,17 +340,19 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
     # Its lowest bucket is called 1; the traces above tell 0 from 1.
     assert all(tombstones[t] <= 1 for t in ("messages", "user_conversations", "participants", "conversations")), tombstones
     await bob.close()
+    gateway.close()
+    session.execute(f"DROP KEYSPACE {keyspace}")
 
 
 def test_the_schema_is_made_once_and_printed_for_others(start, tmp_path):
-    gateway = Gateway(str(tmp_path))
+    keyspace = new_keyspace()
+    gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace)
     environment = gateway.env()
     command = [str(ROOT / "target/release/chat-gateway"), "schema", "apply"]
     at_once = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = sorted(p.communicate(timeout=120)[0] for p in at_once)
     assert all(p.returncode == 0 for p in at_once), said
     assert sum("now has version" in text for text in said) == 1 and sum("had already" in text for text in said) == 2, said
-    keyspace = keyspace_of(tmp_path)
     columns = "SELECT table_name, column_name, type, kind FROM system_schema.columns WHERE keyspace_name = %s"
     session = cql()
     applied = {tuple(r.values()) for r in session.execute(columns, [keyspace])} - {
@@ -397,6 +401,27 @@ async def test_a_second_gateway_is_refused_and_one_that_was_paused_gives_way(sta
     assert [m["body"] for m in await bob.everything(dm)] == ["first", "second"]
     assert (await bob.send(dm, "third"))["seq"] == 3
     await bob.close()
+
+
+async def test_of_two_that_start_at_once_one_serves(start):
+    """Neither hears the other's heart yet: both wait for the lease of one that was killed."""
+    killed = start(**UNLIMITED)
+    alice = await killed.connect("alice")
+    dm = await alice.create("dm", "bob")
+    await alice.send(dm, "before")
+    killed.kill()
+    two = [Gateway(killed.directory, **UNLIMITED) for _ in range(2)]
+    try:
+        outcomes = await asyncio.gather(*(asyncio.to_thread(g.start) for g in two), return_exceptions=True)
+        [serving] = [o for o in outcomes if isinstance(o, Gateway)]
+        [refused_to] = [o for o in outcomes if not isinstance(o, Gateway)]
+        assert "took this store" in str(refused_to) or "is running on this store" in str(refused_to), refused_to
+        bob = await serving.connect("bob")
+        assert (await bob.send(dm, "after"))["seq"] == 2
+        await bob.close()
+    finally:
+        for gateway in two:
+            gateway.close()
 
 
 def test_a_gateway_waits_for_a_cluster_that_is_not_there(tmp_path):
