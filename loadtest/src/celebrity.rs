@@ -1,6 +1,6 @@
 //! A channel with very many participants: what a message costs the store does not depend on their number.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use anyhow::Context;
 use clap::Args;
@@ -28,9 +28,11 @@ const AT_CREATION: usize = 3_000;
 const WINDOW: usize = 64;
 /// Rows of a message, many participants / few.
 const RATIO_MAX: f64 = 1.1;
-const ROWS: &str = "chat_store_rows_written_total";
+/// The gateway's counter, by table.
+const ROWS: &str = "chat_store_rows_written_total{table=\"";
 
-type Counters = HashMap<String, f64>;
+/// Rows written, by table.
+type Counters = BTreeMap<String, f64>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("celebrity", !common.no_goals);
@@ -40,25 +42,24 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     for participants in [options.few, options.participants] {
         let mut owner = Client::connect(&server.address, "celebrity", 0)?;
         let channel = channel(&mut owner, participants)?;
-        settle(&server)?;
-        let (gateway, nodes) = (server.metrics()?, nodes(&data)?);
+        let gateway = settled(&server)?;
+        let before = nodes(&data)?;
         send(&mut owner, &channel, options.messages)?;
-        settle(&server)?;
-        let written = per_message(&gateway, &server.metrics()?, options.messages);
+        let written = per_message(&gateway, &settled(&server)?, options.messages);
         println!("  {participants} participants:");
         report.figure(
             &format!("rows per message, of {participants}"),
             written.values().sum(),
             "",
         );
-        for (table, count) in sorted(&written) {
+        for (table, count) in &written {
             println!("    {count:>8.3} {table}");
         }
-        let at_nodes = per_message(&nodes, &self::nodes(&data)?, options.messages);
+        let at_nodes = per_message(&before, &nodes(&data)?, options.messages);
         if !at_nodes.is_empty() {
             println!("  as the database counts them, all its nodes:");
         }
-        for (table, count) in sorted(&at_nodes) {
+        for (table, count) in &at_nodes {
             println!("    {count:>8.3} {table}");
         }
         rows.push(written.values().sum::<f64>());
@@ -127,49 +128,41 @@ fn pipeline(
     Ok(())
 }
 
-/// Waits until what was written behind is written.
-fn settle(server: &Server) -> anyhow::Result<()> {
+/// The rows that the gateway has written, once what was written behind is written. Heartbeats go on for ever.
+fn settled(server: &Server) -> anyhow::Result<Counters> {
     let mut before = Counters::new();
     loop {
         std::thread::sleep(std::time::Duration::from_millis(500));
-        let mut now = server.metrics()?;
-        now.retain(|name, _| name.starts_with(ROWS) && !name.contains("heartbeats"));
+        let metrics = server.metrics()?;
+        let tables = metrics.iter().filter_map(|(name, value)| {
+            let table = name.strip_prefix(ROWS)?.strip_suffix("\"}")?;
+            (table != "heartbeats").then(|| (table.to_owned(), *value))
+        });
+        let now: Counters = tables.collect();
         if now == before {
-            return Ok(());
+            return Ok(now);
         }
         before = now;
     }
 }
 
-/// How much each counter of rows grew, per message.
+/// How much each counter of rows grew, per message; those that did.
 fn per_message(before: &Counters, after: &Counters, messages: usize) -> Counters {
-    let grown = after.iter().filter(|(name, _)| name.starts_with(ROWS));
-    grown
-        .map(|(name, value)| {
-            let grown = value - before.get(name).copied().unwrap_or_default();
-            let table = name.split('"').nth(1).unwrap_or(name);
-            (table.to_owned(), grown / messages as f64)
-        })
-        .filter(|(table, grown)| *grown > 0.0 && table != "heartbeats")
-        .collect()
-}
-
-fn sorted(counters: &Counters) -> Vec<(&String, &f64)> {
-    let mut sorted: Vec<_> = counters.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(b.0));
-    sorted
+    let grown = after.iter().map(|(table, rows)| {
+        let grown = rows - before.get(table).copied().unwrap_or_default();
+        (table.clone(), grown / messages as f64)
+    });
+    grown.filter(|(_, grown)| *grown > 0.0).collect()
 }
 
 /// Writes that each node of the cluster has made, by table, as it counts them itself.
 fn nodes(data: &Data) -> anyhow::Result<Counters> {
     let mut sums = Counters::new();
-    let Some(cluster) = &data.cluster else {
-        return Ok(sums);
-    };
-    for (table, count) in cluster.local_writes()? {
-        *sums
-            .entry(format!("{ROWS}{{table=\"{table}\"}}"))
-            .or_default() += count;
+    if let Some(cluster) = &data.cluster {
+        for (table, count) in cluster.local_writes()? {
+            *sums.entry(table).or_default() += count;
+        }
     }
+    sums.remove("heartbeats");
     Ok(sums)
 }

@@ -45,34 +45,25 @@ impl Report {
     /// A figure that may be at most `most`.
     pub(crate) fn at_most(&mut self, name: &str, value: f64, most: f64, unit: &str) {
         self.figure(name, value, unit);
-        if self.goals {
-            let reached = value <= most;
-            println!(
-                "  {:<44} at most {most} {unit}: {}",
-                "goal",
-                if reached { "reached" } else { "MISSED" }
-            );
-            if !reached {
-                self.missed
-                    .push(format!("{name} is {value:.3} {unit}, more than {most}"));
-            }
-        }
+        let missed = format!("{name} is {value:.3} {unit}, more than {most}");
+        self.goal(value <= most, format!("at most {most} {unit}"), missed);
     }
 
     /// A figure that must be at least `least`.
     pub(crate) fn at_least(&mut self, name: &str, value: f64, least: f64, unit: &str) {
         self.figure(name, value, unit);
-        if self.goals {
-            let reached = value >= least;
-            println!(
-                "  {:<44} at least {least} {unit}: {}",
-                "goal",
-                if reached { "reached" } else { "MISSED" }
-            );
-            if !reached {
-                self.missed
-                    .push(format!("{name} is {value:.3} {unit}, less than {least}"));
-            }
+        let missed = format!("{name} is {value:.3} {unit}, less than {least}");
+        self.goal(value >= least, format!("at least {least} {unit}"), missed);
+    }
+
+    fn goal(&mut self, reached: bool, goal: String, missed: String) {
+        if !self.goals {
+            return;
+        }
+        let said = if reached { "reached" } else { "MISSED" };
+        println!("  {:<44} {goal}: {said}", "goal");
+        if !reached {
+            self.missed.push(missed);
         }
     }
 
