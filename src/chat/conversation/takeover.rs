@@ -32,9 +32,8 @@ impl Owner {
         environment: Arc<Environment>,
     ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let (store, term) = (environment.store.clone(), environment.lease.term());
-        let (store, term) = (&store, &term);
-        let tail = insist(term, || store.tail(id, TAIL_ENTRIES)).await?;
-        let row = insist(term, || store.conversation(id)).await?;
+        let tail = insist(&term, || store.tail(id, TAIL_ENTRIES)).await?;
+        let row = insist(&term, || store.conversation(id)).await?;
         let Takeover { log, settle } =
             Log::take_over(&tail, term.epoch()).map_err(|incomplete| {
                 tracing::error!(conversation = %id, %incomplete, "the log is damaged");
@@ -46,7 +45,7 @@ impl Owner {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
-                    all_participants(id, row.details.kind, &**store, term).await?
+                    all_participants(id, row.details.kind, &*store, &term).await?
                 } else {
                     Vec::new()
                 };
@@ -57,7 +56,7 @@ impl Owner {
                 .and_then(|row| Participants::of_first_entry(id, &row.entry)),
         };
         if !settle.is_empty() {
-            insist(term, || store.settle(id, &settle)).await?;
+            insist(&term, || store.settle(id, &settle)).await?;
             tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
         }
         let mut settled = Vec::new();
@@ -70,17 +69,16 @@ impl Owner {
                     .filter(|u| !participants.knows(u))
                     .collect::<Vec<_>>()
                 {
-                    let row = insist(term, || store.participant(id, kind, &user)).await?;
+                    let row = insist(&term, || store.participant(id, kind, &user)).await?;
                     participants.learn(&user, row);
                 }
                 let mut waiting = Waiting::of(participants, &entry);
                 if let Some(applied) = waiting.applied.take() {
-                    insist(term, || store.apply(id, &applied)).await?;
+                    insist(&term, || store.apply(id, &applied)).await?;
                 }
                 settled.push((entry, waiting));
             }
         }
-        let term = term.clone();
         let owner = Self {
             id,
             environment,

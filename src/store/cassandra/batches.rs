@@ -5,13 +5,12 @@
 //! is one [`Unit`], for one partition, lands as a whole. With few requests under way nothing waits for others;
 //! the more there is to do, the larger the batches get (as the embedded store's group commit).
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use metrics::{Histogram, counter, histogram};
 use scylla::{
     client::{execution_profile::ExecutionProfileHandle, session::Session},
-    errors::ExecutionError,
     routing::Token,
     serialize::row::SerializeRow,
     statement::batch::{Batch, BatchType},
@@ -40,6 +39,7 @@ const BATCH_BYTES_MAX: usize = 3_500;
 pub(super) type Values = Box<dyn SerializeRow + Send + Sync>;
 
 /// Statements for one partition; they land all or none.
+#[derive(Default)]
 pub(super) struct Unit {
     pub statements: Vec<(Arc<Write>, Values)>,
     /// About.
@@ -55,7 +55,17 @@ impl Unit {
     }
 }
 
-struct Queued {
+/// Adds what is for the same partition.
+impl Extend<Unit> for Unit {
+    fn extend<T: IntoIterator<Item = Unit>>(&mut self, others: T) {
+        for other in others {
+            self.statements.extend(other.statements);
+            self.bytes += other.bytes;
+        }
+    }
+}
+
+pub(super) struct Queued {
     unit: Unit,
     done: oneshot::Sender<Option<String>>,
 }
@@ -67,9 +77,9 @@ pub(super) struct Batches {
 
 impl Batches {
     /// The queue, and its other end for [`run`].
-    pub(super) fn new() -> (Self, Receiver) {
+    pub(super) fn new() -> (Self, mpsc::Receiver<Queued>) {
         let (queue, queued) = mpsc::channel(QUEUED_MAX);
-        (Self { queue }, Receiver(queued))
+        (Self { queue }, queued)
     }
 
     /// Writes all of `units`; returns when each of them has been answered.
@@ -95,15 +105,6 @@ impl Batches {
     }
 }
 
-pub(super) struct Receiver(mpsc::Receiver<Queued>);
-
-impl Receiver {
-    /// No more is taken; what is queued is written.
-    fn close(&mut self) {
-        self.0.close();
-    }
-}
-
 /// How batches are sent.
 pub(super) struct Sending {
     pub session: Arc<Session>,
@@ -116,7 +117,7 @@ pub(super) struct Sending {
 /// Sends what is queued until `closing` fires, and then what is left.
 pub(super) async fn run(
     sending: Sending,
-    mut queue: Receiver,
+    mut queue: mpsc::Receiver<Queued>,
     closing: impl Future<Output = ()> + Send,
 ) {
     let sizes = histogram!("chat_store_batch_rows");
@@ -136,7 +137,7 @@ pub(super) async fn run(
         tokio::select! {
             biased;
             Some(()) = in_flight.next(), if !in_flight.is_empty() => {}
-            count = queue.0.recv_many(&mut taken, PACKED_AT_ONCE), if ready.is_empty() => {
+            count = queue.recv_many(&mut taken, PACKED_AT_ONCE), if ready.is_empty() => {
                 if count == 0 {
                     while in_flight.next().await.is_some() {}
                     return;
@@ -200,24 +201,27 @@ async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
     // Who has given up may write again, later.
     queued.retain(|q| !q.done.is_closed());
     let began = Instant::now();
-    let statements = || queued.iter().flat_map(|q| &q.unit.statements);
-    let result = match statements().count() {
-        0 => return,
-        1 => one(sending, statements().next()).await,
-        _ => {
+    let statements: Vec<_> = queued.iter().flat_map(|q| &q.unit.statements).collect();
+    let Sending {
+        session, profile, ..
+    } = sending;
+    let result = match &statements[..] {
+        [] => return,
+        [(statement, values)] => session.execute_unpaged(&statement.prepared, values).await,
+        several => {
             let mut batch = Batch::new(BatchType::Unlogged);
-            for (statement, _) in statements() {
+            for (statement, _) in several {
                 batch.append_statement(statement.prepared.clone());
             }
             batch.set_is_idempotent(true);
-            batch.set_execution_profile_handle(Some(sending.profile.clone()));
-            let values: Vec<&Values> = statements().map(|(_, values)| values).collect();
-            sending.session.batch(&batch, values).await.map(|_| ())
+            batch.set_execution_profile_handle(Some(profile.clone()));
+            let values: Vec<&Values> = several.iter().map(|(_, values)| values).collect();
+            session.batch(&batch, values).await
         }
     };
-    seconds.record(began.elapsed().max(Duration::ZERO));
+    seconds.record(began.elapsed());
     if result.is_ok() {
-        for (statement, _) in statements() {
+        for (statement, _) in statements {
             statement.rows.increment(1);
         }
     }
@@ -228,18 +232,4 @@ async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
     for Queued { done, .. } in queued {
         drop(done.send(failed.clone()));
     }
-}
-
-async fn one(
-    sending: &Sending,
-    statement: Option<&(Arc<Write>, Values)>,
-) -> std::result::Result<(), ExecutionError> {
-    let Some((statement, values)) = statement else {
-        return Ok(());
-    };
-    sending
-        .session
-        .execute_unpaged(&statement.prepared, values)
-        .await
-        .map(|_| ())
 }

@@ -14,7 +14,7 @@ use super::{
         ConversationRow, Error, InboxFace, InboxRow, InboxWrite, LogRow, ParticipantRow, PublicRow,
         Result,
     },
-    batches::{Unit, Values},
+    batches::Unit,
     statements::{Statements, Write},
 };
 use crate::model::{
@@ -109,11 +109,7 @@ fn user(operation: &'static str, name: &str) -> Result<UserId> {
 }
 
 impl Statements {
-    pub(super) fn message(
-        &self,
-        conversation: ConversationId,
-        row: &LogRow,
-    ) -> (Arc<Write>, Values, usize) {
+    fn message(&self, conversation: ConversationId, row: &LogRow) -> Unit {
         let LogRow {
             entry,
             epoch,
@@ -155,26 +151,18 @@ impl Statements {
             CqlTimestamp(entry.at),
             big(*committed),
         ));
-        (self.insert_message.clone(), values, bytes)
+        Unit::one(&self.insert_message, values, bytes)
     }
 
     /// One unit for each bucket that the rows lie in, the newest first.
     pub(super) fn messages(&self, conversation: ConversationId, rows: &[LogRow]) -> Vec<Unit> {
-        let mut units: Vec<Unit> = Vec::new();
-        for part in rows.chunk_by(|a, b| bucket_of(a.entry.seq) == bucket_of(b.entry.seq)) {
-            let mut unit = Unit {
-                statements: Vec::with_capacity(part.len()),
-                bytes: 0,
-            };
-            for row in part {
-                let (statement, values, bytes) = self.message(conversation, row);
-                unit.statements.push((statement, values));
-                unit.bytes += bytes;
-            }
-            units.push(unit);
-        }
-        units.reverse();
-        units
+        let buckets = rows.chunk_by(|a, b| bucket_of(a.entry.seq) == bucket_of(b.entry.seq));
+        let unit = |rows: &[LogRow]| {
+            let mut unit = Unit::default();
+            unit.extend(rows.iter().map(|row| self.message(conversation, row)));
+            unit
+        };
+        buckets.rev().map(unit).collect()
     }
 
     pub(super) fn send(&self, conversation: ConversationId, row: &LogRow) -> Unit {
@@ -243,8 +231,6 @@ impl Statements {
             participant: p,
             seq,
         } = row;
-        let shard = shard_of(kind, &p.user);
-        let name = || p.user.as_str().to_owned();
         let membership = (
             big(*seq),
             name_of(&p.role),
@@ -252,20 +238,14 @@ impl Statements {
             unset(p.left_seq.map(big)),
             big(*seq),
             conversation.0,
-            shard,
-            name(),
+            shard_of(kind, &p.user),
+            p.user.as_str().to_owned(),
         );
-        let (read, delivered) = (big(p.read_seq), big(p.delivered_seq));
-        let read = (read, read, conversation.0, shard, name());
-        let delivered = (delivered, delivered, conversation.0, shard, name());
-        Unit {
-            statements: vec![
-                (self.set_membership.clone(), Box::new(membership)),
-                (self.set_participant_read.clone(), Box::new(read)),
-                (self.set_participant_delivered.clone(), Box::new(delivered)),
-            ],
-            bytes: 3 * STATEMENT_BYTES,
-        }
+        let mut unit = Unit::one(&self.set_membership, Box::new(membership), STATEMENT_BYTES);
+        let (read, delivered) = (Some(p.read_seq), Some(p.delivered_seq));
+        let marks = self.marks(conversation, kind, &p.user, read, delivered);
+        unit.extend(marks);
+        unit
     }
 
     /// The watermarks of a participant.
@@ -278,16 +258,27 @@ impl Statements {
         delivered: Option<Seq>,
     ) -> Option<Unit> {
         let shard = shard_of(kind, user);
-        let values = |seq: Seq| -> Values {
+        let mark = |statement, seq| {
             let name = user.as_str().to_owned();
-            Box::new((big(seq), big(seq), conversation.0, shard, name))
+            let values = Box::new((big(seq), big(seq), conversation.0, shard, name));
+            Unit::one(statement, values, STATEMENT_BYTES)
         };
-        let mut statements = Vec::with_capacity(2);
-        statements.extend(read.map(|seq| (self.set_participant_read.clone(), values(seq))));
-        statements
-            .extend(delivered.map(|seq| (self.set_participant_delivered.clone(), values(seq))));
-        let bytes = statements.len() * STATEMENT_BYTES;
-        (!statements.is_empty()).then_some(Unit { statements, bytes })
+        let mut unit = Unit::default();
+        unit.extend(read.map(|seq| mark(&self.set_participant_read, seq)));
+        unit.extend(delivered.map(|seq| mark(&self.set_participant_delivered, seq)));
+        (!unit.statements.is_empty()).then_some(unit)
+    }
+
+    /// A watermark of an inbox row, by the statement that sets it.
+    pub(super) fn inbox_mark(
+        statement: &Arc<Write>,
+        conversation: ConversationId,
+        user: &UserId,
+        seq: Seq,
+    ) -> Unit {
+        let name = user.as_str().to_owned();
+        let values = Box::new((big(seq), big(seq), name, conversation.0));
+        Unit::one(statement, values, STATEMENT_BYTES)
     }
 
     /// One row of the inbox, and the participant's watermark.
@@ -300,12 +291,10 @@ impl Statements {
             read_seq,
             left_seq,
         } = write;
-        let name = || user.as_str().to_owned();
-        let mut statements: Vec<(_, Values)> = Vec::with_capacity(3);
-        let mut bytes = 0;
+        let mut row = Unit::default();
         if let Some(face) = face {
             let last = face.last.as_ref();
-            bytes += STATEMENT_BYTES
+            let bytes = STATEMENT_BYTES
                 + face.name.as_ref().map_or(0, String::len)
                 + last.map_or(0, |l| l.preview.len());
             let values = (
@@ -320,24 +309,17 @@ impl Statements {
                 unset(last.map(|l| l.sender.as_str().to_owned())),
                 unset(last.map(|l| name_of(&l.kind))),
                 unset(last.map(|l| l.preview.clone())),
-                name(),
+                user.as_str().to_owned(),
                 conversation.0,
             );
-            statements.push((self.set_inbox_face.clone(), Box::new(values)));
+            row.extend([Unit::one(&self.set_inbox_face, Box::new(values), bytes)]);
         }
-        for (statement, seq) in [
-            (&self.set_inbox_read, read_seq),
-            (&self.set_inbox_left, left_seq),
-        ] {
-            if let &Some(seq) = seq {
-                let values = (big(seq), big(seq), name(), conversation.0);
-                statements.push((statement.clone(), Box::new(values)));
-                bytes += STATEMENT_BYTES;
-            }
-        }
+        let mark = |statement, seq| Self::inbox_mark(statement, *conversation, user, seq);
+        row.extend(read_seq.map(|seq| mark(&self.set_inbox_read, seq)));
+        row.extend(left_seq.map(|seq| mark(&self.set_inbox_left, seq)));
         let mut units = Vec::with_capacity(2);
-        if !statements.is_empty() {
-            units.push(Unit { statements, bytes });
+        if !row.statements.is_empty() {
+            units.push(row);
         }
         units.extend(self.marks(*conversation, *kind, user, *read_seq, None));
         units

@@ -34,6 +34,7 @@ pub(super) const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy =
 /// A node that answers no keep-alive for so long is not asked any more.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How to reach a cluster, and what is expected of it. Not to be printed: it holds a password.
 #[derive(Clone)]
 pub struct Settings {

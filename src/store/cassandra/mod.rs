@@ -51,6 +51,8 @@ const RING_TIMEOUT: Duration = Duration::from_millis(1_500);
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Pages of one partition that are read one after the other.
 const PAGE_ROWS: i32 = 1_000;
+
+/// A cluster, and the keyspace in it.
 pub struct Cassandra {
     session: Arc<Session>,
     statements: Statements,
@@ -66,13 +68,18 @@ pub struct Cassandra {
 
 impl Cassandra {
     /// Connects to the cluster, and waits until it can be reached and has its tables: until then, nothing can
-    /// be served. Its one task runs in `tasks`, until [`Store::close`].
+    /// be served. Its one task runs in `tasks`, until [`super::Store::close`].
     ///
     /// # Errors
     /// When something is wrong that does not mend by itself.
     pub async fn open(settings: &Settings, tasks: &Tasks) -> Result<Self> {
+        let profiles = Profiles {
+            reads: profile(settings, Some(READ_SPECULATION)).into_handle(),
+            writes: profile(settings, Some(WRITE_SPECULATION)).into_handle(),
+            serial: serial(settings.consistency),
+        };
         let (session, statements) = loop {
-            match Self::try_open(settings).await {
+            match Self::try_open(settings, &profiles).await {
                 Ok(opened) => break opened,
                 Err(error) => {
                     tracing::warn!(%error, "the cluster is not ready; trying again");
@@ -87,7 +94,7 @@ impl Cassandra {
         let (closing, written) = (CancellationToken::new(), CancellationToken::new());
         let sending = batches::Sending {
             session: session.clone(),
-            profile: profile(settings, Some(WRITE_SPECULATION)).into_handle(),
+            profile: profiles.writes,
             in_flight_max: settings.in_flight_max,
             copies: settings
                 .keyspace
@@ -115,7 +122,10 @@ impl Cassandra {
         })
     }
 
-    async fn try_open(settings: &Settings) -> Result<(Arc<Session>, Statements)> {
+    async fn try_open(
+        settings: &Settings,
+        profiles: &Profiles,
+    ) -> Result<(Arc<Session>, Statements)> {
         let session = connect(settings).await?;
         let keyspace = &settings.keyspace;
         if settings.create_schema {
@@ -142,12 +152,7 @@ impl Cassandra {
             .use_keyspace(&keyspace.name, false)
             .await
             .map_err(|e| failed(&e))?;
-        let profiles = Profiles {
-            reads: profile(settings, Some(READ_SPECULATION)).into_handle(),
-            writes: profile(settings, Some(WRITE_SPECULATION)).into_handle(),
-            serial: serial(settings.consistency),
-        };
-        let mut statements = Statements::prepare(&session, &profiles)
+        let mut statements = Statements::prepare(&session, profiles)
             .await
             .map_err(|e| failed(&e))?;
         let short = settings.timeout.min(RING_TIMEOUT);
@@ -167,10 +172,38 @@ impl Cassandra {
     {
         let _permit = self.permit(operation).await?;
         let began = Instant::now();
-        let result = self.session.execute_unpaged(statement, values).await;
+        let rows = self.rows(operation, statement, values).await;
         self.seconds.record(began.elapsed());
+        rows
+    }
+
+    /// The only row, or the first.
+    async fn read_one<R>(
+        &self,
+        operation: &'static str,
+        statement: &PreparedStatement,
+        values: impl SerializeRow + Send,
+    ) -> Result<Option<R>>
+    where
+        R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata>,
+    {
+        let rows = self.read(operation, statement, values).await?;
+        Ok(rows.into_iter().next())
+    }
+
+    /// As `read`, without waiting for others.
+    async fn rows<R>(
+        &self,
+        operation: &'static str,
+        statement: &PreparedStatement,
+        values: impl SerializeRow + Send,
+    ) -> Result<Vec<R>>
+    where
+        R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata>,
+    {
+        let result = self.session.execute_unpaged(statement, values).await;
         let rows = result
-            .map_err(|e| unavailable(operation, "read", &e))?
+            .map_err(|e| unavailable(operation, "read", e))?
             .into_rows_result()
             .map_err(|e| corrupt(operation, e))?;
         let rows = rows.rows::<R>().map_err(|e| corrupt(operation, e))?;
@@ -191,22 +224,17 @@ impl Cassandra {
         let _permit = self.permit(operation).await?;
         let mut statement = statement.clone();
         statement.set_page_size(PAGE_ROWS);
-        let failed = |e: &dyn std::fmt::Display| {
-            counter!("chat_store_requests_failed_total", "kind" => "read").increment(1);
-            Error::Unavailable {
-                operation,
-                reason: e.to_string(),
-            }
-        };
         let pages = self
             .session
             .execute_iter(statement, values)
             .await
-            .map_err(|e| failed(&e))?;
+            .map_err(|e| unavailable(operation, "read", e))?;
         let rows = pages
             .rows_stream::<R>()
             .map_err(|e| corrupt(operation, e))?;
-        rows.try_collect().await.map_err(|e| failed(&e))
+        rows.try_collect()
+            .await
+            .map_err(|e| unavailable(operation, "read", e))
     }
 
     async fn permit(&self, operation: &'static str) -> Result<tokio::sync::SemaphorePermit<'_>> {
@@ -273,8 +301,8 @@ impl Cassandra {
             Some(SerialConsistency::Serial) => Consistency::Serial,
             _ => Consistency::LocalSerial,
         });
-        let rows: Vec<RingColumns> = self.read(OPERATION, &statement, ()).await?;
-        Ok(rows.first().is_some_and(|(_, _, made)| *made == proposal))
+        let ring: Option<RingColumns> = self.read_one(OPERATION, &statement, ()).await?;
+        Ok(ring.is_some_and(|(_, _, made)| made == proposal))
     }
 
     async fn transaction(
@@ -289,7 +317,7 @@ impl Cassandra {
     }
 }
 
-fn unavailable(operation: &'static str, kind: &'static str, error: &ExecutionError) -> Error {
+fn unavailable(operation: &'static str, kind: &'static str, error: impl ToString) -> Error {
     counter!("chat_store_requests_failed_total", "kind" => kind).increment(1);
     Error::Unavailable {
         operation,

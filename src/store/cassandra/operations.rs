@@ -16,8 +16,9 @@ use super::{
     batches::Unit,
     columns::{
         ConversationColumns, InboxColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big,
-        corrupt, first_of, public_shard_of, shard_of, shards_of, unsigned,
+        first_of, public_shard_of, shard_of, shards_of, unsigned,
     },
+    statements::Statements,
     unavailable,
 };
 use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
@@ -78,17 +79,17 @@ impl Store for Cassandra {
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail> {
         const OPERATION: &str = "tail";
         let s = &self.statements;
-        let head: Vec<(Option<i64>, Option<i64>)> =
-            self.read(OPERATION, &s.head, (conversation.0,)).await?;
-        let (bucket, settled) = head.into_iter().next().unwrap_or_default();
+        let head: Option<(Option<i64>, Option<i64>)> =
+            self.read_one(OPERATION, &s.head, (conversation.0,)).await?;
+        let (bucket, settled) = head.unwrap_or_default();
         let bucket = bucket.map_or(0, unsigned);
         let settled = settled.map_or(0, unsigned);
-        let newest: Vec<(i64,)> = self
-            .read(OPERATION, &s.newest_seq, (conversation.0, big(bucket)))
+        let newest: Option<(i64,)> = self
+            .read_one(OPERATION, &s.newest_seq, (conversation.0, big(bucket)))
             .await?;
         // A bucket is noted before its first row is written.
-        let newest = match newest.first() {
-            Some(&(seq,)) => unsigned(seq),
+        let newest = match newest {
+            Some((seq,)) => unsigned(seq),
             None => first_of(bucket).saturating_sub(1),
         };
         let first = (newest + 1).saturating_sub(seqs);
@@ -132,13 +133,10 @@ impl Store for Cassandra {
 
     async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>> {
         const OPERATION: &str = "conversation";
-        let rows: Vec<ConversationColumns> = self
-            .read(OPERATION, &self.statements.conversation, (conversation.0,))
+        let row: Option<ConversationColumns> = self
+            .read_one(OPERATION, &self.statements.conversation, (conversation.0,))
             .await?;
-        match rows.into_iter().next() {
-            Some(row) => row.row(OPERATION),
-            None => Ok(None),
-        }
+        row.map_or(Ok(None), |row| row.row(OPERATION))
     }
 
     async fn apply(&self, conversation: ConversationId, applied: &Applied) -> Result<()> {
@@ -212,13 +210,10 @@ impl Store for Cassandra {
     ) -> Result<Option<ParticipantRow>> {
         const OPERATION: &str = "participant";
         let values = (conversation.0, shard_of(kind, user), user.as_str());
-        let rows: Vec<ParticipantColumns> = self
-            .read(OPERATION, &self.statements.participant, values)
+        let row: Option<ParticipantColumns> = self
+            .read_one(OPERATION, &self.statements.participant, values)
             .await?;
-        match rows.into_iter().next() {
-            Some(row) => row.row(OPERATION),
-            None => Ok(None),
-        }
+        row.map_or(Ok(None), |row| row.row(OPERATION))
     }
 
     async fn mark(&self, conversation: ConversationId, kind: Kind, mark: &Mark) -> Result<()> {
@@ -230,10 +225,8 @@ impl Store for Cassandra {
         let s = &self.statements;
         let mut units = Vec::with_capacity(2);
         units.extend(s.marks(conversation, kind, user, *read_seq, *delivered_seq));
-        if let &Some(seq) = read_seq {
-            let values = Box::new((big(seq), big(seq), user.as_str().to_owned(), conversation.0));
-            units.push(Unit::one(&s.set_inbox_read, values, 100));
-        }
+        let read = |seq| Statements::inbox_mark(&s.set_inbox_read, conversation, user, seq);
+        units.extend(read_seq.map(read));
         self.batches.write("mark", units).await
     }
 
@@ -328,10 +321,10 @@ impl Store for Cassandra {
     }
 
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>> {
-        let rows: Vec<(Option<i64>,)> = self
-            .read("last_seen", &self.statements.last_seen, (user.as_str(),))
+        let row: Option<(Option<i64>,)> = self
+            .read_one("last_seen", &self.statements.last_seen, (user.as_str(),))
             .await?;
-        Ok(rows.into_iter().next().and_then(|(at,)| at))
+        Ok(row.and_then(|(at,)| at))
     }
 
     async fn set_last_seen(&self, seen: &[(UserId, Millis)]) -> Result<()> {
@@ -346,19 +339,8 @@ impl Store for Cassandra {
 
     async fn ring(&self) -> Result<Option<RingRow>> {
         // Not behind other reads: a gateway's lease depends on it.
-        let read = async {
-            let result = self
-                .session
-                .execute_unpaged(&self.statements.ring, ())
-                .await
-                .map_err(|e| unavailable("ring", "read", &e))?;
-            let rows = result.into_rows_result().map_err(|e| corrupt("ring", e))?;
-            let row = rows
-                .maybe_first_row::<RingColumns>()
-                .map_err(|e| corrupt("ring", e))?;
-            Ok(row.map(ring_row))
-        };
-        let ring = read.await;
+        let rows = self.rows("ring", &self.statements.ring, ()).await;
+        let ring = rows.map(|rows| rows.into_iter().next().map(ring_row));
         let mut unreachable = self
             .unreachable
             .lock()
@@ -397,21 +379,21 @@ impl Store for Cassandra {
         let written = self
             .session
             .execute_unpaged(&self.statements.set_heartbeat.prepared, values);
-        written
-            .await
-            .map(|_| ())
-            .map_err(|e| unavailable("beat", "write", &e))
+        match written.await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(unavailable("beat", "write", error)),
+        }
     }
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
-        let rows: Vec<(String, i64)> = self
-            .read("heartbeat", &self.statements.heartbeat, (gateway.0,))
+        let row: Option<(String, i64)> = self
+            .read_one("heartbeat", &self.statements.heartbeat, (gateway.0,))
             .await?;
         let beat = |(address, counter)| Heartbeat {
             address,
             counter: unsigned(counter),
         };
-        Ok(rows.into_iter().next().map(beat))
+        Ok(row.map(beat))
     }
 
     async fn sweep(&self) -> Result<()> {

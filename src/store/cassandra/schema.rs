@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use metrics::counter;
 use scylla::{
     client::session::Session,
+    response::query_result::QueryRowsResult,
+    serialize::row::SerializeRow,
     statement::{Consistency, SerialConsistency, unprepared::Statement},
     value::Row,
 };
@@ -164,41 +166,37 @@ pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
 /// The version that is there; 0 if none.
 pub(super) async fn applied(session: &Session, keyspace: &Keyspace) -> Result<i32> {
     let name = &keyspace.name;
-    let there = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'schema_state'";
-    let found = session
-        .query_unpaged(Statement::new(there), (name,))
-        .await
-        .map_err(failed)?
-        .into_rows_result()
-        .map_err(failed)?;
-    if found.rows_num() == 0 {
+    if !has_table(session, name, "schema_state").await? {
         return Ok(0);
     }
     let version = statement(format!(
         "SELECT version FROM {name}.schema_state WHERE name = 'version'"
     ));
-    let rows = session
-        .query_unpaged(version, ())
-        .await
-        .map_err(failed)?
-        .into_rows_result()
-        .map_err(failed)?;
+    let rows = rows(session, version, ()).await?;
     let row = rows.maybe_first_row::<(Option<i32>,)>().map_err(failed)?;
     Ok(row.and_then(|(version,)| version).unwrap_or(0))
+}
+
+async fn has_table(session: &Session, keyspace: &str, table: &str) -> Result<bool> {
+    let text =
+        "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+    let found = rows(session, Statement::new(text), (keyspace, table)).await?;
+    Ok(found.rows_num() > 0)
+}
+
+async fn rows(
+    session: &Session,
+    statement: Statement,
+    values: impl SerializeRow,
+) -> Result<QueryRowsResult> {
+    let result = session.query_unpaged(statement, values).await;
+    result.map_err(failed)?.into_rows_result().map_err(failed)
 }
 
 async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<()> {
     let name = &keyspace.name;
     session.use_keyspace(name, false).await.map_err(failed)?;
-    let scylla = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = 'system_schema' AND table_name = 'scylla_tables'";
-    let scylla = session
-        .query_unpaged(scylla, ())
-        .await
-        .map_err(failed)?
-        .into_rows_result()
-        .map_err(failed)?
-        .rows_num()
-        > 0;
+    let scylla = has_table(session, "system_schema", "scylla_tables").await?;
     for version in versions().into_iter().filter(|v| v.number > before) {
         for text in &version.statements {
             let text = if scylla {
@@ -248,8 +246,7 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
             let text = format!("SELECT holder FROM {name}.schema_state WHERE name = 'lock'");
             let mut read = statement(text);
             read.set_consistency(Consistency::Serial);
-            let rows = session.query_unpaged(read, ()).await.map_err(failed)?;
-            let rows = rows.into_rows_result().map_err(failed)?;
+            let rows = rows(session, read, ()).await?;
             let row = rows.maybe_first_row::<(Option<Uuid>,)>().map_err(failed)?;
             Ok(row.is_some_and(|(holder,)| holder == Some(me)))
         }
