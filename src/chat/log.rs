@@ -10,7 +10,7 @@ use std::{
 use crate::{
     model::{
         ClientId, Draft, Entry, Epoch, MessageId, Millis, Seq, UserId,
-        limits::{APPENDS_IN_FLIGHT_MAX, RECENT_CLIENT_IDS, RECENT_ENTRIES},
+        limits::{APPENDS_IN_FLIGHT_MAX, RECENT_CLIENT_IDS, RECENT_ENTRIES, TAIL_ENTRIES},
     },
     store::{LogRow, Tail},
 };
@@ -95,8 +95,10 @@ impl Log {
             .unwrap_or_default()
             .max(tail.settled);
         let mut log = Self::empty(epoch);
+        // Of a log shorter than what is read, the first entry must be there: a hole at the very start is one too.
+        let newest = best.keys().next_back().copied().unwrap_or_default();
         let first = best.keys().next().copied().unwrap_or(1);
-        log.head = first - 1;
+        log.head = if newest <= TAIL_ENTRIES { 0 } else { first - 1 };
         let mut previous_epoch = 0;
         let mut origins = HashSet::new();
         let mut settle = Vec::new();
@@ -319,6 +321,16 @@ mod tests {
             .map(|r| (r.entry.seq, r.epoch))
             .collect();
         (takeover.log.head(), settle)
+    }
+
+    #[test]
+    fn a_log_whose_first_entry_was_never_stored_is_empty() {
+        let tail = Tail {
+            rows: vec![row(2, 1, 2, 0)],
+            settled: 0,
+        };
+        let Takeover { log, settle } = Log::take_over(&tail, 2).unwrap();
+        assert_eq!((log.head(), settle.len()), (0, 0));
     }
 
     #[test]

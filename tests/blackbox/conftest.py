@@ -7,8 +7,8 @@ from support import Gateway, clean
 
 
 @pytest.fixture(scope="session", autouse=True)
-def keyspaces():
-    """Those that are used again and again, dropped at the end."""
+def dropped_keyspaces():
+    """Those that are used again and again are dropped at the end."""
     yield
     for keyspace in support.empty_keyspaces:
         support.cql().execute(f"DROP KEYSPACE IF EXISTS {keyspace}")
@@ -32,7 +32,7 @@ def start():
 
 
 @pytest.fixture(scope="session")
-def shared_gateway(keyspaces):
+def shared_gateway(dropped_keyspaces):
     gateway = Gateway(limits__requests_per_second=100000, limits__requests_burst=100000).start()
     yield gateway
     gateway.close()
