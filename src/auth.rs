@@ -256,15 +256,24 @@ fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
     fs::create_dir_all(data).map_err(failed)?;
     let key: [u8; 32] = rand::random();
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    match fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&path)
-    {
-        Ok(mut file) => file.write_all(text.as_bytes()).map_err(failed)?,
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(failed(e)),
+    // Whole before it has its name: of several gateways that start at once, each finds one key.
+    if !path.exists() {
+        let new = data.join(format!(".{DEVELOPMENT_KEY_FILE}-{}", std::process::id()));
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .map_err(failed)?;
+        let named = file
+            .write_all(text.as_bytes())
+            .and_then(|()| fs::hard_link(&new, &path));
+        drop(fs::remove_file(&new));
+        match named {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(e)),
+            Ok(()) | Err(_) => {}
+        }
     }
     let stored = fs::read(&path).map_err(failed)?;
     if stored.len() < 32 {

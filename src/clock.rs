@@ -1,6 +1,11 @@
 //! The wall clock, for people: `at`, `last_seen`, token expiry. Nothing is ordered by it.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    cell::Cell,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tokio::time::Instant;
 
 use crate::model::{MessageId, Millis};
 
@@ -8,10 +13,39 @@ use crate::model::{MessageId, Millis};
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that asks")]
 pub fn wall() -> Millis {
+    if let Some(simulated) = SIMULATED.get() {
+        return simulated.now();
+    }
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX)
+}
+
+thread_local! {
+    static SIMULATED: Cell<Option<Simulated>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct Simulated {
+    began: Instant,
+    seed: u64,
+}
+
+impl Simulated {
+    fn now(self) -> Millis {
+        let passed = Millis::try_from(self.began.elapsed().as_millis()).unwrap_or(Millis::MAX);
+        let turn = self.seed.wrapping_add(passed.unsigned_abs() / 1000);
+        let wrong = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        1_800_000_000_000 + passed + Millis::try_from(wrong % 10_000).unwrap_or_default()
+    }
+}
+
+/// For simulations, on this thread: the wall clock follows tokio's paused time, and is wrong by up to ten seconds, each
+/// second differently.
+pub fn simulate(seed: u64) {
+    let began = Instant::now();
+    SIMULATED.set(Some(Simulated { began, seed }));
 }
 
 /// A time UUID for a message stored at `at`. Unique by its random node and sequence, not by the clock.

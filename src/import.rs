@@ -86,8 +86,8 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let inbox = Arc::new(InboxWriter::new(store.clone()));
     let keeping = members.clone();
     let keep = upkeep.spawn(async move {
-        let error = keeping.keep().await;
-        tracing::error!(%error, "the import can go no further");
+        keeping.keep().await;
+        tracing::error!("another gateway has taken this store: the import can go no further");
     });
     let mut settings = config.conversations();
     settings.operation_timeout = FINISH_TIMEOUT;

@@ -10,6 +10,8 @@ pub mod fanout;
 pub mod gateway;
 pub mod import;
 pub mod model;
+#[doc(hidden)]
+pub mod mutation;
 pub mod node;
 pub mod protocol;
 pub mod store;

@@ -11,11 +11,13 @@ use std::{
 use anyhow::{Context, bail};
 use chat_gateway::{
     auth::Tokens,
+    cluster,
     config::{Config, Loaded},
     import,
     model::UserId,
-    node::Node,
+    node::{Node, open_store},
     store::cassandra::{self, schema},
+    tasks::Tasks,
     telemetry,
 };
 use clap::{Parser, Subcommand};
@@ -58,6 +60,11 @@ enum Command {
         #[command(subcommand)]
         command: SchemaCommand,
     },
+    /// Look at the gateways on the store of Cassandra or ScyllaDB
+    Cluster {
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
     /// Ask a running gateway whether it is ready; for container health checks
     Health,
 }
@@ -76,6 +83,12 @@ enum SchemaCommand {
     Apply,
     /// Print them, for cqlsh
     Print,
+}
+
+#[derive(Subcommand)]
+enum ClusterCommand {
+    /// Print the ring: its version, and each gateway with its address and whether its heart beats
+    Status,
 }
 
 fn main() -> ExitCode {
@@ -134,6 +147,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Cluster {
+            command: ClusterCommand::Status,
+        } => runtime()?.block_on(cluster_status(&loaded.config)),
         Command::Health => health(&loaded),
     }
 }
@@ -151,27 +167,38 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let node = tokio::select! {
-        node = Node::start(config, metrics) => node?,
-        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
-    };
-    tracing::info!(
-        clients = %node.client_address,
-        internal = %node.internal_address,
-        open_files_max = files,
-        "ready"
-    );
-    if config.development() {
-        tracing::warn!(
-            "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+    let mut config = config.clone();
+    let node = loop {
+        let node = tokio::select! {
+            node = Node::start(&config, metrics.clone()) => node?,
+            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+        };
+        tracing::info!(
+            clients = %node.client_address,
+            internal = %node.internal_address,
+            open_files_max = files,
+            "ready"
         );
-    }
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = node.deposed() => bail!("another gateway has taken over this store"),
-    }
+        if config.development() {
+            tracing::warn!(
+                "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+            );
+        }
+        tokio::select! {
+            _ = terminate.recv() => break node,
+            _ = interrupt.recv() => break node,
+            () = node.removed() => {}
+        }
+        if !config.cluster.enabled {
+            bail!("another gateway has taken over this store");
+        }
+        // It was paused, or cut off: nothing of what it knew is to be trusted.
+        tracing::warn!("removed by the other gateways; coming back as a new one");
+        config.client.listen = node.client_address;
+        config.internal.listen = node.internal_address;
+        node.stop().await;
+    };
     tracing::info!("draining");
     let stopped = tokio::select! {
         stopped = node.stop() => stopped,
@@ -194,6 +221,27 @@ async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
     let (name, version) = (&settings.keyspace.name, schema::wanted());
     let what = if done { "now has" } else { "had already" };
     println!("keyspace {name} {what} version {version} of the tables");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the ring and the heartbeats from the store, so that no gateway has to answer.
+async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
+    let tasks = Tasks::default();
+    let store = open_store(config, &tasks).await?;
+    if !store.is_shared() {
+        bail!("an embedded store belongs to one gateway alone: ask its /health/ready");
+    }
+    match cluster::status(&*store).await? {
+        None => println!("no gateway has ever run on this store"),
+        Some(status) => {
+            println!("ring version {}", status.version);
+            for member in status.members {
+                let heart = if member.beats { "alive" } else { "silent" };
+                println!("{} {} {heart}", member.gateway, member.address);
+            }
+        }
+    }
+    store.close().await?;
     Ok(ExitCode::SUCCESS)
 }
 

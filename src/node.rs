@@ -3,6 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -10,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     auth::Tokens,
     chat::{Conversations, InboxWriter},
-    cluster::{Delivery, Home, Members, NotJoined, Router},
+    cluster::{Cluster, Home, Members, NotJoined, Speaking, WebSockets},
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
@@ -23,6 +24,12 @@ use crate::{
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 /// Between two rounds of upkeep: metrics, forgotten addresses.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// How long a gateway waits for the others before it serves clients.
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+/// For clients to leave a gateway that was removed.
+const REMOVED_GRACE: Duration = Duration::from_secs(2);
+/// How long a gateway that leaves waits until the others have heard it.
+const SAID_WITHIN: Duration = Duration::from_secs(2);
 /// Between two tries of what must succeed before anyone is served.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -32,9 +39,8 @@ pub struct Node {
     pub internal_address: SocketAddr,
     store: Arc<dyn Store>,
     members: Arc<Members>,
-    deposed: CancellationToken,
-    conversations: Conversations,
-    inbox: Arc<InboxWriter>,
+    removed: CancellationToken,
+    cluster: Cluster,
     gateway: Arc<Gateway>,
     drain: crate::config::Drain,
     /// Sessions and listeners; they end first.
@@ -61,51 +67,43 @@ impl Node {
         // The internal port answers from the beginning, to say what is still missing, until the very end.
         upkeep.spawn(gateway::serve(internal, admin.routes(), upkeep.clone()));
         let store = open_store(config, &upkeep).await?;
-        let members = Arc::new(join(&store).await?);
-        let deposed = CancellationToken::new();
-        upkeep.spawn(until_drained(
-            upkeep.clone(),
-            keep_lease(members.clone(), deposed.clone()),
-        ));
+        let speaking = speaking(config)?;
+        let advertise = config.cluster.advertise.clone().unwrap_or_default();
+        let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
         let hub = Arc::new(Hub::default());
-        let home = Arc::new(Home::new(store.clone()));
-        let delivery = Arc::new(Delivery::new(hub.clone(), home.clone()));
-        let inbox = Arc::new(InboxWriter::new(store.clone()));
-        let conversations = Conversations::new(
-            members.me(),
-            store.clone(),
-            delivery,
-            inbox.clone(),
-            members.lease(),
-            config.conversations(),
-            core.clone(),
+        let cluster = Cluster::new(
+            &members,
+            &store,
+            &hub,
+            speaking,
+            config.conversations().operation_timeout,
+            &upkeep,
+            |publish, inbox, lease| {
+                let (me, store) = (members.me(), store.clone());
+                let settings = config.conversations();
+                Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
+            },
         );
-        for &gone in members.gone() {
-            repair(&conversations, &*store, gone).await?;
-        }
-        let router = Router::new(
-            members.me(),
-            members.ring(),
-            store.clone(),
-            conversations.clone(),
-            home.clone(),
-            hub.clone(),
-        );
+        let (router, inbox) = (cluster.router.clone(), cluster.inbox.clone());
         let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
-
+        let removed = CancellationToken::new();
         let flushing = inbox.clone();
-        upkeep.spawn(until_drained(upkeep.clone(), async move {
-            flushing.run().await
-        }));
-        upkeep.spawn(until_drained(
-            upkeep.clone(),
-            turn_overlay(home, inbox.clone()),
-        ));
-        upkeep.spawn(until_drained(
-            upkeep.clone(),
-            keep_up(gateway.clone(), store.clone(), metrics),
-        ));
-        upkeep.spawn(until_drained(upkeep.clone(), sweep(store.clone())));
+        for task in [
+            keep_membership(members.clone(), removed.clone()).boxed(),
+            async move { flushing.run().await }.boxed(),
+            turn_overlay(cluster.home.clone(), inbox.clone()).boxed(),
+            keep_up(gateway.clone(), store.clone(), metrics).boxed(),
+            sweep(store.clone()).boxed(),
+        ] {
+            upkeep.spawn(until_drained(upkeep.clone(), task));
+        }
+        cluster.start();
+        for &gone in members.gone() {
+            repair(&cluster.conversations, &*store, gone).await?;
+        }
+        if !cluster.settled(SETTLED_WITHIN).await {
+            tracing::warn!("not every gateway of the ring can be reached yet");
+        }
 
         let client = gateway::bind(config.client.listen)
             .map_err(|e| anyhow::anyhow!("client.listen {}: {e}", config.client.listen))?;
@@ -121,9 +119,8 @@ impl Node {
             internal_address,
             store,
             members,
-            deposed,
-            conversations,
-            inbox,
+            removed,
+            cluster,
             gateway,
             drain: config.drain.clone(),
             edge,
@@ -132,36 +129,56 @@ impl Node {
         })
     }
 
-    /// Fires if another process takes over the store: then nothing can be served here any more.
-    pub async fn deposed(&self) {
-        self.deposed.cancelled().await;
+    /// Fires if other gateways have removed this one from the ring: then nothing can be served here any more.
+    pub async fn removed(&self) {
+        self.removed.cancelled().await;
     }
 
     /// Stops gracefully: readiness goes, clients are told and leave, what they asked for is finished,
     /// everything is stored. True if all of that ended in time.
     pub async fn stop(self) -> bool {
-        let ends = Instant::now() + Duration::from_millis(self.drain.grace_ms);
+        let grace = Duration::from_millis(self.drain.grace_ms);
+        let removed = self.removed.is_cancelled();
+        // Who was removed can finish nothing any more: clients are told, and that is all.
+        let ends = Instant::now()
+            + if removed {
+                grace.min(REMOVED_GRACE)
+            } else {
+                grace
+            };
         let left = || ends.saturating_duration_since(Instant::now());
         self.edge.drain();
-        let mut finished = self.edge.finished(left()).await;
-        self.conversations.close();
-        finished &= self.core.finished(left()).await;
-        finished &= timeout(left(), async {
-            while !self.inbox.flush().await && self.store.healthy().is_ok() {
+        let sessions = self.edge.finished(left()).await;
+        self.cluster.conversations.close();
+        let conversations = self.core.finished(left()).await;
+        let inbox = timeout(left(), async {
+            while !self.cluster.inbox.flush().await && self.store.healthy().is_ok() {
                 sleep(Duration::from_millis(100)).await;
             }
         })
         .await
         .is_ok();
+        let finished = sessions && conversations && inbox;
+        if !finished {
+            tracing::warn!(
+                sessions,
+                conversations,
+                inbox,
+                "not all of these ended in time"
+            );
+        }
         self.gateway.flush_presence().await;
-        if finished && self.store.healthy().is_ok() {
+        if finished && self.store.healthy().is_ok() && !removed {
             // Nothing is left for crash repair.
             let forgotten = self.store.forget_activity(self.members.me()).await;
             if let Err(error) = forgotten {
                 tracing::warn!(%error, "activity was not forgotten; the next start repairs what needs none");
             }
         }
-        self.members.leave().await;
+        if !removed {
+            self.members.leave().await;
+            self.cluster.said(SAID_WITHIN).await;
+        }
         self.upkeep.drain();
         let closed = self.store.close().await;
         self.upkeep.finished(Duration::from_secs(2)).await;
@@ -193,10 +210,36 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
     }
 }
 
-/// Becomes a member. A store over the network may be out of reach for a while: that mends by itself.
-async fn join(store: &Arc<dyn Store>) -> anyhow::Result<Members> {
+/// How this gateway speaks to others, if it is to.
+fn speaking(config: &Config) -> anyhow::Result<Option<Speaking>> {
+    if !config.cluster.enabled {
+        return Ok(None);
+    }
+    let listen = config.cluster.listen;
+    let listener =
+        gateway::bind(listen).map_err(|e| anyhow::anyhow!("cluster.listen {listen}: {e}"))?;
+    Ok(Some(Speaking {
+        secret: config.cluster.secret.clone().unwrap_or_default(),
+        network: Arc::new(WebSockets::new(listener)),
+    }))
+}
+
+/// Becomes a member: of a cluster with the address where the others reach it, or alone. A store over the network may
+/// be out of reach for a while: that mends by itself.
+async fn join(
+    store: &Arc<dyn Store>,
+    speaking: Option<&Speaking>,
+    advertise: &str,
+) -> anyhow::Result<Members> {
     loop {
-        match Members::alone(store.clone()).await {
+        let joined = match speaking {
+            Some(Speaking { network, .. }) => {
+                let me = GatewayId(uuid::Uuid::now_v7());
+                Members::join(store.clone(), me, advertise.into(), &**network).await
+            }
+            None => Members::alone(store.clone()).await,
+        };
+        match joined {
             Err(NotJoined::Store(error)) if store.is_shared() => {
                 tracing::warn!(%error, "the ring could not be joined; trying again");
                 sleep(RETRY_AFTER).await;
@@ -239,10 +282,9 @@ async fn turn_overlay(home: Arc<Home>, inbox: Arc<InboxWriter>) {
     }
 }
 
-async fn keep_lease(members: Arc<Members>, deposed: CancellationToken) {
-    let error = members.keep().await;
-    tracing::error!(%error, "this gateway stops");
-    deposed.cancel();
+async fn keep_membership(members: Arc<Members>, removed: CancellationToken) {
+    members.keep().await;
+    removed.cancel();
 }
 
 async fn keep_up(gateway: Arc<Gateway>, store: Arc<dyn Store>, metrics: PrometheusHandle) {

@@ -1,6 +1,12 @@
 //! Where tasks live. Nothing else spawns, so that a drain can wait for everything.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::{
@@ -13,16 +19,102 @@ use tokio_util::{
 pub struct Tasks {
     running: TaskTracker,
     draining: CancellationToken,
+    process: Option<Process>,
+}
+
+/// A process of a simulation: its tasks stop while it is paused, as with SIGSTOP, and for ever once it is killed.
+#[doc(hidden)]
+#[derive(Clone, Default, Debug)]
+pub struct Process(Arc<Mutex<State>>);
+
+#[derive(Default, Debug)]
+struct State {
+    paused: bool,
+    killed: bool,
+    waiting: Vec<Waker>,
+}
+
+impl Process {
+    pub fn pause(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).paused = true;
+    }
+
+    pub fn resume(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.paused = false;
+        state.waiting.drain(..).for_each(Waker::wake);
+    }
+
+    pub fn kill(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.killed = true;
+        state.waiting.drain(..).for_each(Waker::wake);
+    }
+
+    /// A future that runs as part of the process.
+    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+        Running {
+            process: self.clone(),
+            future: Some(Box::pin(future)),
+        }
+    }
+}
+
+struct Running<F> {
+    process: Process,
+    future: Option<Pin<Box<F>>>,
+}
+
+impl<F: Future> Future for Running<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let killed = {
+            let mut state = self
+                .process
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if !state.killed && !state.paused {
+                None
+            } else {
+                state.waiting.push(context.waker().clone());
+                Some(state.killed)
+            }
+        };
+        match (killed, &mut self.future) {
+            (None, Some(future)) => future.as_mut().poll(context),
+            (Some(true), future) => {
+                *future = None; // Its connections break.
+                Poll::Pending
+            }
+            _ => Poll::Pending,
+        }
+    }
 }
 
 impl Tasks {
+    /// Tasks of a simulated process.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of(process: Process) -> Self {
+        Self {
+            process: Some(process),
+            ..Self::default()
+        }
+    }
+
     #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        tokio::spawn(self.running.track_future(task))
+        let task = self.running.track_future(task);
+        match &self.process {
+            None => tokio::spawn(task),
+            Some(process) => tokio::spawn(process.run(task)),
+        }
     }
 
     /// Counts a task that a library spawns.

@@ -30,8 +30,9 @@ pub(crate) struct Crowd {
     subscribers: Vec<Subscriber>,
     epoch: Instant,
     pub(crate) counts: Counts,
-    /// From the moment a message should have been sent to its arrival, in microseconds.
-    pub(crate) latency: Histogram<u64>,
+    /// From the moment a message should have been sent to its arrival, in microseconds; by the server that the
+    /// subscriber is connected to: the first one to the first, and so on in turn.
+    pub(crate) latency: Vec<Histogram<u64>>,
     /// The first message's frame, as a sample.
     pub(crate) sample: Option<String>,
 }
@@ -57,7 +58,11 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
 impl Crowd {
     /// # Errors
     /// When the sockets cannot be watched.
-    pub(crate) fn new(streams: Vec<TcpStream>, epoch: Instant) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        streams: Vec<TcpStream>,
+        servers: usize,
+        epoch: Instant,
+    ) -> anyhow::Result<Self> {
         let poll = Poll::new()?;
         let mut subscribers = Vec::with_capacity(streams.len());
         for (index, stream) in streams.into_iter().enumerate() {
@@ -78,7 +83,7 @@ impl Crowd {
             subscribers,
             epoch,
             counts: Counts::default(),
-            latency: Histogram::new_with_max(LATENCY_US_MAX, 3)?,
+            latency: vec![Histogram::new_with_max(LATENCY_US_MAX, 3)?; servers],
             sample: None,
         })
     }
@@ -112,6 +117,7 @@ impl Crowd {
                 frames,
                 next,
             } = &mut subscribers[event.token().0];
+            let server = event.token().0 % latency.len();
             let now_us = epoch.elapsed().as_micros() as u64;
             loop {
                 match stream.read(buffer) {
@@ -127,7 +133,7 @@ impl Crowd {
                                     counts.note(next, number);
                                     let late =
                                         now_us.saturating_sub(at_us).clamp(1, LATENCY_US_MAX);
-                                    latency.saturating_record(late);
+                                    latency[server].saturating_record(late);
                                     if sample.is_none() {
                                         *sample = Some(String::from_utf8_lossy(text).into_owned());
                                     }

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::bail;
 use clap::Args;
+use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -38,6 +39,9 @@ pub(crate) struct Options {
     /// Messages that may be under way in the saturated part
     #[arg(long, default_value_t = 256)]
     window: u64,
+    /// Measures so many gateways too, over one store, with the subscribers spread over them; needs --cassandra
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
 }
 
 /// Of all goals: how much more CPU than the raw loop a paced delivery may cost.
@@ -46,6 +50,10 @@ const PACED_RATIO_MAX: f64 = 1.1;
 struct Part {
     cpu_us: f64,
     per_second: f64,
+    /// Half of the messages arrived within so long, through each server.
+    p50_ms: Vec<f64>,
+    /// Frames between gateways for each message.
+    peer_frames: f64,
 }
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -53,30 +61,23 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     println!("gateway, every message stored:");
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
-    let mut owner = Client::connect(&server.address, "publisher", 0)?;
-    let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
-    let channel = owner.ask(create)?["conversation"].clone();
-    let mut streams = Vec::new();
-    for number in 0..options.subscribers {
-        let mut client = Client::connect(&server.address, &format!("u{number}"), number)?;
-        client.ask(json!({"type": "subscribe", "conversation": channel}))?;
-        streams.push(client.into_stream());
+    let (paced, saturated, sample) = gateways(&[server], options, &mut report, "gateway")?;
+    if options.gateways > 1 {
+        println!("{} gateways:", options.gateways);
+        let data = Data::new(common)?;
+        let servers = Server::gateways(common, &data, options.gateways)?;
+        let (together, _, _) = gateways(&servers, options, &mut report, "gateways")?;
+        report.figure(
+            "paced CPU, gateways / gateway",
+            together.cpu_us / paced.cpu_us,
+            "",
+        );
+        // The owner's subscribers get it without a hop.
+        let at = |fold: fn(f64, f64) -> f64| together.p50_ms.iter().copied().reduce(fold);
+        if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
+            report.figure("latency of the hop, p50", most - least, "ms");
+        }
     }
-    let compose = |body: &str| {
-        let frame = json!({"type": "send", "id": 1, "conversation": channel, "client_id": Uuid::new_v4(), "body": body});
-        text_frame(&frame.to_string())
-    };
-    let (paced, saturated, sample) = measure(
-        &server,
-        streams,
-        owner.into_stream(),
-        true,
-        &compose,
-        options,
-        &mut report,
-        "gateway",
-    )?;
-    drop(server);
 
     println!("raw epoll loop, one write() per delivery, nothing stored:");
     let server = Server::raw()?;
@@ -98,7 +99,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         text_frame(&event.to_string())
     };
     let (raw_paced, raw_saturated, _) = measure(
-        &server,
+        &[server],
         streams,
         publisher,
         false,
@@ -128,12 +129,45 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish(common.json.as_deref())
 }
 
+/// One channel on these, with the subscribers spread over them.
+fn gateways(
+    servers: &[Server],
+    options: &Options,
+    report: &mut Report,
+    name: &str,
+) -> anyhow::Result<(Part, Part, Option<String>)> {
+    let mut owner = Client::connect(&servers[0].address, "publisher", 0)?;
+    let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
+    let channel = owner.ask(create)?["conversation"].clone();
+    let mut streams = Vec::new();
+    for number in 0..options.subscribers {
+        let address = &servers[number % servers.len()].address;
+        let mut client = Client::connect(address, &format!("u{number}"), number)?;
+        client.ask(json!({"type": "subscribe", "conversation": channel}))?;
+        streams.push(client.into_stream());
+    }
+    let compose = |body: &str| {
+        let frame = json!({"type": "send", "id": 1, "conversation": channel, "client_id": Uuid::new_v4(), "body": body});
+        text_frame(&frame.to_string())
+    };
+    measure(
+        servers,
+        streams,
+        owner.into_stream(),
+        true,
+        &compose,
+        options,
+        report,
+        name,
+    )
+}
+
 #[expect(
     clippy::too_many_arguments,
     reason = "the two servers differ in all of them"
 )]
 fn measure(
-    server: &Server,
+    servers: &[Server],
     streams: Vec<TcpStream>,
     publisher: TcpStream,
     acknowledged: bool,
@@ -143,7 +177,7 @@ fn measure(
     name: &str,
 ) -> anyhow::Result<(Part, Part, Option<String>)> {
     let epoch = Instant::now();
-    let mut crowd = Crowd::new(streams, epoch)?;
+    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
     let mut publisher = Publisher::new(publisher, acknowledged)?;
     let length = Duration::from_secs(options.seconds);
     let warm_up = Duration::from_secs(1);
@@ -172,22 +206,33 @@ fn measure(
         };
     let progress = spinner();
     paced(&mut crowd, &mut number, warm_up, &progress)?;
-    crowd.latency.reset();
-    let (before, from, counted) = (server.cpu()?, Instant::now(), crowd.counts);
+    for latency in &mut crowd.latency {
+        latency.reset();
+    }
+    let before = Before::new(servers, &crowd)?;
     paced(&mut crowd, &mut number, length, &progress)?;
-    let part = part(
-        server,
-        before,
-        from,
-        crowd.counts.delivered - counted.delivered,
-    )?;
+    let part = before.part(servers, &crowd)?;
     progress.finish_and_clear();
     report.figure(
         &format!("{name}, paced: CPU per delivery"),
         part.cpu_us,
         "µs",
     );
-    report.latency(&format!("{name}, paced: latency"), &crowd.latency);
+    for (server, latency) in crowd.latency.iter().enumerate() {
+        let which = if servers.len() > 1 {
+            format!(" at {}", server + 1)
+        } else {
+            String::new()
+        };
+        report.latency(&format!("{name}, paced: latency{which}"), latency);
+    }
+    if servers.len() > 1 {
+        report.figure(
+            &format!("{name}, paced: peer frames per message"),
+            part.peer_frames,
+            "",
+        );
+    }
     let paced_part = part;
 
     // Saturated: as many as may be under way.
@@ -209,10 +254,9 @@ fn measure(
         };
     let progress = spinner();
     saturated(&mut crowd, &mut number, warm_up, &progress)?;
-    let (before, from, counted) = (server.cpu()?, Instant::now(), crowd.counts);
+    let before = Before::new(servers, &crowd)?;
     saturated(&mut crowd, &mut number, length, &progress)?;
-    let delivered = crowd.counts.delivered - counted.delivered;
-    let part = self::part(server, before, from, delivered)?;
+    let part = before.part(servers, &crowd)?;
     progress.finish_and_clear();
     report.figure(
         &format!("{name}, saturated: CPU per delivery"),
@@ -224,6 +268,13 @@ fn measure(
         part.per_second,
         "/s",
     );
+    if servers.len() > 1 {
+        report.figure(
+            &format!("{name}, saturated: peer frames per message"),
+            part.peer_frames,
+            "",
+        );
+    }
 
     let Counts {
         doubled,
@@ -266,13 +317,47 @@ fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn part(server: &Server, before: Duration, from: Instant, delivered: u64) -> anyhow::Result<Part> {
-    let cpu = server.cpu()? - before;
-    let delivered = delivered as f64;
-    Ok(Part {
-        cpu_us: cpu.as_secs_f64() * 1e6 / delivered,
-        per_second: delivered / from.elapsed().as_secs_f64(),
-    })
+/// How things stood when a part began.
+struct Before {
+    cpu: Duration,
+    peer_frames: f64,
+    delivered: u64,
+    at: Instant,
+}
+
+impl Before {
+    fn new(servers: &[Server], crowd: &Crowd) -> anyhow::Result<Self> {
+        let mut now = Self {
+            cpu: Duration::ZERO,
+            peer_frames: 0.0,
+            delivered: crowd.counts.delivered,
+            at: Instant::now(),
+        };
+        for server in servers {
+            if servers.len() > 1 {
+                let metrics = server.metrics()?;
+                now.peer_frames += metrics
+                    .get("chat_peer_frames_sent_total")
+                    .copied()
+                    .unwrap_or_default();
+            }
+            now.cpu += server.cpu()?;
+        }
+        Ok(now)
+    }
+
+    fn part(&self, servers: &[Server], crowd: &Crowd) -> anyhow::Result<Part> {
+        let now = Self::new(servers, crowd)?;
+        let delivered = (now.delivered - self.delivered) as f64;
+        let messages = delivered / crowd.len() as f64;
+        let p50 = |latency: &Histogram<u64>| latency.value_at_quantile(0.5) as f64 / 1000.0;
+        Ok(Part {
+            cpu_us: (now.cpu - self.cpu).as_secs_f64() * 1e6 / delivered,
+            per_second: delivered / (now.at - self.at).as_secs_f64(),
+            p50_ms: crowd.latency.iter().map(p50).collect(),
+            peer_frames: (now.peer_frames - self.peer_frames) / messages,
+        })
+    }
 }
 
 /// Sends, and reads what comes back in a thread of its own.

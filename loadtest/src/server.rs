@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fs,
     io::{BufRead, BufReader, Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     time::Duration,
@@ -31,7 +31,35 @@ pub(crate) struct Server {
 impl Server {
     /// A gateway over `data`, with limits that a load test does not run into.
     pub(crate) fn gateway(common: &Common, data: &Data) -> anyhow::Result<Self> {
-        let mut process = command(common, data)?.stderr(Stdio::piped()).spawn()?;
+        Self::start(&mut command(common, data)?)
+    }
+
+    /// So many gateways over the same data.
+    pub(crate) fn gateways(
+        common: &Common,
+        data: &Data,
+        count: usize,
+    ) -> anyhow::Result<Vec<Self>> {
+        if data.cluster.is_none() {
+            bail!("several gateways need a store that they share: --cassandra");
+        }
+        let mut servers = Vec::new();
+        for _ in 0..count {
+            // Free a moment ago.
+            let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+            let mut command = command(common, data)?;
+            command
+                .env("CHAT__CLUSTER__ENABLED", "true")
+                .env("CHAT__CLUSTER__SECRET", SECRET)
+                .env("CHAT__CLUSTER__LISTEN", &address)
+                .env("CHAT__CLUSTER__ADVERTISE", &address);
+            servers.push(Self::start(&mut command)?);
+        }
+        Ok(servers)
+    }
+
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let mut process = command.stderr(Stdio::piped()).spawn()?;
         let Some(log) = process.stderr.take() else {
             bail!("the gateway has no log")
         };

@@ -9,9 +9,9 @@ mod takeover;
 mod waiting;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     future::Future,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -38,7 +38,7 @@ use super::{
     log::Log,
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{Audience, Handed, Place, Publication, Publish},
+    publish::{Audience, Handed, InHand, Place, Publication, Publish},
 };
 use crate::{
     clock,
@@ -72,6 +72,8 @@ pub(super) struct Environment {
     pub lease: Lease,
     pub settings: Settings,
     pub entries_committed: Counter,
+    /// Conversations that were lost with something unfinished.
+    pub unfinished: Mutex<BTreeSet<ConversationId>>,
 }
 
 impl Environment {
@@ -92,6 +94,15 @@ impl Environment {
             lease,
             settings,
             entries_committed,
+            unfinished: Mutex::default(),
+        }
+    }
+
+    /// That this gateway writes to a conversation, now.
+    fn activity(&self) -> Activity {
+        Activity {
+            gateway: self.gateway,
+            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
         }
     }
 }
@@ -121,10 +132,17 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
 pub(super) async fn own(
     id: ConversationId,
     environment: Arc<Environment>,
+    term: Arc<Term>,
     mut commands: mpsc::Receiver<Command>,
     stop: impl Future<Output = ()>,
 ) {
-    match Owner::load(id, environment.clone()).await {
+    let revoked = term.revoked();
+    let loaded = select! {
+        biased;
+        () = revoked.cancelled() => Err(Error::MOVED),
+        loaded = Owner::load(id, environment.clone(), term) => loaded,
+    };
+    match loaded {
         Ok((mut owner, settled)) => {
             // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
             for (entry, waiting) in settled {
@@ -155,7 +173,7 @@ struct Owner {
     /// Appended since the last write to the store.
     unwritten: Vec<LogRow>,
     /// Committed changes whose effects are being stored, with who waits for that.
-    applying: HashMap<Seq, Vec<Reply>>,
+    applying: BTreeMap<Seq, Vec<Reply>>,
     /// Taken from the mailbox, not yet handled.
     backlog: VecDeque<Command>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
@@ -174,7 +192,11 @@ enum Done {
         reply: Reply,
     },
     Founded(Reply),
-    Published(Arc<Entry>, Audience),
+    Published {
+        entry: Arc<Entry>,
+        audience: Audience,
+        handed: InHand,
+    },
     Lost(store::Error),
 }
 
@@ -187,6 +209,7 @@ impl Owner {
     async fn run(mut self, commands: &mut mpsc::Receiver<Command>, stop: impl Future<Output = ()>) {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
+        let revoked = self.term.revoked();
         let mut idle_at = self.idle_at();
         let mut closing = false;
         let mut received = Vec::new();
@@ -219,6 +242,7 @@ impl Owner {
                     self.backlog.extend(received.drain(..));
                     idle_at = self.idle_at();
                 }
+                () = revoked.cancelled() => self.failed = Some(Error::CLOSED),
                 () = &mut stop, if !closing => {
                     closing = true;
                     commands.close();
@@ -322,12 +346,10 @@ impl Owner {
             return;
         }
         let rows = std::mem::take(&mut self.unwritten);
-        let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
-        let activity = (minute != self.active_minute).then_some(Activity {
-            gateway: self.environment.gateway,
-            minute,
-        });
-        self.active_minute = minute;
+        let activity = self.environment.activity();
+        let is_new = activity.minute != self.active_minute;
+        self.active_minute = activity.minute;
+        let activity = is_new.then_some(activity);
         let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
@@ -353,7 +375,7 @@ impl Owner {
                 }
             }
             Done::Applied(seq) => {
-                self.log.applied(seq);
+                self.log.release(seq);
                 for reply in self.applying.remove(&seq).unwrap_or_default() {
                     drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
                 }
@@ -371,7 +393,15 @@ impl Owner {
             Done::Founded(reply) => {
                 drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
             }
-            Done::Published(entry, audience) => self.queue_inbox(&entry, audience),
+            Done::Published {
+                entry,
+                audience,
+                handed,
+            } => {
+                self.log.release(entry.seq);
+                self.queue_inbox(&entry, audience);
+                drop(handed);
+            }
             Done::Lost(error) => {
                 tracing::warn!(conversation = %self.id, %error, "the conversation is given up");
                 self.failed = Some(error.into());
@@ -441,11 +471,21 @@ impl Owner {
         // more than was delivered.
         match self.environment.publish.publish(publication) {
             Handed::Done => self.queue_inbox(&entry, audience),
-            Handed::Waiting(delivered) => self.work.push(Box::pin(async move {
-                // A lost conversation's entries are published again by its next owner.
-                drop(delivered.await);
-                Done::Published(entry, audience)
-            })),
+            Handed::Waiting(delivered) => {
+                // Until then a successor publishes it again.
+                self.log.hold(entry_seq);
+                self.work.push(Box::pin(async move {
+                    let handed = match delivered.await {
+                        Ok(handed) => handed,
+                        Err(_) => std::future::pending().await,
+                    };
+                    Done::Published {
+                        entry,
+                        audience,
+                        handed,
+                    }
+                }));
+            }
         }
         if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
             self.publish_place(place, entry_seq, users);
@@ -505,18 +545,23 @@ impl Owner {
     async fn finish(mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::CLOSED);
-        let mut replies: Vec<Reply> = self.backlog.drain(..).map(|c| c.reply).collect();
-        while let Some(command) = commands.recv().await {
-            replies.push(command.reply);
+        if !self.log.is_quiet() {
+            // The next owner settles and publishes it, as soon as there is one.
+            let unfinished = self.environment.unfinished.lock();
+            unfinished
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(self.id);
         }
-        replies.extend(
-            self.waiting
-                .drain(..)
-                .flat_map(|w| w.replies)
-                .map(|(reply, _)| reply),
-        );
-        replies.extend(self.applying.drain().flat_map(|(_, replies)| replies));
-        for reply in replies {
+        // Nothing of these was begun: whoever owns the conversation now may be asked instead.
+        for command in self.backlog.drain(..) {
+            drop(command.reply.send(Err(Error::MOVED)));
+        }
+        while let Some(command) = commands.recv().await {
+            drop(command.reply.send(Err(Error::MOVED)));
+        }
+        let waiting = self.waiting.drain(..).flat_map(|w| w.replies);
+        let applying = std::mem::take(&mut self.applying).into_values().flatten();
+        for reply in waiting.map(|(reply, _)| reply).chain(applying) {
             drop(reply.send(Err(error.clone())));
         }
         if self.failed.is_none() && self.log.head() > 0 {

@@ -1,6 +1,9 @@
 //! Which conversations are open here: finds the owner of each, or makes one.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError},
+};
 
 use dashmap::{DashMap, mapref::entry::Entry as Place};
 use futures_util::{StreamExt, stream};
@@ -16,7 +19,7 @@ use super::{
     error::Error,
     history::History,
     inbox::InboxWriter,
-    lease::Lease,
+    lease::{Lease, Term},
     operation::{Operation, Outcome, Page, ParticipantsPage, Sent},
     publish::Publish,
     repair,
@@ -48,11 +51,18 @@ struct Shared {
 #[derive(Clone)]
 struct Handle {
     mailbox: mpsc::Sender<Command>,
+    term: Arc<Term>,
     /// Fires when the owner has let go and another one may be made.
     gone: CancellationToken,
 }
 
 impl Conversations {
+    /// Whether this gateway may act as an owner at all: its lease has not ended.
+    #[must_use]
+    pub fn may_serve(&self) -> bool {
+        self.shared.environment.lease.holds(Instant::now())
+    }
+
     #[must_use]
     pub fn new(
         gateway: GatewayId,
@@ -97,9 +107,19 @@ impl Conversations {
             history,
             ..
         } = &*self.shared;
-        let term = environment.lease.term();
+        if let Operation::Repair = operation {
+            // Boxed: it asks this very function.
+            Box::pin(repair::conversation(self, environment, conversation)).await?;
+            // Written, before anyone forgets that there was something to repair.
+            return if environment.inbox.flush().await {
+                Ok(Outcome::Done)
+            } else {
+                Err(Error::unavailable("the store did not answer"))
+            };
+        }
         let answered = async {
-            match self.answer(conversation, actor, operation).await? {
+            let (answer, term) = self.answer(conversation, actor, operation).await?;
+            match answer {
                 Answer::Ready(outcome) => Ok(outcome),
                 Answer::ReadLog { from, to, head } => {
                     let entries = history.read(conversation, from, to).await?;
@@ -119,9 +139,7 @@ impl Conversations {
         };
         timeout(environment.settings.operation_timeout, answered)
             .await
-            .unwrap_or(Err(Error::Unavailable {
-                reason: "it took too long",
-            }))
+            .unwrap_or(Err(Error::unavailable("it took too long")))
     }
 
     /// As `ask`, for a message.
@@ -133,10 +151,19 @@ impl Conversations {
         conversation: ConversationId,
         draft: crate::model::Draft,
     ) -> Result<Sent, Error> {
-        match self
-            .ask(conversation, draft.sender.clone(), Operation::Send(draft))
-            .await?
-        {
+        let sender = draft.sender.clone();
+        Self::sent(
+            self.ask(conversation, sender, Operation::Send(draft))
+                .await?,
+        )
+    }
+
+    /// What a message's outcome says.
+    ///
+    /// # Errors
+    /// If it does not say where the message is.
+    pub fn sent(outcome: Outcome) -> Result<Sent, Error> {
+        match outcome {
             Outcome::Sent(sent) => Ok(sent),
             // A repetition of a message that has left memory.
             Outcome::History(page) => match &page.entries[..] {
@@ -160,25 +187,26 @@ impl Conversations {
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
-    ) -> Result<Answer, Error> {
+    ) -> Result<(Answer, Arc<Term>), Error> {
         let (reply, answer) = oneshot::channel();
         let mut command = Command {
             actor,
             operation,
             reply,
         };
-        loop {
+        let term = loop {
             let handle = self.owner(conversation)?;
             match handle.mailbox.try_send(command) {
-                Ok(()) => break,
+                Ok(()) => break handle.term,
                 Err(mpsc::error::TrySendError::Full(_)) => return Err(Error::BUSY),
                 Err(mpsc::error::TrySendError::Closed(returned)) => {
                     handle.gone.cancelled().await;
                     command = returned;
                 }
             }
-        }
-        answer.await.unwrap_or(Err(Error::CLOSED))
+        };
+        let answer = answer.await.unwrap_or(Err(Error::CLOSED))?;
+        Ok((answer, term))
     }
 
     fn owner(&self, conversation: ConversationId) -> Result<Handle, Error> {
@@ -193,26 +221,29 @@ impl Conversations {
             return Ok(handle.clone());
         }
         if closing.is_cancelled() {
-            return Err(Error::CLOSED);
+            return Err(Error::MOVED);
         }
         if open.len() >= environment.settings.open_max {
-            return Err(Error::Unavailable {
-                reason: "too many conversations are open",
-            });
+            return Err(Error::unavailable("too many conversations are open"));
         }
         let handle = match open.entry(conversation) {
             Place::Occupied(there) => return Ok(there.get().clone()),
             Place::Vacant(place) => {
+                // Asked while the place is held: whoever then lets go of what is lost finds it there.
+                let term = environment.lease.term(conversation).ok_or(Error::MOVED)?;
+                let term = Arc::new(term);
                 let (mailbox, commands) = mailbox();
                 let handle = Handle {
                     mailbox,
+                    term: term.clone(),
                     gone: CancellationToken::new(),
                 };
                 place.insert(handle.clone());
                 let (shared, gone) = (self.shared.clone(), handle.gone.clone());
                 tasks.spawn(async move {
                     let stop = shared.closing.clone().cancelled_owned();
-                    own(conversation, shared.environment.clone(), commands, stop).await;
+                    let environment = shared.environment.clone();
+                    own(conversation, environment, term, commands, stop).await;
                     // Only now may another owner be made: never two at once.
                     shared.open.remove(&conversation);
                     gone.cancel();
@@ -275,7 +306,9 @@ impl Conversations {
         if !touched.is_empty() {
             tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
             let failures: Vec<store::Error> = stream::iter(touched)
-                .map(|conversation| repair::conversation(self, &**store, inbox, conversation))
+                .map(|conversation| {
+                    repair::conversation(self, &self.shared.environment, conversation)
+                })
                 .buffer_unordered(REPAIRS_AT_ONCE)
                 .filter_map(async |result| result.err())
                 .collect()
@@ -289,6 +322,38 @@ impl Conversations {
             tracing::info!(gateway = %gone, "crash repair ended");
         }
         store.forget_activity(gone).await
+    }
+
+    /// Lets go of all conversations but those to keep. Each of them fires when it is let go of: nothing of it is
+    /// answered after that.
+    pub fn release(&self, keep: impl Fn(ConversationId) -> bool) -> Vec<CancellationToken> {
+        let open = self.shared.open.iter();
+        let lost = open.filter(|open| !keep(*open.key()));
+        let lost: BTreeMap<_, _> = lost
+            .map(|open| (*open.key(), open.value().clone()))
+            .collect();
+        lost.into_values()
+            .map(|lost| {
+                lost.term.revoke();
+                lost.gone
+            })
+            .collect()
+    }
+
+    /// Conversations that were lost in the middle of something: their next owner is to be asked something, and
+    /// finishes it when it begins.
+    #[must_use]
+    pub fn take_unfinished(&self) -> BTreeSet<ConversationId> {
+        let unfinished = self.shared.environment.unfinished.lock();
+        std::mem::take(&mut *unfinished.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nobody could be asked yet.
+    pub fn unfinished(&self, conversation: ConversationId) {
+        let unfinished = self.shared.environment.unfinished.lock();
+        unfinished
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(conversation);
     }
 
     /// Closes all conversations, each once nothing of it is in flight.

@@ -2,7 +2,7 @@
 //! for by a sender. What a crash loses of it, crash repair writes again.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -33,7 +33,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 pub struct InboxWriter {
     store: Arc<dyn Store>,
-    pending: Mutex<HashMap<ConversationId, Pending>>,
+    pending: Mutex<BTreeMap<ConversationId, Pending>>,
     wake: Notify,
     flushing: tokio::sync::Mutex<()>,
     behind: AtomicBool,
@@ -44,7 +44,7 @@ struct Pending {
     /// Nobody's row follows a channel's entries.
     newest: Option<(Arc<Members>, Arc<Last>)>,
     /// Who sends has read what came before.
-    read_by_senders: HashMap<UserId, Seq>,
+    read_by_senders: BTreeMap<UserId, Seq>,
 }
 
 impl InboxWriter {
@@ -137,7 +137,7 @@ impl InboxWriter {
         false
     }
 
-    fn pending(&self) -> MutexGuard<'_, HashMap<ConversationId, Pending>> {
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<ConversationId, Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

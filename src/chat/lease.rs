@@ -1,65 +1,125 @@
 //! The right to act as an owner, until a moment on the monotonic clock.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
 use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
 
-use crate::model::Epoch;
+use crate::{
+    model::{ConversationId, Epoch},
+    mutation::{Mutation, broken},
+};
 
 const FOREVER: u64 = u64::MAX;
 
-/// This gateway's present term. Cheap to clone; all clones see a new term at once.
-#[derive(Clone, Debug)]
-pub struct Lease(Arc<ArcSwap<Term>>);
+/// Which conversations this gateway may own now.
+pub type Owns = Arc<dyn Fn(ConversationId) -> bool + Send + Sync>;
 
-/// One unbroken time of being an owner, under one epoch. Once it has ended it never comes back: a write of it
-/// may still land, and must never share its key with another one's.
-#[derive(Debug)]
-pub struct Term {
+/// What this gateway may do at present. Cheap to clone; all clones see a change at once.
+#[derive(Clone, Debug)]
+pub struct Lease(Arc<ArcSwap<Grant>>);
+
+struct Grant {
     epoch: Epoch,
+    until: Arc<Until>,
+    /// None: all.
+    owns: Option<Owns>,
+}
+
+/// The end of one unbroken time of being an owner. Once it has passed it never comes back: a write of that time may
+/// still land, and must never share its key with another one's.
+#[derive(Debug)]
+struct Until {
     base: Instant,
     /// Milliseconds after `base`.
     ends: AtomicU64,
+}
+
+/// The right to own one conversation. Whoever acts under it asks it before and after each act.
+#[derive(Debug)]
+pub struct Term {
+    epoch: Epoch,
+    until: Arc<Until>,
+    revoked: CancellationToken,
 }
 
 impl Lease {
     /// For a store that only this process can use, so that nobody else can take over.
     #[must_use]
     pub fn unbounded(epoch: Epoch) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(Term {
-            epoch,
-            base: Instant::now(),
-            ends: AtomicU64::new(FOREVER),
-        })))
+        Self::granted(epoch, Until::at(None), None)
     }
 
     #[must_use]
     pub fn until(epoch: Epoch, end: Instant) -> Self {
-        let lease = Self::unbounded(epoch);
-        lease.end_at(end);
-        lease
+        Self::granted(epoch, Until::at(Some(end)), None)
     }
 
-    /// Whoever acts under it keeps it, and asks it before and after each act.
+    /// Nothing may be owned yet.
     #[must_use]
-    pub fn term(&self) -> Arc<Term> {
-        self.0.load_full()
+    pub fn none() -> Self {
+        Self::granted(
+            0,
+            Until::at(Some(Instant::now())),
+            Some(Arc::new(|_| false)),
+        )
+    }
+
+    fn granted(epoch: Epoch, until: Arc<Until>, owns: Option<Owns>) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(Grant {
+            epoch,
+            until,
+            owns,
+        })))
+    }
+
+    /// The right to own a conversation from now on; none while another gateway may still own it.
+    #[must_use]
+    pub fn term(&self, conversation: ConversationId) -> Option<Term> {
+        let grant = self.0.load();
+        let owned = grant.owns.as_ref().is_none_or(|owns| owns(conversation));
+        owned.then(|| Term {
+            epoch: grant.epoch,
+            until: grant.until.clone(),
+            revoked: CancellationToken::new(),
+        })
+    }
+
+    #[must_use]
+    pub fn owns(&self, conversation: ConversationId) -> bool {
+        let grant = self.0.load();
+        grant.owns.as_ref().is_none_or(|owns| owns(conversation))
+    }
+
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.0.load().epoch
     }
 
     /// Begins a term under a newer epoch; the one before ends.
-    pub fn begin(&self, epoch: Epoch, end: Instant) {
+    pub fn begin(&self, epoch: Epoch, end: Instant, owns: Option<Owns>) {
         self.end_at(Instant::now());
-        self.0.store(Self::until(epoch, end).term());
+        let until = Until::at(Some(end));
+        self.0.store(Arc::new(Grant { epoch, until, owns }));
+    }
+
+    /// Goes on without pause, under a newer epoch for what is opened from now on.
+    pub fn go_on(&self, epoch: Epoch, owns: Option<Owns>) {
+        let until = self.0.load().until.clone();
+        self.0.store(Arc::new(Grant { epoch, until, owns }));
     }
 
     /// Moves the end of the present term. False, and nothing, if it has ended.
     #[must_use]
     pub fn extend(&self, end: Instant) -> bool {
-        let holds = self.term().holds(Instant::now());
+        let holds = self.holds(Instant::now());
         if holds {
             self.end_at(end);
         }
@@ -68,7 +128,53 @@ impl Lease {
 
     /// The present term ends at `end`, or has ended.
     pub fn end_at(&self, end: Instant) {
-        self.term().end_at(end);
+        self.0.load().until.end_at(end);
+    }
+
+    #[must_use]
+    pub fn holds(&self, now: Instant) -> bool {
+        self.0.load().until.holds(now)
+    }
+
+    /// How long it holds yet.
+    #[must_use]
+    pub fn left(&self, now: Instant) -> Duration {
+        let grant = self.0.load();
+        let ends = grant.until.ends.load(Ordering::Acquire);
+        (grant.until.base + Duration::from_millis(ends.min(1 << 40))).saturating_duration_since(now)
+    }
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { epoch, until, .. } = self;
+        write!(f, "Grant {{ epoch: {epoch}, until: {until:?} }}")
+    }
+}
+
+impl Until {
+    fn at(end: Option<Instant>) -> Arc<Self> {
+        let until = Self {
+            base: Instant::now(),
+            ends: AtomicU64::new(FOREVER),
+        };
+        if let Some(end) = end {
+            until.end_at(end);
+        }
+        Arc::new(until)
+    }
+
+    fn holds(&self, now: Instant) -> bool {
+        let ends = self.ends.load(Ordering::Acquire);
+        ends == FOREVER || now < self.base + Duration::from_millis(ends)
+    }
+
+    fn end_at(&self, end: Instant) {
+        let after = end.saturating_duration_since(self.base).as_millis();
+        self.ends.store(
+            u64::try_from(after).unwrap_or(FOREVER - 1),
+            Ordering::Release,
+        );
     }
 }
 
@@ -80,15 +186,15 @@ impl Term {
 
     #[must_use]
     pub fn holds(&self, now: Instant) -> bool {
-        let ends = self.ends.load(Ordering::Acquire);
-        ends == FOREVER || now < self.base + Duration::from_millis(ends)
+        (!self.revoked.is_cancelled() && self.until.holds(now)) || broken(Mutation::Lease)
     }
 
-    fn end_at(&self, end: Instant) {
-        let after = end.saturating_duration_since(self.base).as_millis();
-        self.ends.store(
-            u64::try_from(after).unwrap_or(FOREVER - 1),
-            Ordering::Release,
-        );
+    /// Another gateway is to own the conversation.
+    pub(super) fn revoke(&self) {
+        self.revoked.cancel();
+    }
+
+    pub(super) fn revoked(&self) -> CancellationToken {
+        self.revoked.clone()
     }
 }

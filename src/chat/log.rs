@@ -24,8 +24,9 @@ pub(super) struct Log {
     /// The newest committed entry.
     head: Seq,
     in_flight: VecDeque<Pending>,
-    /// Committed entries that changed the conversation itself, until that is stored too.
-    unapplied: VecDeque<(Seq, bool)>,
+    /// Committed entries of which something is yet to be done, and how much: to be applied to the other rows, to be
+    /// published.
+    unfinished: BTreeMap<Seq, u32>,
     seqs: HashMap<Origin, Seq>,
     origins: VecDeque<Origin>,
     recent: VecDeque<Arc<Entry>>,
@@ -68,7 +69,7 @@ impl Log {
             epoch,
             head: 0,
             in_flight: VecDeque::new(),
-            unapplied: VecDeque::new(),
+            unfinished: BTreeMap::new(),
             seqs: HashMap::new(),
             origins: VecDeque::new(),
             recent: VecDeque::new(),
@@ -141,9 +142,10 @@ impl Log {
         self.head + 1 + self.in_flight.len() as Seq
     }
 
-    /// Everything up to here is committed, and applied to the other rows.
+    /// Everything up to here is committed, applied to the other rows, and published.
     pub(super) fn settled(&self) -> Seq {
-        self.unapplied.front().map_or(self.head, |(seq, _)| seq - 1)
+        let first = self.unfinished.first_key_value();
+        first.map_or(self.head, |(seq, _)| seq - 1)
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -152,7 +154,7 @@ impl Log {
     }
 
     pub(super) fn is_quiet(&self) -> bool {
-        self.in_flight.is_empty() && self.unapplied.is_empty()
+        self.in_flight.is_empty() && self.unfinished.is_empty()
     }
 
     /// Gives `draft` the next place in the log.
@@ -211,7 +213,7 @@ impl Log {
             debug_assert_eq!(entry.seq, self.head + 1, "the log has no gaps");
             self.head = entry.seq;
             if matches!(entry.content, crate::model::Content::System(_)) {
-                self.unapplied.push_back((entry.seq, false));
+                self.hold(entry.seq);
             }
             self.recent.push_back(entry.clone());
             if self.recent.len() > RECENT_ENTRIES {
@@ -222,13 +224,18 @@ impl Log {
         committed
     }
 
-    /// The effects of a committed entry on the other rows are stored.
-    pub(super) fn applied(&mut self, seq: Seq) {
-        if let Some(entry) = self.unapplied.iter_mut().find(|(s, _)| *s == seq) {
-            entry.1 = true;
-        }
-        while self.unapplied.front().is_some_and(|(_, applied)| *applied) {
-            self.unapplied.pop_front();
+    /// Something is yet to be done about a committed entry; a successor does it again unless it is released.
+    pub(super) fn hold(&mut self, seq: Seq) {
+        *self.unfinished.entry(seq).or_default() += 1;
+    }
+
+    /// It is done.
+    pub(super) fn release(&mut self, seq: Seq) {
+        if let Some(left) = self.unfinished.get_mut(&seq) {
+            *left -= 1;
+            if *left == 0 {
+                self.unfinished.remove(&seq);
+            }
         }
     }
 
@@ -388,7 +395,7 @@ mod tests {
         log.stored(2);
         log.commit(true);
         assert_eq!((log.head(), log.settled()), (2, 0));
-        log.applied(1);
+        log.release(1);
         assert_eq!(log.settled(), 2);
     }
 

@@ -20,8 +20,8 @@ pub use conversation::Settings;
 pub use conversations::Conversations;
 pub use error::Error;
 pub use inbox::InboxWriter;
-pub use lease::{Lease, Term};
+pub use lease::{Lease, Owns, Term};
 pub use operation::{
     Creation, DetailsView, Head, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
 };
-pub use publish::{Audience, Handed, Members, Place, Publication, Publish};
+pub use publish::{Audience, Handed, InHand, Members, Place, Publication, Publish};

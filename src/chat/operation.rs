@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{
     ClientId, ConversationId, Details, Draft, Entry, Kind, Last, MessageId, Millis, Participant,
     Posting, Role, Seq, UserId,
 };
 
 /// An operation on one conversation, by one user. Answered by the conversation's owner, in order.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Operation {
     Create(Creation),
     Details,
@@ -47,6 +49,13 @@ pub enum Operation {
     Typing,
     /// The newest entry, for who may see it: participants, and anyone of a public channel.
     Head,
+    /// Entries after one, for a gateway that has missed them; never from a client.
+    CatchUp {
+        after: Seq,
+        limit: usize,
+    },
+    /// Its inbox rows are written again, where a gateway that is gone may have left them unwritten; never from a client.
+    Repair,
 }
 
 impl Operation {
@@ -65,12 +74,41 @@ impl Operation {
             | Self::Read { .. }
             | Self::Delivered { .. }
             | Self::Typing
-            | Self::Head => None,
+            | Self::Head
+            | Self::CatchUp { .. }
+            | Self::Repair => None,
+        }
+    }
+
+    /// The same to be asked again when nobody knows whether it was done; none if that could do it twice.
+    #[must_use]
+    pub fn again(&self) -> Option<Self> {
+        match self {
+            Self::Send(draft) => Some(Self::Send(Draft {
+                retry: true,
+                ..draft.clone()
+            })),
+            Self::Details
+            | Self::Participants { .. }
+            | Self::History { .. }
+            | Self::Read { .. }
+            | Self::Delivered { .. }
+            | Self::Typing
+            | Self::Head
+            | Self::CatchUp { .. }
+            | Self::Repair => Some(self.clone()),
+            Self::Create(_)
+            | Self::Add { .. }
+            | Self::Remove { .. }
+            | Self::Join
+            | Self::Leave
+            | Self::SetRole { .. }
+            | Self::Update { .. } => None,
         }
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Creation {
     pub kind: Kind,
     /// Besides the creator; of a dm, the other one.
@@ -82,7 +120,7 @@ pub struct Creation {
     pub at: Option<Millis>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogRange {
     Newest,
     Before(Seq),
@@ -108,7 +146,7 @@ impl LogRange {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Outcome {
     Created {
         existed: bool,
@@ -125,7 +163,7 @@ pub enum Outcome {
     Done,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DetailsView {
     pub details: Details,
     pub participant_count: u64,
@@ -133,13 +171,13 @@ pub struct DetailsView {
     pub role: Option<Role>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ParticipantsPage {
     pub items: Vec<Participant>,
     pub next: Option<UserId>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Sent {
     pub seq: Seq,
     pub message_id: MessageId,
@@ -147,13 +185,13 @@ pub struct Sent {
     pub duplicate: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Page {
     pub entries: Vec<Arc<Entry>>,
     pub head: Seq,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Head {
     pub details: Details,
     pub head: Seq,

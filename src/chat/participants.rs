@@ -1,7 +1,7 @@
 //! Who is in a conversation and who may do what. No I/O: `check_*` refuse, `apply` changes, and the owner
 //! stores what `apply` returns.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use super::{
     error::Error,
@@ -184,9 +184,9 @@ impl Participants {
     /// Whoever was in it, or could join, may know that it exists; nobody else.
     fn refusal(&self, user: &UserId) -> Error {
         if self.left(user).is_some() {
-            Error::Forbidden("no longer a participant")
+            Error::Forbidden("no longer a participant".into())
         } else if self.details.public {
-            Error::Forbidden("not a participant: join first")
+            Error::Forbidden("not a participant: join first".into())
         } else {
             Error::UnknownConversation
         }
@@ -200,7 +200,7 @@ impl Participants {
     pub(super) fn check_posting(&self, user: &UserId) -> Result<(), Error> {
         let participant = self.check_in(user)?;
         if self.details.posting == Posting::Admins && participant.role < Role::Admin {
-            return Err(Error::Forbidden("only admins may post here"));
+            return Err(Error::Forbidden("only admins may post here".into()));
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Participants {
         operation: &Operation,
         group_participants_max: usize,
     ) -> Result<SystemChange, Result<Seq, Error>> {
-        let refuse = |text| Err(Err(Error::Forbidden(text)));
+        let refuse = |text| Err(Err(Error::Forbidden(Cow::Borrowed(text))));
         if let Operation::Join = operation {
             if let Some(me) = self.get(actor) {
                 return Err(Ok(me.joined_seq));
@@ -299,7 +299,7 @@ impl Participants {
     fn check_room(&self, group_participants_max: usize) -> Result<(), Error> {
         if self.details.kind == Kind::Group && self.count >= group_participants_max as u64 {
             return Err(Error::TooLarge {
-                what: "a group's participants",
+                what: "a group's participants".into(),
                 max: group_participants_max,
             });
         }
@@ -318,7 +318,7 @@ impl Participants {
             .count();
         if others == 0 {
             return Err(Error::Conflict(
-                "the last owner must make another one first",
+                "the last owner must make another one first".into(),
             ));
         }
         Ok(())
@@ -491,7 +491,7 @@ pub(super) fn check_creation(
     // A channel may grow without bound, but its first entry may not.
     if participants.len() > group_participants_max {
         return Err(Error::TooLarge {
-            what: "the participants at creation",
+            what: "the participants at creation".into(),
             max: group_participants_max,
         });
     }
@@ -508,7 +508,7 @@ fn check_name(name: Option<&str>) -> Result<(), Error> {
     let Some(name) = name else { return Ok(()) };
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::TooLarge {
-            what: "a name's bytes",
+            what: "a name's bytes".into(),
             max: NAME_BYTES_MAX,
         });
     }

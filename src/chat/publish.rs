@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
 };
 
 /// Who is to hear of it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Audience {
     /// Each participant of a dm or group, by name: fan-out on write.
     Members(Arc<Members>),
@@ -21,9 +22,10 @@ pub enum Audience {
 }
 
 /// The participants of a dm or group as of one entry.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Members {
     pub kind: Kind,
+    /// Of a dm, only where the other one is not among `users`.
     pub name: Option<String>,
     /// With the seq at which each joined.
     pub users: Vec<(UserId, Seq)>,
@@ -46,6 +48,7 @@ impl Members {
     #[must_use]
     pub fn name_for(&self, user: &UserId) -> Option<String> {
         match self.kind {
+            Kind::Dm if self.name.is_some() => self.name.clone(),
             Kind::Dm => {
                 let mut others = self
                     .users
@@ -60,14 +63,14 @@ impl Members {
 }
 
 /// What a user's place in a conversation has become.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     Added,
     Removed,
     Updated,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Publication {
     /// A committed entry. Only `Log::commit` makes one.
     Entry {
@@ -103,7 +106,17 @@ pub enum Handed {
     /// Every gateway concerned has queued it for its sockets.
     Done,
     /// Fires when they have; never, if this gateway loses the conversation first.
-    Waiting(oneshot::Receiver<()>),
+    Waiting(oneshot::Receiver<InHand>),
+}
+
+/// A publication that is given to the new home too if a user's home changes. To be dropped when what follows from it is
+/// with the [`super::InboxWriter`].
+pub struct InHand(pub Arc<dyn std::any::Any + Send + Sync>);
+
+impl std::fmt::Debug for InHand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("InHand")
+    }
 }
 
 /// Where publications go. `chat` knows nothing of sockets or peers.

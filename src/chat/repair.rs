@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use super::{
+    conversation::Environment,
     conversations::Conversations,
     error::Error,
-    inbox::InboxWriter,
     operation::{LogRange, Operation, Outcome, Page},
-    publish::Members,
+    publish::{Audience, Handed, Members, Publication},
 };
 use crate::{
     model::{ConversationId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
@@ -18,14 +18,13 @@ use crate::{
 /// Queues the inbox rows of one conversation again, from the lowest entry that any of its participants' rows lacks.
 pub(super) async fn conversation(
     conversations: &Conversations,
-    store: &dyn Store,
-    inbox: &InboxWriter,
+    environment: &Environment,
     conversation: ConversationId,
 ) -> store::Result<()> {
+    let store = &*environment.store;
     // Whatever the answer: asking loads the conversation, and thereby settles it and applies what is missing.
-    let nobody = UserId::new("repair").map_err(|e| unavailable(&e))?;
     if let Err(error @ Error::Unavailable { .. }) = conversations
-        .ask(conversation, nobody, Operation::Details)
+        .ask(conversation, UserId::gateway(), Operation::Details)
         .await
     {
         return Err(unavailable(&error));
@@ -75,14 +74,37 @@ pub(super) async fn conversation(
             Err(error) => return Err(unavailable(&error)),
         };
         let Page { entries, head } = page;
-        for entry in &entries {
-            inbox.queue(conversation, members.clone(), entry);
+        // Published again too: whoever came since has read an inbox without it. Receivers drop by seq what they have.
+        let published: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let publication = members.as_ref().map(|members| Publication::Entry {
+                    conversation,
+                    entry: entry.clone(),
+                    audience: Audience::Members(members.clone()),
+                });
+                publication.map(|publication| environment.publish.publish(publication))
+            })
+            .collect();
+        for (entry, published) in entries.iter().zip(published) {
+            let in_hand = match published {
+                Some(Handed::Waiting(delivered)) => Some(delivered.await.map_err(|_| moved())?),
+                Some(Handed::Done) | None => None,
+            };
+            environment
+                .inbox
+                .queue(conversation, members.clone(), entry);
+            drop(in_hand);
         }
         match entries.last() {
             Some(last) if last.seq < head => range = LogRange::After(last.seq),
             _ => return Ok(()),
         }
     }
+}
+
+fn moved() -> store::Error {
+    unavailable(&Error::MOVED)
 }
 
 fn unavailable(error: &dyn std::error::Error) -> store::Error {

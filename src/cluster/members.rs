@@ -1,163 +1,492 @@
-//! The ring's members. A gateway on its own is its ring's only one: each start is a new version, so that the
-//! epochs in the log's keys tell one process from the next.
+//! This gateway's membership, kept alive: reads the ring row, writes the heartbeat, watches those of the others, and
+//! grants the [`Lease`] accordingly. The rules are in `membership.rs`; here is the I/O around them.
 //!
-//! Where other processes could use the same store, the ring row is read again and again: the lease lasts [`LEASE`]
-//! from the start of the last read that returned the own version. A process that finds another version was
-//! deposed; one that could not read in time has lost its lease, and begins again under a new version.
+//! With the embedded store nobody else can be there: each start is a new version, so that the epochs in the log's keys
+//! tell one process from the next, and the lease has no end.
 
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
+use futures_util::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
+use metrics::{counter, gauge};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    membership::{LEASE, MARGIN},
+    membership::{LEASE, Learned, MARGIN, Membership, SILENCE},
+    network::Network,
+    news::{Listener, News},
     ring::Ring,
+    status::someone_alive,
 };
 use crate::{
-    chat::Lease,
-    model::{Epoch, GatewayId},
+    chat::{Conversations, Lease, Owns},
+    model::{ConversationId, Epoch, GatewayId},
     store::{self, Heartbeat, RingRow, Store},
 };
 
-/// Between two reads.
-const READ_EVERY: Duration = Duration::from_millis(500);
+/// Between two renewals of the lease.
+const RENEW_EVERY: Duration = Duration::from_millis(500);
+/// Between two looks at the others' heartbeats.
+const LISTEN_EVERY: Duration = Duration::from_millis(250);
 /// Between two tries to become a member.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-
-/// Who beats every [`READ_EVERY`] has been seen to beat by then.
-const BEAT_SEEN: Duration = Duration::from_millis(1_300);
-
-/// This gateway's place in the ring.
-pub struct Members {
-    me: GatewayId,
-    store: Arc<dyn Store>,
-    ring: Arc<ArcSwap<Ring>>,
-    lease: Lease,
-    gone: Vec<GatewayId>,
-    beats: AtomicU64,
-}
 
 /// Why this process is no member.
 #[derive(Debug, thiserror::Error)]
 pub enum NotJoined {
     #[error("gateway {0} is running on this store")]
     Taken(GatewayId),
+    #[error("gateway {0} is running on this store alone: it has no cluster.enabled")]
+    TakenAlone(GatewayId),
     #[error("another gateway took this store while this one was starting")]
     Overtaken,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
 
-/// Another process has taken the ring.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "another gateway has taken over (ring version {theirs}, here {ours}); only one at a time may use this store"
-)]
-pub struct Deposed {
-    ours: Epoch,
-    theirs: Epoch,
+/// Follows the ring, at once and in order.
+pub(super) trait Adopt: Send + Sync {
+    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned);
 }
 
+/// This gateway's place in the ring.
+pub struct Members {
+    me: GatewayId,
+    /// Where peers reach this gateway; empty: it wants none.
+    address: String,
+    store: Arc<dyn Store>,
+    lease: Lease,
+    rules: Arc<Mutex<Membership>>,
+    ring: Arc<ArcSwap<Ring>>,
+    /// The version adopted; also touched when something may have become possible.
+    news: Arc<News>,
+    addresses: Mutex<BTreeMap<GatewayId, String>>,
+    beats: AtomicU64,
+    /// What must be let go of when a version takes it away, and who else follows the ring. Held while a version is
+    /// taken in, so that they are taken in one after the other.
+    followers: Mutex<Followers>,
+    /// Conversations lost, until each has let go.
+    losing: Mutex<Vec<CancellationToken>>,
+    removed: CancellationToken,
+    gone: Vec<GatewayId>,
+}
+
+/// Who follows knows this, so this does not keep it.
+type Followers = Option<(Conversations, Weak<dyn Adopt>)>;
+
 impl Members {
-    /// Makes this process the ring's only member, under a version of its own.
+    /// Makes this process the ring's only member, under a version of its own. When it returns, it may act.
     ///
     /// # Errors
     /// When the store cannot be read or written, or another gateway is using it.
     pub async fn alone(store: Arc<dyn Store>) -> Result<Self, NotJoined> {
-        let me = GatewayId(uuid::Uuid::new_v4());
-        if store.is_shared()
-            && let Some(other) = someone_alive(&*store).await?
-        {
+        let me = GatewayId(uuid::Uuid::now_v7());
+        if !store.is_shared() {
+            let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
+            let rules = Membership::new(me, &row, Instant::now());
+            let lease = Lease::unbounded(row.version);
+            return Ok(Self::new(
+                me,
+                String::new(),
+                store,
+                lease,
+                rules,
+                members_of(before),
+            ));
+        }
+        if let Some((other, _)) = someone_alive(&*store).await? {
             return Err(NotJoined::Taken(other));
         }
-        let (version, before) = take(&*store, me).await?;
-        let gone = before.map(|ring| ring.members).unwrap_or_default();
-        let lease = if store.is_shared() {
-            if !gone.is_empty() {
-                tracing::info!(
-                    "waiting until a gateway that may still be there has lost its lease"
-                );
-                sleep(LEASE + MARGIN).await;
-            }
-            let end = confirmed(&*store, version).await?;
-            Lease::until(version, end.ok_or(NotJoined::Overtaken)?)
+        let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
+        let gone = members_of(before);
+        let mut rules = Membership::new(me, &row, Instant::now());
+        if gone.is_empty() {
+            rules = rules.free();
         } else {
-            Lease::unbounded(version)
+            tracing::info!("waiting until a gateway that may still be there has lost its lease");
+        }
+        let members = Self::new(me, String::new(), store, Lease::none(), rules, gone);
+        members.renew_until_owner().await?;
+        Ok(members)
+    }
+
+    /// Becomes one of the ring's members.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written, or a gateway without a cluster is using it.
+    pub async fn join(
+        store: Arc<dyn Store>,
+        me: GatewayId,
+        address: String,
+        network: &dyn Network,
+    ) -> Result<Self, NotJoined> {
+        let alone = someone_alive(&*store).await?;
+        if let Some((other, _)) = alone.filter(|(_, address)| address.is_empty()) {
+            return Err(NotJoined::TakenAlone(other));
+        }
+        let first = store.ring().await?;
+        let fresh = first.is_none();
+        let nobody = RingRow {
+            version: 0,
+            members: Vec::new(),
         };
-        let ring = Arc::new(ArcSwap::from_pointee(Ring::new(version, vec![me])));
-        Ok(Self {
-            me,
-            store,
-            ring,
-            lease,
-            gone,
-            beats: AtomicU64::new(0),
+        let began = Instant::now();
+        let rules = Membership::new(me, &first.unwrap_or(nobody), began);
+        let members = Self::new(me, address, store, Lease::none(), rules, Vec::new());
+        // Whoever knows all versions of a lease's time can take over at once when it has joined: watch first.
+        // A read that fails here or there does no harm: whoever misses a version notices that by its number.
+        while !fresh && began.elapsed() <= LEASE + MARGIN {
+            if let Err(error) = members.beat().await.and(members.read_ring().await) {
+                tracing::info!(%error, "the ring could not be read");
+            }
+            sleep(RETRY_AFTER).await;
+        }
+        while let Err(error) = members.enter(network).await {
+            tracing::info!(%error, "the ring could not be joined yet");
+            sleep(RETRY_AFTER).await;
+        }
+        Ok(members)
+    }
+
+    /// Proposes versions with this gateway until one is made. When it is not known whether one was, the next read tells.
+    async fn enter(&self, network: &dyn Network) -> store::Result<()> {
+        self.beat().await?;
+        loop {
+            self.read_ring().await?;
+            let row = self.row();
+            if row.members.contains(&self.me) {
+                return Ok(());
+            }
+            for &member in &row.members {
+                self.reach(member, network).await?;
+            }
+            let with_me: Vec<GatewayId> = row.members.iter().copied().chain([self.me]).collect();
+            if row.version > 0 {
+                self.propose(&row, &with_me).await?;
+            } else {
+                let (version, members) = (1, with_me);
+                let first = RingRow { version, members };
+                if self.store.propose_ring(None, &first).await? {
+                    self.learn(&first, None);
+                }
+            }
+        }
+    }
+
+    /// Rule: who joins must be able to speak to everyone who is there. One that is dead does not count.
+    async fn reach(&self, member: GatewayId, network: &dyn Network) -> store::Result<()> {
+        let Some(beat) = self.store.heartbeat(member).await? else {
+            return Ok(());
+        };
+        if network.connect(&beat.address).await.is_ok() {
+            return Ok(());
+        }
+        sleep(SILENCE).await;
+        let still = self.store.heartbeat(member).await?;
+        if still.is_none_or(|still| still.counter == beat.counter) {
+            return Ok(());
+        }
+        Err(store::Error::Unavailable {
+            operation: "join",
+            reason: format!("gateway {member} at {} cannot be reached", beat.address),
         })
     }
 
-    /// Keeps the lease; returns when another process has taken over.
-    pub async fn keep(&self) -> Deposed {
-        if !self.store.is_shared() {
-            std::future::pending::<()>().await;
-        }
-        loop {
-            let began = Instant::now();
-            let ours = self.ring.load().version();
-            let beat = Heartbeat {
-                address: String::new(),
-                counter: self.beats.fetch_add(1, Ordering::Relaxed) + 1,
-            };
-            let (ring, beaten) = tokio::join!(
-                timeout(LEASE, self.store.ring()),
-                timeout(LEASE, self.store.beat(self.me, &beat)),
-            );
-            if !matches!(beaten, Ok(Ok(()))) {
-                tracing::warn!("no heartbeat could be written");
-            }
-            match ring {
-                Ok(Ok(Some(ring))) if ring.version == ours => {
-                    if !self.lease.extend(began + LEASE)
-                        && let Err(error) = self.begin_again().await
-                    {
-                        tracing::warn!(%error, "the lease had ended, and no new one could be had yet");
-                    }
-                }
-                Ok(Ok(ring)) => {
-                    self.lease.end_at(Instant::now());
-                    let theirs = ring.map_or(0, |ring| ring.version);
-                    return Deposed { ours, theirs };
-                }
-                Ok(Err(error)) => tracing::warn!(%error, "the ring could not be read"),
-                Err(_) => tracing::warn!("the ring could not be read in time"),
-            }
-            sleep_until(began + READ_EVERY).await;
+    fn new(
+        me: GatewayId,
+        address: String,
+        store: Arc<dyn Store>,
+        lease: Lease,
+        rules: Membership,
+        gone: Vec<GatewayId>,
+    ) -> Self {
+        let ring = rules.ring().clone();
+        log_adoption(me, &ring, "known");
+        Self {
+            me,
+            address,
+            store,
+            lease,
+            news: News::new(ring.version()),
+            ring: Arc::new(ArcSwap::from_pointee(ring)),
+            rules: Arc::new(Mutex::new(rules)),
+            addresses: Mutex::default(),
+            beats: AtomicU64::new(0),
+            followers: Mutex::default(),
+            losing: Mutex::default(),
+            removed: CancellationToken::new(),
+            gone,
         }
     }
 
-    /// What was in flight when the lease ended may still land, under the old epoch: hence a new one.
-    async fn begin_again(&self) -> store::Result<()> {
-        let ours = self.ring.load().version();
-        let next = RingRow {
-            version: ours + 1,
-            members: vec![self.me],
-        };
-        if !self.store.propose_ring(Some(ours), &next).await? {
-            return Ok(()); // The next read tells why.
+    /// Proposes the next version until one is made; with it, the one before.
+    async fn propose_until_made(
+        store: &dyn Store,
+        next: &(dyn Fn(&[GatewayId]) -> Vec<GatewayId> + Sync),
+    ) -> store::Result<(RingRow, Option<RingRow>)> {
+        loop {
+            let before = store.ring().await?;
+            let expected = before.as_ref().map(|ring| ring.version);
+            let members = before
+                .as_ref()
+                .map_or(&[][..], |ring| ring.members.as_slice());
+            let row = RingRow {
+                version: expected.unwrap_or_default() + 1,
+                members: next(members),
+            };
+            if store.propose_ring(expected, &row).await? {
+                return Ok((row, before));
+            }
+            sleep(RETRY_AFTER).await;
         }
-        adopted(self.me, next.version);
-        self.ring
-            .store(Arc::new(Ring::new(next.version, next.members)));
-        if let Some(end) = confirmed(&*self.store, next.version).await? {
-            self.lease.begin(next.version, end);
+    }
+
+    /// From now on these are told of each version.
+    pub(super) fn give(&self, conversations: Conversations, adopt: Weak<dyn Adopt>) {
+        *lock(&self.followers) = Some((conversations, adopt));
+    }
+
+    /// Keeps the membership; returns when another gateway has removed this one.
+    pub async fn keep(&self) {
+        if !self.store.is_shared() {
+            std::future::pending::<()>().await;
+        }
+        tokio::select! {
+            biased;
+            () = self.renew() => {}
+            () = self.listen() => {}
+            () = self.removed.cancelled() => {}
+        }
+    }
+
+    async fn renew(&self) {
+        loop {
+            let began = Instant::now();
+            if let Err(error) = timeout(LEASE, self.renew_once())
+                .await
+                .unwrap_or(Err(late()))
+            {
+                counter!("chat_ring_renewals_failed_total").increment(1);
+                tracing::warn!(%error, "the lease could not be renewed");
+            }
+            gauge!("chat_ring_lease_seconds").set(self.lease.left(Instant::now()).as_secs_f64());
+            sleep_until(began + RENEW_EVERY).await;
+        }
+    }
+
+    /// A heartbeat, and after it a read of the ring: who sees an old heartbeat after a new version knows thereby that
+    /// no lease was renewed since.
+    async fn renew_once(&self) -> store::Result<()> {
+        let began = Instant::now();
+        self.beat().await?;
+        let Some(row) = self.store.ring().await? else {
+            return Ok(());
+        };
+        self.learn(&row, Some(began));
+        let until = began + LEASE;
+        let (version, member, may_begin) = {
+            let rules = self.rules();
+            let may_begin = rules.may_begin(Instant::now());
+            (rules.ring().version(), rules.is_member(), may_begin)
+        };
+        if !member || row.version != version || self.lease.extend(until) {
+            return Ok(());
+        }
+        if version > self.lease.epoch() {
+            tracing::info!(gateway = %self.me, version, may_begin, "a lease begins");
+            self.lease.begin(version, until, Some(self.owns()));
+            self.wake();
+            return Ok(());
+        }
+        // What was in flight when the lease ended may still land, under the old epoch: hence a new one.
+        tracing::warn!(gateway = %self.me, version, "the lease had ended; proposing a new version");
+        self.propose(&row, &row.members).await
+    }
+
+    async fn beat(&self) -> store::Result<()> {
+        let beat = Heartbeat {
+            address: self.address.clone(),
+            counter: self.beats.fetch_add(1, Ordering::Relaxed) + 1,
+        };
+        self.store.beat(self.me, &beat).await
+    }
+
+    async fn read_ring(&self) -> store::Result<()> {
+        let began = Instant::now();
+        if let Some(row) = self.store.ring().await? {
+            self.learn(&row, Some(began));
         }
         Ok(())
+    }
+
+    /// Until this gateway may act for everything.
+    async fn renew_until_owner(&self) -> Result<(), NotJoined> {
+        loop {
+            let began = Instant::now();
+            self.renew_once().await?;
+            if self.removed.is_cancelled() {
+                return Err(NotJoined::Overtaken);
+            }
+            if self.rules().may_begin(Instant::now()) && self.lease.holds(Instant::now()) {
+                return Ok(());
+            }
+            sleep_until(began + RETRY_AFTER).await;
+        }
+    }
+
+    /// Watches the others' heartbeats, and removes who is silent.
+    async fn listen(&self) {
+        let mut heard_at = Instant::now();
+        loop {
+            let began = Instant::now();
+            let concerned = self.rules().concerned();
+            let read = concerned.iter().map(|&g| self.store.heartbeat(g));
+            let beats = timeout(LEASE, join_all(read)).await.unwrap_or_default();
+            let heard = !concerned.is_empty() && beats.iter().any(Result::is_ok);
+            let now = Instant::now();
+            let mut silent = Vec::new();
+            {
+                let mut rules = self.rules();
+                for (&gateway, beat) in concerned.iter().zip(beats) {
+                    if let Ok(Some(beat)) = beat {
+                        rules.heard(gateway, beat.counter, began, now);
+                        lock(&self.addresses).insert(gateway, beat.address);
+                    }
+                }
+                if concerned.is_empty() || heard {
+                    if now.saturating_duration_since(heard_at) > SILENCE {
+                        rules.was_deaf(now);
+                    }
+                    heard_at = now;
+                    silent = rules.silent(now);
+                }
+                let members = rules.concerned();
+                lock(&self.addresses).retain(|gateway, _| members.contains(gateway));
+            }
+            if !silent.is_empty() {
+                self.remove(&silent, "silent for too long").await;
+            }
+            self.wake();
+            sleep_until(began + LISTEN_EVERY).await;
+        }
+    }
+
+    /// Proposes a version without these.
+    pub(super) async fn remove(&self, gateways: &[GatewayId], reason: &str) {
+        if !self.lease.holds(Instant::now()) {
+            return;
+        }
+        tracing::warn!(?gateways, reason, "removing");
+        let row = self.row();
+        let members = row.members.iter().copied();
+        let others: Vec<GatewayId> = members.filter(|m| !gateways.contains(m)).collect();
+        if let Err(error) = self.propose(&row, &others).await {
+            tracing::warn!(%error, "a gateway could not be removed yet");
+        }
+    }
+
+    async fn propose(&self, before: &RingRow, members: &[GatewayId]) -> store::Result<()> {
+        let next = RingRow {
+            version: before.version + 1,
+            members: members.to_vec(),
+        };
+        if self.store.propose_ring(Some(before.version), &next).await? {
+            self.learn(&next, None);
+        }
+        Ok(())
+    }
+
+    /// Takes in a version of the ring, from the store or from a peer.
+    pub(super) fn learn(&self, row: &RingRow, read_at: Option<Instant>) {
+        let followers = lock(&self.followers);
+        let now = Instant::now();
+        let (before, after, learned) = {
+            let mut rules = self.rules();
+            let before = rules.ring().clone();
+            let learned = rules.learn(row, read_at, now);
+            if learned == Learned::Nothing {
+                return;
+            }
+            (before, rules.ring().clone(), learned)
+        };
+        log_adoption(self.me, &after, "adopted");
+        let is_member = after.members().contains(&self.me);
+        let was_member = before.members().contains(&self.me);
+        self.ring.store(Arc::new(after.clone()));
+        if !is_member {
+            self.lease.end_at(now);
+        } else if self.lease.holds(now) {
+            self.lease.go_on(after.version(), Some(self.owns()));
+        }
+        // Whatever is opened from here on is judged by the new version. What was open before stays only if it goes on.
+        if let Some((conversations, adopt)) = &*followers {
+            let mine = |ring: &Ring, id| ring.owner(id) == Some(self.me);
+            let lost = conversations.release(|id| {
+                learned == Learned::Next && is_member && mine(&before, id) && mine(&after, id)
+            });
+            counter!("chat_conversations_lost_total").increment(lost.len() as u64);
+            lock(&self.losing).extend(lost);
+            if let Some(adopt) = adopt.upgrade() {
+                adopt.adopt(&before, &after, learned);
+            }
+        }
+        drop(followers);
+        if was_member && !is_member {
+            tracing::warn!(gateway = %self.me, version = after.version(), "removed from the ring");
+            self.removed.cancel();
+        }
+        self.news.adopted(after.version());
+    }
+
+    /// Waits until everything that was lost is let go of.
+    pub(super) async fn let_go(&self) {
+        let lost = std::mem::take(&mut *lock(&self.losing));
+        let mut going: FuturesUnordered<_> =
+            lost.iter().map(CancellationToken::cancelled).collect();
+        while going.next().await.is_some() {}
+    }
+
+    /// A peer says that it acts under no version older than this.
+    pub(super) fn peer_adopted(&self, peer: GatewayId, version: Epoch) {
+        self.rules().adopted(peer, version);
+        self.wake();
+    }
+
+    fn owns(&self) -> Owns {
+        let rules = self.rules.clone();
+        Arc::new(move |id: ConversationId| lock(&rules).may_own(id, Instant::now()))
+    }
+
+    /// Something may have become possible.
+    pub(super) fn wake(&self) {
+        self.news.tell();
+    }
+
+    /// Gateways that something must be told of a new version.
+    pub(super) fn concerned(&self) -> Vec<GatewayId> {
+        self.rules().concerned()
+    }
+
+    /// Changes when a version is adopted; touched when something may have become possible.
+    pub(super) fn news(&self) -> Listener {
+        self.news.listen()
+    }
+
+    /// Whether nobody can act under an older version any more.
+    #[must_use]
+    pub fn may_begin(&self) -> bool {
+        self.rules().may_begin(Instant::now())
     }
 
     #[must_use]
@@ -171,76 +500,85 @@ impl Members {
         self.ring.clone()
     }
 
+    pub(super) fn row(&self) -> RingRow {
+        let ring = self.ring.load();
+        RingRow {
+            version: ring.version(),
+            members: ring.members().to_vec(),
+        }
+    }
+
+    /// Where the gateways are that this one has to do with.
+    pub(super) fn addresses(&self) -> BTreeMap<GatewayId, String> {
+        lock(&self.addresses).clone()
+    }
+
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }
 
-    /// Members of the version before, whose conversations may need repair.
+    /// Members of the version before this gateway's, if it is alone: their conversations may need repair.
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone
     }
 
-    /// Stops acting as an owner, at once, and tells the next process that it need not wait.
+    /// Leaves the ring. What was owned is lost; who waits for that is told by [`Self::let_go`].
     pub async fn leave(&self) {
-        let held = self.lease.term().holds(Instant::now());
-        self.lease.end_at(Instant::now());
+        let held = self.lease.holds(Instant::now());
         if !self.store.is_shared() || !held {
+            self.lease.end_at(Instant::now());
             return;
         }
-        let ours = self.ring.load().version();
-        let nobody = RingRow {
-            version: ours + 1,
-            members: Vec::new(),
-        };
-        let left = timeout(LEASE, self.store.propose_ring(Some(ours), &nobody)).await;
-        if !matches!(left, Ok(Ok(true))) {
-            tracing::info!("left without a word: the next gateway waits for this one's lease");
+        for _ in 0..5 {
+            let row = self.row();
+            if !row.members.contains(&self.me) {
+                return;
+            }
+            let others: Vec<GatewayId> = row
+                .members
+                .iter()
+                .copied()
+                .filter(|&m| m != self.me)
+                .collect();
+            if others.is_empty() {
+                self.lease.end_at(Instant::now());
+            }
+            match timeout(LEASE, self.propose(&row, &others)).await {
+                Ok(Ok(())) if !self.row().members.contains(&self.me) => return,
+                // Somebody else's proposal was made.
+                Ok(Ok(())) => drop(self.read_ring().await),
+                Ok(Err(_)) | Err(_) => break,
+            }
         }
+        self.lease.end_at(Instant::now());
+        tracing::info!("left without a word: the others wait for this one's lease");
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Membership> {
+        lock(&self.rules)
     }
 }
 
-/// A member whose heart beats.
-async fn someone_alive(store: &dyn Store) -> store::Result<Option<GatewayId>> {
-    let members = store.ring().await?.map(|ring| ring.members);
-    for member in members.unwrap_or_default() {
-        let before = store.heartbeat(member).await?;
-        sleep(BEAT_SEEN).await;
-        if store.heartbeat(member).await? != before {
-            return Ok(Some(member));
-        }
-    }
-    Ok(None)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until when a read that begins now gives the right to act under `version`; none if it is not the ring's any more.
-async fn confirmed(store: &dyn Store, version: Epoch) -> store::Result<Option<Instant>> {
-    let began = Instant::now();
-    let ring = store.ring().await?;
-    Ok(ring
-        .filter(|ring| ring.version == version)
-        .map(|_| began + LEASE))
-}
-
-/// Takes the next version for `me`; returns it, and the ring before.
-async fn take(store: &dyn Store, me: GatewayId) -> store::Result<(Epoch, Option<RingRow>)> {
-    loop {
-        let before = store.ring().await?;
-        let expected = before.as_ref().map(|ring| ring.version);
-        let next = RingRow {
-            version: expected.unwrap_or_default() + 1,
-            members: vec![me],
-        };
-        if store.propose_ring(expected, &next).await? {
-            adopted(me, next.version);
-            return Ok((next.version, before));
-        }
-        sleep(RETRY_AFTER).await;
+fn late() -> store::Error {
+    store::Error::Unavailable {
+        operation: "renew",
+        reason: "it took longer than a lease".into(),
     }
 }
 
-fn adopted(me: GatewayId, version: Epoch) {
-    tracing::info!(gateway = %me, version, "ring version adopted");
-    metrics::gauge!("chat_ring_version").set(version as f64);
+fn members_of(ring: Option<RingRow>) -> Vec<GatewayId> {
+    ring.map(|ring| ring.members).unwrap_or_default()
+}
+
+fn log_adoption(me: GatewayId, ring: &Ring, what: &'static str) {
+    let (version, members) = (ring.version(), ring.members());
+    tracing::info!(gateway = %me, version, ?members, "ring version {what}");
+    gauge!("chat_ring_version").set(version as f64);
+    gauge!("chat_ring_members").set(members.len() as f64);
 }

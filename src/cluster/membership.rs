@@ -7,7 +7,8 @@ use tokio::time::{Duration, Instant};
 
 use super::ring::Ring;
 use crate::{
-    model::{Epoch, GatewayId},
+    model::{ConversationId, Epoch, GatewayId},
+    mutation::{Mutation, broken},
     store::RingRow,
 };
 
@@ -41,9 +42,20 @@ pub struct Membership {
     lease_until: Option<Instant>,
     /// The newest version that each peer says it has adopted.
     adopted: HashMap<GatewayId, Epoch>,
-    /// Each member's heartbeat, and when it was last seen to move.
-    heard: HashMap<GatewayId, (u64, Instant)>,
+    heard: HashMap<GatewayId, Heard>,
+    /// Nobody was a member of the first version known, and nobody had been removed shortly before.
+    begins_free: bool,
     broken: Option<Rule>,
+}
+
+/// A gateway's heartbeat.
+#[derive(Debug, Clone, Copy)]
+struct Heard {
+    counter: u64,
+    /// When it was first seen.
+    moved_at: Instant,
+    /// When the newest read of it began.
+    read_at: Instant,
 }
 
 /// What a test breaks on purpose.
@@ -54,6 +66,8 @@ pub enum Rule {
     Recent,
     /// Who missed a version owns everything anew.
     Skip,
+    /// A heartbeat proves the end of a lease only if it was read after the newer version was seen.
+    Reread,
 }
 
 impl Membership {
@@ -68,7 +82,17 @@ impl Membership {
             lease_until: None,
             adopted: HashMap::new(),
             heard: HashMap::new(),
+            begins_free: false,
             broken: None,
+        }
+    }
+
+    /// The last one left this ring in good order, and there was only one.
+    #[must_use]
+    pub fn free(self) -> Self {
+        Self {
+            begins_free: true,
+            ..self
         }
     }
 
@@ -110,8 +134,10 @@ impl Membership {
             {
                 self.before.pop_front();
             }
-            let members = self.ring.members();
-            self.heard.retain(|gateway, _| members.contains(gateway));
+            let rings = self.before.iter().map(|(_, ring)| ring);
+            let rings: Vec<&Ring> = rings.chain([&self.ring]).collect();
+            self.heard
+                .retain(|gateway, _| rings.iter().any(|r| r.members().contains(gateway)));
         }
         if let Some(read_at) = read_at
             && row.version == self.ring.version()
@@ -137,19 +163,18 @@ impl Membership {
     /// Whether something newly owned may be served now: nobody can still act under an older version.
     #[must_use]
     pub fn may_begin(&self, now: Instant) -> bool {
+        if broken(Mutation::TakeoverWait) {
+            return true;
+        }
         if now.saturating_duration_since(self.since) > LEASE + MARGIN {
             return true;
         }
         let Some((first_at, first)) = self.before.front() else {
-            return false;
+            return self.begins_free || self.ring.version() <= 1;
         };
         let recent = |at: Instant| at + LEASE + MARGIN >= now;
-        if self.broken != Some(Rule::Recent) {
-            let knows_all = !recent(*first_at) || first.version() <= 1;
-            let versions = self.before.iter().map(|(_, ring)| ring.version());
-            if !knows_all || !versions.eq(first.version()..self.ring.version()) {
-                return false; // Who knows not every version of a lease's time waits that time.
-            }
+        if self.broken != Some(Rule::Recent) && !self.knows_all(first, *first_at, now) {
+            return false; // Who knows not every version of a lease's time waits that time.
         }
         // Each was current until the next one was learned.
         let ends = self.before.iter().skip(1).map(|(at, _)| *at);
@@ -166,26 +191,93 @@ impl Membership {
             })
             .flat_map(|(_, ((_, ring), _))| ring.members())
             .filter(|&&member| member != self.me);
-        concerned.all(|member| self.adopted.get(member).copied() >= Some(self.ring.version()))
+        concerned.all(|member| {
+            self.adopted.get(member).copied() >= Some(self.ring.version())
+                || self.has_ended(*member, now)
+        })
     }
 
-    /// A member's heartbeat was read.
-    pub fn heard(&mut self, member: GatewayId, counter: u64, now: Instant) {
-        let known = self.heard.entry(member).or_insert((counter, now));
-        if known.0 != counter {
-            *known = (counter, now);
+    /// Whether a conversation may be begun now: nobody else can still own it.
+    #[must_use]
+    pub fn may_own(&self, conversation: ConversationId, now: Instant) -> bool {
+        let mine = |ring: &Ring| ring.owner(conversation) == Some(self.me);
+        let all_mine = || {
+            let mut before = self.before.iter().map(|(_, ring)| ring);
+            let first = self.before.front();
+            first.is_some_and(|(at, ring)| self.knows_all(ring, *at, now)) && before.all(mine)
+        };
+        mine(&self.ring) && (self.may_begin(now) || all_mine())
+    }
+
+    /// Whether no version of the last lease's time is unknown.
+    fn knows_all(&self, first: &Ring, first_at: Instant, now: Instant) -> bool {
+        let versions = self.before.iter().map(|(_, ring)| ring.version());
+        let from_before = first_at + LEASE + MARGIN < now || first.version() <= 1;
+        from_before && versions.eq(first.version()..self.ring.version())
+    }
+
+    /// Whether a gateway's lease under an older version has certainly ended. A gateway renews it by a heartbeat, and
+    /// after that a read of the ring; so who has seen the newer version, and only then reads an old heartbeat, knows
+    /// that no lease was renewed since that heartbeat.
+    fn has_ended(&self, gateway: GatewayId, now: Instant) -> bool {
+        self.heard.get(&gateway).is_some_and(|heard| {
+            heard.moved_at + LEASE + MARGIN < now
+                && (heard.read_at > self.since || self.broken == Some(Rule::Reread))
+        })
+    }
+
+    /// A gateway's heartbeat was read, by a read that began at `read_at`.
+    pub fn heard(&mut self, gateway: GatewayId, counter: u64, read_at: Instant, now: Instant) {
+        let new = Heard {
+            counter,
+            moved_at: now,
+            read_at,
+        };
+        let known = self.heard.entry(gateway).or_insert(new);
+        if known.counter == counter {
+            known.read_at = known.read_at.max(read_at);
+        } else if known.counter < counter {
+            *known = new;
         }
     }
 
-    /// A member that has been silent for too long.
+    /// Heartbeats could not be read for a while: nobody is silent because of that.
+    pub fn was_deaf(&mut self, now: Instant) {
+        for heard in self.heard.values_mut() {
+            heard.moved_at = now;
+        }
+    }
+
+    /// Members of this version, and those of older ones that may hold a lease yet.
     #[must_use]
-    pub fn silent(&self, now: Instant) -> Option<GatewayId> {
-        let long = |at: Instant| now.saturating_duration_since(at) > SILENCE;
+    pub fn concerned(&self) -> Vec<GatewayId> {
+        let mut all: Vec<GatewayId> = self
+            .before
+            .iter()
+            .flat_map(|(_, ring)| ring.members())
+            .chain(self.ring.members())
+            .copied()
+            .filter(|&member| member != self.me)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// When this version was learned.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Members that have been silent for too long.
+    #[must_use]
+    pub fn silent(&self, now: Instant) -> Vec<GatewayId> {
         let others = self.ring.members().iter().filter(|&&m| m != self.me);
-        let mut silent = others.filter(|member| {
-            let moved = self.heard.get(member).map_or(self.since, |(_, at)| *at);
-            long(moved) && long(self.since)
+        let silent = others.filter(|member| {
+            let moved = self.heard.get(member).map_or(self.since, |h| h.moved_at);
+            now.saturating_duration_since(moved) > SILENCE
         });
-        silent.next().copied()
+        silent.copied().collect()
     }
 }

@@ -4,19 +4,156 @@
 //!
 //! With the embedded store the ring has one member and every hop is a function call.
 
+mod channels;
 mod delivery;
+mod edge;
+mod exchange;
 mod home;
+mod inbox;
+mod interests;
+mod link;
 mod members;
 mod membership;
+mod message;
+mod network;
+mod news;
+mod peers;
 mod presence;
 mod ring;
 mod router;
+mod status;
+
+use std::{sync::Arc, time::Duration};
 
 pub use delivery::Delivery;
+pub use edge::Edge;
+pub use exchange::Exchange;
 pub use home::Home;
 pub(crate) use home::OVERLAY;
+pub use inbox::Inbox;
 pub use members::{Members, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule};
-pub use presence::Presence;
+pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
 pub use ring::Ring;
-pub use router::{Inbox, Router};
+pub use router::Router;
+pub use status::{Status, StatusOf, status};
+
+use crate::{
+    chat::{Conversations, InboxWriter, Lease, Publish},
+    fanout::Hub,
+    store::Store,
+    tasks::Tasks,
+};
+
+/// How this gateway speaks to others.
+pub struct Speaking {
+    /// What all of them know, and nobody else.
+    pub secret: String,
+    pub network: Arc<dyn Network>,
+}
+
+/// This gateway's part of a cluster, or all of it.
+pub struct Cluster {
+    pub router: Arc<Router>,
+    pub home: Arc<Home>,
+    pub conversations: Conversations,
+    pub inbox: Arc<InboxWriter>,
+    exchange: Option<Arc<Exchange>>,
+}
+
+impl Cluster {
+    /// Builds it. `open` makes the conversations, with what they publish to, and the right to own them.
+    pub fn new(
+        members: &Arc<Members>,
+        store: &Arc<dyn Store>,
+        hub: &Arc<Hub>,
+        speaking: Option<Speaking>,
+        operation_timeout: Duration,
+        tasks: &Tasks,
+        open: impl FnOnce(Arc<dyn Publish>, Arc<InboxWriter>, Lease) -> Conversations,
+    ) -> Self {
+        let me = members.me();
+        let ring = members.ring();
+        let edge = Arc::new(Edge::new(hub.clone()));
+        let interests = Arc::new(interests::Interests::default());
+        let peers =
+            speaking.map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
+        let home = Arc::new(Home::new(
+            me,
+            store.clone(),
+            edge.clone(),
+            peers.clone(),
+            interests.clone(),
+            ring.load().as_ref().clone(),
+        ));
+        let delivery = Delivery::new(
+            me,
+            ring.clone(),
+            edge.clone(),
+            home.clone(),
+            interests,
+            peers.clone(),
+        );
+        let inbox = Arc::new(InboxWriter::new(store.clone()));
+        let conversations = open(delivery.clone(), inbox.clone(), members.lease());
+        let others = peers.clone().map(|peers| router::Cluster {
+            members: members.clone(),
+            peers,
+        });
+        let router = Arc::new(Router::new(
+            me,
+            ring,
+            store.clone(),
+            conversations.clone(),
+            home.clone(),
+            edge,
+            others,
+            operation_timeout,
+            tasks.clone(),
+        ));
+        let exchange = peers.map(|peers| {
+            Exchange::new(
+                members.clone(),
+                peers,
+                home.clone(),
+                delivery,
+                router.clone(),
+                conversations.clone(),
+                inbox.clone(),
+                store.clone(),
+                tasks.clone(),
+            )
+        });
+        Self {
+            router,
+            home,
+            conversations,
+            inbox,
+            exchange,
+        }
+    }
+
+    /// Begins to speak to the others.
+    pub fn start(&self) {
+        if let Some(exchange) = &self.exchange {
+            exchange.start();
+        }
+    }
+
+    /// Until the others can be spoken to, and may own what is theirs by now, or for `limit`.
+    pub async fn settled(&self, limit: Duration) -> bool {
+        match &self.exchange {
+            Some(exchange) => tokio::time::timeout(limit, exchange.settled())
+                .await
+                .is_ok(),
+            None => true,
+        }
+    }
+
+    /// Waits until the others have what this gateway has said, for `limit` at most. To be called after leaving.
+    pub async fn said(&self, limit: Duration) {
+        if let Some(exchange) = &self.exchange {
+            drop(tokio::time::timeout(limit, exchange.said()).await);
+        }
+    }
+}

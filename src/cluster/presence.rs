@@ -1,93 +1,109 @@
-//! Who is online: kept by a user's home, which knows of each of the user's sessions.
+//! Who is online: known by a user's home, which knows every gateway that has a session of theirs.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use dashmap::DashMap;
 use metrics::gauge;
 
+use super::{
+    edge::Edge,
+    interests::Interests,
+    message::{Delivered, Message, encode},
+    peers::Peers,
+};
 use crate::{
     clock,
-    fanout::{Encoded, Hub},
-    model::{Millis, Topic, UserId},
-    protocol::{Event, PresenceItem},
+    model::{Epoch, GatewayId, Millis, Topic, UserId},
+    protocol::PresenceItem,
     store::Store,
 };
 
-pub struct Presence {
+pub(super) struct Presence {
+    me: GatewayId,
     store: Arc<dyn Store>,
-    hub: Arc<Hub>,
-    /// Sessions of each user who is online.
-    online: DashMap<UserId, usize>,
+    edge: Arc<Edge>,
+    peers: Option<Arc<Peers>>,
+    interests: Arc<Interests>,
     /// When users were seen, until the next flush.
-    seen: Mutex<HashMap<UserId, Millis>>,
+    seen: Mutex<BTreeMap<UserId, Millis>>,
+    /// Held while a coming or going is noted and told, so that watchers hear of them in order.
+    telling: Mutex<usize>,
 }
 
 impl Presence {
-    #[must_use]
-    pub fn new(store: Arc<dyn Store>, hub: Arc<Hub>) -> Self {
+    pub(super) fn new(
+        me: GatewayId,
+        store: Arc<dyn Store>,
+        edge: Arc<Edge>,
+        peers: Option<Arc<Peers>>,
+        interests: Arc<Interests>,
+    ) -> Self {
         Self {
+            me,
             store,
-            hub,
-            online: DashMap::new(),
+            edge,
+            peers,
+            interests,
             seen: Mutex::default(),
+            telling: Mutex::default(),
         }
     }
 
-    /// A session of `user` has come.
-    pub(super) fn came(&self, user: &UserId) {
-        let first = {
-            let mut sessions = self.online.entry(user.clone()).or_insert(0);
-            *sessions += 1;
-            let first = *sessions == 1;
-            if first {
-                // Under the entry's lock, so that watchers hear of coming and going in order.
-                self.tell(PresenceItem {
-                    user: user.clone(),
-                    online: true,
-                    last_seen: None,
-                });
-            }
-            first
-        };
-        if first {
+    /// A gateway has a session of `user`.
+    pub(super) fn came(&self, user: &UserId, gateway: GatewayId, version: Epoch) {
+        let mut online = lock(&self.telling);
+        let topic = Topic::User(user.clone());
+        if self.interests.note(&topic, gateway, version) {
+            *online += 1;
+            gauge!("chat_users_online").set(*online as f64);
+            self.tell(user, None);
             // A gateway that is killed could not say goodbye: then this is when the user was last seen.
             self.saw(user, clock::wall());
         }
     }
 
-    /// A session of `user` has gone.
-    pub(super) fn went(&self, user: &UserId) {
-        let now = clock::wall();
-        let last = self.online.remove_if_mut(user, |_, sessions| {
-            *sessions = sessions.saturating_sub(1);
-            if *sessions == 0 {
-                let last_seen = Some(now);
-                self.tell(PresenceItem {
-                    user: user.clone(),
-                    online: false,
-                    last_seen,
-                });
-            }
-            *sessions == 0
-        });
-        if last.is_some() {
-            self.saw(user, now);
+    /// A gateway has no session of `user` any more.
+    pub(super) fn went(&self, user: &UserId, gateway: GatewayId) {
+        let mut online = lock(&self.telling);
+        let topic = Topic::User(user.clone());
+        if self.interests.forget(&topic, gateway) {
+            self.gone(user, &mut online);
         }
+    }
+
+    /// Nobody is interested in this user any more, as gateways are gone.
+    pub(super) fn vanished(&self, user: &UserId) {
+        self.gone(user, &mut lock(&self.telling));
+    }
+
+    fn gone(&self, user: &UserId, online: &mut usize) {
+        *online = online.saturating_sub(1);
+        gauge!("chat_users_online").set(*online as f64);
+        let now = clock::wall();
+        self.tell(user, Some(now));
+        self.saw(user, now);
+    }
+
+    /// Users of whom this gateway is the home no more are not counted here.
+    pub(super) fn count(&self) {
+        let users = self.interests.topics(|t| matches!(t, Topic::User(_)));
+        let mut online = lock(&self.telling);
+        *online = users.len();
+        gauge!("chat_users_online").set(*online as f64);
     }
 
     pub(super) async fn of(&self, user: &UserId) -> crate::store::Result<PresenceItem> {
         let user = user.clone();
-        if self.online.contains_key(&user) {
+        if self.interests.any(&Topic::User(user.clone())) {
             return Ok(PresenceItem {
                 user,
                 online: true,
                 last_seen: None,
             });
         }
-        let pending = self.seen().get(&user).copied();
+        let pending = lock(&self.seen).get(&user).copied();
         let last_seen = match pending {
             Some(at) => Some(at),
             None => self.store.last_seen(&user).await?,
@@ -99,23 +115,40 @@ impl Presence {
         })
     }
 
-    fn tell(&self, item: PresenceItem) {
-        let topic = Topic::Presence(item.user.clone());
-        if self.hub.subscribers(&topic) > 0 {
-            self.hub
-                .deliver(&topic, &Encoded::new(Event::Presence(item)));
+    /// Tells everyone who watches how it is, after this gateway has become the home.
+    pub(super) fn tell_again(&self, watched: &UserId) {
+        let _telling = lock(&self.telling);
+        let online = self.interests.any(&Topic::User(watched.clone()));
+        self.tell(watched, (!online).then(clock::wall));
+    }
+
+    fn tell(&self, user: &UserId, last_seen: Option<Millis>) {
+        let topic = Topic::Presence(user.clone());
+        let item = PresenceItem {
+            user: user.clone(),
+            online: last_seen.is_none(),
+            last_seen,
+        };
+        if let Some(peers) = &self.peers {
+            let told = Message::Deliver(Delivered::Presence(item.clone()));
+            for gateway in self.interests.of(&topic) {
+                if gateway != self.me {
+                    peers.send_if_room(gateway, encode(&told));
+                }
+            }
+        }
+        if self.edge.hub().subscribers(&topic) > 0 {
+            self.edge.deliver(Delivered::Presence(item));
         }
     }
 
     fn saw(&self, user: &UserId, at: Millis) {
-        gauge!("chat_users_online").set(self.online.len() as f64);
-        self.seen().insert(user.clone(), at);
+        lock(&self.seen).insert(user.clone(), at);
     }
 
     /// Stores when users were last seen. To be called every few seconds: a crash forgets what came since.
     pub(super) async fn flush(&self) {
-        let seen: Vec<_> = self
-            .seen()
+        let seen: Vec<_> = lock(&self.seen)
             .iter()
             .map(|(user, at)| (user.clone(), *at))
             .collect();
@@ -127,15 +160,15 @@ impl Presence {
             return;
         }
         // Whoever was seen again meanwhile stays for the next time.
-        let mut pending = self.seen();
+        let mut pending = lock(&self.seen);
         for (user, at) in seen {
             if pending.get(&user) == Some(&at) {
                 pending.remove(&user);
             }
         }
     }
+}
 
-    fn seen(&self) -> MutexGuard<'_, HashMap<UserId, Millis>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

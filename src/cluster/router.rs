@@ -1,21 +1,36 @@
 //! Requests inward: an operation goes to the conversation's owner, an inbox read to the user's home.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
+use metrics::counter;
+use tokio::time::{sleep, timeout};
 
-use super::{home::Home, presence::Presence, ring::Ring};
+use super::{
+    edge::Edge,
+    home::{AtHome, Home},
+    link::Unasked,
+    members::Members,
+    message::{Answer, Ask, Interest, Message, encode},
+    news::Listener,
+    peers::Peers,
+    ring::Ring,
+};
 use crate::{
-    chat::{Conversations, Error, Head, Operation, Outcome, Sent},
-    fanout::{Hub, Subscriber},
-    model::{ConversationId, Draft, GatewayId, Kind, Topic, UserId},
-    protocol::{InboxItem, PresenceItem},
+    chat::{Conversations, Error, Operation, Outcome, Sent},
+    fanout::Subscriber,
+    model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId},
+    protocol::PresenceItem,
     store::{InboxRow, PublicRow, Store},
+    tasks::Tasks,
 };
 
 /// Channel heads asked at once for one inbox.
-const HEADS_AT_ONCE: usize = 16;
+pub(super) const HEADS_AT_ONCE: usize = 16;
+
+/// Between two tries of what another gateway is about to take over.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// The way to everything a session can ask for.
 pub struct Router {
@@ -24,36 +39,46 @@ pub struct Router {
     store: Arc<dyn Store>,
     conversations: Conversations,
     home: Arc<Home>,
-    presence: Presence,
-    hub: Arc<Hub>,
+    pub(super) edge: Arc<Edge>,
+    /// None: this gateway never has any.
+    pub(super) cluster: Option<Cluster>,
+    operation_timeout: Duration,
+    pub(super) tasks: Tasks,
 }
 
-/// One page of an inbox, newest first.
-pub struct Inbox {
-    pub items: Vec<InboxItem>,
-    /// Where the next page begins.
-    pub next: Option<String>,
+/// The others, and the news of them.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    pub members: Arc<Members>,
+    pub peers: Arc<Peers>,
 }
 
 impl Router {
-    #[must_use]
-    pub fn new(
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the one place where all of them meet"
+    )]
+    pub(super) fn new(
         me: GatewayId,
         ring: Arc<ArcSwap<Ring>>,
         store: Arc<dyn Store>,
         conversations: Conversations,
         home: Arc<Home>,
-        hub: Arc<Hub>,
+        edge: Arc<Edge>,
+        cluster: Option<Cluster>,
+        operation_timeout: Duration,
+        tasks: Tasks,
     ) -> Self {
-        let presence = Presence::new(store.clone(), hub.clone());
         Self {
             me,
             ring,
             store,
             conversations,
             home,
-            presence,
-            hub,
+            edge,
+            cluster,
+            operation_timeout,
+            tasks,
         }
     }
 
@@ -62,7 +87,11 @@ impl Router {
         self.me
     }
 
-    /// Asks the owner of `conversation`.
+    pub(super) fn edge(&self) -> &Edge {
+        &self.edge
+    }
+
+    /// Asks the owner of `conversation`, wherever it is, and whoever it becomes meanwhile.
     ///
     /// # Errors
     /// As the operation; `Unavailable` when the owner cannot be reached.
@@ -72,8 +101,60 @@ impl Router {
         actor: UserId,
         operation: Operation,
     ) -> Result<Outcome, Error> {
-        self.owned_here(conversation)?;
-        self.conversations.ask(conversation, actor, operation).await
+        let Some(cluster) = &self.cluster else {
+            return self.conversations.ask(conversation, actor, operation).await;
+        };
+        self.in_time(self.ask_owner(cluster, conversation, actor, operation))
+            .await
+    }
+
+    async fn ask_owner(
+        &self,
+        cluster: &Cluster,
+        conversation: ConversationId,
+        actor: UserId,
+        mut operation: Operation,
+    ) -> Result<Outcome, Error> {
+        let mut news = cluster.members.news();
+        loop {
+            news.mark_heard();
+            let owner = self.ring.load().owner(conversation);
+            let (actor, asked) = (actor.clone(), operation.clone());
+            let outcome = match owner {
+                None => Err(Error::MOVED),
+                Some(owner) if owner == self.me => {
+                    self.conversations.ask(conversation, actor, asked).await
+                }
+                Some(owner) => {
+                    let ask = Ask::Operation {
+                        conversation,
+                        actor,
+                        operation: asked,
+                    };
+                    match cluster.peers.ask(owner, ask).await {
+                        Ok(Answer::Outcome(outcome)) => outcome,
+                        Ok(_) | Err(Unasked::Lost) => Err(Error::CLOSED),
+                        Err(Unasked::Full) => Err(Error::BUSY),
+                    }
+                }
+            };
+            match outcome {
+                Err(error) if error == Error::MOVED => {}
+                // Nobody knows whether it was done: asked again only where that does no harm.
+                Err(error) if error == Error::CLOSED => match operation.again() {
+                    Some(again) => operation = again,
+                    None => return Err(error),
+                },
+                outcome => return outcome,
+            }
+            changed(&mut news).await;
+        }
+    }
+
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        timeout(self.operation_timeout, asked)
+            .await
+            .unwrap_or(Err(Error::unavailable("it took too long")))
     }
 
     /// As `ask`, for a message.
@@ -81,169 +162,285 @@ impl Router {
     /// # Errors
     /// As `ask`.
     pub async fn send(&self, conversation: ConversationId, draft: Draft) -> Result<Sent, Error> {
-        self.owned_here(conversation)?;
-        self.conversations.send(conversation, draft).await
+        if self.cluster.is_none() {
+            return self.conversations.send(conversation, draft).await;
+        }
+        let sender = draft.sender.clone();
+        let sent = self
+            .ask(conversation, sender, Operation::Send(draft))
+            .await?;
+        Conversations::sent(sent)
     }
 
-    fn owned_here(&self, conversation: ConversationId) -> Result<(), Error> {
-        if self.ring.load().owner(conversation) == Some(self.me) {
-            Ok(())
-        } else {
-            Err(Error::Unavailable {
-                reason: "another gateway owns the conversation",
-            })
+    /// Answers what this gateway is asked, by a session here or by a peer, as an owner or a home.
+    pub(super) async fn answer_here(&self, ask: Ask) -> Answer {
+        match ask {
+            Ask::Operation {
+                conversation,
+                actor,
+                operation,
+            } => Answer::Outcome(self.ask_here(conversation, actor, operation).await),
+            Ask::Register { user, .. } | Ask::Inbox { user } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    Ok(self.home.inbox(&user).await?)
+                };
+                Answer::Inbox(read.await)
+            }
+            Ask::Watch { user, .. } | Ask::Presence { user } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    Ok(self.home.presence.of(&user).await?)
+                };
+                Answer::Presence(read.await)
+            }
+            Ask::Follow { channel, .. } => Answer::Head(self.head_here(channel).await),
+            Ask::Disconnect { user } => Answer::Disconnected(self.edge.disconnect(&user)),
         }
     }
 
-    /// Subscribes a session to its user, at the user's home. When it returns, everything published from
-    /// now on reaches the session: rule [register], then read.
-    pub fn register(&self, session: &Arc<Subscriber>) {
-        self.hub
-            .subscribe(&Topic::User(session.user.clone()), session);
-        self.presence.came(&session.user);
+    /// Whoever asks here is told of it before anything else that comes from there: see [`Exchange`](super::Exchange).
+    pub(super) fn note(&self, from: GatewayId, ask: &Ask) {
+        let (topic, version) = match ask {
+            Ask::Register { user, version } => (Topic::User(user.clone()), *version),
+            Ask::Watch { user, version } => (Topic::Presence(user.clone()), *version),
+            Ask::Follow { channel, version } => (Topic::Channel(*channel), *version),
+            Ask::Operation { .. }
+            | Ask::Inbox { .. }
+            | Ask::Presence { .. }
+            | Ask::Disconnect { .. } => return,
+        };
+        tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
+        let passed = None;
+        self.home
+            .interested(from, &Interest { topic, passed }, version);
+    }
+
+    /// Asks the conversation here for as long as this gateway is its owner, also while it is only about to be.
+    pub(super) async fn ask_here(
+        &self,
+        conversation: ConversationId,
+        actor: UserId,
+        operation: Operation,
+    ) -> Result<Outcome, Error> {
+        let Some(cluster) = &self.cluster else {
+            return self.conversations.ask(conversation, actor, operation).await;
+        };
+        let asked = async {
+            let mut news = cluster.members.news();
+            loop {
+                news.mark_heard();
+                if self.ring.load().owner(conversation) != Some(self.me) {
+                    return Err(Error::MOVED);
+                }
+                let (actor, operation) = (actor.clone(), operation.clone());
+                match self.conversations.ask(conversation, actor, operation).await {
+                    Err(error) if error == Error::MOVED => changed(&mut news).await,
+                    outcome => return outcome,
+                }
+            }
+        };
+        self.in_time(asked).await
+    }
+
+    /// The channel's newest seq: what comes after it is published to whoever is interested now.
+    async fn head_here(&self, channel: ConversationId) -> Result<Seq, Error> {
+        let nothing = Operation::CatchUp {
+            after: Seq::MAX,
+            limit: 1,
+        };
+        match self.ask_here(channel, UserId::gateway(), nothing).await? {
+            Outcome::History(page) => Ok(page.head),
+            _ => Err(Error::UnknownConversation),
+        }
+    }
+
+    /// Waits until this gateway speaks for the user: rule [confirm].
+    async fn at_home(&self, user: &UserId) -> Result<(), Error> {
+        let Some(cluster) = &self.cluster else {
+            return Ok(());
+        };
+        let mut news = cluster.members.news();
+        let wait = async {
+            loop {
+                news.mark_heard();
+                match self.home.at_home(user) {
+                    AtHome::Yes => return Ok(()),
+                    AtHome::No => return Err(Error::MOVED),
+                    AtHome::NotYet => changed(&mut news).await,
+                }
+            }
+        };
+        self.in_time(wait).await
+    }
+
+    /// Asks one that the ring names, wherever it is, and whichever it becomes meanwhile.
+    pub(super) async fn ask_wherever(
+        &self,
+        place: impl Fn(&Ring) -> Option<GatewayId>,
+        ask: impl Fn(Epoch) -> Ask,
+    ) -> Result<Answer, Error> {
+        let Some(cluster) = &self.cluster else {
+            let ask = ask(self.ring.load().version());
+            self.note(self.me, &ask);
+            return Ok(self.answer_here(ask).await);
+        };
+        let asked = async {
+            let mut news = cluster.members.news();
+            loop {
+                news.mark_heard();
+                // Said under the lock under which announcements are made: never under an older version after those.
+                let (ask, asked) = self.edge.telling(|| {
+                    let ring = self.ring.load();
+                    let ask = ask(ring.version());
+                    match place(&ring) {
+                        Some(place) if place == self.me => {
+                            self.note(self.me, &ask);
+                            (Some(ask), None)
+                        }
+                        Some(place) => (None, Some(cluster.peers.ask(place, ask))),
+                        None => (None, None),
+                    }
+                });
+                let answer = match (ask, asked) {
+                    (Some(ask), _) => Some(self.answer_here(ask).await),
+                    (None, Some(asked)) => match asked.await {
+                        Ok(answer) => Some(answer),
+                        Err(Unasked::Full) => return Err(Error::BUSY),
+                        Err(Unasked::Lost) => None,
+                    },
+                    (None, None) => None,
+                };
+                if let Some(answer) = answer.filter(|answer| !answer.is_moved()) {
+                    return Ok(answer);
+                }
+                changed(&mut news).await;
+            }
+        };
+        self.in_time(asked).await
+    }
+
+    async fn ask_home(&self, user: &UserId, ask: impl Fn(Epoch) -> Ask) -> Result<Answer, Error> {
+        self.ask_wherever(|ring| ring.home(user), ask).await
+    }
+
+    /// Subscribes a session to its user, at the user's home, and reads the inbox. Everything published from then on
+    /// reaches the session: rule [register], then read.
+    ///
+    /// # Errors
+    /// When the inbox cannot be read in time.
+    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRow>, Error> {
+        let user = &session.user;
+        self.edge.subscribe(&Topic::User(user.clone()), session);
+        let ask = |version| Ask::Register {
+            user: user.clone(),
+            version,
+        };
+        inbox(self.ask_home(user, ask).await?)
     }
 
     /// Ends everything that `register` and `subscribe` began.
     pub fn leave(&self, session: &Subscriber) {
-        self.hub.leave(session);
-        self.presence.went(&session.user);
+        self.edge.leave(session, |topic| self.uninterested(topic));
+    }
+
+    fn uninterested(&self, topic: &Topic) {
+        let ring = self.ring.load();
+        let place = match topic {
+            Topic::User(user) | Topic::Presence(user) => ring.home(user),
+            Topic::Channel(channel) => ring.owner(*channel),
+        };
+        match (place, &self.cluster) {
+            (Some(place), Some(cluster)) if place != self.me => {
+                let topic = topic.clone();
+                let message = encode(&Message::Uninterested { topic });
+                cluster.peers.send(place, message, None);
+            }
+            _ => self.home.uninterested(self.me, topic),
+        }
     }
 
     /// All conversations of a user, as stored and as published since.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// When the store cannot be read, or the user's home not be reached.
     pub async fn inbox_rows(&self, user: &UserId) -> Result<Vec<InboxRow>, Error> {
-        Ok(self.home.inbox(user).await?)
-    }
-
-    /// One page of the inbox, newest first, channels merged in.
-    ///
-    /// # Errors
-    /// `Invalid` when `before` is not a `next` of an earlier page; `Unavailable` when the store or an owner cannot
-    /// be reached.
-    pub async fn inbox(
-        &self,
-        user: &UserId,
-        before: Option<&str>,
-        limit: usize,
-    ) -> Result<Inbox, Error> {
-        let before = before.map(parse_position).transpose()?;
-        let rows = self.inbox_rows(user).await?;
-        let items: Vec<Result<Option<InboxItem>, Error>> = stream::iter(rows)
-            .map(|row| self.item(user, row))
-            .buffered(HEADS_AT_ONCE)
-            .collect()
-            .await;
-        let mut items: Vec<InboxItem> = items
-            .into_iter()
-            .filter_map(Result::transpose)
-            .collect::<Result<_, _>>()?;
-        items.sort_unstable_by_key(|item| std::cmp::Reverse(position(item)));
-        if let Some(before) = before {
-            items.retain(|item| position(item) < before);
-        }
-        let next = (items.len() > limit)
-            .then(|| items.get(limit.saturating_sub(1)).map(format_position))
-            .flatten();
-        items.truncate(limit);
-        Ok(Inbox { items, next })
-    }
-
-    async fn item(&self, user: &UserId, row: InboxRow) -> Result<Option<InboxItem>, Error> {
-        let Some(face) = row.face else {
-            return Ok(None);
-        };
-        let conversation = row.conversation;
-        let (name, last) = match face.kind {
-            Kind::Dm | Kind::Group => (face.name, face.last),
-            Kind::Channel => match self.ask(conversation, user.clone(), Operation::Head).await {
-                Ok(Outcome::Head(Head { details, last, .. })) => (details.name, last),
-                // Left at this moment, or removed.
-                Ok(_) | Err(Error::UnknownConversation | Error::Forbidden(_)) => return Ok(None),
-                Err(error) => return Err(error),
-            },
-        };
-        let last_seq = last.as_ref().map_or(0, |l| l.seq);
-        let read_seq = row.read_seq.max(face.joined_seq);
-        Ok(Some(InboxItem {
-            conversation,
-            kind: face.kind,
-            name,
-            last_seq,
-            rev: 0,
-            last_message: last,
-            read_seq,
-            unread: last_seq.saturating_sub(read_seq),
-            joined_seq: face.joined_seq,
-        }))
-    }
-
-    /// Subscribes a session to a channel it may read, and answers with the channel's head as of then.
-    ///
-    /// # Errors
-    /// As reading the channel; `Invalid` if it is no channel.
-    pub async fn subscribe(
-        &self,
-        session: &Arc<Subscriber>,
-        conversation: ConversationId,
-    ) -> Result<Head, Error> {
-        let topic = Topic::Channel(conversation);
-        let head = || self.ask(conversation, session.user.clone(), Operation::Head);
-        // Asked twice: first whether it may, then, subscribed, where the channel has got to.
-        let Outcome::Head(first) = head().await? else {
-            return Err(Error::UnknownConversation);
-        };
-        if first.details.kind != Kind::Channel {
-            return Err(Error::Invalid("only channels can be looked into".into()));
-        }
-        self.hub.subscribe(&topic, session);
-        match head().await {
-            Ok(Outcome::Head(head)) => Ok(head),
-            other => {
-                self.hub.unsubscribe(&topic, session);
-                other.and(Err(Error::UnknownConversation))
-            }
-        }
-    }
-
-    /// Subscribes a session to a channel whose participant its user is.
-    pub fn follow(&self, session: &Arc<Subscriber>, channel: ConversationId) {
-        self.hub.subscribe(&Topic::Channel(channel), session);
+        let ask = |_| Ask::Inbox { user: user.clone() };
+        inbox(self.ask_home(user, ask).await?)
     }
 
     pub fn unsubscribe(&self, session: &Subscriber, channel: ConversationId) {
-        self.hub.unsubscribe(&Topic::Channel(channel), session);
+        let topic = Topic::Channel(channel);
+        self.edge
+            .unsubscribe(&topic, session, |topic| self.uninterested(topic));
     }
 
     /// Whether each user is online; and from now on, when that changes.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// When the store cannot be read, or a user's home not be reached.
     pub async fn watch(
         &self,
         session: &Arc<Subscriber>,
         users: &[UserId],
     ) -> Result<Vec<PresenceItem>, Error> {
-        let mut items = Vec::with_capacity(users.len());
         for user in users {
-            self.hub.subscribe(&Topic::Presence(user.clone()), session);
-            items.push(self.presence.of(user).await?);
+            self.edge.subscribe(&Topic::Presence(user.clone()), session);
         }
-        Ok(items)
+        let mut items = Vec::with_capacity(users.len());
+        for users in users.chunks(HEADS_AT_ONCE) {
+            items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
+        }
+        items.into_iter().collect()
+    }
+
+    async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {
+        let ask = |version| Ask::Watch {
+            user: user.clone(),
+            version,
+        };
+        presence(self.ask_home(user, ask).await?)
     }
 
     pub fn unwatch(&self, session: &Subscriber, users: &[UserId]) {
         for user in users {
-            self.hub
-                .unsubscribe(&Topic::Presence(user.clone()), session);
+            let topic = Topic::Presence(user.clone());
+            self.edge
+                .unsubscribe(&topic, session, |topic| self.uninterested(topic));
         }
     }
 
     /// # Errors
-    /// When the store cannot be read.
+    /// When the store cannot be read, or the user's home not be reached.
     pub async fn presence(&self, user: &UserId) -> Result<PresenceItem, Error> {
-        Ok(self.presence.of(user).await?)
+        let ask = |_| Ask::Presence { user: user.clone() };
+        presence(self.ask_home(user, ask).await?)
+    }
+
+    /// Closes all sessions of a user, wherever they are; returns how many.
+    ///
+    /// # Errors
+    /// When a gateway could not be told.
+    pub async fn disconnect(&self, user: &UserId) -> Result<usize, Error> {
+        let mut closed = self.edge.disconnect(user);
+        if let Some(cluster) = &self.cluster {
+            let others = self.ring.load_full();
+            let others = others.members().iter().filter(|&&g| g != self.me);
+            let asks = others.map(|&gateway| {
+                let user = user.clone();
+                cluster.peers.ask(gateway, Ask::Disconnect { user })
+            });
+            let answers = self.in_time(async { Ok(join_all(asks).await) });
+            for answer in answers.await? {
+                match answer {
+                    Ok(Answer::Disconnected(there)) => closed += there,
+                    // Gone, and its sessions with it.
+                    Ok(_) | Err(Unasked::Lost) => {}
+                    Err(Unasked::Full) => return Err(Error::BUSY),
+                }
+            }
+        }
+        Ok(closed)
     }
 
     /// # Errors
@@ -258,33 +455,43 @@ impl Router {
 
     /// Stores when users were last seen. To be called every few seconds.
     pub async fn flush_presence(&self) {
-        self.presence.flush().await;
+        self.home.presence.flush().await;
     }
 
     /// # Errors
     /// Why nothing can be stored now.
     pub fn ready(&self) -> Result<(), crate::store::Error> {
-        self.store.healthy()
+        self.store.healthy()?;
+        if self.conversations.may_serve() {
+            return Ok(());
+        }
+        Err(crate::store::Error::Unavailable {
+            operation: "lease",
+            reason: "it has ended, and could not be renewed yet".into(),
+        })
     }
 }
 
-/// An inbox is ordered by the time of its newest entries, for people; the id makes it a total order.
-type Position = (crate::model::Millis, ConversationId);
-
-fn position(item: &InboxItem) -> Position {
-    (
-        item.last_message.as_ref().map_or(0, |last| last.at),
-        item.conversation,
-    )
+/// Something may have become possible.
+async fn changed(news: &mut Listener) {
+    counter!("chat_cluster_retries_total").increment(1);
+    tokio::select! {
+        biased;
+        () = news.changed() => {}
+        () = sleep(RETRY_AFTER) => {}
+    }
 }
 
-fn format_position(item: &InboxItem) -> String {
-    let (at, id) = position(item);
-    format!("{at}:{id}")
+fn inbox(answer: Answer) -> Result<Vec<InboxRow>, Error> {
+    match answer {
+        Answer::Inbox(rows) => rows,
+        _ => Err(Error::CLOSED),
+    }
 }
 
-fn parse_position(text: &str) -> Result<Position, Error> {
-    text.split_once(':')
-        .and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)))
-        .ok_or_else(|| Error::Invalid("before is not the next of an earlier page".into()))
+fn presence(answer: Answer) -> Result<PresenceItem, Error> {
+    match answer {
+        Answer::Presence(item) => item,
+        _ => Err(Error::CLOSED),
+    }
 }

@@ -17,6 +17,7 @@ impl Loaded {
             limits,
             session,
             store,
+            cluster,
             drain,
             ..
         } = &self.config;
@@ -164,6 +165,27 @@ impl Loaded {
             store.kind != StoreKind::Cassandra || limits.body_bytes <= CASSANDRA_BODY_BYTES_MAX,
             "limits.body_bytes",
             "may be at most 65536 with Cassandra, which refuses writes beyond half a commit log segment",
+        );
+        check(
+            !cluster.enabled || store.kind == StoreKind::Cassandra,
+            "cluster.enabled",
+            "needs store.kind = \"cassandra\": an embedded store belongs to one gateway alone",
+        );
+        let reachable = |address: &String| {
+            let port = address
+                .rsplit_once(':')
+                .map(|(host, port)| (host, port.parse::<u16>()));
+            port.is_some_and(|(host, port)| !host.is_empty() && port.is_ok_and(|port| port > 0))
+        };
+        check(
+            !cluster.enabled || cluster.advertise.as_ref().is_some_and(reachable),
+            "cluster.advertise",
+            "is where the other gateways reach this one, as 10.0.0.1:7400",
+        );
+        check(
+            !cluster.enabled || cluster.secret.as_ref().is_some_and(|s| s.len() >= 32),
+            "cluster.secret",
+            "has at least 32 bytes, the same in all gateways",
         );
         check(
             drain.grace_ms >= drain.spread_ms,

@@ -20,6 +20,7 @@ pub struct Config {
     pub client: Client,
     pub internal: Internal,
     pub store: Store,
+    pub cluster: Cluster,
     pub auth: Auth,
     pub limits: Limits,
     pub session: Session,
@@ -98,6 +99,30 @@ impl fmt::Debug for Cassandra {
             .field("username", &self.username)
             .field("password", &self.password.as_ref().map(|_| "***"))
             .finish_non_exhaustive()
+    }
+}
+
+/// Many gateways on one store.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    pub enabled: bool,
+    /// Where the other gateways connect; never to be reachable from outside.
+    pub listen: SocketAddr,
+    /// Where they reach it, as `10.0.0.1:7400`.
+    pub advertise: Option<String>,
+    /// The same in all of them: at least 32 bytes.
+    pub secret: Option<String>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("enabled", &self.enabled)
+            .field("listen", &self.listen)
+            .field("advertise", &self.advertise)
+            .field("secret", &self.secret.as_ref().map(|_| "***"))
+            .finish()
     }
 }
 
@@ -256,6 +281,17 @@ impl Default for Cassandra {
             tls_key_file: None,
             timeout_ms: 2_000,
             requests_in_flight: 32,
+        }
+    }
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            listen: SocketAddr::from(([127, 0, 0, 1], 7400)),
+            advertise: None,
+            secret: None,
         }
     }
 }

@@ -85,16 +85,24 @@ impl Hub {
         self.remove(topic, subscriber.session);
     }
 
-    /// Ends all subscriptions of a session.
-    pub fn leave(&self, subscriber: &Subscriber) {
+    /// Ends all subscriptions of a session; returns them.
+    pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
         let topics = subscriber
             .topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        for topic in topics.unwrap_or_default() {
-            self.remove(&topic, subscriber.session);
+        let topics = topics.unwrap_or_default();
+        for topic in &topics {
+            self.remove(topic, subscriber.session);
         }
+        topics
+    }
+
+    /// Everything that any session is subscribed to.
+    #[must_use]
+    pub fn topics(&self) -> Vec<Topic> {
+        self.topics.iter().map(|t| t.key().clone()).collect()
     }
 
     fn remove(&self, topic: &Topic, session: SessionId) {

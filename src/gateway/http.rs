@@ -19,7 +19,7 @@ use crate::{
     clock,
     model::{Attachment, ClientId, ConversationId, Posting, Role, Seq, UserId},
     protocol::{
-        Answer, CloseCode, Create, ErrorCode, HistoryRequest, InboxRequest, Mark, Named, NamedUser,
+        Answer, Create, ErrorCode, HistoryRequest, InboxRequest, Mark, Named, NamedUser,
         ParticipantsRequest, PublicRequest, Refusal, Request, Send, SetRole, Update,
     },
 };
@@ -296,8 +296,10 @@ pub(super) async fn disconnect(
     _: Service,
     Path(user): Path<UserId>,
 ) -> Response {
-    let closed = gateway.hub.disconnect(&user, CloseCode::Disconnected);
-    Json(json!({"closed": closed})).into_response()
+    match gateway.router.disconnect(&user).await {
+        Ok(closed) => Json(json!({"closed": closed})).into_response(),
+        Err(error) => respond(requests::refused(&error)),
+    }
 }
 
 /// Makes a conversation, or finds it.

@@ -30,7 +30,7 @@ pub use listener::{WithoutDelay, bind, serve};
 
 /// What every session and every HTTP request needs.
 pub struct Gateway {
-    pub(crate) router: Router,
+    pub(crate) router: Arc<Router>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) tokens: Tokens,
     pub(crate) limits: config::Limits,
@@ -47,7 +47,7 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        router: Router,
+        router: Arc<Router>,
         hub: Arc<Hub>,
         tokens: Tokens,
         tasks: Tasks,

@@ -389,7 +389,7 @@ fn unexpected(outcome: &Outcome) -> chat::Error {
         "an operation was answered with another one's outcome"
     );
     chat::Error::Unavailable {
-        reason: "an internal error",
+        reason: "an internal error".into(),
     }
 }
 

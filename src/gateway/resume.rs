@@ -16,12 +16,18 @@ use crate::{
 };
 
 /// Subscribes a session to the channels its user is in.
-pub(super) fn follow_channels(gateway: &Gateway, session: &Arc<Subscriber>, rows: &[InboxRow]) {
-    for row in rows {
-        if row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel) {
-            gateway.router.follow(session, row.conversation);
-        }
-    }
+pub(super) async fn follow_channels(
+    gateway: &Gateway,
+    session: &Arc<Subscriber>,
+    rows: &[InboxRow],
+) {
+    let is_channel = |row: &&InboxRow| row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel);
+    let channels: Vec<ConversationId> = rows
+        .iter()
+        .filter(is_channel)
+        .map(|row| row.conversation)
+        .collect();
+    gateway.router.follow(session, &channels).await;
 }
 
 /// The entries after each cursor, one conversation at a time.

@@ -37,6 +37,7 @@ use crate::{
         Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Named, Refusal, Reply,
         Request, Users,
     },
+    store::InboxRow,
 };
 
 /// A close frame that cannot be sent by then is given up.
@@ -181,8 +182,14 @@ impl Session {
         }
         let outbox_bytes = gateway.limits.outbox_bytes;
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
-        gateway.router.register(&subscriber);
-        match self.begin(&identity, &subscriber, id, connect).await {
+        let begun = match gateway.router.register(&subscriber).await {
+            Ok(rows) => self.begin(&identity, &subscriber, id, connect, rows).await,
+            Err(error) => {
+                let (code, text) = (ErrorCode::Unavailable, error.to_string());
+                self.refuse(id, code, &text, CloseCode::GoingAway).await
+            }
+        };
+        match begun {
             Ok(()) => Ok(Live {
                 expires_at: expiry(&identity),
                 identity,
@@ -205,22 +212,14 @@ impl Session {
         subscriber: &Arc<Subscriber>,
         id: Option<u32>,
         connect: Connect,
+        rows: Vec<InboxRow>,
     ) -> Result<(), End> {
         let gateway = self.gateway.clone();
         let Connect {
             device, cursors, ..
         } = connect;
         tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
-        let rows = match gateway.router.inbox_rows(&identity.user).await {
-            Ok(rows) => rows,
-            Err(error) => {
-                let text = error.to_string();
-                return self
-                    .refuse(id, ErrorCode::Unavailable, &text, CloseCode::GoingAway)
-                    .await;
-            }
-        };
-        resume::follow_channels(&gateway, subscriber, &rows);
+        resume::follow_channels(&gateway, subscriber, &rows).await;
         let connected = Connected {
             user: identity.user.clone(),
             session: self.id.to_string(),

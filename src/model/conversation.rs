@@ -49,7 +49,7 @@ pub struct Details {
 }
 
 /// A user in a conversation, or one who was.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Participant {
     pub user: UserId,
     pub role: Role,

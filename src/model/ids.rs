@@ -32,6 +32,12 @@ impl UserId {
         Ok(Self(text.into()))
     }
 
+    /// No person: for what gateways do by themselves. Whoever is called so may do no more than anybody.
+    #[must_use]
+    pub fn gateway() -> Self {
+        Self("gateway".into())
+    }
+
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -208,7 +214,7 @@ impl fmt::Display for SessionId {
 }
 
 /// What a session can be subscribed to and a gateway interested in.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Topic {
     /// Everything addressed to one user: messages of dms and groups, receipts, typing.
     User(UserId),

@@ -36,7 +36,7 @@ pub struct Attachment {
 }
 
 /// What an entry says.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Content {
     Text {
         body: String,
@@ -85,7 +85,7 @@ pub enum SystemChange {
 }
 
 /// Not yet accepted: it has no place in the log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Draft {
     pub sender: UserId,
     pub client_id: ClientId,
@@ -97,7 +97,7 @@ pub struct Draft {
 }
 
 /// It has its place.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub seq: Seq,
     pub message_id: MessageId,

@@ -387,7 +387,7 @@ impl Message {
     }
 }
 
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct PresenceItem {
     #[schema(value_type = String)]
     pub user: UserId,

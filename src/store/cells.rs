@@ -57,6 +57,11 @@ pub trait Cells: Send + Sync + 'static {
 
     fn measure(&self) {}
 
+    /// Whether other processes may use it at the same time.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn healthy(&self) -> Result<()>;
 
     async fn close(&self) -> Result<()>;
@@ -689,6 +694,17 @@ impl<C: Cells> Store for CellStore<C> {
         self.remove(range, |_| true).await
     }
 
+    async fn active_gateways(&self) -> Result<Vec<GatewayId>> {
+        let mut range = Range::prefix(&Key::new(ACTIVITY));
+        let mut gateways = Vec::new();
+        while let [cell] = &self.0.scan(range.clone(), 1, false).await?[..] {
+            let gateway = take("active_gateways", &cell.key, 1)?;
+            gateways.push(GatewayId(uuid::Uuid::from_bytes(gateway)));
+            range.from = Range::prefix(&Key::new(ACTIVITY).bytes(&gateway)).to;
+        }
+        Ok(gateways)
+    }
+
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>> {
         let range = Range::prefix(&Key::new(LAST_SEEN).user(user));
         let cells = self.0.scan(range, 1, false).await?;
@@ -760,7 +776,7 @@ impl<C: Cells> Store for CellStore<C> {
     }
 
     fn is_shared(&self) -> bool {
-        false
+        self.0.is_shared()
     }
 
     fn measure(&self) {

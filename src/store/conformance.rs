@@ -399,8 +399,10 @@ async fn activity_is_remembered_and_forgotten(store: &dyn Store) -> Checked {
     let found: BTreeSet<_> = store.activity(gateway).await?.into_iter().collect();
     assert_eq!(found, BTreeSet::from([one, other]));
     assert_eq!(store.activity(GatewayId(uuid::Uuid::new_v4())).await?, []);
+    assert!(store.active_gateways().await?.contains(&gateway));
     store.forget_activity(gateway).await?;
     assert_eq!(store.activity(gateway).await?, []);
+    assert!(!store.active_gateways().await?.contains(&gateway));
     Ok(())
 }
 

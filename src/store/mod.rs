@@ -114,6 +114,9 @@ pub trait Store: Send + Sync + 'static {
 
     async fn forget_activity(&self, gateway: GatewayId) -> Result<()>;
 
+    /// Gateways whose activity is there: those that run, and those that are gone and not repaired yet.
+    async fn active_gateways(&self) -> Result<Vec<GatewayId>>;
+
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>>;
 
     /// Not durable by itself; only goes up.
@@ -124,7 +127,7 @@ pub trait Store: Send + Sync + 'static {
     /// Replaces the ring if its version is still `expected`; says whether it did. The one operation with a condition.
     async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool>;
 
-    /// Not durable by itself; the counter only goes up.
+    /// At a quorum when it returns; the counter only goes up.
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()>;
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>>;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{
     ConversationId, Details, Entry, Epoch, GatewayId, Kind, Last, Millis, Participant, Seq, UserId,
 };
@@ -61,7 +63,7 @@ pub struct Mark {
 }
 
 /// What the inbox shows of a conversation; the one with the highest `seq` wins as a whole.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxFace {
     pub seq: Seq,
     pub kind: Kind,
@@ -72,7 +74,7 @@ pub struct InboxFace {
 }
 
 /// An upsert of one inbox row. `read_seq` raises the participant's watermark too.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxWrite {
     pub user: UserId,
     pub conversation: ConversationId,
@@ -83,7 +85,7 @@ pub struct InboxWrite {
     pub left_seq: Option<Seq>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxRow {
     pub conversation: ConversationId,
     /// A mark may be stored before the row it marks.
@@ -138,7 +140,7 @@ pub struct Heartbeat {
     pub counter: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RingRow {
     pub version: Epoch,
     pub members: Vec<GatewayId>,

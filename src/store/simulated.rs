@@ -4,7 +4,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +18,9 @@ use super::{
     Error, Result,
     cells::{Cell, CellStore, Cells, Range},
 };
+
+/// How long whoever cannot reach the store waits for it.
+const OUT_OF_REACH: Duration = Duration::from_millis(500);
 
 pub type Simulated = CellStore<Replicas>;
 
@@ -49,6 +55,8 @@ impl Faults {
 
 pub struct Replicas {
     state: Arc<Mutex<State>>,
+    /// This client of the store cannot reach it.
+    cut: Arc<AtomicBool>,
 }
 
 struct State {
@@ -67,6 +75,7 @@ impl Simulated {
         };
         CellStore(Replicas {
             state: Arc::new(Mutex::new(state)),
+            cut: Arc::default(),
         })
     }
 
@@ -75,7 +84,14 @@ impl Simulated {
     pub fn share(&self) -> Self {
         CellStore(Replicas {
             state: self.0.state.clone(),
+            cut: Arc::default(),
         })
+    }
+
+    /// While it is true, nothing that is asked here is answered.
+    #[must_use]
+    pub fn cut(&self) -> Arc<AtomicBool> {
+        self.0.cut.clone()
     }
 
     pub fn set_faults(&self, faults: Faults) {
@@ -130,6 +146,15 @@ impl Replicas {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Fails after a while if the store cannot be reached.
+    async fn reach(&self, operation: &'static str) -> Result<()> {
+        if self.cut.load(Ordering::Relaxed) {
+            tokio::time::sleep(OUT_OF_REACH).await;
+            return Err(unavailable(operation));
+        }
+        Ok(())
+    }
+
     /// Writes to `replicas`; true when two have it in time.
     async fn spread(&self, cells: Vec<Cell>, replicas: &[usize]) -> bool {
         let fates: Vec<_> = {
@@ -179,6 +204,7 @@ fn unavailable(operation: &'static str) -> Error {
 #[async_trait]
 impl Cells for Replicas {
     async fn write(&self, operation: &'static str, cells: Vec<Cell>, _: bool) -> Result<()> {
+        self.reach(operation).await?;
         if self.spread(cells, &[0, 1, 2]).await {
             Ok(())
         } else {
@@ -187,6 +213,7 @@ impl Cells for Replicas {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
+        self.reach("read").await?;
         let (pair, hop, timed_out) = {
             let mut state = self.state();
             let first = state.random.random_range(0..3);
@@ -236,6 +263,9 @@ impl Cells for Replicas {
     }
 
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {
+        self.reach("swap").await?;
+        let hop = self.state().hop();
+        tokio::time::sleep(hop).await;
         let mut state = self.state();
         let stored = state
             .replicas
@@ -260,6 +290,10 @@ impl Cells for Replicas {
             }
         }
         Ok(())
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn healthy(&self) -> Result<()> {

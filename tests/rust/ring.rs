@@ -2,7 +2,7 @@
 //! are slow, news arrive late. Checked: once a gateway has acted for a key under a version, no other acts for that key under an
 //! older one. Every choice comes from the seed. `RING_SEEDS=10000 cargo test --release --test all ring` runs more.
 
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 
 use chat_gateway::{
     cluster::{LEASE, Learned, Membership, Rule},
@@ -14,7 +14,7 @@ use tokio::time::{Duration, Instant};
 use uuid::Uuid;
 
 const POLL: Duration = Duration::from_millis(500);
-const BEAT: Duration = Duration::from_millis(300);
+const LISTEN: Duration = Duration::from_millis(250);
 const SERVE: Duration = Duration::from_millis(30);
 const KEYS: usize = 12;
 
@@ -26,6 +26,8 @@ enum Broken {
     Wait,
     /// A lease counts from the end of the read.
     Start,
+    /// The ring is read before the heartbeat is written.
+    Beat,
     Rule(Rule),
 }
 
@@ -58,8 +60,8 @@ struct Gateway {
     dead: bool,
     leaving: bool,
     paused_until: Instant,
+    /// Written, as others read it.
     beats: u64,
-    heard: HashMap<GatewayId, u64>,
 }
 
 struct World {
@@ -140,11 +142,10 @@ impl World {
             leaving: false,
             paused_until: self.now,
             beats: 0,
-            heard: HashMap::new(),
         });
         let delay = self.delay();
         self.after(delay, move |w| w.poll(g));
-        self.after(Duration::from_millis(1), move |w| w.beat(g));
+        self.after(delay, move |w| w.listen(g));
         self.after(Duration::from_millis(10), move |w| w.serve(g));
     }
 
@@ -178,39 +179,73 @@ impl World {
         !dead && paused_until <= self.now
     }
 
-    fn beat(&mut self, g: usize) {
-        if self.runs(g, Self::beat) {
-            self.gateways[g].beats += 1;
-            self.after(BEAT, move |w| w.beat(g));
-        }
-    }
-
-    fn poll(&mut self, g: usize) {
-        if !self.runs(g, Self::poll) {
+    /// Reads the others' heartbeats.
+    fn listen(&mut self, g: usize) {
+        if !self.runs(g, Self::listen) {
             return;
         }
         let began = self.now;
         let there = self.delay();
         self.after(there, move |w| {
-            let row = w.ring.clone();
             let beats: Vec<_> = w.gateways.iter().map(|o| (o.id, o.beats)).collect();
             let back = w.delay();
-            w.after(back, move |w| w.read(g, row, beats, began));
+            w.after(back, move |w| w.hear(g, beats, began));
         });
     }
 
-    fn read(&mut self, g: usize, row: RingRow, beats: Vec<(GatewayId, u64)>, began: Instant) {
+    fn hear(&mut self, g: usize, beats: Vec<(GatewayId, u64)>, began: Instant) {
+        let (now, paused_until) = (self.now, self.gateways[g].paused_until);
+        if paused_until > now {
+            self.after(paused_until - now, move |w| w.hear(g, beats, began));
+            return;
+        }
+        if let Some(membership) = &mut self.gateways[g].membership {
+            let concerned = membership.concerned();
+            for (other, counter) in beats {
+                if concerned.contains(&other) {
+                    membership.heard(other, counter, began, now);
+                }
+            }
+        }
+        self.after(LISTEN, move |w| w.listen(g));
+    }
+
+    /// Writes the heartbeat, and then reads the ring: both renew the lease.
+    fn poll(&mut self, g: usize) {
+        if !self.runs(g, Self::poll) {
+            return;
+        }
+        let began = self.now;
+        let (beat_there, beat_back) = (self.delay(), self.delay());
+        self.after(beat_there, move |w| w.gateways[g].beats += 1);
+        let before = match self.broken {
+            Broken::Beat => Duration::ZERO,
+            _ => beat_there + beat_back,
+        };
+        let there = self.delay();
+        self.after(before, move |w| {
+            if w.gateways[g].dead {
+                return;
+            }
+            // A paused process sends the read when it wakes.
+            let asleep = w.gateways[g].paused_until.saturating_duration_since(w.now);
+            w.after(asleep + there, move |w| {
+                let row = w.ring.clone();
+                let back = w.delay();
+                w.after(back, move |w| w.read(g, row, began));
+            });
+        });
+    }
+
+    fn read(&mut self, g: usize, row: RingRow, began: Instant) {
         let paused_until = self.gateways[g].paused_until;
         if self.gateways[g].dead {
             return;
         }
         if paused_until > self.now {
-            self.after(paused_until - self.now, move |w| {
-                w.read(g, row, beats, began)
-            });
+            self.after(paused_until - self.now, move |w| w.read(g, row, began));
             return;
         }
-        self.gateways[g].heard.extend(beats);
         let counts_from = if self.broken == Broken::Start {
             self.now
         } else {
@@ -221,9 +256,6 @@ impl World {
         let Some(membership) = &mut gateway.membership else {
             return;
         };
-        for (&other, &beats) in &gateway.heard {
-            membership.heard(other, beats, self.now);
-        }
         let (id, version) = (gateway.id, membership.ring().version());
         let members = membership.ring().members().to_vec();
         if !membership.is_member() && !gateway.leaving {
@@ -231,13 +263,17 @@ impl World {
             if self.below(10) < 7 {
                 self.propose(version, joined);
             }
-        } else if let Some(silent) = membership.silent(self.now)
-            && self.below(2) == 0
-        {
-            self.propose(
-                version,
-                members.into_iter().filter(|&m| m != silent).collect(),
-            );
+        } else {
+            let silent = membership.silent(self.now);
+            if !silent.is_empty() && self.below(2) == 0 {
+                self.propose(
+                    version,
+                    members
+                        .into_iter()
+                        .filter(|m| !silent.contains(m))
+                        .collect(),
+                );
+            }
         }
         self.after(POLL, move |w| w.poll(g));
     }
@@ -341,7 +377,7 @@ impl World {
                 if membership.ring().owner(*key) != Some(gateway.id) {
                     continue;
                 }
-                gateway.ready[k] |= broken == Broken::Wait || membership.may_begin(now);
+                gateway.ready[k] |= broken == Broken::Wait || membership.may_own(*key, now);
                 if !gateway.ready[k] {
                     continue;
                 }
@@ -394,8 +430,10 @@ fn each_broken_rule_of_the_ring_is_found() {
     for broken in [
         Broken::Wait,
         Broken::Start,
+        Broken::Beat,
         Broken::Rule(Rule::Recent),
         Broken::Rule(Rule::Skip),
+        Broken::Rule(Rule::Reread),
     ] {
         let found = (0..4_000).find(|&seed| !simulate(seed, broken).findings.is_empty());
         println!("{broken:?} shows at seed {found:?}");

@@ -22,6 +22,7 @@ use chat_gateway::{
     model::{
         ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq, UserId,
     },
+    mutation::{Mutation, break_rule},
     store::{
         Store,
         simulated::{Faults, Simulated},
@@ -109,6 +110,7 @@ enum Rules {
     Kept,
     /// A lease that had ended goes on under its old epoch.
     OldEpoch,
+    Broken(Mutation),
 }
 
 impl World {
@@ -210,10 +212,10 @@ impl World {
             let owners = self.owners.lock().unwrap();
             let lease = &owners.last().unwrap().1;
             let epoch = match self.rules {
-                Rules::Kept => self.epoch.fetch_add(1, Ordering::Relaxed) + 1,
-                Rules::OldEpoch => lease.term().epoch(),
+                Rules::Kept | Rules::Broken(_) => self.epoch.fetch_add(1, Ordering::Relaxed) + 1,
+                Rules::OldEpoch => lease.epoch(),
             };
-            lease.begin(epoch, Instant::now() + Duration::from_secs(3600));
+            lease.begin(epoch, Instant::now() + Duration::from_secs(3600), None);
         }
     }
 }
@@ -314,12 +316,31 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 }
 
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
+    break_rule(match rules {
+        Rules::Broken(mutation) => Some(mutation),
+        Rules::Kept | Rules::OldEpoch => None,
+    });
+    let found = simulate_as_is(seed, rules);
+    break_rule(None);
+    found
+}
+
+fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap();
     runtime.block_on(run(seed, rules))
+}
+
+#[test]
+fn each_broken_rule_of_the_log_is_found() {
+    for broken in [Mutation::Lease, Mutation::Epoch, Mutation::Settle] {
+        let found = (0..1_000).find(|&seed| !simulate(seed, Rules::Broken(broken)).0.is_empty());
+        println!("{broken:?} shows at seed {found:?}");
+        assert!(found.is_some(), "{broken:?} is not found");
+    }
 }
 
 #[test]

@@ -49,8 +49,7 @@ impl Owner {
             .as_ref()
             .is_some_and(|p| !users.all(|user| p.knows(user)))
         {
-            let reason = "the store did not answer";
-            drop(reply.send(Err(Error::Unavailable { reason })));
+            drop(reply.send(Err(Error::unavailable("the store did not answer"))));
             return;
         }
         match operation {
@@ -73,6 +72,11 @@ impl Owner {
             }
             Operation::Typing => drop(reply.send(self.typing(actor).map(Answer::Ready))),
             Operation::Head => drop(reply.send(self.head(&actor).map(Answer::Ready))),
+            Operation::CatchUp { after, limit } => {
+                drop(reply.send(self.catch_up(after, limit)));
+            }
+            // Goes through many operations: see `Conversations::ask`.
+            Operation::Repair => drop(reply.send(Ok(Answer::Ready(Outcome::Done)))),
         }
     }
 
@@ -87,7 +91,9 @@ impl Owner {
             let answer = if same && existing.get(creator).is_some() {
                 Ok(Answer::Ready(Outcome::Created { existed: true }))
             } else {
-                Err(Error::Conflict("this id is taken by another conversation"))
+                Err(Error::Conflict(
+                    "this id is taken by another conversation".into(),
+                ))
             };
             drop(reply.send(answer));
             return;
@@ -199,7 +205,7 @@ impl Owner {
         let max = self.environment.settings.body_bytes_max;
         if body.len() > max {
             return Err(Error::TooLarge {
-                what: "a body's bytes",
+                what: "a body's bytes".into(),
                 max,
             });
         }
@@ -208,7 +214,7 @@ impl Owner {
         }
         if attachments.len() > ATTACHMENTS_MAX {
             return Err(Error::TooLarge {
-                what: "a message's attachments",
+                what: "a message's attachments".into(),
                 max: ATTACHMENTS_MAX,
             });
         }
@@ -372,6 +378,10 @@ impl Owner {
 
     fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<Answer, Error> {
         self.known()?.check_reading(actor)?;
+        self.page(range, limit)
+    }
+
+    fn page(&self, range: LogRange, limit: usize) -> Result<Answer, Error> {
         let head = self.log.head();
         let (from, to) = range.within(head, limit);
         Ok(match self.log.recent(from, to) {
@@ -382,6 +392,12 @@ impl Owner {
             })),
             None => Answer::ReadLog { from, to, head },
         })
+    }
+
+    /// For gateways: whoever is subscribed there was allowed to.
+    fn catch_up(&self, after: Seq, limit: usize) -> Result<Answer, Error> {
+        self.known()?;
+        self.page(LogRange::After(after), limit)
     }
 
     fn head(&self, actor: &UserId) -> Answered {
@@ -439,7 +455,7 @@ fn check_attachment(attachment: &Attachment) -> Result<(), Error> {
     let described = name.as_ref().map_or(0, String::len) + mime.as_ref().map_or(0, String::len);
     if url.len().max(described) > ATTACHMENT_BYTES_MAX {
         return Err(Error::TooLarge {
-            what: "an attachment's bytes",
+            what: "an attachment's bytes".into(),
             max: ATTACHMENT_BYTES_MAX,
         });
     }

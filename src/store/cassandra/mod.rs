@@ -10,10 +10,7 @@ mod operations;
 pub mod schema;
 mod statements;
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{TryStreamExt, future::try_join_all};
 use metrics::{Histogram, counter, histogram};
@@ -62,8 +59,6 @@ pub struct Cassandra {
     seconds: Histogram,
     closing: CancellationToken,
     written: CancellationToken,
-    /// Why the ring could not be read the last time.
-    unreachable: Mutex<Option<String>>,
 }
 
 impl Cassandra {
@@ -118,7 +113,6 @@ impl Cassandra {
             seconds: histogram!("chat_store_request_seconds", "kind" => "read"),
             closing,
             written,
-            unreachable: Mutex::new(None),
         })
     }
 

@@ -1,6 +1,6 @@
 //! What the trait promises, statement by statement.
 
-use std::{collections::BTreeSet, sync::PoisonError};
+use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
+        Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
         ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
     },
     Cassandra, RingColumns,
@@ -320,6 +320,13 @@ impl Store for Cassandra {
         self.batches.write(OPERATION, vec![all]).await
     }
 
+    async fn active_gateways(&self) -> Result<Vec<GatewayId>> {
+        let rows: Vec<(Uuid,)> = self
+            .read_pages("active_gateways", &self.statements.active_gateways, ())
+            .await?;
+        Ok(rows.into_iter().map(|(id,)| GatewayId(id)).collect())
+    }
+
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>> {
         let row: Option<(Option<i64>,)> = self
             .read_one("last_seen", &self.statements.last_seen, (user.as_str(),))
@@ -340,13 +347,7 @@ impl Store for Cassandra {
     async fn ring(&self) -> Result<Option<RingRow>> {
         // Not behind other reads: a gateway's lease depends on it.
         let rows = self.rows("ring", &self.statements.ring, ()).await;
-        let ring = rows.map(|rows| rows.into_iter().next().map(ring_row));
-        let mut unreachable = self
-            .unreachable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *unreachable = ring.as_ref().err().map(Error::to_string);
-        ring
+        rows.map(|rows| rows.into_iter().next().map(ring_row))
     }
 
     async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool> {
@@ -424,17 +425,7 @@ impl Store for Cassandra {
     }
 
     fn healthy(&self) -> Result<()> {
-        let unreachable = self
-            .unreachable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match &*unreachable {
-            None => Ok(()),
-            Some(reason) => Err(Error::Unavailable {
-                operation: "ring",
-                reason: reason.clone(),
-            }),
-        }
+        Ok(()) // Whoever cannot reach it loses the lease.
     }
 
     async fn close(&self) -> Result<()> {

@@ -139,6 +139,10 @@ pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
     if applied(session, keyspace).await? >= wanted() {
         return Ok(false);
     }
+    tracing::info!(
+        keyspace = keyspace.name,
+        "bringing the tables up to date; every node must agree"
+    );
     run(session, &keyspace.create()).await?;
     run(session, &keyspace.create_state()).await?;
     let me = Uuid::new_v4();

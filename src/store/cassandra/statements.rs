@@ -114,6 +114,8 @@ statements! {
     write insert_activity_minute: "INSERT INTO activity_minutes (gateway_id, minute) VALUES (?, ?) USING TIMESTAMP 0",
     read activity: "SELECT conversation_id FROM activity WHERE gateway_id = ? AND minute = ?",
     read activity_minutes: "SELECT minute FROM activity_minutes WHERE gateway_id = ?",
+    /// A scan, of a table with a partition per gateway.
+    read active_gateways: "SELECT DISTINCT gateway_id FROM activity_minutes",
     /// Above the inserts' timestamp: a gateway's id is never used again.
     write delete_activity: "DELETE FROM activity USING TIMESTAMP 1 WHERE gateway_id = ? AND minute = ?",
     write delete_activity_minutes: "DELETE FROM activity_minutes USING TIMESTAMP 1 WHERE gateway_id = ?",

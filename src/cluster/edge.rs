@@ -1,0 +1,346 @@
+//! This gateway's sockets, as far as other gateways are concerned: what they are interested in is told to each topic's
+//! home or owner, and what comes from there is put into the sockets' queues.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use super::message::{Delivered, Interest};
+use crate::{
+    chat::{Audience, Place, Publication},
+    fanout::{Encoded, Hub, Subscriber},
+    model::{ConversationId, Details, Kind, Seq, Topic, UserId},
+    protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
+};
+
+/// Entries of a channel noted beyond a gap.
+const BEYOND_MAX: usize = 1_024;
+
+pub struct Edge {
+    hub: Arc<Hub>,
+    /// Held while a topic's first or last subscriber is told of, so that the two are never told in the wrong order.
+    telling: Mutex<()>,
+    channels: Mutex<BTreeMap<ConversationId, Passed>>,
+    /// Channels whose owner is yet to be told, and after which entry they are wanted; none: whoever is subscribed must be
+    /// told to read.
+    to_follow: Mutex<BTreeMap<ConversationId, Option<Seq>>>,
+    /// Fires when there is one more.
+    pub(super) following: Notify,
+}
+
+/// Up to where a channel's entries have been passed on to its sockets here.
+#[derive(Default)]
+struct Passed {
+    /// None: its owner has not confirmed yet.
+    upto: Option<Seq>,
+    beyond: BTreeSet<Seq>,
+}
+
+impl Passed {
+    fn passed(&mut self, seq: Seq) {
+        if self.upto.is_none_or(|upto| seq > upto) {
+            self.beyond.insert(seq);
+        }
+        self.advance();
+        while self.beyond.len() > BEYOND_MAX {
+            self.beyond.pop_first();
+        }
+    }
+
+    fn confirmed(&mut self, head: Seq) {
+        self.upto = Some(self.upto.map_or(head, |upto| upto.max(head)));
+        self.advance();
+    }
+
+    fn advance(&mut self) {
+        let Some(upto) = &mut self.upto else { return };
+        while let Some(&seq) = self.beyond.first()
+            && seq <= *upto + 1
+        {
+            *upto = seq.max(*upto);
+            self.beyond.pop_first();
+        }
+    }
+}
+
+impl Edge {
+    #[must_use]
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self {
+            hub,
+            telling: Mutex::default(),
+            channels: Mutex::default(),
+            to_follow: Mutex::default(),
+            following: Notify::new(),
+        }
+    }
+
+    pub(super) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// Subscribes a session. Whoever is to know of it is told after that.
+    pub(super) fn subscribe(&self, topic: &Topic, session: &Arc<Subscriber>) {
+        let _telling = lock(&self.telling);
+        self.hub.subscribe(topic, session);
+    }
+
+    /// Tells something, while no topic's last subscriber goes.
+    pub(super) fn telling<T>(&self, tell: impl FnOnce() -> T) -> T {
+        let _telling = lock(&self.telling);
+        tell()
+    }
+
+    /// Tells of it if nobody here is interested any more.
+    pub(super) fn unsubscribe(
+        &self,
+        topic: &Topic,
+        session: &Subscriber,
+        tell: impl FnOnce(&Topic),
+    ) {
+        let _telling = lock(&self.telling);
+        self.hub.unsubscribe(topic, session);
+        self.ended(topic, tell);
+    }
+
+    /// As `unsubscribe`, for all that a session is subscribed to.
+    pub(super) fn leave(&self, session: &Subscriber, tell: impl Fn(&Topic)) {
+        let _telling = lock(&self.telling);
+        for topic in self.hub.leave(session) {
+            self.ended(&topic, &tell);
+        }
+    }
+
+    fn ended(&self, topic: &Topic, tell: impl FnOnce(&Topic)) {
+        if self.hub.subscribers(topic) > 0 {
+            return;
+        }
+        if let Topic::Channel(channel) = topic {
+            lock(&self.channels).remove(channel);
+        }
+        tell(topic);
+    }
+
+    /// Everything that sockets here are interested in; told in one go, see `telling`.
+    pub(super) fn interests(&self) -> Vec<Interest> {
+        let channels = lock(&self.channels);
+        let mut topics = self.hub.topics();
+        topics.sort_unstable();
+        let interest = |topic| {
+            let passed = match &topic {
+                Topic::Channel(channel) => channels.get(channel).and_then(|p| p.upto),
+                Topic::User(_) | Topic::Presence(_) => None,
+            };
+            Interest { topic, passed }
+        };
+        topics.into_iter().map(interest).collect()
+    }
+
+    /// Whether the channel's owner knows that its entries are wanted here.
+    pub(super) fn follows(&self, channel: ConversationId) -> bool {
+        let channels = lock(&self.channels);
+        channels.get(&channel).is_some_and(|p| p.upto.is_some())
+    }
+
+    /// The channel's owner knows, and publishes here whatever comes after `head`.
+    pub(super) fn confirmed(&self, channel: ConversationId, head: Seq) {
+        if self.hub.subscribers(&Topic::Channel(channel)) > 0 {
+            lock(&self.channels)
+                .entry(channel)
+                .or_default()
+                .confirmed(head);
+        }
+    }
+
+    /// Channels whose owner is yet to be told.
+    pub(super) fn take_to_follow(&self) -> BTreeMap<ConversationId, Option<Seq>> {
+        std::mem::take(&mut *lock(&self.to_follow))
+    }
+
+    pub(super) fn follow_later(&self, channel: ConversationId, after: Option<Seq>) {
+        let mut to_follow = lock(&self.to_follow);
+        let earliest = to_follow.entry(channel).or_insert(after);
+        *earliest = after.zip(*earliest).map(|(a, b)| a.min(b));
+    }
+
+    pub(super) fn deliver(&self, delivered: Delivered) {
+        match delivered {
+            Delivered::Publication(publication) => self.publication(&publication),
+            Delivered::Presence(item) => {
+                let topic = Topic::Presence(item.user.clone());
+                self.hub
+                    .deliver(&topic, &Encoded::new(Event::Presence(item)));
+            }
+            Delivered::Resync { channel, head } => {
+                self.resync(channel, head);
+            }
+        }
+    }
+
+    /// Whoever is in the channel must read it up to `head`.
+    pub(super) fn resync(&self, channel: ConversationId, head: Seq) {
+        let event = Event::Resync {
+            conversation: channel,
+            head,
+        };
+        self.hub
+            .deliver(&Topic::Channel(channel), &Encoded::new(event));
+        self.confirmed(channel, head);
+    }
+
+    /// As `resync`, up to where the channel is known to be.
+    pub(super) fn resync_from_here(&self, channel: ConversationId) {
+        let head = lock(&self.channels).get(&channel).and_then(|p| p.upto);
+        if let Some(head) = head {
+            self.resync(channel, head);
+        }
+    }
+
+    /// Puts a publication into the queues of the sockets it concerns.
+    pub(super) fn publication(&self, publication: &Publication) {
+        match publication {
+            Publication::Entry {
+                conversation,
+                entry,
+                audience,
+            } => {
+                let message = Message::of(*conversation, entry.as_ref().clone());
+                self.send(*conversation, audience, Event::Message(Box::new(message)));
+                if matches!(audience, Audience::Channel)
+                    && let Some(passed) = lock(&self.channels).get_mut(conversation)
+                {
+                    passed.passed(entry.seq);
+                }
+            }
+            Publication::Receipt {
+                conversation,
+                user,
+                read_seq,
+                delivered_seq,
+                audience,
+            } => {
+                let receipt = Event::Receipt {
+                    conversation: *conversation,
+                    user: user.clone(),
+                    read_seq: *read_seq,
+                    delivered_seq: *delivered_seq,
+                };
+                self.send(*conversation, audience, receipt);
+            }
+            Publication::Typing {
+                conversation,
+                user,
+                audience,
+            } => {
+                let typing = Event::Typing {
+                    conversation: *conversation,
+                    user: user.clone(),
+                };
+                self.send(*conversation, audience, typing);
+            }
+            Publication::Place {
+                conversation,
+                seq,
+                place,
+                details,
+                audience,
+            } => self.place(*conversation, *seq, *place, details, audience),
+        }
+    }
+
+    /// A user's place in a channel decides what their sessions are subscribed to.
+    fn place(
+        &self,
+        conversation: ConversationId,
+        seq: Seq,
+        place: Place,
+        details: &Details,
+        audience: &Audience,
+    ) {
+        if details.kind == Kind::Channel {
+            let topic = Topic::Channel(conversation);
+            for session in users_of(audience).flat_map(|user| self.hub.sessions_of(user)) {
+                match place {
+                    Place::Added => {
+                        self.hub.subscribe(&topic, &session);
+                        if !self.follows(conversation) {
+                            self.follow_later(conversation, Some(seq - 1));
+                            self.following.notify_one();
+                        }
+                    }
+                    Place::Removed => self.hub.unsubscribe(&topic, &session),
+                    Place::Updated => {}
+                }
+            }
+            // The owner is told by the next version: until then it sends what nobody here takes.
+            if self.hub.subscribers(&topic) == 0 {
+                lock(&self.channels).remove(&conversation);
+            }
+        }
+        let change = match place {
+            Place::Added => ConversationChange::Added,
+            Place::Removed => ConversationChange::Removed,
+            Place::Updated => ConversationChange::Updated,
+        };
+        let event = ConversationEvent {
+            conversation,
+            change,
+            details: (place != Place::Removed).then(|| details.clone()),
+        };
+        self.send(conversation, audience, Event::Conversation(event));
+    }
+
+    fn send(&self, conversation: ConversationId, audience: &Audience, event: Event) {
+        let event = Encoded::new(event);
+        match audience {
+            Audience::Channel => self.hub.deliver(&Topic::Channel(conversation), &event),
+            Audience::Members(_) | Audience::User(_) => {
+                for user in users_of(audience) {
+                    self.hub.deliver(&Topic::User(user.clone()), &event);
+                }
+            }
+        }
+    }
+
+    pub(super) fn disconnect(&self, user: &UserId) -> usize {
+        self.hub.disconnect(user, CloseCode::Disconnected)
+    }
+}
+
+/// The users that a publication names.
+pub(super) fn users_of(audience: &Audience) -> impl Iterator<Item = &UserId> {
+    let (members, user) = match audience {
+        Audience::Members(members) => (members.users.as_slice(), None),
+        Audience::User(user) => (&[][..], Some(user)),
+        Audience::Channel => (&[][..], None),
+    };
+    members.iter().map(|(user, _)| user).chain(user)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_passed_on_has_no_gaps() {
+        let mut passed = Passed::default();
+        passed.passed(11);
+        assert_eq!(passed.upto, None);
+        passed.confirmed(10);
+        assert_eq!(passed.upto, Some(11), "what came early counts");
+        passed.passed(13);
+        assert_eq!(passed.upto, Some(11));
+        passed.passed(12);
+        assert_eq!(passed.upto, Some(13));
+        passed.passed(5);
+        passed.confirmed(9);
+        assert_eq!(passed.upto, Some(13), "nothing goes back");
+    }
+}

@@ -1,0 +1,479 @@
+//! The connections to the other gateways. Of two, the one that was started later connects; both prove that they know
+//! the cluster's secret.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::Duration,
+};
+
+use aws_lc_rs::hmac;
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use metrics::{counter, gauge};
+use tokio::{
+    select,
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    link::{ASKS_MAX, Link, Stale, Token, Unasked},
+    message::{
+        Answer, Ask, Challenge, Hello, Message, PROTOCOL, Response, Standing, Welcome, decode,
+        decode_batch, encode,
+    },
+    network::{Connection, Network},
+};
+use crate::{model::GatewayId, tasks::Tasks};
+
+/// Without anything from a peer for so long, the connection is given up and made again.
+const SILENT_MAX: Duration = Duration::from_secs(3);
+/// Between two frames when there is nothing to say.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// Between two tries to connect.
+const RECONNECT_AFTER: Duration = Duration::from_millis(100);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A peer that is not in the ring, yet or any more, is kept for so long.
+const STRANGER_KEPT: Duration = Duration::from_secs(10);
+
+/// What an answer to a peer takes, and the answer.
+pub(super) type Answering = BoxFuture<'static, Message>;
+
+/// Takes what comes from peers, one after the other. Must not wait.
+pub(super) trait Receive: Send + Sync {
+    fn receive(&self, from: GatewayId, message: Message) -> Option<Answering>;
+}
+
+pub(super) struct Peers {
+    me: GatewayId,
+    key: hmac::Key,
+    network: Arc<dyn Network>,
+    links: Mutex<BTreeMap<GatewayId, Known>>,
+    /// It knows this, so this does not keep it.
+    receive: OnceLock<Weak<dyn Receive>>,
+    tasks: Tasks,
+}
+
+struct Known {
+    link: Arc<Link>,
+    /// Answers being worked out.
+    answering: mpsc::Sender<Answering>,
+    dialled: bool,
+    seen_at: Instant,
+}
+
+impl Peers {
+    pub(super) fn new(
+        me: GatewayId,
+        secret: &str,
+        network: Arc<dyn Network>,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            me,
+            key: hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()),
+            network,
+            links: Mutex::default(),
+            receive: OnceLock::new(),
+            tasks,
+        })
+    }
+
+    /// Begins to listen. Before, nothing can come.
+    pub(super) fn start(self: &Arc<Self>, receive: Weak<dyn Receive>) {
+        drop(self.receive.set(receive));
+        let peers = self.clone();
+        self.tasks.spawn(async move {
+            select! {
+                biased;
+                () = peers.listen() => {}
+                () = peers.tasks.draining() => {}
+            }
+            peers.close();
+        });
+    }
+
+    async fn listen(self: &Arc<Self>) {
+        loop {
+            match self.network.accept().await {
+                Ok(accepted) => {
+                    let accepting = self.clone();
+                    self.spawn(async move {
+                        let done = async {
+                            let connection = accepted.await?;
+                            accepting.accept(connection).await
+                        };
+                        if let Err(error) = done.await {
+                            tracing::debug!(%error, "a peer's connection ended");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no peer could be accepted");
+                    sleep(RECONNECT_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// Lets go of the port and of everything that waits for peers: some of it holds this.
+    fn close(&self) {
+        self.network.close();
+        let links: Vec<_> = self.links().values().map(|k| k.link.clone()).collect();
+        for link in links {
+            link.close();
+        }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let tasks = self.tasks.clone();
+        self.tasks.spawn(async move {
+            select! {
+                biased;
+                () = task => {}
+                () = tasks.draining() => {}
+            }
+        });
+    }
+
+    /// The gateways to have a link with, and where they are. Others are forgotten after a while.
+    pub(super) fn know(
+        self: &Arc<Self>,
+        concerned: &[GatewayId],
+        addresses: &BTreeMap<GatewayId, String>,
+    ) {
+        for &peer in concerned {
+            let link = self.link(peer);
+            let mut links = self.links();
+            let Some(known) = links.get_mut(&peer) else {
+                continue;
+            };
+            known.seen_at = Instant::now();
+            let address = addresses.get(&peer).filter(|address| !address.is_empty());
+            if let Some(address) = address
+                && peer < self.me
+                && !known.dialled
+            {
+                known.dialled = true;
+                drop(links);
+                let (peers, address) = (self.clone(), address.clone());
+                self.spawn(async move { peers.dial(link, &address).await });
+            }
+        }
+        let strangers: Vec<Arc<Link>> = {
+            let mut links = self.links();
+            let old: Vec<GatewayId> = links
+                .iter()
+                .filter(|(_, known)| known.seen_at.elapsed() > STRANGER_KEPT)
+                .map(|(&peer, _)| peer)
+                .collect();
+            old.iter()
+                .filter_map(|peer| links.remove(peer))
+                .map(|known| known.link)
+                .collect()
+        };
+        for link in strangers {
+            link.close();
+        }
+        self.measure();
+    }
+
+    fn measure(&self) {
+        let links: Vec<Arc<Link>> = self.links().values().map(|k| k.link.clone()).collect();
+        let connected = links.iter().filter(|link| link.is_connected()).count();
+        let (messages, bytes) = links
+            .iter()
+            .map(|link| link.queued())
+            .fold((0, 0), |sum, queued| (sum.0 + queued.0, sum.1 + queued.1));
+        gauge!("chat_peer_links", "state" => "up").set(connected as f64);
+        gauge!("chat_peer_links", "state" => "down").set((links.len() - connected) as f64);
+        gauge!("chat_peer_queued_messages").set(messages as f64);
+        gauge!("chat_peer_queued_bytes").set(bytes as f64);
+    }
+
+    fn link(self: &Arc<Self>, peer: GatewayId) -> Arc<Link> {
+        let mut links = self.links();
+        if let Some(known) = links.get(&peer) {
+            return known.link.clone();
+        }
+        let link = Arc::new(Link::new(peer));
+        let (answering, work) = mpsc::channel(ASKS_MAX);
+        self.spawn(answer(link.clone(), work));
+        links.insert(
+            peer,
+            Known {
+                link: link.clone(),
+                answering,
+                dialled: false,
+                seen_at: Instant::now(),
+            },
+        );
+        link
+    }
+
+    async fn dial(&self, link: Arc<Link>, address: &str) {
+        while !link.is_closed() {
+            let connected = async {
+                let connection = self.network.connect(address).await?;
+                self.connect(&link, connection).await
+            };
+            if let Err(error) = connected.await {
+                tracing::debug!(peer = %link.peer, address, %error, "the link is down");
+            }
+            sleep(RECONNECT_AFTER).await;
+        }
+    }
+
+    /// Both nonces, so that nothing of one handshake is of use in another; who is who, so that no proof can be sent back.
+    fn proof(
+        &self,
+        from: GatewayId,
+        to: GatewayId,
+        hello: &Hello,
+        challenge: &[u8; 32],
+    ) -> [u8; 32] {
+        let mut text = Vec::new();
+        text.extend_from_slice(from.0.as_bytes());
+        text.extend_from_slice(to.0.as_bytes());
+        text.extend_from_slice(&hello.nonce);
+        text.extend_from_slice(challenge);
+        let tag = hmac::sign(&self.key, &text);
+        let mut proof = [0; 32];
+        proof.copy_from_slice(tag.as_ref());
+        proof
+    }
+
+    fn check(&self, proof: &[u8; 32], expected: &[u8; 32]) -> io::Result<()> {
+        match aws_lc_rs::constant_time::verify_slices_are_equal(proof, expected) {
+            Ok(()) => Ok(()),
+            Err(_) => {
+                counter!("chat_peer_refused_total").increment(1);
+                tracing::warn!("a peer does not know the cluster's secret");
+                Err(io::ErrorKind::PermissionDenied.into())
+            }
+        }
+    }
+
+    async fn connect(&self, link: &Arc<Link>, mut connection: Connection) -> io::Result<()> {
+        let hello = Hello {
+            protocol: PROTOCOL,
+            from: self.me,
+            to: link.peer,
+            nonce: rand::random(),
+        };
+        connection.send.send(encode(&hello)).await?;
+        let challenge: Challenge = next(&mut connection).await?;
+        let expected = self.proof(link.peer, self.me, &hello, &challenge.nonce);
+        self.check(&challenge.proof, &expected)?;
+        let _in_use = link.connection.lock().await;
+        let response = Response {
+            proof: self.proof(self.me, link.peer, &hello, &challenge.nonce),
+            standing: link.standing(),
+        };
+        connection.send.send(encode(&response)).await?;
+        let welcome: Welcome = next(&mut connection).await?;
+        self.use_connection(link, connection, welcome.standing)
+            .await
+    }
+
+    async fn accept(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
+        let hello: Hello = next(&mut connection).await?;
+        if hello.protocol != PROTOCOL || hello.to != self.me || hello.from == self.me {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let nonce: [u8; 32] = rand::random();
+        let proof = self.proof(self.me, hello.from, &hello, &nonce);
+        connection
+            .send
+            .send(encode(&Challenge { nonce, proof }))
+            .await?;
+        let response: Response = next(&mut connection).await?;
+        let expected = self.proof(hello.from, self.me, &hello, &nonce);
+        self.check(&response.proof, &expected)?;
+        let link = self.link(hello.from);
+        if link.is_closed() {
+            return Err(io::ErrorKind::ConnectionRefused.into()); // It was removed.
+        }
+        let _in_use = timeout(HANDSHAKE_TIMEOUT, link.connection.lock())
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::AddrInUse))?;
+        let standing = link.standing();
+        connection.send.send(encode(&Welcome { standing })).await?;
+        self.use_connection(&link, connection, response.standing)
+            .await
+    }
+
+    async fn use_connection(
+        &self,
+        link: &Arc<Link>,
+        mut connection: Connection,
+        theirs: Standing,
+    ) -> io::Result<()> {
+        if let Err(stale) = link.connected(theirs) {
+            tracing::info!(peer = %link.peer, ?stale, "a link begins again");
+            if stale == Stale::Mine {
+                self.links()
+                    .retain(|_, known| !Arc::ptr_eq(&known.link, link));
+                link.close();
+            }
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        tracing::info!(peer = %link.peer, "a link is up");
+        counter!("chat_peer_connections_total").increment(1);
+        let writing = async {
+            loop {
+                let frame = match link.next_batch(false) {
+                    Some(frame) => frame,
+                    None => {
+                        let woken = timeout(KEEP_ALIVE_EVERY, link.wake.notified()).await;
+                        match link.next_batch(woken.is_err()) {
+                            Some(frame) => frame,
+                            None => continue,
+                        }
+                    }
+                };
+                if link.is_closed() {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                counter!("chat_peer_frames_sent_total").increment(1);
+                counter!("chat_peer_bytes_sent_total").increment(frame.len() as u64);
+                timeout(SILENT_MAX, connection.send.send(frame)).await??;
+            }
+        };
+        let reading = async {
+            loop {
+                let frame = timeout(SILENT_MAX, connection.receive.next()).await?;
+                let frame = frame.ok_or(io::ErrorKind::UnexpectedEof)??;
+                self.received(link, &frame)?;
+            }
+        };
+        let ended: io::Result<()> = select! {
+           biased;
+            ended = reading => ended,
+            ended = writing => ended,
+        };
+        link.disconnected();
+        tracing::info!(peer = %link.peer, "a link is down");
+        ended
+    }
+
+    fn received(&self, link: &Arc<Link>, frame: &Bytes) -> io::Result<()> {
+        let invalid = |e| io::Error::new(io::ErrorKind::InvalidData, e);
+        let (batch, messages) = decode_batch(frame).map_err(invalid)?;
+        link.acknowledge(batch.acknowledged);
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let new = link
+            .new_in(batch.first, messages)
+            .ok_or(io::ErrorKind::InvalidData)?;
+        let last = new.last().map(|(number, _)| *number);
+        for (_, message) in new {
+            match message {
+                Message::Answer { id, answer } => link.answered(id, answer),
+                message => {
+                    let Some(receive) = self.receive.get().and_then(Weak::upgrade) else {
+                        continue;
+                    };
+                    let Some(answer) = receive.receive(link.peer, message) else {
+                        continue;
+                    };
+                    let answering = self.links().get(&link.peer).map(|k| k.answering.clone());
+                    // A peer asks no more at once than there is room for.
+                    if let Some(answering) = answering
+                        && answering.try_send(answer).is_err()
+                    {
+                        tracing::error!(peer = %link.peer, "a peer asks too much");
+                    }
+                }
+            }
+        }
+        if let Some(last) = last {
+            link.dealt_with(last);
+        }
+        Ok(())
+    }
+
+    /// Queues a message for a peer. Dropped with its token if the peer is gone.
+    pub(super) fn send(self: &Arc<Self>, to: GatewayId, bytes: Bytes, token: Option<Arc<Token>>) {
+        self.link(to).send(bytes, token);
+    }
+
+    /// As `send`, for what can be done without.
+    pub(super) fn send_if_room(self: &Arc<Self>, to: GatewayId, bytes: Bytes) {
+        self.link(to).send_if_room(bytes);
+    }
+
+    pub(super) fn broadcast(self: &Arc<Self>, to: &[GatewayId], message: &Message) {
+        let bytes = encode(message);
+        for &peer in to.iter().filter(|&&peer| peer != self.me) {
+            self.send(peer, bytes.clone(), None);
+        }
+    }
+
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        to: GatewayId,
+        ask: Ask,
+    ) -> impl Future<Output = Result<Answer, Unasked>> + use<> {
+        counter!("chat_peer_asks_total").increment(1);
+        self.link(to).ask(ask)
+    }
+
+    /// Whether the links to all of these can take more.
+    pub(super) fn have_room(&self) -> bool {
+        !self.links().values().any(|known| known.link.is_full())
+    }
+
+    /// The peer was a member and is none any more: nothing is waited for.
+    pub(super) fn forget(&self, gone: GatewayId) {
+        let link = self.links().get(&gone).map(|known| known.link.clone());
+        if let Some(link) = link {
+            link.close();
+        }
+    }
+
+    /// Whether everything sent to these was dealt with.
+    pub(super) fn are_idle(&self, peers: &[GatewayId]) -> bool {
+        let links = self.links();
+        let mut known = peers.iter().filter_map(|peer| links.get(peer));
+        known.all(|known| known.link.is_idle())
+    }
+
+    pub(super) fn are_connected(&self, peers: &[GatewayId]) -> bool {
+        let links = self.links();
+        peers.iter().filter(|&&p| p != self.me).all(|peer| {
+            let known = links.get(peer);
+            known.is_some_and(|known| known.link.is_connected())
+        })
+    }
+
+    fn links(&self) -> MutexGuard<'_, BTreeMap<GatewayId, Known>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Works out the answers for one peer, begun in the order in which they were asked for. Outlives connections.
+async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Answering>) {
+    let mut answering = FuturesUnordered::new();
+    loop {
+        select! {
+           biased;
+            Some(answer) = answering.next(), if !answering.is_empty() => {
+                link.send(encode(&answer), None);
+            }
+            more = work.recv() => match more {
+                Some(more) => answering.push(more),
+                None => return,
+            },
+        }
+    }
+}
+
+async fn next<T: serde::de::DeserializeOwned>(connection: &mut Connection) -> io::Result<T> {
+    let frame = timeout(HANDSHAKE_TIMEOUT, connection.receive.next()).await?;
+    let frame = frame.ok_or(io::ErrorKind::UnexpectedEof)??;
+    decode(&frame).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}

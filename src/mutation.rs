@@ -1,0 +1,33 @@
+//! Rules of the cluster that a test breaks on purpose, to see that its checker finds it. For this thread only, which is
+//! all that a simulation runs on; nothing but tests ever sets it.
+
+use std::cell::Cell;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Who is deposed goes on.
+    Lease,
+    /// Rows of all owners have the same key.
+    Epoch,
+    /// Uncertain entries are served without being written again.
+    Settle,
+    /// What is newly owned is served at once.
+    TakeoverWait,
+    /// A new home speaks for its users before it knows where they are.
+    Hold,
+    /// A home says done before the gateways with sockets have.
+    EndToEnd,
+}
+
+thread_local! {
+    static BROKEN: Cell<Option<Mutation>> = const { Cell::new(None) };
+}
+
+/// Breaks a rule on this thread, or none.
+pub fn break_rule(mutation: Option<Mutation>) {
+    BROKEN.set(mutation);
+}
+
+pub(crate) fn broken(mutation: Mutation) -> bool {
+    BROKEN.get() == Some(mutation)
+}

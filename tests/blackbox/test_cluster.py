@@ -1,0 +1,364 @@
+"""Three gateways on one store: what is promised when one of them dies, stops, leaves, is cut off, or comes back."""
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+import urllib.error
+
+import pytest
+import websockets
+
+from support import Apart, Gateway, Refused, Three, clean, eventually, member, uuid4
+from test_cassandra import in_thread, nodes, ready as status
+from test_durability import UNLIMITED
+
+pytestmark = pytest.mark.cassandra
+
+ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "4"))
+QUICK = {"session__request_timeout_ms": 5000, **UNLIMITED}
+GONE = (ConnectionError, OSError, TimeoutError, urllib.error.URLError, websockets.WebSocketException)
+
+
+@pytest.fixture
+def up():
+    """Starts clusters that end with the test, with all their processes awake and all database nodes there."""
+    started = []
+
+    def go(kind):
+        cluster = kind(**QUICK)
+        started.append(cluster)
+        return cluster.start()
+
+    yield go
+    nodes("resume", 1, 2, 3)
+    nodes("revive", 1, 2, 3)
+    for cluster in started:
+        cluster.close()
+        clean(cluster.directory)
+
+
+@pytest.fixture
+def three(up):
+    return up(Three)
+
+
+class Person:
+    """Writes and listens, on whichever gateway answers; the same message until it is acknowledged. Keeps the rules for a
+    client that misses nothing: cursors, what it has dropped by seq, `history` where a seq jumps."""
+
+    def __init__(self, name, cluster, conversations):
+        self.name, self.cluster = name, cluster
+        self.acknowledged, self.seen, self.upto = {}, {c: set() for c in conversations}, dict.fromkeys(conversations, 0)
+        self.client, self.stop, self.given_up, self.connections, self.refusals = None, False, False, 0, 0
+
+    async def connected(self):
+        while self.client is None or self.client.reader.done():
+            node = random.choice([node for node in self.cluster.nodes if node.process.poll() is None])
+            cursors = {conversation: [seq, 0] for conversation, seq in self.upto.items()}
+            try:
+                self.client = await asyncio.wait_for(node.connect(self.name, cursors=cursors), 6)
+                self.connections += 1
+            except (Refused, *GONE):
+                self.client = None
+                await asyncio.sleep(0.05)
+        return self.client
+
+    async def elsewhere(self):
+        client, self.client = self.client, None
+        client.socket.transport.abort()
+
+    async def listen(self):
+        """Takes what has come."""
+        events, self.client.events = self.client.events, []
+        for event in events:
+            if event["type"] == "message":
+                self.take(event)
+            elif event["type"] == "resync":
+                await self.read(event["conversation"])
+        for conversation, seen in self.seen.items():
+            if max(seen, default=0) > self.upto[conversation]:
+                await self.read(conversation)
+
+    def take(self, message):
+        conversation = message["conversation"]
+        self.seen[conversation].add(message["seq"])
+        while self.upto[conversation] + 1 in self.seen[conversation]:
+            self.upto[conversation] += 1
+
+    async def read(self, conversation):
+        while True:
+            page = await self.client.history(conversation, after=self.upto[conversation], limit=200)
+            for message in page["messages"]:
+                self.take({**message, "conversation": conversation})
+            if self.upto[conversation] >= page["head"]:
+                return
+
+    async def run(self):
+        while not self.stop:
+            conversation, id, retry = random.choice(list(self.seen)), uuid4(), {}
+            while not self.given_up:
+                await self.connected()
+                try:
+                    reply = await asyncio.wait_for(self.client.send(conversation, id, id, **retry), 8)
+                    await asyncio.wait_for(self.listen(), 8)
+                except (Refused, *GONE) as error:
+                    if isinstance(error, Refused):
+                        assert error.code == "unavailable", error
+                        self.refusals += 1
+                    await self.elsewhere()
+                    retry = {"retry": True}
+                    continue
+                self.acknowledged[id] = (conversation, reply["seq"])
+                break
+            await asyncio.sleep(random.random() / 20)
+
+
+async def settle(people):
+    """When all is quiet, every history is the same, whole, and has what was acknowledged; everyone online has it all."""
+    for person in people:
+        person.stop = True
+    await asyncio.gather(*(person.task for person in people))
+    for person in people:
+        await person.connected()
+    places = {}
+    for conversation in people[0].seen:
+        seen = [[(m["seq"], m["client_id"]) for m in await p.client.everything(conversation)] for p in people]
+        assert all(log == seen[0] for log in seen), "every gateway tells the same"
+        assert [seq for seq, _ in seen[0]] == list(range(1, len(seen[0]) + 1)), "no gaps"
+        assert len({id for _, id in seen[0]}) == len(seen[0]), "nothing twice"
+        places |= {id: (conversation, seq) for seq, id in seen[0]}
+        for person in people:
+
+            async def all_seen():
+                await person.listen()
+                return person.upto[conversation] == len(seen[0])
+
+            assert await eventually(all_seen), "who is online has everything"
+
+            async def exact():
+                return (await person.client.inbox(conversation))["last_seq"] == len(seen[0])
+
+            assert await eventually(exact), "the inbox says the same"
+    for person in people:
+        for id, place in person.acknowledged.items():
+            assert places.get(id) == place, "what was acknowledged is where it was said to be"
+        await person.client.close()
+
+
+@contextlib.asynccontextmanager
+async def crowd(cluster, count=6):
+    names = [f"person-{n}" for n in range(count)]
+    first = await cluster.connect(names[0])
+    conversations = [await first.create("group", *names[1:], name=f"group {n}") for n in range(6)]
+    conversations.append(await first.create("channel", *names[1:]))
+    await first.close()
+    people = [Person(name, cluster, conversations) for name in names]
+    for person in people:
+        person.task = asyncio.create_task(person.run())
+    try:
+        await progress(people)
+        yield people
+    finally:
+        for person in people:
+            person.stop = person.given_up = True
+            person.task.cancel()
+
+
+async def progress(people, messages=100):
+    target = sum(len(p.acknowledged) for p in people) + messages
+
+    async def there():
+        for person in people:
+            if person.task.done():
+                person.task.result()
+        return sum(len(p.acknowledged) for p in people) >= target
+
+    await eventually(there)
+
+
+class Probe:
+    """One more participant, on a gateway that stays: when does each conversation take messages?"""
+
+    async def begin(self, people, node):
+        self.client = await node.connect(people[0].name)
+        self.conversations = list(people[0].seen)
+        return self
+
+    async def accepted(self, since):
+        """Seconds from then until each conversation has stored a message sent after it; the longest of them."""
+
+        async def one(conversation):
+            id, retry = uuid4(), {}
+            while True:
+                try:
+                    await self.client.send(conversation, id, id, **retry)
+                    return time.monotonic() - since
+                except Refused as refusal:
+                    assert refusal.code == "unavailable", refusal
+                    retry = {"retry": True}
+
+        return max(await asyncio.gather(*map(one, self.conversations)))
+
+    async def slowest(self, until):
+        """The longest time that a message took while something went on."""
+        longest = 0
+        while not until.done():
+            longest = max(longest, await self.accepted(time.monotonic()))
+        return longest
+
+
+def others(three, victim):
+    return [node for node in three.nodes if node is not three.nodes[victim]]
+
+
+async def killed(cluster, people, victim):
+    probe = await Probe().begin(people, random.choice(others(cluster, victim)))
+    began = time.monotonic()
+    cluster.nodes[victim].kill()
+    took = await probe.accepted(began)
+    await probe.client.close()
+    await progress(people)
+    await asyncio.to_thread(cluster.nodes[victim].start)
+    return took
+
+
+async def stopped(cluster, people, victim):
+    node, began = cluster.nodes[victim], time.monotonic()
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        while time.monotonic() < began + 10:
+            await progress(people, 20)
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+
+    async def back():
+        return any("coming back as a new one" in str(line) for line in node.log())
+
+    await eventually(back)
+
+
+async def cut_off(cluster, people, victim, hosts):
+    """From some hosts, longer than a lease, and than the others wait for a sign of life or a link."""
+    began = time.monotonic()
+    cluster.cut(victim, hosts)
+    try:
+        while time.monotonic() < began + 12:
+            await progress(people, 20)
+    finally:
+        cluster.mend(victim)
+
+
+async def parted(cluster, people, victim):
+    await cut_off(cluster, people, victim, [cluster.hosts[(victim + 1) % 3]])
+
+
+async def without_store(cluster, people, victim):
+    await cut_off(cluster, people, victim, cluster.stores)
+
+
+async def alone(cluster, people, victim):
+    await cut_off(cluster, people, victim, cluster.stores + cluster.hosts)
+
+
+async def store_node_killed(cluster, people, victim):
+    await in_thread("kill", victim + 1)
+    await progress(people)
+    await in_thread("revive", victim + 1)
+
+
+CHAOS = (killed, parted, without_store, stopped, killed, alone, store_node_killed, killed)
+
+
+async def whole(cluster):
+    """Until every gateway is ready."""
+
+    async def ready():
+        try:
+            return all([await asyncio.to_thread(status, node) == 200 for node in cluster.nodes])
+        except OSError:
+            return False
+
+    try:
+        await eventually(ready)
+    except AssertionError:
+        for node in cluster.nodes:
+            print(node.process.poll(), *open(node.log_path).readlines()[-120:], sep="\n", flush=True)
+        raise
+
+
+async def test_gateways_die_stop_and_are_cut_off_and_nothing_is_lost(up):
+    cluster = up(Apart)
+    takeovers = []
+    async with crowd(cluster) as people:
+        for number, happens in zip(range(ROUNDS), itertools.cycle(CHAOS)):
+            victim = random.randrange(3)
+            print(f"round {number + 1}: {happens.__name__}, gateway {victim + 1}", flush=True)
+            if took := await happens(cluster, people, victim):
+                takeovers.append(took)
+            await whole(cluster)
+            await progress(people)
+        acknowledged = sum(len(p.acknowledged) for p in people)
+        await settle(people)
+    takeovers = sorted(round(took, 2) for took in takeovers)
+    print(f"{acknowledged} messages; seconds until all was accepted again, after kill -9: {takeovers}", flush=True)
+
+
+async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
+    pauses = []
+    async with crowd(three) as people:
+        for victim, node in enumerate(three.nodes):
+            probe = await Probe().begin(people, random.choice(others(three, victim)))
+            leaving = asyncio.create_task(asyncio.to_thread(node.stop))
+            pauses.append(await probe.slowest(leaving))
+            assert await leaving == 0
+            await probe.client.close()
+            await progress(people)
+            await asyncio.to_thread(node.start)
+            await progress(people)
+        refusals = sum(p.refusals for p in people)  # None, unless the machine is so slow that leases end.
+        await settle(people)
+    print(f"{refusals} refusals, each gone at the next try;", "the longest time that a message took while a gateway left:", [round(t, 3) for t in pauses], flush=True)
+
+
+async def test_whoever_does_not_know_the_secret_is_kept_out(three):
+    stranger = Gateway(three.directory, **member(**QUICK))
+    stranger.settings["cluster__secret"] = "something else, that is also long enough"
+    try:
+        await asyncio.to_thread(stranger.start)
+
+        async def refused():
+            return any("does not know the cluster's secret" in str(line) for n in [*three.nodes, stranger] for line in n.log())
+
+        assert await eventually(refused)
+    finally:
+        stranger.close()
+
+
+def test_a_cluster_needs_a_shared_store_and_a_secret(tmp_path):
+    settings = member(store__kind="embedded")
+    refused = Gateway(str(tmp_path), **settings).command("config", "check", check=False)
+    assert refused.returncode != 0 and "belongs to one gateway alone" in refused.stderr, refused.stderr
+    for key in ("cluster__secret", "cluster__advertise"):
+        less = {k: v for k, v in member().items() if k != key}
+        refused = Gateway(str(tmp_path), **less).command("config", "check", check=False)
+        assert refused.returncode != 0 and key.replace("__", ".") in refused.stderr, refused.stderr
+
+
+async def test_the_cluster_can_be_watched(gateway, people):
+    alice, bob = await people("alice", "bob")
+    dm = await alice.create("dm", bob.hello["user"])
+    await alice.send(dm, "hello")
+
+    async def told():
+        metrics = gateway.metrics()
+        links = metrics['chat_peer_links{state="up"}'], metrics['chat_peer_links{state="down"}']
+        return links == (6, 0) and metrics["chat_ring_lease_seconds"] > 0 and metrics
+
+    metrics = await eventually(told)
+    assert metrics["chat_ring_members"] == 9, "three say that there are three"
+    assert metrics["chat_peer_frames_sent_total"] > 0 and metrics["chat_takeovers_total"] > 0
+    shown = gateway.nodes[0].command("cluster", "status").stdout
+    assert shown.count("alive") == 3, shown

@@ -1,0 +1,960 @@
+//! Everything above the store and the network, under paused time and seeded chance: gateways crash, pause, leave, join, are
+//! cut off from each other and from a store that loses, delays and resurrects writes; users come and go. The checker
+//! looks at what clients saw, and at nothing else:
+//!
+//! 1. what was acknowledged is in every later full history, once, at its place;
+//! 2. histories are prefixes of one sequence, without gaps; 3. no client id twice;
+//! 4. when all is quiet, every connected user has every message, without another message and without a reconnect;
+//! 5. when all is quiet, every inbox says what the log says.
+//!
+//! Rules broken on purpose are found: the last test. `CLUSTER_SEEDS=2000 CLUSTER_FROM=0 cargo test --release --test all
+//! cluster` runs more; one seed runs exactly as before.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use chat_gateway::{
+    chat::{Conversations, Creation, LogRange, Operation, Outcome, Settings},
+    clock::simulate as simulate_clock,
+    cluster::{Cluster, Connection, Members, Network, Speaking},
+    fanout::{Frame, Hub, Subscriber},
+    model::{
+        ClientId, Content, ConversationId, Draft, GatewayId, Kind, Posting, Seq, SessionId, UserId,
+    },
+    mutation::{Mutation, break_rule},
+    protocol::Codec,
+    store::{
+        Store,
+        simulated::{Faults, Simulated},
+    },
+    tasks::{Process, Tasks},
+};
+use futures_util::{FutureExt, future::BoxFuture, sink, stream};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use uuid::Uuid;
+
+const USERS: usize = 4;
+/// A group, a dm of the first two, a channel.
+const KINDS: [Kind; 3] = [Kind::Group, Kind::Dm, Kind::Channel];
+const PATIENCE: Duration = Duration::from_secs(3);
+const ROUNDS: usize = 3;
+/// On their way in one direction; a connection with more breaks.
+const FRAMES_MAX: usize = 100_000;
+
+/// A gateway that serves.
+type Up = (Arc<Cluster>, Arc<Members>, Arc<Hub>);
+
+/// What gateways say to each other, through memory.
+#[derive(Default)]
+struct Wire {
+    listeners: BTreeMap<String, mpsc::Sender<Connection>>,
+    cut: BTreeSet<(String, String)>,
+    healed: Arc<Notify>,
+    random: Option<StdRng>,
+}
+
+#[derive(Clone)]
+struct Line {
+    wire: Arc<Mutex<Wire>>,
+    from: String,
+    to: String,
+}
+
+impl Line {
+    fn is_cut(&self) -> bool {
+        let wire = self.wire.lock().unwrap();
+        wire.cut.contains(&(self.from.clone(), self.to.clone()))
+            || wire.cut.contains(&(self.to.clone(), self.from.clone()))
+    }
+
+    async fn whole(&self) {
+        loop {
+            let healed = self.wire.lock().unwrap().healed.clone();
+            let healed = healed.notified();
+            if !self.is_cut() {
+                return;
+            }
+            healed.await;
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        let mut wire = self.wire.lock().unwrap();
+        let random = wire.random.as_mut().unwrap();
+        Duration::from_millis([0, 1, 1, 3, 3, 10, 50, 300][random.random_range(0..8)])
+    }
+
+    /// One direction: in order, each frame some time later.
+    fn pipe(
+        self,
+    ) -> (
+        mpsc::Sender<(Instant, Bytes)>,
+        chat_gateway::cluster::Frames,
+    ) {
+        let (send, receive) = mpsc::channel::<(Instant, Bytes)>(FRAMES_MAX);
+        let frames = stream::unfold((receive, self), |(mut receive, line)| async move {
+            let (at, bytes) = receive.recv().await?;
+            sleep_until(at).await;
+            line.whole().await;
+            Some((Ok(bytes), (receive, line)))
+        });
+        (send, Box::pin(frames))
+    }
+
+    fn ends(self) -> (Connection, Connection) {
+        let back = Self {
+            from: self.to.clone(),
+            to: self.from.clone(),
+            wire: self.wire.clone(),
+        };
+        let (to_there, there) = self.clone().pipe();
+        let (to_here, here) = back.clone().pipe();
+        let end = |line: Self, send, receive| Connection {
+            send: Box::pin(sink::unfold(
+                (send, Instant::now(), line),
+                |(send, last, line): (mpsc::Sender<(Instant, Bytes)>, Instant, Self), bytes| async move {
+                    let at = last.max(Instant::now() + line.delay());
+                    send.try_send((at, bytes))
+                        .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+                    Ok((send, at, line))
+                },
+            )),
+            receive,
+        };
+        (end(self, to_there, here), end(back, to_here, there))
+    }
+}
+
+struct Port {
+    wire: Arc<Mutex<Wire>>,
+    address: String,
+    accepted: tokio::sync::Mutex<mpsc::Receiver<Connection>>,
+}
+
+#[async_trait]
+impl Network for Port {
+    async fn connect(&self, address: &str) -> io::Result<Connection> {
+        let line = Line {
+            wire: self.wire.clone(),
+            from: self.address.clone(),
+            to: address.to_owned(),
+        };
+        sleep(line.delay()).await;
+        timeout(Duration::from_secs(2), line.whole()).await?;
+        let listener = self.wire.lock().unwrap().listeners.get(address).cloned();
+        let listener = listener.ok_or(io::ErrorKind::ConnectionRefused)?;
+        let (here, there) = line.ends();
+        listener
+            .try_send(there)
+            .map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
+        Ok(here)
+    }
+
+    async fn accept(&self) -> io::Result<BoxFuture<'static, io::Result<Connection>>> {
+        match self.accepted.lock().await.recv().await {
+            Some(connection) => Ok(async move { Ok(connection) }.boxed()),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn close(&self) {}
+}
+
+/// One gateway process.
+struct Gateway {
+    number: u128,
+    address: String,
+    process: Process,
+    tasks: Tasks,
+    /// Cut off from the store.
+    cut: Arc<AtomicBool>,
+    up: Mutex<Option<Up>>,
+    over: AtomicBool,
+}
+
+impl Gateway {
+    fn is_up(&self) -> bool {
+        !self.over.load(Ordering::Relaxed) && self.up.lock().unwrap().is_some()
+    }
+
+    fn cluster(&self) -> Option<Arc<Cluster>> {
+        let up = self.up.lock().unwrap();
+        up.as_ref().map(|(cluster, ..)| cluster.clone())
+    }
+
+    /// Runs as part of the process; nothing comes back if it dies.
+    async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        let asked = async move { drop(reply.send(ask.await)) };
+        self.tasks.spawn(asked);
+        timeout(PATIENCE, answer).await.ok()?.ok()
+    }
+}
+
+#[derive(Default)]
+struct Checker {
+    acknowledged: BTreeMap<ClientId, (usize, Seq)>,
+    /// By conversation.
+    canon: [Vec<ClientId>; 3],
+    findings: Vec<String>,
+}
+
+impl Checker {
+    fn find(&mut self, text: String) {
+        self.findings.push(text);
+    }
+
+    fn acknowledge(&mut self, conversation: usize, client: ClientId, seq: Seq) {
+        let first = *self
+            .acknowledged
+            .entry(client)
+            .or_insert((conversation, seq));
+        if first != (conversation, seq) {
+            self.find(format!("{client} acknowledged at {first:?} and at {seq}"));
+        }
+    }
+
+    /// Entries as someone saw them.
+    fn saw(&mut self, conversation: usize, entries: impl Iterator<Item = (Seq, ClientId)>) {
+        for (seq, client) in entries {
+            let index = usize::try_from(seq - 1).unwrap();
+            let canon = &mut self.canon[conversation];
+            match canon.get(index).copied() {
+                Some(known) if known != client => {
+                    self.find(format!(
+                        "conversation {conversation}: {seq} was {known}, now {client}"
+                    ));
+                }
+                None if index == canon.len() => canon.push(client),
+                Some(_) | None => {} // Seen live before what precedes it was read: its turn comes.
+            }
+        }
+    }
+}
+
+struct World {
+    random: Mutex<StdRng>,
+    store: Simulated,
+    wire: Arc<Mutex<Wire>>,
+    gateways: Mutex<Vec<Arc<Gateway>>>,
+    conversations: [ConversationId; 3],
+    checker: Mutex<Checker>,
+    sending: AtomicBool,
+    churning: AtomicBool,
+    messages: Mutex<usize>,
+    /// Messages that are sent and not acknowledged.
+    waiting: Mutex<usize>,
+}
+
+impl World {
+    fn below(&self, most: usize) -> usize {
+        self.random.lock().unwrap().random_range(0..most)
+    }
+
+    fn millis(&self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(self.random.lock().unwrap().random_range(from..=to))
+    }
+
+    fn start(self: &Arc<Self>) {
+        let number = self.gateways.lock().unwrap().len() as u128 + 1;
+        let address = format!("gateway-{number}:7400");
+        let (listener, accepted) = mpsc::channel(FRAMES_MAX);
+        self.wire
+            .lock()
+            .unwrap()
+            .listeners
+            .insert(address.clone(), listener);
+        let store = self.store.share();
+        let process = Process::default();
+        let gateway = Arc::new(Gateway {
+            number,
+            address: address.clone(),
+            tasks: Tasks::of(process.clone()),
+            process,
+            cut: store.cut(),
+            up: Mutex::default(),
+            over: AtomicBool::new(false),
+        });
+        self.gateways.lock().unwrap().push(gateway.clone());
+        let network = Arc::new(Port {
+            wire: self.wire.clone(),
+            address: address.clone(),
+            accepted: tokio::sync::Mutex::new(accepted),
+        });
+        let starting = gateway.clone();
+        gateway.tasks.spawn(async move {
+            let store: Arc<dyn Store> = Arc::new(store);
+            // Later ones have higher ids, as they have in life.
+            let me = GatewayId(Uuid::from_u128(
+                (number << 64) + number * 0x9e37_79b9_7f4a_7c15,
+            ));
+            let members = loop {
+                match Members::join(store.clone(), me, address.clone(), &*network).await {
+                    Ok(members) => break Arc::new(members),
+                    Err(_) => sleep(Duration::from_millis(200)).await,
+                }
+            };
+            let hub = Arc::new(Hub::default());
+            let tasks = starting.tasks.clone();
+            let settings = Settings {
+                body_bytes_max: 1000,
+                group_participants_max: 100,
+                idle: Duration::from_secs(300),
+                operation_timeout: Duration::from_secs(2),
+                open_max: 10,
+            };
+            let speaking = Speaking {
+                secret: "the same in all of them, 32 bytes".into(),
+                network,
+            };
+            let cluster = Cluster::new(
+                &members,
+                &store,
+                &hub,
+                Some(speaking),
+                settings.operation_timeout,
+                &tasks,
+                |publish, inbox, lease| {
+                    let me = members.me();
+                    Conversations::new(
+                        me,
+                        store.clone(),
+                        publish,
+                        inbox,
+                        lease,
+                        settings,
+                        tasks.clone(),
+                    )
+                },
+            );
+            let cluster = Arc::new(cluster);
+            let flushing = cluster.inbox.clone();
+            tasks.spawn(async move { flushing.run().await });
+            cluster.start();
+            let (keeping, over) = (members.clone(), starting.clone());
+            tasks.spawn(async move {
+                keeping.keep().await;
+                over.over.store(true, Ordering::Relaxed);
+                over.process.kill();
+            });
+            cluster.settled(Duration::from_secs(5)).await;
+            *starting.up.lock().unwrap() = Some((cluster, members, hub));
+        });
+    }
+
+    fn live(&self) -> usize {
+        let gateways = self.gateways.lock().unwrap();
+        let live = gateways.iter().filter(|g| !g.over.load(Ordering::Relaxed));
+        live.count()
+    }
+
+    fn serving(&self) -> Vec<Arc<Gateway>> {
+        let gateways = self.gateways.lock().unwrap();
+        gateways.iter().filter(|g| g.is_up()).cloned().collect()
+    }
+
+    fn some_gateway(&self) -> Option<Arc<Gateway>> {
+        let serving = self.serving();
+        (!serving.is_empty()).then(|| serving[self.below(serving.len())].clone())
+    }
+
+    fn kill(&self, gateway: &Gateway) {
+        gateway.over.store(true, Ordering::Relaxed);
+        gateway.process.kill();
+        self.wire.lock().unwrap().listeners.remove(&gateway.address);
+    }
+
+    async fn churn(self: Arc<Self>) {
+        loop {
+            sleep(self.millis(20, 2_500)).await;
+            if !self.churning.load(Ordering::Relaxed) {
+                continue;
+            }
+            let all: Vec<Arc<Gateway>> = {
+                let gateways = self.gateways.lock().unwrap();
+                let live = gateways.iter().filter(|g| !g.over.load(Ordering::Relaxed));
+                live.cloned().collect()
+            };
+            let serving = self.serving();
+            let many = serving.len() > 2;
+            if all.len() < 3 {
+                self.start();
+                continue;
+            }
+            let one = all[self.below(all.len())].clone();
+            match self.below(100) {
+                0..14 if all.len() < 5 => self.start(),
+                14..32 if many => self.kill(&one),
+                32..50 => {
+                    let (world, pause) = (self.clone(), self.millis(300, 6_000));
+                    one.process.pause();
+                    spawn(async move {
+                        sleep(pause).await;
+                        one.process.resume();
+                        drop(world);
+                    });
+                }
+                50..65 => {
+                    let other = all[self.below(all.len())].clone();
+                    let (world, time) = (self.clone(), self.millis(100, 6_000));
+                    let pair = (one.address.clone(), other.address.clone());
+                    self.wire.lock().unwrap().cut.insert(pair.clone());
+                    spawn(async move {
+                        sleep(time).await;
+                        let mut wire = world.wire.lock().unwrap();
+                        wire.cut.remove(&pair);
+                        wire.healed.notify_waiters();
+                    });
+                }
+                65..80 => {
+                    let time = self.millis(100, 6_000);
+                    one.cut.store(true, Ordering::Relaxed);
+                    spawn(async move {
+                        sleep(time).await;
+                        one.cut.store(false, Ordering::Relaxed);
+                    });
+                }
+                80..95 if many && one.is_up() => {
+                    // As in `Node::stop`: clients go first.
+                    let up = one.up.lock().unwrap().take();
+                    let Some((cluster, members, _)) = up else {
+                        continue;
+                    };
+                    let (world, leaving) = (self.clone(), one.clone());
+                    one.tasks.spawn(async move {
+                        sleep(Duration::from_millis(300)).await;
+                        cluster.conversations.close();
+                        drop(timeout(Duration::from_secs(2), cluster.inbox.flush()).await);
+                        members.leave().await;
+                        cluster.said(Duration::from_secs(2)).await;
+                        world.kill(&leaving);
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends to a conversation, the same message until it is acknowledged or given up.
+    async fn send(self: Arc<Self>, sender: usize) {
+        loop {
+            sleep(self.millis(5, 700)).await;
+            if !self.sending.load(Ordering::Relaxed) {
+                continue;
+            }
+            let conversation = match self.below(6) {
+                0..3 => 0,
+                3..5 if sender < 2 => 1,
+                _ => 2,
+            };
+            let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+            let mut retry = false;
+            *self.waiting.lock().unwrap() += 1;
+            loop {
+                let draft = Draft {
+                    sender: user(sender),
+                    client_id,
+                    content: Content::Text {
+                        body: "x".into(),
+                        attachments: Vec::new(),
+                        reply_to: None,
+                    },
+                    at: None,
+                    retry,
+                };
+                retry = true;
+                let id = self.conversations[conversation];
+                let Some(gateway) = self.some_gateway() else {
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                };
+                let Some(cluster) = gateway.cluster() else {
+                    continue;
+                };
+                let sent = gateway.ask(async move { cluster.router.send(id, draft).await });
+                if let Some(Ok(sent)) = sent.await {
+                    *self.messages.lock().unwrap() += 1;
+                    self.checker
+                        .lock()
+                        .unwrap()
+                        .acknowledge(conversation, client_id, sent.seq);
+                    break;
+                }
+                sleep(self.millis(10, 300)).await;
+                if self.below(20) == 0 {
+                    break;
+                }
+            }
+            *self.waiting.lock().unwrap() -= 1;
+        }
+    }
+
+    /// The entries after `after`, up to the head as some gateway says.
+    async fn history(
+        &self,
+        conversation: usize,
+        after: Seq,
+    ) -> Option<(Vec<(Seq, ClientId)>, Seq)> {
+        let gateway = self.some_gateway()?;
+        let cluster = gateway.cluster()?;
+        let (id, operation) = (
+            self.conversations[conversation],
+            Operation::History {
+                range: LogRange::After(after),
+                limit: 10_000,
+            },
+        );
+        let asked = gateway.ask(async move { cluster.router.ask(id, user(0), operation).await });
+        match asked.await {
+            Some(Ok(Outcome::History(page))) => {
+                let entries: Vec<_> = page.entries.iter().map(|e| (e.seq, e.client_id)).collect();
+                self.checker
+                    .lock()
+                    .unwrap()
+                    .saw(conversation, entries.iter().copied());
+                Some((entries, page.head))
+            }
+            _ => None,
+        }
+    }
+
+    async fn read(self: Arc<Self>) {
+        loop {
+            sleep(self.millis(50, 900)).await;
+            self.history(self.below(3), 0).await;
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test has no tasks of its own")]
+fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(future);
+}
+
+fn user(number: usize) -> UserId {
+    UserId::new(&format!("user-{number}")).unwrap()
+}
+
+/// One user's device: connects, registers, reads what it missed, and listens.
+struct Device {
+    user: usize,
+    got: Mutex<[BTreeSet<Seq>; 3]>,
+    connected: Mutex<Option<Arc<Gateway>>>,
+    reconnect: Notify,
+}
+
+impl Device {
+    /// Of the channel everyone is a participant, of the dm the first two.
+    fn is_in(&self, conversation: usize) -> bool {
+        conversation != 1 || self.user < 2
+    }
+
+    async fn live(self: Arc<Self>, world: Arc<World>) {
+        let mut session = 0;
+        loop {
+            sleep(world.millis(10, 800)).await;
+            session += 1;
+            let Some(gateway) = world.some_gateway() else {
+                continue;
+            };
+            let up = gateway.up.lock().unwrap().clone();
+            let Some((cluster, ..)) = up else { continue };
+            let id = SessionId(session * 10 + self.user as u64);
+            let subscriber = Arc::new(Subscriber::new(id, user(self.user), Codec::Json, 1 << 22));
+            let (registering, router) = (subscriber.clone(), cluster.router.clone());
+            let channel = world.conversations[2];
+            let registered = gateway.ask(async move {
+                let rows = router.register(&registering).await.ok()?;
+                router.follow(&registering, &[channel]).await;
+                Some(rows)
+            });
+            let Some(Some(mut rows)) = registered.await else {
+                let (leaving, router) = (subscriber.clone(), cluster.router.clone());
+                gateway.ask(async move { router.leave(&leaving) }).await;
+                continue;
+            };
+            *self.connected.lock().unwrap() = Some(gateway.clone());
+            rows.sort_unstable_by_key(|row| row.conversation);
+            // What the inbox says is read; of a channel, what its owner says.
+            let mut to_read: VecDeque<(usize, Seq)> = VecDeque::new();
+            for row in rows {
+                let conversation = world
+                    .conversations
+                    .iter()
+                    .position(|c| *c == row.conversation);
+                let last = row.face.and_then(|f| f.last).map(|l| l.seq);
+                if let (Some(conversation), Some(last)) = (conversation, last) {
+                    to_read.push_back((conversation, last));
+                }
+            }
+            to_read.push_back((2, Seq::MAX));
+            self.listen(&world, &gateway, &subscriber, to_read).await;
+            *self.connected.lock().unwrap() = None;
+            let (leaving, router) = (subscriber.clone(), cluster.router.clone());
+            gateway.tasks.spawn(async move { router.leave(&leaving) });
+        }
+    }
+
+    async fn listen(
+        &self,
+        world: &World,
+        gateway: &Gateway,
+        subscriber: &Subscriber,
+        mut to_read: VecDeque<(usize, Seq)>,
+    ) {
+        let mut frames = VecDeque::new();
+        loop {
+            // Gaps and what was missed are read, from any gateway, until it succeeds.
+            if let Some((conversation, upto)) = to_read.pop_front() {
+                let have = contiguous(&self.got.lock().unwrap()[conversation]);
+                if have < upto {
+                    match world.history(conversation, have).await {
+                        Some((entries, _)) => {
+                            let seqs = entries.iter().map(|(seq, _)| *seq);
+                            self.got.lock().unwrap()[conversation].extend(seqs);
+                        }
+                        None => {
+                            to_read.push_back((conversation, upto));
+                            sleep(Duration::from_millis(100)).await;
+                        }
+                    }
+                }
+            }
+            let wait = if to_read.is_empty() { 500 } else { 1 };
+            let taken = tokio::select! {
+                biased;
+                () = self.reconnect.notified() => return,
+                taken = subscriber.outbox.take(&mut frames) => Some(taken),
+                () = sleep(Duration::from_millis(wait)) => None,
+            };
+            if gateway.over.load(Ordering::Relaxed) || gateway.up.lock().unwrap().is_none() {
+                return; // The connection broke, or it was told to go elsewhere.
+            }
+            match taken {
+                Some(Ok(())) => {}
+                Some(Err(_)) => return,
+                None => continue,
+            }
+            for frame in frames.drain(..) {
+                let Frame::Text(text) = frame else { continue };
+                let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+                let id = event["conversation"].as_str().unwrap_or_default();
+                let position = world.conversations.iter().position(|c| c.to_string() == id);
+                let Some(conversation) = position else {
+                    continue;
+                };
+                match event["type"].as_str() {
+                    Some("message") => {
+                        let seq = event["seq"].as_u64().unwrap();
+                        let client: ClientId =
+                            event["client_id"].as_str().unwrap().parse().unwrap();
+                        world
+                            .checker
+                            .lock()
+                            .unwrap()
+                            .saw(conversation, std::iter::once((seq, client)));
+                        self.got.lock().unwrap()[conversation].insert(seq);
+                        if contiguous(&self.got.lock().unwrap()[conversation]) < seq {
+                            to_read.push_back((conversation, seq));
+                        }
+                    }
+                    Some("resync") => {
+                        to_read.push_back((conversation, event["head"].as_u64().unwrap()));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn contiguous(got: &BTreeSet<Seq>) -> Seq {
+    let mut last = 0;
+    for &seq in got {
+        if seq != last + 1 {
+            break;
+        }
+        last = seq;
+    }
+    last
+}
+
+async fn create(world: &Arc<World>) {
+    for (conversation, kind) in KINDS.into_iter().enumerate() {
+        let users = if kind == Kind::Dm { 2 } else { USERS };
+        loop {
+            let creation = Creation {
+                kind,
+                participants: (1..users).map(user).collect(),
+                name: (kind != Kind::Dm).then(|| "here".into()),
+                public: false,
+                posting: Posting::Everyone,
+                at: None,
+            };
+            let id = world.conversations[conversation];
+            if let Some(gateway) = world.some_gateway()
+                && let Some(cluster) = gateway.cluster()
+            {
+                let create = Operation::Create(creation);
+                let asked =
+                    gateway.ask(async move { cluster.router.ask(id, user(0), create).await });
+                if let Some(Ok(Outcome::Created { .. })) = asked.await {
+                    break;
+                }
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// What every client must have by now, without having done anything.
+async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
+    let waiting = *world.waiting.lock().unwrap();
+    if waiting > 0 {
+        let text = format!("round {round}: {waiting} messages are still not acknowledged");
+        world.checker.lock().unwrap().find(text);
+    }
+    let mut heads = [0; 3];
+    for (conversation, head) in heads.iter_mut().enumerate() {
+        let whole = timeout(Duration::from_secs(30), async {
+            loop {
+                if let Some(read) = world.history(conversation, 0).await {
+                    break read;
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+        let Ok((entries, newest)) = whole.await else {
+            let text = format!("round {round}: conversation {conversation} is not served");
+            world.checker.lock().unwrap().find(text);
+            return;
+        };
+        *head = newest;
+        let mut checker = world.checker.lock().unwrap();
+        if entries.len() as u64 != newest {
+            checker.find(format!(
+                "round {round}: {} of {newest} entries",
+                entries.len()
+            ));
+        }
+        let ids: BTreeSet<ClientId> = entries.iter().map(|(_, client)| *client).collect();
+        if ids.len() != entries.len() {
+            checker.find(format!("round {round}: a client id is in the log twice"));
+        }
+        let places: BTreeMap<ClientId, Seq> = entries.iter().map(|(s, c)| (*c, *s)).collect();
+        let acknowledged = checker.acknowledged.clone();
+        for (client, (of, seq)) in acknowledged {
+            if of == conversation && places.get(&client) != Some(&seq) {
+                let found = places.get(&client);
+                checker.find(format!(
+                    "{client} acknowledged at {seq}, found at {found:?}"
+                ));
+            }
+        }
+    }
+    for device in devices {
+        if device.connected.lock().unwrap().is_none() {
+            continue;
+        }
+        for (conversation, &head) in heads.iter().enumerate() {
+            let have = contiguous(&device.got.lock().unwrap()[conversation]);
+            if device.is_in(conversation) && have < head {
+                let gateway = device.connected.lock().unwrap().as_ref().map(|g| g.number);
+                world.checker.lock().unwrap().find(format!(
+                    "round {round}: user {} on gateway {gateway:?} has {have} of {head} of conversation {conversation}",
+                    device.user
+                ));
+            }
+        }
+        let rows = loop {
+            sleep(Duration::from_millis(10)).await;
+            let Some(gateway) = world.some_gateway() else {
+                return;
+            };
+            let Some(cluster) = gateway.cluster() else {
+                continue;
+            };
+            let of = user(device.user);
+            let asked = gateway.ask(async move { cluster.router.inbox_rows(&of).await });
+            if let Some(Ok(rows)) = asked.await {
+                break rows;
+            }
+        };
+        for (conversation, &head) in heads.iter().enumerate().take(2) {
+            let row = rows
+                .iter()
+                .find(|r| r.conversation == world.conversations[conversation]);
+            let last = row
+                .and_then(|r| r.face.as_ref()?.last.as_ref())
+                .map_or(0, |l| l.seq);
+            if device.is_in(conversation) && last != head {
+                world.checker.lock().unwrap().find(format!(
+                    "round {round}: the inbox of user {} says {last}, the log {}",
+                    device.user, head
+                ));
+            }
+        }
+    }
+}
+
+async fn run(seed: u64) -> (Vec<String>, usize) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let conversations = KINDS.map(|kind| {
+        let bytes: u128 = random.random();
+        match kind {
+            Kind::Dm => ConversationId::dm(&user(0), &user(1)),
+            Kind::Group | Kind::Channel => ConversationId(
+                uuid::Builder::from_u128(bytes)
+                    .with_version(uuid::Version::Random)
+                    .into_uuid(),
+            ),
+        }
+    });
+    let wire = Wire {
+        random: Some(StdRng::seed_from_u64(seed ^ 1)),
+        ..Wire::default()
+    };
+    let world = Arc::new(World {
+        random: Mutex::new(random),
+        store: Simulated::new(seed, Faults::BAD_DAY),
+        wire: Arc::new(Mutex::new(wire)),
+        gateways: Mutex::default(),
+        conversations,
+        checker: Mutex::default(),
+        sending: AtomicBool::new(false),
+        churning: AtomicBool::new(false),
+        messages: Mutex::default(),
+        waiting: Mutex::default(),
+    });
+    for _ in 0..3 {
+        world.start();
+    }
+    create(&world).await;
+    let devices: Vec<Arc<Device>> = (0..USERS)
+        .map(|user| {
+            Arc::new(Device {
+                user,
+                got: Mutex::default(),
+                connected: Mutex::default(),
+                reconnect: Notify::new(),
+            })
+        })
+        .collect();
+    for device in &devices {
+        spawn(device.clone().live(world.clone()));
+    }
+    for sender in 0..USERS {
+        spawn(world.clone().send(sender));
+    }
+    spawn(world.clone().churn());
+    spawn(world.clone().read());
+    for round in 0..ROUNDS {
+        world.sending.store(true, Ordering::Relaxed);
+        world.churning.store(true, Ordering::Relaxed);
+        let ends = Instant::now() + world.millis(3_000, 9_000);
+        while Instant::now() < ends {
+            sleep(world.millis(100, 1_500)).await;
+            if world.below(3) == 0 {
+                devices[world.below(USERS)].reconnect.notify_one();
+            }
+        }
+        if world.below(2) == 0 {
+            world.sending.store(false, Ordering::Relaxed);
+            sleep(world.millis(0, 500)).await;
+        }
+        world.sending.store(false, Ordering::Relaxed);
+        world.churning.store(false, Ordering::Relaxed);
+        // Those who were paused or removed find out, and are replaced.
+        sleep(Duration::from_secs(12)).await;
+        while world.live() < 3 {
+            world.start();
+        }
+        sleep(Duration::from_secs(25)).await;
+        check_quiet(&world, &devices, round).await;
+        if !world.checker.lock().unwrap().findings.is_empty() {
+            break;
+        }
+    }
+    let messages = *world.messages.lock().unwrap();
+    (
+        std::mem::take(&mut world.checker.lock().unwrap().findings),
+        messages,
+    )
+}
+
+fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
+    if std::env::var("SIM_LOG").is_ok() {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter("trace")
+            .with_ansi(false)
+            .try_init();
+    }
+    break_rule(broken);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let found = runtime.block_on(async {
+        simulate_clock(seed);
+        run(seed).await
+    });
+    break_rule(None);
+    found
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    let set = std::env::var(name).ok();
+    set.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn a_cluster_loses_and_doubles_nothing() {
+    let (from, seeds) = (setting("CLUSTER_FROM", 0), setting("CLUSTER_SEEDS", 300));
+    let mut messages = 0;
+    for seed in from..from + seeds {
+        let (findings, sent) = simulate(seed, None);
+        messages += sent;
+        assert!(findings.is_empty(), "seed {seed}: {findings:#?}");
+    }
+    println!("{seeds} seeds, {messages} messages acknowledged");
+    assert!(
+        messages as u64 > seeds * 20,
+        "something happens: {messages}"
+    );
+}
+
+#[test]
+fn each_broken_rule_of_the_cluster_is_found() {
+    // Those of the log are found sooner by `simulation.rs`.
+    for broken in [
+        Mutation::Lease,
+        Mutation::TakeoverWait,
+        Mutation::Hold,
+        Mutation::EndToEnd,
+    ] {
+        let from = setting("CLUSTER_FROM", 0);
+        let found = (from..from + setting("CLUSTER_SEEDS", 400)).find_map(|seed| {
+            let (findings, _) = simulate(seed, Some(broken));
+            findings.into_iter().next().map(|finding| (seed, finding))
+        });
+        println!("{broken:?} shows: {found:?}");
+        assert!(found.is_some(), "{broken:?} is not found");
+    }
+}
