@@ -191,7 +191,8 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
             () = node.removed() => {}
         }
         if !config.cluster.enabled {
-            bail!("another gateway has taken over this store");
+            tracing::error!("another gateway has taken over this store");
+            return Ok(ExitCode::FAILURE);
         }
         // It was paused, or cut off: nothing of what it knew is to be trusted.
         tracing::warn!("removed by the other gateways; coming back as a new one");

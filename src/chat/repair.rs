@@ -35,7 +35,8 @@ pub(super) async fn conversation(
     let Some(asker) = participants.first().map(|(user, ..)| user.clone()) else {
         return Ok(());
     };
-    // A channel's entries are in no inbox, but their senders have read them: look back over the last page.
+    // What senders have read is a write of its own, and for a channel the only one: look back over the last page for
+    // that, and further if a row lacks more.
     let mut lowest = Seq::MAX;
     if kind != Kind::Channel {
         for (user, _) in &participants {
@@ -55,11 +56,7 @@ pub(super) async fn conversation(
             users: participants,
         })
     });
-    let mut range = if kind == Kind::Channel {
-        LogRange::Newest
-    } else {
-        LogRange::After(lowest)
-    };
+    let mut range = LogRange::Newest;
     loop {
         let operation = Operation::History {
             range,
@@ -74,11 +71,17 @@ pub(super) async fn conversation(
             Err(error) => return Err(unavailable(&error)),
         };
         let Page { entries, head } = page;
+        let first = entries.first().map_or(0, |entry| entry.seq);
+        if range == LogRange::Newest && lowest.saturating_add(1) < first {
+            range = LogRange::After(lowest);
+            continue;
+        }
         // Published again too: whoever came since has read an inbox without it. Receivers drop by seq what they have.
         let published: Vec<_> = entries
             .iter()
             .map(|entry| {
-                let publication = members.as_ref().map(|members| Publication::Entry {
+                let unseen = members.as_ref().filter(|_| entry.seq > lowest);
+                let publication = unseen.map(|members| Publication::Entry {
                     conversation,
                     entry: entry.clone(),
                     audience: Audience::Members(members.clone()),
