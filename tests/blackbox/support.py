@@ -309,6 +309,7 @@ class Client:
         self.gateway, self.socket, self.codec = gateway, socket, codec
         self.ids = itertools.count(1)
         self.replies = {}
+        self.places = set()
         self.events = []
         self.wake = asyncio.Event()
         self.reader = asyncio.create_task(self.read())
@@ -322,7 +323,7 @@ class Client:
                     assert waiting is not None, f"a reply nobody asked for: {frame}"
                     assert not waiting.done(), f"a second reply: {frame}"
                     waiting.set_result(frame)
-                else:
+                elif self.is_new(frame):
                     self.events.append(frame)
                     self.wake.set()
         except websockets.ConnectionClosed:
@@ -332,6 +333,15 @@ class Client:
                 if not waiting.done():
                     waiting.set_exception(ConnectionError("closed"))
             self.wake.set()
+
+    def is_new(self, event):
+        """Rule of the protocol: drop what you have, by seq. One gateway alone must not need it."""
+        if event["type"] != "message" or STORE != "cassandra":
+            return True
+        place = event["conversation"], event["seq"]
+        known = place in self.places
+        self.places.add(place)
+        return not known
 
     def decode(self, raw):
         if self.codec == "json":
