@@ -10,7 +10,10 @@ mod operations;
 pub mod schema;
 mod statements;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::{TryStreamExt, future::try_join_all};
 use metrics::{Histogram, counter, histogram};
@@ -59,9 +62,23 @@ pub struct Cassandra {
     seconds: Histogram,
     closing: CancellationToken,
     written: CancellationToken,
+    /// Why the last heartbeat, or the read of the ring after it, did not succeed.
+    unreachable: Mutex<Option<String>>,
 }
 
 impl Cassandra {
+    /// Notes whether the cluster answered what a gateway asks it all the time.
+    fn noted<T>(&self, answer: Result<T>) -> Result<T> {
+        *self.unreachable() = answer.as_ref().err().map(Error::to_string);
+        answer
+    }
+
+    fn unreachable(&self) -> MutexGuard<'_, Option<String>> {
+        self.unreachable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Connects to the cluster, and waits until it can be reached and has its tables: until then, nothing can
     /// be served. Its one task runs in `tasks`, until [`super::Store::close`].
     ///
@@ -113,6 +130,7 @@ impl Cassandra {
             seconds: histogram!("chat_store_request_seconds", "kind" => "read"),
             closing,
             written,
+            unreachable: Mutex::new(None),
         })
     }
 

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
+        Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
         ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
     },
     Cassandra, RingColumns,
@@ -347,7 +347,7 @@ impl Store for Cassandra {
     async fn ring(&self) -> Result<Option<RingRow>> {
         // Not behind other reads: a gateway's lease depends on it.
         let rows = self.rows("ring", &self.statements.ring, ()).await;
-        rows.map(|rows| rows.into_iter().next().map(ring_row))
+        self.noted(rows.map(|rows| rows.into_iter().next().map(ring_row)))
     }
 
     async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool> {
@@ -380,10 +380,8 @@ impl Store for Cassandra {
         let written = self
             .session
             .execute_unpaged(&self.statements.set_heartbeat.prepared, values);
-        match written.await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(unavailable("beat", "write", error)),
-        }
+        let written = written.await.map(drop);
+        self.noted(written.map_err(|error| unavailable("beat", "write", error)))
     }
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
@@ -425,7 +423,13 @@ impl Store for Cassandra {
     }
 
     fn healthy(&self) -> Result<()> {
-        Ok(()) // Whoever cannot reach it loses the lease.
+        match &*self.unreachable() {
+            None => Ok(()),
+            Some(reason) => Err(Error::Unavailable {
+                operation: "ring",
+                reason: reason.clone(),
+            }),
+        }
     }
 
     async fn close(&self) -> Result<()> {
