@@ -95,7 +95,7 @@ impl Node {
             keep_up(gateway.clone(), store.clone(), metrics).boxed(),
             sweep(store.clone()).boxed(),
         ] {
-            upkeep.spawn(until_drained(upkeep.clone(), task));
+            upkeep.spawn_until_drained(task);
         }
         cluster.start();
         for &gone in members.gone() {
@@ -263,13 +263,6 @@ async fn repair(
         sleep(RETRY_AFTER).await;
     }
     Ok(())
-}
-
-async fn until_drained(tasks: Tasks, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = work => {}
-        () = tasks.draining() => {}
-    }
 }
 
 /// Publications are laid over the stored inbox until it has them.

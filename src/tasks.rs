@@ -117,6 +117,21 @@ impl Tasks {
         }
     }
 
+    /// Does this until the gateway begins to drain.
+    pub async fn until_drained(&self, work: impl Future<Output = ()>) {
+        tokio::select! {
+            biased;
+            () = work => {}
+            () = self.draining() => {}
+        }
+    }
+
+    /// As `until_drained`, as a task of its own.
+    pub fn spawn_until_drained(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let tasks = self.clone();
+        self.spawn(async move { tasks.until_drained(work).await });
+    }
+
     /// Counts a task that a library spawns.
     pub fn track<F: Future>(&self, task: F) -> impl Future<Output = F::Output> + use<F> {
         self.running.track_future(task)

@@ -100,6 +100,18 @@ pub enum Publication {
     },
 }
 
+impl Publication {
+    #[must_use]
+    pub fn audience(&self) -> &Audience {
+        match self {
+            Self::Entry { audience, .. }
+            | Self::Receipt { audience, .. }
+            | Self::Typing { audience, .. }
+            | Self::Place { audience, .. } => audience,
+        }
+    }
+}
+
 /// How far a publication has got when `publish` returns.
 #[derive(Debug)]
 pub enum Handed {

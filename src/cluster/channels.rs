@@ -97,21 +97,14 @@ impl Router {
     /// Follows the channels whose owner could not be told yet; for every few moments.
     pub(super) fn follow_pending(self: &Arc<Self>) {
         for (channel, after) in self.edge.take_to_follow() {
-            let (router, tasks) = (self.clone(), self.tasks.clone());
-            self.tasks.spawn(async move {
-                let follow = async {
-                    let followed = async {
-                        router.follow_owner(channel).await?;
-                        router.pass_on_after(channel, after).await
-                    };
-                    if let Err(Error::Unavailable { .. }) = followed.await {
-                        router.edge.follow_later(channel, after);
-                    }
+            let router = self.clone();
+            self.tasks.spawn_until_drained(async move {
+                let followed = async {
+                    router.follow_owner(channel).await?;
+                    router.pass_on_after(channel, after).await
                 };
-                tokio::select! {
-                    biased;
-                    () = follow => {}
-                    () = tasks.draining() => {}
+                if let Err(Error::Unavailable { .. }) = followed.await {
+                    router.edge.follow_later(channel, after);
                 }
             });
         }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use arc_swap::ArcSwap;
@@ -16,6 +16,7 @@ use super::{
     home::{Home, restricted},
     interests::Interests,
     link::Token,
+    lock,
     message::{Delivered, Message, encode},
     peers::Peers,
     ring::Ring,
@@ -147,7 +148,7 @@ impl Delivery {
             let ring = self.ring.load();
             hands.next += 1;
             let id = hands.next;
-            let users = users_of(audience_of(&publication)).cloned().collect();
+            let users = users_of(publication.audience()).cloned().collect();
             let mut publishing = Publishing {
                 forget: waiting.is_none(),
                 publication,
@@ -265,7 +266,7 @@ impl Delivery {
     }
 
     fn hands(&self) -> MutexGuard<'_, Hands> {
-        self.hands.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hands)
     }
 }
 
@@ -295,15 +296,6 @@ impl Publishing {
     }
 }
 
-fn audience_of(publication: &Publication) -> &Audience {
-    match publication {
-        Publication::Entry { audience, .. }
-        | Publication::Receipt { audience, .. }
-        | Publication::Typing { audience, .. }
-        | Publication::Place { audience, .. } => audience,
-    }
-}
-
 impl Publish for Delivery {
     fn publish(&self, publication: Publication) -> Handed {
         let Some(peers) = &self.peers else {
@@ -322,7 +314,7 @@ impl Publish for Delivery {
             }
             return Handed::Done;
         };
-        if matches!(audience_of(&publication), Audience::Channel) {
+        if matches!(publication.audience(), Audience::Channel) {
             self.to_channel(peers, &publication);
             return Handed::Done;
         }
@@ -339,7 +331,7 @@ impl Publish for Delivery {
             }
             Publication::Receipt { .. } | Publication::Typing { .. } => {
                 let mut to_send = ToSend::new();
-                let users = users_of(audience_of(&publication)).cloned().collect();
+                let users = users_of(publication.audience()).cloned().collect();
                 let mut once = Publishing {
                     publication,
                     parts: BTreeMap::new(),

@@ -3,12 +3,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::sync::Notify;
 
-use super::message::{Delivered, Interest};
+use super::{
+    lock,
+    message::{Delivered, Interest},
+};
 use crate::{
     chat::{Audience, Place, Publication},
     fanout::{Encoded, Hub, Subscriber},
@@ -318,10 +321,6 @@ pub(super) fn users_of(audience: &Audience) -> impl Iterator<Item = &UserId> {
         Audience::Channel => (&[][..], None),
     };
     members.iter().map(|(user, _)| user).chain(user)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

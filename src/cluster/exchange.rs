@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -11,15 +11,13 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 use metrics::counter;
-use tokio::{
-    select,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     delivery::Delivery,
     home::Home,
     link::Token,
+    lock,
     members::{Adopt, Members},
     membership::Learned,
     message::{Ask, Delivered, Interest, Message, encode},
@@ -103,20 +101,9 @@ impl Exchange {
         let this = Arc::downgrade(self);
         self.members.give(self.conversations.clone(), this.clone());
         self.peers.start(this);
-        self.spawn(self.clone().follow_ring());
-        self.spawn(self.clone().keep_up());
-        self.spawn(self.clone().repair());
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let tasks = self.tasks.clone();
-        self.tasks.spawn(async move {
-            select! {
-                biased;
-                () = task => {}
-                () = tasks.draining() => {}
-            }
-        });
+        self.tasks.spawn_until_drained(self.clone().follow_ring());
+        self.tasks.spawn_until_drained(self.clone().keep_up());
+        self.tasks.spawn_until_drained(self.clone().repair());
     }
 
     /// Until every member can be spoken to, and what this gateway owns may be begun.
@@ -189,10 +176,7 @@ impl Exchange {
             let mut told: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
             for interest in edge.interests() {
-                let place = match &interest.topic {
-                    Topic::User(user) | Topic::Presence(user) => ring.home(user),
-                    Topic::Channel(channel) => ring.owner(*channel),
-                };
+                let place = ring.place(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
                     edge.follow_later(*channel, None);
                 }
@@ -253,12 +237,11 @@ impl Exchange {
         let unreachable = {
             let mut cut_off = lock(&self.cut_off);
             let now = Instant::now();
-            cut_off.retain(|peer, _| members.contains(peer) && !self.peers.are_connected(&[*peer]));
-            for &peer in members.iter().filter(|&&m| m != self.me) {
-                if !self.peers.are_connected(&[peer]) {
-                    cut_off.entry(peer).or_insert(now);
-                }
-            }
+            let since = |&peer: &GatewayId| (peer, cut_off.get(&peer).copied().unwrap_or(now));
+            let apart = members.iter();
+            let apart = apart.filter(|&&peer| !self.peers.are_connected(&[peer]));
+            let apart = apart.map(since).collect();
+            *cut_off = apart;
             let reached = 2 * (members.len() - cut_off.len());
             let oldest = members.iter().min() == Some(&self.me);
             if reached < members.len() || (reached == members.len() && !oldest) {
@@ -281,7 +264,7 @@ impl Exchange {
     fn finish(self: &Arc<Self>) {
         for conversation in self.conversations.take_unfinished() {
             let exchange = self.clone();
-            self.spawn(async move {
+            self.tasks.spawn_until_drained(async move {
                 let ask = exchange
                     .router
                     .ask(conversation, UserId::gateway(), Operation::Details);
@@ -484,8 +467,4 @@ impl Adopt for Exchange {
             self.peers.forget(gateway);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use super::{
     edge::{Edge, users_of},
     interests::Interests,
     link::Token,
+    lock,
     membership::Learned,
     message::{Delivered, Interest, Message, encode},
     peers::Peers,
@@ -155,11 +156,7 @@ impl Home {
     }
 
     fn is_mine(&self, ring: &Ring, topic: &Topic) -> bool {
-        let place = match topic {
-            Topic::User(user) | Topic::Presence(user) => ring.home(user),
-            Topic::Channel(channel) => ring.owner(*channel),
-        };
-        place == Some(self.me)
+        ring.place(topic) == Some(self.me)
     }
 
     fn complete_if_announced(&self, rings: &mut Rings) {
@@ -264,7 +261,7 @@ impl Home {
     /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when it has
     /// arrived; refused, if this is not the home of all of them.
     pub(super) fn publication(&self, publication: Publication, done: Arc<Token>) {
-        let audience = audience_of(&publication);
+        let audience = publication.audience();
         let mut hold = false;
         for user in users_of(audience) {
             match self.at_home(user) {
@@ -305,7 +302,7 @@ impl Home {
     /// The part of a publication for each other gateway.
     fn by_gateway(&self, publication: &Publication) -> BTreeMap<GatewayId, Publication> {
         let mut parts: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
-        for user in users_of(audience_of(publication)) {
+        for user in users_of(publication.audience()) {
             for gateway in self.interests.of(&Topic::User(user.clone())) {
                 if gateway != self.me {
                     parts.entry(gateway).or_default().push(user.clone());
@@ -469,18 +466,9 @@ fn is_in(row: &InboxRow) -> bool {
     row.left_seq.is_none_or(|left| left < face.joined_seq)
 }
 
-fn audience_of(publication: &Publication) -> &Audience {
-    match publication {
-        Publication::Entry { audience, .. }
-        | Publication::Receipt { audience, .. }
-        | Publication::Typing { audience, .. }
-        | Publication::Place { audience, .. } => audience,
-    }
-}
-
 /// For the log.
 pub(super) fn named(publication: &Publication) -> String {
-    let users: Vec<&UserId> = users_of(audience_of(publication)).collect();
+    let users: Vec<&UserId> = users_of(publication.audience()).collect();
     match publication {
         Publication::Entry {
             conversation,
@@ -523,8 +511,4 @@ pub(super) fn restricted(publication: &Publication, users: &[UserId]) -> Publica
         }));
     }
     publication
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -12,7 +12,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{Notify, oneshot};
 
-use super::message::{Answer, Ask, Batch, Message, Standing, encode};
+use super::{
+    lock,
+    message::{Answer, Ask, Batch, Message, Standing, encode},
+};
 use crate::model::GatewayId;
 
 /// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused; what
@@ -313,7 +316,7 @@ impl Link {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

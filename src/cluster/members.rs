@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    lock,
     membership::{LEASE, Learned, MARGIN, Membership, SILENCE},
     network::Network,
     news::{Listener, News},
@@ -559,10 +560,6 @@ impl Members {
     fn rules(&self) -> MutexGuard<'_, Membership> {
         lock(&self.rules)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn late() -> store::Error {

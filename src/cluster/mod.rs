@@ -23,7 +23,10 @@ mod ring;
 mod router;
 mod status;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 pub use delivery::Delivery;
 pub use edge::Edge;
@@ -156,4 +159,8 @@ impl Cluster {
             drop(tokio::time::timeout(limit, exchange.said()).await);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

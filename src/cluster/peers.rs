@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
     time::Duration,
 };
 
@@ -20,6 +20,7 @@ use tokio::{
 
 use super::{
     link::{ASKS_MAX, Link, Stale, Token, Unasked},
+    lock,
     message::{
         Answer, Ask, Challenge, Hello, Message, PROTOCOL, Response, Standing, Welcome, decode,
         decode_batch, encode,
@@ -86,11 +87,7 @@ impl Peers {
         drop(self.receive.set(receive));
         let peers = self.clone();
         self.tasks.spawn(async move {
-            select! {
-                biased;
-                () = peers.listen() => {}
-                () = peers.tasks.draining() => {}
-            }
+            peers.tasks.until_drained(peers.listen()).await;
             peers.close();
         });
     }
@@ -100,7 +97,7 @@ impl Peers {
             match self.network.accept().await {
                 Ok(accepted) => {
                     let accepting = self.clone();
-                    self.spawn(async move {
+                    self.tasks.spawn_until_drained(async move {
                         let done = async {
                             let connection = accepted.await?;
                             accepting.accept(connection).await
@@ -127,17 +124,6 @@ impl Peers {
         }
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let tasks = self.tasks.clone();
-        self.tasks.spawn(async move {
-            select! {
-                biased;
-                () = task => {}
-                () = tasks.draining() => {}
-            }
-        });
-    }
-
     /// The gateways to have a link with, and where they are. Others are forgotten after a while.
     pub(super) fn know(
         self: &Arc<Self>,
@@ -159,7 +145,8 @@ impl Peers {
                 known.dialled = true;
                 drop(links);
                 let (peers, address) = (self.clone(), address.clone());
-                self.spawn(async move { peers.dial(link, &address).await });
+                self.tasks
+                    .spawn_until_drained(async move { peers.dial(link, &address).await });
             }
         }
         let strangers: Vec<Arc<Link>> = {
@@ -200,7 +187,7 @@ impl Peers {
         }
         let link = Arc::new(Link::new(peer));
         let (answering, work) = mpsc::channel(ASKS_MAX);
-        self.spawn(answer(link.clone(), work));
+        self.tasks.spawn_until_drained(answer(link.clone(), work));
         links.insert(
             peer,
             Known {
@@ -451,7 +438,7 @@ impl Peers {
     }
 
     fn links(&self) -> MutexGuard<'_, BTreeMap<GatewayId, Known>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.links)
     }
 }
 

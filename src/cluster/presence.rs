@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use metrics::gauge;
@@ -10,6 +10,7 @@ use metrics::gauge;
 use super::{
     edge::Edge,
     interests::Interests,
+    lock,
     message::{Delivered, Message, encode},
     peers::Peers,
 };
@@ -167,8 +168,4 @@ impl Presence {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::model::{ConversationId, Epoch, GatewayId, UserId};
+use crate::model::{ConversationId, Epoch, GatewayId, Topic, UserId};
 
 /// The members of one version, which is also the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,15 @@ impl Ring {
     #[must_use]
     pub fn home(&self, user: &UserId) -> Option<GatewayId> {
         self.pick(user.as_str().as_bytes())
+    }
+
+    /// Who is told of the interest in it.
+    #[must_use]
+    pub fn place(&self, topic: &Topic) -> Option<GatewayId> {
+        match topic {
+            Topic::User(user) | Topic::Presence(user) => self.home(user),
+            Topic::Channel(channel) => self.owner(*channel),
+        }
     }
 
     /// A contract between versions of the program: gateways of different ones share a ring during an upgrade.

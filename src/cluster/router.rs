@@ -345,12 +345,7 @@ impl Router {
     }
 
     fn uninterested(&self, topic: &Topic) {
-        let ring = self.ring.load();
-        let place = match topic {
-            Topic::User(user) | Topic::Presence(user) => ring.home(user),
-            Topic::Channel(channel) => ring.owner(*channel),
-        };
-        match (place, &self.cluster) {
+        match (self.ring.load().place(topic), &self.cluster) {
             (Some(place), Some(cluster)) if place != self.me => {
                 let topic = topic.clone();
                 let message = encode(&Message::Uninterested { topic });
