@@ -23,6 +23,10 @@ use chat_gateway::{
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Fewer bytes for each connection and less time for each message than the system's (docs/performance.md).
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// A real-time chat gateway: every message stored, ordered, and found again.
 #[derive(Parser)]
 #[command(version)]

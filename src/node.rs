@@ -108,11 +108,7 @@ impl Node {
         let client = gateway::bind(config.client.listen)
             .map_err(|e| anyhow::anyhow!("client.listen {}: {e}", config.client.listen))?;
         let client_address = client.local_addr()?;
-        edge.spawn(gateway::serve(
-            gateway::WithoutDelay(client),
-            gateway.public(),
-            edge.clone(),
-        ));
+        edge.spawn(gateway::serve(client, gateway.public(), edge.clone()));
         admin.ready(gateway.clone());
         Ok(Self {
             client_address,

@@ -35,7 +35,7 @@ const ROWS: &str = "chat_store_rows_written_total{table=\"";
 type Counters = BTreeMap<String, f64>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("celebrity", !common.no_goals);
+    let mut report = Report::new("celebrity", &common.outputs);
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
     let mut rows = Vec::new();
@@ -70,14 +70,17 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         RATIO_MAX,
         "",
     );
-    report.finish(common.json.as_deref())
+    report.finish()
+}
+
+/// The names of the participants besides the owner.
+pub(crate) fn fan(number: usize) -> String {
+    format!("fan-{number:06}")
 }
 
 /// Makes a channel with so many participants.
-fn channel(owner: &mut Client, participants: usize) -> anyhow::Result<String> {
-    let named: Vec<String> = (0..participants - 1)
-        .map(|n| format!("fan-{n:06}"))
-        .collect();
+pub(crate) fn channel(owner: &mut Client, participants: usize) -> anyhow::Result<String> {
+    let named: Vec<String> = (0..participants - 1).map(fan).collect();
     let (first, others) = named.split_at(named.len().min(AT_CREATION));
     let create =
         json!({"type": "create", "kind": "channel", "name": "celebrity", "participants": first});
@@ -106,7 +109,7 @@ fn send(owner: &mut Client, channel: &str, messages: usize) -> anyhow::Result<()
 }
 
 /// Makes `count` requests, some at once; each must succeed.
-fn pipeline(
+pub(crate) fn pipeline(
     client: &mut Client,
     count: usize,
     progress: &ProgressBar,

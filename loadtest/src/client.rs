@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::server::token;
 
@@ -18,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PORTS_PER_ADDRESS: usize = 20_000;
 
 const TEXT: u8 = 0x81;
+const BINARY: u8 = 0x82;
 const CLOSE: u8 = 0x88;
 const PING: u8 = 0x89;
 
@@ -29,7 +31,7 @@ pub(crate) struct Frames {
 
 /// What a frame is, and where its payload stands.
 pub(crate) enum Frame<'a> {
-    Text(&'a [u8]),
+    Content(&'a [u8]),
     Ping,
     /// With its code.
     Close(u16),
@@ -61,7 +63,7 @@ fn cut(bytes: &[u8], each: &mut impl FnMut(Frame<'_>)) -> usize {
     while let Some((kind, from, to)) = frame_at(bytes, at) {
         let payload = &bytes[from..to];
         each(match kind {
-            TEXT => Frame::Text(payload),
+            TEXT | BINARY => Frame::Content(payload),
             PING => Frame::Ping,
             CLOSE => Frame::Close(
                 payload
@@ -98,10 +100,26 @@ fn frame_at(bytes: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     (bytes.len() >= from + length).then_some((header[0], from, from + length))
 }
 
-/// A client's text frame; the mask is zero, which leaves the payload as it is.
+/// A client's text frame.
 pub(crate) fn text_frame(text: &str) -> Vec<u8> {
-    let mut frame = vec![TEXT];
-    match text.len() {
+    frame(TEXT, text.as_bytes())
+}
+
+/// The request to send a message; all such have the same id, since replies are only counted.
+pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
+    let frame = json!({"type": "send", "id": 1, "conversation": conversation, "client_id": Uuid::new_v4(), "body": body});
+    text_frame(&frame.to_string())
+}
+
+/// A client's binary frame.
+pub(crate) fn binary_frame(payload: &[u8]) -> Vec<u8> {
+    frame(BINARY, payload)
+}
+
+/// The mask is zero, which leaves the payload as it is.
+fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![kind];
+    match payload.len() {
         short @ 0..126 => frame.push(0x80 | short as u8),
         middle @ 126..65_536 => {
             frame.push(0x80 | 126);
@@ -113,7 +131,7 @@ pub(crate) fn text_frame(text: &str) -> Vec<u8> {
         }
     }
     frame.extend_from_slice(&[0; 4]);
-    frame.extend_from_slice(text.as_bytes());
+    frame.extend_from_slice(payload);
     frame
 }
 
@@ -125,7 +143,7 @@ pub(crate) fn pong_frame() -> &'static [u8] {
 pub(crate) struct Client {
     stream: TcpStream,
     frames: Frames,
-    received: std::collections::VecDeque<Value>,
+    received: std::collections::VecDeque<Vec<u8>>,
     next_id: u32,
 }
 
@@ -150,7 +168,7 @@ impl Client {
         };
         let request = format!(
             "GET {path} HTTP/1.1\r\nhost: {server}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
-             sec-websocket-version: 13\r\nsec-websocket-key: bG9hZHRlc3QgbG9hZHRlc3Q=\r\n\r\n"
+             sec-websocket-version: 13\r\nsec-websocket-key: bG9hZHRlc3Rsb2FkdGVzdA==\r\n\r\n"
         );
         client.stream.write_all(request.as_bytes())?;
         let mut head = Vec::new();
@@ -162,6 +180,13 @@ impl Client {
         if !head.starts_with(b"HTTP/1.1 101") {
             bail!("no upgrade: {}", String::from_utf8_lossy(&head));
         }
+        Ok(client)
+    }
+
+    /// Connects to the raw loop, and is subscribed.
+    pub(crate) fn connect_raw(server: &str, number: usize) -> anyhow::Result<Self> {
+        let mut client = Self::open(server, "/", number)?;
+        client.ask(json!({"type": "connect"}))?;
         Ok(client)
     }
 
@@ -199,8 +224,18 @@ impl Client {
         Ok(id)
     }
 
-    /// The next frame with content.
+    /// The next frame with content, which is JSON.
     pub(crate) fn next(&mut self) -> anyhow::Result<Value> {
+        Ok(serde_json::from_slice(&self.hear()?)?)
+    }
+
+    /// Sends a frame as it is.
+    pub(crate) fn say(&mut self, frame: &[u8]) -> anyhow::Result<()> {
+        Ok(self.stream.write_all(frame)?)
+    }
+
+    /// The content of the next frame that has any.
+    pub(crate) fn hear(&mut self) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(frame) = self.received.pop_front() {
                 return Ok(frame);
@@ -213,7 +248,7 @@ impl Client {
             };
             let (mut pings, mut closed, received) = (0, None, &mut self.received);
             self.frames.feed(&buffer[..count], |frame| match frame {
-                Frame::Text(text) => received.extend(serde_json::from_slice::<Value>(text)),
+                Frame::Content(payload) => received.push_back(payload.to_vec()),
                 Frame::Ping => pings += 1,
                 Frame::Close(code) => closed = Some(code),
                 Frame::Other => {}

@@ -2,18 +2,25 @@
 //! out of order, and how late.
 
 use std::{
+    collections::HashMap,
     io::{ErrorKind, Read, Write},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
+use memchr::memmem;
 use mio::{Events, Interest, Poll, Token};
 
-use crate::client::{Frame, Frames, pong_frame};
+use crate::{
+    client::{Frame, Frames, pong_frame},
+    report::Report,
+};
 
 /// Before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
+/// In the reply that says that a message is stored.
+const SENT: &[u8] = br#""type":"sent""#;
 /// Latencies past this are counted as this.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
@@ -21,6 +28,8 @@ struct Subscriber {
     stream: mio::net::TcpStream,
     frames: Frames,
     next: u64,
+    /// Of each conversation, where they are counted by their seq.
+    places: Option<HashMap<[u8; 36], u64>>,
 }
 
 pub(crate) struct Crowd {
@@ -33,9 +42,22 @@ pub(crate) struct Crowd {
     /// From the moment a message should have been sent to its arrival, in microseconds; by the server that the
     /// subscriber is connected to: the first one to the first, and so on in turn.
     pub(crate) latency: Vec<Histogram<u64>>,
+    /// The same a quarter of a second at a time, since the epoch.
+    pub(crate) moments: Vec<Moment>,
+    moment: Histogram<u64>,
     /// The first message's frame, as a sample.
     pub(crate) sample: Option<String>,
 }
+
+pub(crate) struct Moment {
+    /// Its end, in seconds.
+    pub(crate) at: f64,
+    pub(crate) per_second: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
+const MOMENT_S: f64 = 0.25;
 
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Counts {
@@ -44,6 +66,8 @@ pub(crate) struct Counts {
     /// A later one came before an earlier one, or the earlier one never came.
     pub(crate) gaps: u64,
     pub(crate) closed: u64,
+    /// Own messages, as stored.
+    pub(crate) acknowledged: u64,
 }
 
 /// The body of message `number`, of `size` bytes, which should be sent at `at`.
@@ -74,6 +98,7 @@ impl Crowd {
                 stream,
                 frames: Frames::default(),
                 next: 0,
+                places: None,
             });
         }
         Ok(Self {
@@ -84,6 +109,8 @@ impl Crowd {
             epoch,
             counts: Counts::default(),
             latency: vec![Histogram::new_with_max(LATENCY_US_MAX, 3)?; servers],
+            moments: Vec::new(),
+            moment: Histogram::new_with_max(LATENCY_US_MAX, 2)?,
             sample: None,
         })
     }
@@ -108,6 +135,7 @@ impl Crowd {
             epoch,
             counts,
             latency,
+            moment,
             sample,
             ..
         } = self;
@@ -116,6 +144,7 @@ impl Crowd {
                 stream,
                 frames,
                 next,
+                places,
             } = &mut subscribers[event.token().0];
             let server = event.token().0 % latency.len();
             let now_us = epoch.elapsed().as_micros() as u64;
@@ -128,12 +157,22 @@ impl Crowd {
                     Ok(count) => {
                         let mut pings = 0;
                         frames.feed(&buffer[..count], |frame| match frame {
-                            Frame::Text(text) => {
-                                if let Some((number, at_us)) = numbers(text) {
-                                    counts.note(next, number);
+                            Frame::Content(text) => {
+                                // Some servers put several messages into one frame.
+                                let mut events = numbers(text).peekable();
+                                if places.is_some() && events.peek().is_none() {
+                                    counts.acknowledged +=
+                                        u64::from(memmem::find(text, SENT).is_some());
+                                }
+                                for (number, at_us) in events {
+                                    match places {
+                                        None => counts.note(next, number),
+                                        Some(places) => counts.note_place(places, text),
+                                    }
                                     let late =
                                         now_us.saturating_sub(at_us).clamp(1, LATENCY_US_MAX);
                                     latency[server].saturating_record(late);
+                                    moment.saturating_record(late);
                                     if sample.is_none() {
                                         *sample = Some(String::from_utf8_lossy(text).into_owned());
                                     }
@@ -159,11 +198,94 @@ impl Crowd {
                 }
             }
         }
+        self.end_moment();
         Ok(())
+    }
+
+    /// Messages are counted by their seq, in many conversations.
+    pub(crate) fn by_conversation(mut self) -> Self {
+        for subscriber in &mut self.subscribers {
+            subscriber.places = Some(HashMap::new());
+        }
+        self
+    }
+
+    /// Says something as one of them.
+    pub(crate) fn send(&mut self, number: usize, frame: &[u8]) -> anyhow::Result<()> {
+        Ok(self.subscribers[number].stream.write_all(frame)?)
+    }
+
+    /// The last so many subscribers do not read any more. They count no longer.
+    pub(crate) fn stop_reading(&mut self, count: usize) -> anyhow::Result<Vec<TcpStream>> {
+        let mut stopped = Vec::new();
+        for mut subscriber in self.subscribers.drain(self.subscribers.len() - count..) {
+            self.poll.registry().deregister(&mut subscriber.stream)?;
+            self.counts.delivered -= subscriber.next;
+            stopped.push(TcpStream::from(subscriber.stream));
+        }
+        Ok(stopped)
+    }
+
+    /// All connections end, without a word. Their places stay.
+    pub(crate) fn drop_all(&mut self) {
+        for subscriber in &mut self.subscribers {
+            let _ = self.poll.registry().deregister(&mut subscriber.stream);
+            let _ = subscriber.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// A dropped one is here again, and goes on where it was.
+    pub(crate) fn come_back(&mut self, number: usize, stream: TcpStream) -> anyhow::Result<()> {
+        stream.set_nonblocking(true)?;
+        let subscriber = &mut self.subscribers[number];
+        subscriber.stream = mio::net::TcpStream::from_std(stream);
+        subscriber.frames = Frames::default();
+        let registry = self.poll.registry();
+        registry.register(&mut subscriber.stream, Token(number), Interest::READABLE)?;
+        Ok(())
+    }
+
+    /// Draws how it went.
+    pub(crate) fn draw(&self, report: &mut Report, name: &str) {
+        let line =
+            |value: fn(&Moment) -> f64| self.moments.iter().map(|m| (m.at, value(m))).collect();
+        report.over_time("deliveries per second", "/s", name, line(|m| m.per_second));
+        report.over_time("latency p50 over time", "ms", name, line(|m| m.p50_ms));
+        report.over_time("latency p99 over time", "ms", name, line(|m| m.p99_ms));
+    }
+
+    fn end_moment(&mut self) {
+        let now = self.epoch.elapsed().as_secs_f64();
+        let length = now - self.moments.last().map_or(0.0, |moment| moment.at);
+        if length < MOMENT_S {
+            return;
+        }
+        let ms = |quantile| self.moment.value_at_quantile(quantile) as f64 / 1000.0;
+        let (p50_ms, p99_ms) = (ms(0.5), ms(0.99));
+        self.moments.push(Moment {
+            at: now,
+            per_second: self.moment.len() as f64 / length,
+            p50_ms,
+            p99_ms,
+        });
+        self.moment.reset();
     }
 }
 
 impl Counts {
+    /// By its seq within its conversation. The first one that is seen may have any.
+    fn note_place(&mut self, places: &mut HashMap<[u8; 36], u64>, frame: &[u8]) {
+        let after = |mark: &[u8]| memmem::find(frame, mark).map(|at| &frame[at + mark.len()..]);
+        let conversation = after(b"\"conversation\":\"").and_then(|rest| rest.first_chunk());
+        let seq = after(b"\"seq\":").and_then(|rest| {
+            let end = rest.iter().position(|b| !b.is_ascii_digit())?;
+            digits(&rest[..end])
+        });
+        if let (Some(conversation), Some(seq)) = (conversation, seq) {
+            self.note(places.entry(*conversation).or_insert(seq), seq);
+        }
+    }
+
     fn note(&mut self, next: &mut u64, number: u64) {
         if number < *next {
             self.doubled += 1;
@@ -179,12 +301,17 @@ impl Counts {
     }
 }
 
-/// The number and the due time that `body` put into a message.
-fn numbers(frame: &[u8]) -> Option<(u64, u64)> {
-    let at = frame.windows(MARK.len()).position(|w| w == MARK)? + MARK.len();
-    let number = digits(frame.get(at..at + 12)?)?;
-    let due = digits(frame.get(at + 13..at + 29)?)?;
-    Some((number, due))
+/// The numbers and the due times that `body` put into messages.
+fn numbers(frame: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let rest = &frame[from..];
+        let at = memmem::find(rest, MARK)? + MARK.len();
+        let number = digits(rest.get(at..at + 12)?)?;
+        let due = digits(rest.get(at + 13..at + 29)?)?;
+        from += at + 29;
+        Some((number, due))
+    })
 }
 
 fn digits(bytes: &[u8]) -> Option<u64> {

@@ -7,26 +7,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use crate::{
     Common,
-    client::{Client, Frame, Frames, text_frame},
+    client::{Client, Frame, Frames, send_frame, text_frame},
     crowd::{Counts, Crowd, body},
     data::Data,
     report::Report,
-    server::Server,
+    server::{Server, total_cpu},
 };
 
 #[derive(Args)]
 pub(crate) struct Options {
     #[arg(long, default_value_t = 1000)]
-    subscribers: usize,
+    pub(crate) subscribers: usize,
     /// Messages per second of the paced part
     #[arg(long, default_value_t = 60.0)]
     rate: f64,
@@ -45,28 +44,30 @@ pub(crate) struct Options {
 }
 
 /// Of all goals: how much more CPU than the raw loop a paced delivery may cost.
-const PACED_RATIO_MAX: f64 = 1.1;
+pub(crate) const PACED_RATIO_MAX: f64 = 1.1;
+/// Not measured.
+pub(crate) const WARM_UP: Duration = Duration::from_secs(1);
 
-struct Part {
-    cpu_us: f64,
-    per_second: f64,
+pub(crate) struct Part {
+    pub(crate) cpu_us: f64,
+    pub(crate) per_second: f64,
     /// Half of the messages arrived within so long, through each server.
-    p50_ms: Vec<f64>,
+    pub(crate) p50_ms: Vec<f64>,
     /// Frames between gateways for each message.
     peer_frames: f64,
 }
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("fanout", !common.no_goals);
+    let mut report = Report::new("fanout", &common.outputs);
     println!("gateway, every message stored:");
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
-    let (paced, saturated, sample) = gateways(&[server], options, &mut report, "gateway")?;
+    let (paced, saturated, sample) = gateways(vec![server], options, &mut report, "gateway")?;
     if options.gateways > 1 {
         println!("{} gateways:", options.gateways);
         let data = Data::new(common)?;
         let servers = Server::gateways(common, &data, options.gateways)?;
-        let (together, _, _) = gateways(&servers, options, &mut report, "gateways")?;
+        let (together, _, _) = gateways(servers, options, &mut report, "gateways")?;
         report.figure(
             "paced CPU, gateways / gateway",
             together.cpu_us / paced.cpu_us,
@@ -80,34 +81,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     }
 
     println!("raw epoll loop, one write() per delivery, nothing stored:");
-    let server = Server::raw()?;
-    let mut streams = Vec::new();
-    for number in 0..options.subscribers {
-        let mut client = Client::open(&server.address, "/", number)?;
-        client.ask(json!({"type": "connect"}))?;
-        streams.push(client.into_stream());
-    }
-    let publisher = Client::open(&server.address, "/publish", 0)?.into_stream();
-    // The same bytes on the wire as the gateway's.
-    let Some(sample) = sample else {
-        bail!("no message arrived")
-    };
-    let event: Value = serde_json::from_str(&sample)?;
-    let compose = |body: &str| {
-        let mut event = event.clone();
-        event["body"] = body.into();
-        text_frame(&event.to_string())
-    };
-    let (raw_paced, raw_saturated, _) = measure(
-        &[server],
-        streams,
-        publisher,
-        false,
-        &compose,
-        options,
-        &mut report,
-        "raw",
-    )?;
+    let (raw_paced, raw_saturated) = raw(&sample, options, &mut report)?;
 
     println!("ratios:");
     report.at_most(
@@ -126,96 +100,127 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         saturated.per_second / raw_saturated.per_second,
         "",
     );
-    report.finish(common.json.as_deref())
+    report.finish()
+}
+
+/// The raw loop, with the same bytes on the wire as the gateway's.
+pub(crate) fn raw(
+    sample: &str,
+    options: &Options,
+    report: &mut Report,
+) -> anyhow::Result<(Part, Part)> {
+    let server = Server::raw()?;
+    let mut subscribers = Vec::new();
+    for number in 0..options.subscribers {
+        subscribers.push(Client::connect_raw(&server.address, number)?.into_stream());
+    }
+    let publisher = Client::open(&server.address, "/publish", 0)?.into_stream();
+    let event: Value = serde_json::from_str(sample)?;
+    let subject = Subject {
+        name: "raw",
+        servers: vec![server],
+        subscribers,
+        publisher,
+        acknowledged: false,
+        compose: &|body| text_frame(&event_with(&event, body)),
+    };
+    let (paced, saturated, _) = measure(subject, options, report)?;
+    Ok((paced, saturated))
+}
+
+/// The gateway's event with another body: what every server is to deliver.
+pub(crate) fn event_with(event: &Value, body: &str) -> String {
+    let mut event = event.clone();
+    event["body"] = body.into();
+    event.to_string()
 }
 
 /// One channel on these, with the subscribers spread over them.
-fn gateways(
-    servers: &[Server],
+pub(crate) fn gateways(
+    servers: Vec<Server>,
     options: &Options,
     report: &mut Report,
-    name: &str,
-) -> anyhow::Result<(Part, Part, Option<String>)> {
+    name: &'static str,
+) -> anyhow::Result<(Part, Part, String)> {
+    let (publisher, channel, subscribers) = public_channel(&servers, options.subscribers)?;
+    let subject = Subject {
+        name,
+        servers,
+        subscribers,
+        publisher,
+        acknowledged: true,
+        compose: &|body| send_frame(&channel, body),
+    };
+    let (paced, saturated, sample) = measure(subject, options, report)?;
+    let Some(sample) = sample else {
+        bail!("no message arrived")
+    };
+    Ok((paced, saturated, sample))
+}
+
+/// A channel with so many who look into it, spread over the servers: who publishes, its id, and who is subscribed.
+pub(crate) fn public_channel(
+    servers: &[Server],
+    subscribers: usize,
+) -> anyhow::Result<(TcpStream, String, Vec<TcpStream>)> {
     let mut owner = Client::connect(&servers[0].address, "publisher", 0)?;
     let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
-    let channel = owner.ask(create)?["conversation"].clone();
+    let reply = owner.ask(create)?;
+    let channel = reply["conversation"].as_str().context("no id")?.to_owned();
     let mut streams = Vec::new();
-    for number in 0..options.subscribers {
+    for number in 0..subscribers {
         let address = &servers[number % servers.len()].address;
         let mut client = Client::connect(address, &format!("u{number}"), number)?;
         client.ask(json!({"type": "subscribe", "conversation": channel}))?;
         streams.push(client.into_stream());
     }
-    let compose = |body: &str| {
-        let frame = json!({"type": "send", "id": 1, "conversation": channel, "client_id": Uuid::new_v4(), "body": body});
-        text_frame(&frame.to_string())
-    };
-    measure(
-        servers,
-        streams,
-        owner.into_stream(),
-        true,
-        &compose,
-        options,
-        report,
-        name,
-    )
+    Ok((owner.into_stream(), channel, streams))
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the two servers differ in all of them"
-)]
-fn measure(
-    servers: &[Server],
-    streams: Vec<TcpStream>,
-    publisher: TcpStream,
-    acknowledged: bool,
-    compose: &dyn Fn(&str) -> Vec<u8>,
+/// Who fans out, to whom, and how it is told to.
+pub(crate) struct Subject<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) servers: Vec<Server>,
+    pub(crate) subscribers: Vec<TcpStream>,
+    pub(crate) publisher: TcpStream,
+    /// It says of each message that it is stored.
+    pub(crate) acknowledged: bool,
+    /// The frame that publishes this body.
+    pub(crate) compose: &'a dyn Fn(&str) -> Vec<u8>,
+}
+
+pub(crate) fn measure(
+    subject: Subject<'_>,
     options: &Options,
     report: &mut Report,
-    name: &str,
 ) -> anyhow::Result<(Part, Part, Option<String>)> {
+    let Subject {
+        name,
+        servers,
+        subscribers,
+        publisher,
+        acknowledged,
+        compose,
+    } = subject;
+    let servers = &servers[..];
     let epoch = Instant::now();
-    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
-    let mut publisher = Publisher::new(publisher, acknowledged)?;
+    let mut crowd = Crowd::new(subscribers, servers.len(), epoch)?;
+    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
+    let mut source = Source::new(publisher, acknowledged, compose, options.size, epoch)?;
     let length = Duration::from_secs(options.seconds);
-    let warm_up = Duration::from_secs(1);
-    let each = Duration::from_secs_f64(1.0 / options.rate);
-    let mut number = 0;
 
-    // Paced: sent when due, however late the server is; late is counted from when it was due.
-    let mut paced =
-        |crowd: &mut Crowd, number: &mut u64, length: Duration, progress: &ProgressBar| {
-            let begin = epoch.elapsed();
-            let mut due = begin;
-            while due < begin + length {
-                while epoch.elapsed() < due {
-                    crowd.read(
-                        due.saturating_sub(epoch.elapsed())
-                            .min(Duration::from_millis(5)),
-                    )?;
-                }
-                publisher.send(&compose(&body(*number, due, options.size)))?;
-                *number += 1;
-                due += each;
-                progress.set_message(format!("{} deliveries", crowd.counts.delivered));
-                progress.tick();
-            }
-            settle(crowd, *number)
-        };
     let progress = spinner();
-    paced(&mut crowd, &mut number, warm_up, &progress)?;
+    source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
     for latency in &mut crowd.latency {
         latency.reset();
     }
     let before = Before::new(servers, &crowd)?;
-    paced(&mut crowd, &mut number, length, &progress)?;
-    let part = before.part(servers, &crowd)?;
+    source.paced(&mut crowd, options.rate, length, &progress)?;
+    let paced = before.part(servers, &crowd)?;
     progress.finish_and_clear();
     report.figure(
         &format!("{name}, paced: CPU per delivery"),
-        part.cpu_us,
+        paced.cpu_us,
         "µs",
     );
     for (server, latency) in crowd.latency.iter().enumerate() {
@@ -229,73 +234,48 @@ fn measure(
     if servers.len() > 1 {
         report.figure(
             &format!("{name}, paced: peer frames per message"),
-            part.peer_frames,
+            paced.peer_frames,
             "",
         );
     }
-    let paced_part = part;
 
-    // Saturated: as many as may be under way.
-    let subscribers = crowd.len() as u64;
-    let mut saturated =
-        |crowd: &mut Crowd, number: &mut u64, length: Duration, progress: &ProgressBar| {
-            let begin = epoch.elapsed();
-            while epoch.elapsed() < begin + length {
-                let arrived = crowd.counts.delivered / subscribers;
-                for _ in 0..options.window.saturating_sub(*number - arrived) {
-                    publisher.send(&compose(&body(*number, epoch.elapsed(), options.size)))?;
-                    *number += 1;
-                }
-                crowd.read(Duration::from_millis(1))?;
-                progress.set_message(format!("{} deliveries", crowd.counts.delivered));
-                progress.tick();
-            }
-            settle(crowd, *number)
-        };
     let progress = spinner();
-    saturated(&mut crowd, &mut number, warm_up, &progress)?;
+    source.saturated(&mut crowd, options.window, WARM_UP, &progress)?;
     let before = Before::new(servers, &crowd)?;
-    saturated(&mut crowd, &mut number, length, &progress)?;
-    let part = before.part(servers, &crowd)?;
+    source.saturated(&mut crowd, options.window, length, &progress)?;
+    let saturated = before.part(servers, &crowd)?;
     progress.finish_and_clear();
     report.figure(
         &format!("{name}, saturated: CPU per delivery"),
-        part.cpu_us,
+        saturated.cpu_us,
         "µs",
     );
     report.figure(
         &format!("{name}, saturated: deliveries per second"),
-        part.per_second,
+        saturated.per_second,
         "/s",
     );
     if servers.len() > 1 {
         report.figure(
             &format!("{name}, saturated: peer frames per message"),
-            part.peer_frames,
+            saturated.peer_frames,
             "",
         );
     }
-
-    let Counts {
-        doubled,
-        gaps,
-        closed,
-        ..
-    } = crowd.counts;
-    let lost = crowd.counts.lost(number * subscribers);
-    println!(
-        "  {} delivered, {lost} lost, {doubled} doubled, {gaps} out of order, {closed} closed",
-        crowd.counts.delivered
-    );
-    report.must(
-        lost + doubled + gaps + closed == 0,
-        format!("{name}: a delivery went wrong"),
-    );
-    publisher.finish(number)?;
-    Ok((paced_part, part, crowd.sample))
+    crowd.draw(report, name);
+    for (number, watch) in (1..).zip(watches) {
+        let which = if servers.len() > 1 {
+            format!("{name} {number}")
+        } else {
+            name.to_owned()
+        };
+        watch.stop().draw(report, &which);
+    }
+    source.finish(&crowd, report, name)?;
+    Ok((paced, saturated, crowd.sample))
 }
 
-fn spinner() -> ProgressBar {
+pub(crate) fn spinner() -> ProgressBar {
     let progress = ProgressBar::new_spinner();
     progress.set_style(
         ProgressStyle::with_template("{spinner} {elapsed} {msg}")
@@ -305,7 +285,7 @@ fn spinner() -> ProgressBar {
 }
 
 /// Waits until all that was sent has arrived, or nothing arrives any more.
-fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
+pub(crate) fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
     const QUIET: Duration = Duration::from_secs(5);
     let mut last = (Instant::now(), crowd.counts.delivered);
     while crowd.counts.delivered < sent * crowd.len() as u64 && last.0.elapsed() < QUIET {
@@ -328,7 +308,7 @@ struct Before {
 impl Before {
     fn new(servers: &[Server], crowd: &Crowd) -> anyhow::Result<Self> {
         let mut now = Self {
-            cpu: Duration::ZERO,
+            cpu: total_cpu(servers)?,
             peer_frames: 0.0,
             delivered: crowd.counts.delivered,
             at: Instant::now(),
@@ -341,7 +321,6 @@ impl Before {
                     .copied()
                     .unwrap_or_default();
             }
-            now.cpu += server.cpu()?;
         }
         Ok(now)
     }
@@ -357,6 +336,111 @@ impl Before {
             p50_ms: crowd.latency.iter().map(p50).collect(),
             peer_frames: (now.peer_frames - self.peer_frames) / messages,
         })
+    }
+}
+
+/// Publishes numbered messages to a crowd.
+pub(crate) struct Source<'a> {
+    publisher: Publisher,
+    compose: &'a dyn Fn(&str) -> Vec<u8>,
+    /// Bytes of a body.
+    size: usize,
+    /// Of the next message.
+    pub(crate) number: u64,
+    epoch: Instant,
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn new(
+        publisher: TcpStream,
+        acknowledged: bool,
+        compose: &'a dyn Fn(&str) -> Vec<u8>,
+        size: usize,
+        epoch: Instant,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            publisher: Publisher::new(publisher, acknowledged)?,
+            compose,
+            size,
+            number: 0,
+            epoch,
+        })
+    }
+
+    pub(crate) fn publish(&mut self, due: Duration) -> anyhow::Result<()> {
+        let frame = (self.compose)(&body(self.number, due, self.size));
+        self.number += 1;
+        Ok(self.publisher.stream.write_all(&frame)?)
+    }
+
+    /// Sent when due, however late the server is; late is counted from when it was due.
+    pub(crate) fn paced(
+        &mut self,
+        crowd: &mut Crowd,
+        rate: f64,
+        length: Duration,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let each = Duration::from_secs_f64(1.0 / rate);
+        let begin = self.epoch.elapsed();
+        let mut due = begin;
+        while due < begin + length {
+            while self.epoch.elapsed() < due {
+                let left = due.saturating_sub(self.epoch.elapsed());
+                crowd.read(left.min(Duration::from_millis(5)))?;
+            }
+            self.publish(due)?;
+            due += each;
+            progress.set_message(format!("{} deliveries", crowd.counts.delivered));
+            progress.tick();
+        }
+        settle(crowd, self.number)
+    }
+
+    /// As many as may be under way.
+    fn saturated(
+        &mut self,
+        crowd: &mut Crowd,
+        window: u64,
+        length: Duration,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let begin = self.epoch.elapsed();
+        while self.epoch.elapsed() < begin + length {
+            let arrived = crowd.counts.delivered / crowd.len() as u64;
+            for _ in 0..window.saturating_sub(self.number - arrived) {
+                self.publish(self.epoch.elapsed())?;
+            }
+            crowd.read(Duration::from_millis(1))?;
+            progress.set_message(format!("{} deliveries", crowd.counts.delivered));
+            progress.tick();
+        }
+        settle(crowd, self.number)
+    }
+
+    /// Every message must have been acknowledged, and have reached everyone once and in order.
+    pub(crate) fn finish(
+        self,
+        crowd: &Crowd,
+        report: &mut Report,
+        name: &str,
+    ) -> anyhow::Result<()> {
+        let Counts {
+            delivered,
+            doubled,
+            gaps,
+            closed,
+            ..
+        } = crowd.counts;
+        let lost = crowd.counts.lost(self.number * crowd.len() as u64);
+        println!(
+            "  {delivered} delivered, {lost} lost, {doubled} doubled, {gaps} out of order, {closed} closed"
+        );
+        report.must(
+            lost + doubled + gaps + closed == 0,
+            format!("{name}: a delivery went wrong"),
+        );
+        self.publisher.finish(self.number)
     }
 }
 
@@ -378,7 +462,7 @@ impl Publisher {
                         break;
                     }
                     frames.feed(&buffer[..count], |frame| {
-                        if let Frame::Text(text) = frame
+                        if let Frame::Content(text) = frame
                             && text.windows(13).any(|w| w == br#""type":"sent""#)
                         {
                             sent += 1;
@@ -389,10 +473,6 @@ impl Publisher {
             })
         });
         Ok(Self { stream, replies })
-    }
-
-    fn send(&mut self, frame: &[u8]) -> anyhow::Result<()> {
-        Ok(self.stream.write_all(frame)?)
     }
 
     /// Every message must have been acknowledged.

@@ -7,7 +7,6 @@ use std::{
 
 use clap::Args;
 use indicatif::ProgressBar;
-use serde_json::json;
 
 use crate::{
     Common,
@@ -24,24 +23,16 @@ pub(crate) struct Options {
     connections: usize,
 }
 
-const KIB_MAX: f64 = 5.0;
-const CONNECT_MS_MAX: f64 = 0.15;
+pub(crate) const KIB_MAX: f64 = 5.0;
+pub(crate) const CONNECT_MS_MAX: f64 = 0.15;
 /// Connections before the measured ones: buffers and pools that every server grows once.
 const WARM_UP: usize = 100;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("idle", !common.no_goals);
-    let total = WARM_UP + options.connections;
-    let tokens = (0..total)
-        .map(|n| token(&format!("user-{n}")))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut report = Report::new("idle", &common.outputs);
 
     println!("gateway, {} authenticated users:", options.connections);
-    let data = Data::new(common)?;
-    let server = Server::gateway(common, &data)?;
-    let (kib, connect_ms) = measure(&server, total, |n| {
-        Client::connect_with(&server.address, &tokens[n], n)
-    })?;
+    let (kib, connect_ms) = gateway(common, options.connections)?;
     report.at_most(
         "gateway: resident memory per connection",
         kib,
@@ -49,32 +40,47 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         "KiB",
     );
     report.at_most("gateway: CPU per connect", connect_ms, CONNECT_MS_MAX, "ms");
-    drop(server);
 
     println!("raw epoll loop, who connects is nobody:");
-    let server = Server::raw()?;
-    let (kib, connect_ms) = measure(&server, total, |n| {
-        let mut client = Client::open(&server.address, "/", n)?;
-        client.ask(json!({"type": "connect"}))?;
-        Ok(client)
-    })?;
+    let (kib, connect_ms) = raw(options.connections)?;
     report.figure("raw: resident memory per connection", kib, "KiB");
     report.figure("raw: CPU per connect", connect_ms, "ms");
-    report.finish(common.json.as_deref())
+    report.finish()
 }
 
-fn measure(
+/// KiB and milliseconds of CPU of each connection to a fresh gateway.
+pub(crate) fn gateway(common: &Common, connections: usize) -> anyhow::Result<(f64, f64)> {
+    let tokens = (0..WARM_UP + connections)
+        .map(|n| token(&format!("user-{n}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
+    measure(&server, connections, |n| {
+        Client::connect_with(&server.address, &tokens[n], n)
+    })
+}
+
+/// The same of the raw loop.
+pub(crate) fn raw(connections: usize) -> anyhow::Result<(f64, f64)> {
+    let server = Server::raw()?;
+    measure(&server, connections, |n| {
+        Client::connect_raw(&server.address, n)
+    })
+}
+
+pub(crate) fn measure(
     server: &Server,
-    total: usize,
+    connections: usize,
     connect: impl Fn(usize) -> anyhow::Result<Client>,
 ) -> anyhow::Result<(f64, f64)> {
+    let total = WARM_UP + connections;
     let mut clients = Vec::with_capacity(total);
     for n in 0..WARM_UP {
         clients.push(connect(n)?);
     }
     settled(server)?;
     let (memory, cpu) = (server.resident_kib()?, server.cpu()?);
-    let progress = ProgressBar::new((total - WARM_UP) as u64);
+    let progress = ProgressBar::new(connections as u64);
     for n in WARM_UP..total {
         clients.push(connect(n)?);
         progress.inc(1);
@@ -83,7 +89,7 @@ fn measure(
     let cpu = server.cpu()? - cpu;
     settled(server)?;
     let memory = server.resident_kib()? - memory;
-    let count = (total - WARM_UP) as f64;
+    let count = connections as f64;
     Ok((memory / count, cpu.as_secs_f64() * 1e3 / count))
 }
 

@@ -53,7 +53,7 @@ struct Entry {
 type Log = BTreeMap<u64, Entry>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("kill", false);
+    let mut report = Report::new("kill", &common.outputs);
     let data = Data::new(common)?;
     let gateway = || Server::gateway(common, &data);
     let mut server = gateway()?;
@@ -147,7 +147,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         }
         check_unread(&server.address, conversation, &log, &users, &mut report)?;
     }
-    report.finish(common.json.as_deref())
+    report.finish()
 }
 
 /// Sends until the connection breaks; what was not answered is sent again next time.

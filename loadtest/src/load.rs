@@ -39,7 +39,7 @@ const BARE_RATIO_MIN: f64 = 1.0;
 const IN_MEMORY: u64 = 200;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
-    let mut report = Report::new("load", !common.no_goals);
+    let mut report = Report::new("load", &common.outputs);
     let data = Data::new(common)?;
     let file = data.file("messages.jsonl");
     let mut lines = BufWriter::new(File::create(&file)?);
@@ -119,7 +119,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             "",
         );
     }
-    report.finish(common.json.as_deref())
+    report.finish()
 }
 
 fn body(number: u64) -> String {

@@ -12,13 +12,21 @@ mod fanout;
 mod idle;
 mod kill;
 mod load;
+mod peers;
+mod people;
+mod plot;
 mod raw;
 mod report;
 mod server;
+mod slow;
+mod store;
+mod storm;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
+
+use report::Outputs;
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -37,12 +45,8 @@ struct Common {
     /// Nodes of a Cassandra or ScyllaDB cluster to use instead of the embedded store: 127.0.0.1:9042,…
     #[arg(long, global = true, value_delimiter = ',')]
     cassandra: Vec<String>,
-    /// Write the results to this file, as JSON
-    #[arg(long, global = true)]
-    json: Option<PathBuf>,
-    /// Measure, but call no figure too low; what is lost still fails
-    #[arg(long, global = true)]
-    no_goals: bool,
+    #[command(flatten)]
+    outputs: Outputs,
 }
 
 #[derive(Subcommand)]
@@ -57,6 +61,20 @@ enum Scenario {
     Celebrity(celebrity::Options),
     /// A million messages, stored, beside the bare store; and pages at the beginning, in the middle and at the end
     Load(load::Options),
+    /// Pairs of people at a human pace
+    Dm(people::Options),
+    /// Groups at a human pace
+    Groups(people::Options),
+    /// Direct chats, groups and a channel for all, at a human pace
+    Mixed(people::Options),
+    /// What a stored message costs, beside the bare store; and how that grows
+    Store(store::Options),
+    /// Some subscribers stop reading: what that costs the server, and the others
+    SlowReaders(slow::Options),
+    /// All clients drop and come back with their cursors while messages flow
+    ReconnectStorm(storm::Options),
+    /// The same fan-out and idle connections beside NATS, Socket.IO and the raw loop; installs them
+    Peers(peers::Options),
     /// The epoll loop that others are measured beside
     #[command(hide = true)]
     RawServer,
@@ -72,6 +90,13 @@ fn main() -> ExitCode {
             Scenario::Kill(options) => kill::run(&common, &options),
             Scenario::Celebrity(options) => celebrity::run(&common, &options),
             Scenario::Load(options) => load::run(&common, &options),
+            Scenario::Dm(options) => people::run(&common, &options, people::Kind::Dm),
+            Scenario::Groups(options) => people::run(&common, &options, people::Kind::Groups),
+            Scenario::Mixed(options) => people::run(&common, &options, people::Kind::Mixed),
+            Scenario::Store(options) => store::run(&common, &options),
+            Scenario::SlowReaders(options) => slow::run(&common, &options),
+            Scenario::ReconnectStorm(options) => storm::run(&common, &options),
+            Scenario::Peers(options) => peers::run(&common, &options),
             Scenario::RawServer => raw::serve().map(|()| true),
         });
     match outcome {

@@ -121,7 +121,7 @@ impl Connection {
         let mut frames = std::mem::take(&mut self.frames);
         let mut answer = false;
         frames.feed(bytes, |frame| {
-            if let Frame::Text(text) = frame {
+            if let Frame::Content(text) = frame {
                 if self.publishes {
                     publications.push(server_frame(text));
                 } else {

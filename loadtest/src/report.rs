@@ -1,34 +1,107 @@
-//! Results: printed, compared with their goals, and written as JSON.
+//! Results: printed, compared with their goals and with an earlier run, written as JSON, and as a page with plots that
+//! opens from disk.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
+use anyhow::{Context, bail};
+use clap::Args;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
+
+use crate::plot::{self, Axis, Line};
+
+#[derive(Args, Clone, Default)]
+pub(crate) struct Outputs {
+    /// Write the results to this file, as JSON
+    #[arg(long, global = true)]
+    json: Option<PathBuf>,
+    /// Write a report with plots to this file, as one HTML page
+    #[arg(long, global = true)]
+    html: Option<PathBuf>,
+    /// Print the figures beside those of an earlier run's JSON
+    #[arg(long, global = true)]
+    compare: Option<PathBuf>,
+    /// Fail if a figure is so: 'p99_ms>50'. A whole name, or its end; may be given several times
+    #[arg(long, global = true, value_parser = Threshold::parse)]
+    fail_if: Vec<Threshold>,
+    /// Measure, but call no figure too low; what is lost, and --fail-if, still fails
+    #[arg(long, global = true)]
+    no_goals: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Threshold {
+    text: String,
+    figure: String,
+    above: bool,
+    limit: f64,
+}
+
+impl Threshold {
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let at = text
+            .find(['<', '>'])
+            .context("as in 'p99_ms>50' or 'deliveries_per_second<1000'")?;
+        Ok(Self {
+            text: text.to_owned(),
+            figure: text[..at].trim().to_owned(),
+            above: &text[at..=at] == ">",
+            limit: text[at + 1..].trim().parse()?,
+        })
+    }
+
+    fn is_about(&self, name: &str) -> bool {
+        name.strip_suffix(&self.figure)
+            .is_some_and(|rest| rest.is_empty() || !rest.ends_with(char::is_alphanumeric))
+    }
+}
 
 /// The figures of one run.
 pub(crate) struct Report {
     scenario: &'static str,
-    results: Map<String, Value>,
+    outputs: Outputs,
+    /// By name, with units.
+    figures: Vec<(String, f64, String)>,
+    plots: Vec<Plot>,
     missed: Vec<String>,
-    goals: bool,
 }
 
+/// What belongs into one picture.
+struct Plot {
+    title: String,
+    unit: String,
+    lines: Vec<Line>,
+    axis: Axis,
+}
+
+/// The percentiles of a picture, and of its tail.
+const QUANTILES: [f64; 16] = [
+    0.0, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999,
+    1.0,
+];
+
 impl Report {
-    pub(crate) fn new(scenario: &'static str, goals: bool) -> Self {
+    pub(crate) fn new(scenario: &'static str, outputs: &Outputs) -> Self {
         Self {
             scenario,
-            results: Map::new(),
+            outputs: outputs.clone(),
+            figures: Vec::new(),
+            plots: Vec::new(),
             missed: Vec::new(),
-            goals,
         }
     }
 
     pub(crate) fn figure(&mut self, name: &str, value: f64, unit: &str) {
         println!("  {name:<44} {value:>12.3} {unit}");
-        self.results.insert(
-            name.replace(' ', "_"),
-            json!({"value": value, "unit": unit}),
-        );
+        self.keep(name, value, unit);
+    }
+
+    fn keep(&mut self, name: &str, value: f64, unit: &str) {
+        let name = name.replace([' ', ':', ','], "_").replace("__", "_");
+        self.figures.push((name, value, unit.to_owned()));
     }
 
     pub(crate) fn latency(&mut self, name: &str, histogram: &Histogram<u64>) {
@@ -36,10 +109,52 @@ impl Report {
         let (p50, p99, p999) = (ms(0.5), ms(0.99), ms(0.999));
         let max = histogram.max() as f64 / 1000.0;
         println!("  {name:<44} p50 {p50:.2}  p99 {p99:.2}  p99.9 {p999:.2}  max {max:.2} ms");
-        self.results.insert(
-            name.replace(' ', "_"),
-            json!({"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": max}),
-        );
+        for (which, value) in [("p50", p50), ("p99", p99), ("p999", p999), ("max", max)] {
+            self.keep(&format!("{name} {which}_ms"), value, "ms");
+        }
+        let points = QUANTILES.iter().map(|&q| (q, ms(q))).collect();
+        let line = Line {
+            name: name.to_owned(),
+            points,
+        };
+        self.plot("latency by percentile", "ms", Axis::Percentiles, line);
+    }
+
+    /// A value over time, in seconds; those of the same title share a picture.
+    pub(crate) fn over_time(
+        &mut self,
+        title: &str,
+        unit: &str,
+        name: &str,
+        points: Vec<(f64, f64)>,
+    ) {
+        let name = name.to_owned();
+        self.plot(title, unit, Axis::Seconds, Line { name, points });
+    }
+
+    /// How something grows with something else, over powers of ten.
+    pub(crate) fn growth(
+        &mut self,
+        title: &str,
+        unit: &str,
+        with: &'static str,
+        points: Vec<(f64, f64)>,
+    ) {
+        let name = unit.to_owned();
+        self.plot(title, unit, Axis::Powers(with), Line { name, points });
+    }
+
+    fn plot(&mut self, title: &str, unit: &str, axis: Axis, line: Line) {
+        if let Some(plot) = self.plots.iter_mut().find(|p| p.title == title) {
+            plot.lines.push(line);
+        } else {
+            self.plots.push(Plot {
+                title: title.to_owned(),
+                unit: unit.to_owned(),
+                lines: vec![line],
+                axis,
+            });
+        }
     }
 
     /// A figure that may be at most `most`.
@@ -57,7 +172,7 @@ impl Report {
     }
 
     fn goal(&mut self, reached: bool, goal: String, missed: String) {
-        if !self.goals {
+        if self.outputs.no_goals {
             return;
         }
         let said = if reached { "reached" } else { "MISSED" };
@@ -76,13 +191,56 @@ impl Report {
     }
 
     /// True if nothing was missed.
-    pub(crate) fn finish(self, json: Option<&Path>) -> anyhow::Result<bool> {
+    pub(crate) fn finish(mut self) -> anyhow::Result<bool> {
+        let earlier = match &self.outputs.compare {
+            Some(path) => Some(earlier(path)?),
+            None => None,
+        };
+        if let Some(earlier) = &earlier {
+            println!("beside the earlier run:");
+            for (name, value, unit) in &self.figures {
+                if let Some(before) = earlier.get(name).and_then(|f| f["value"].as_f64()) {
+                    let ratio = value / before;
+                    println!("  {name:<60} {before:>12.3} → {value:>12.3} {unit:<4} × {ratio:.2}");
+                }
+            }
+        }
+        for threshold in &self.outputs.fail_if {
+            let about = self
+                .figures
+                .iter()
+                .filter(|(name, ..)| threshold.is_about(name));
+            let about: Vec<_> = about.collect();
+            if about.is_empty() {
+                bail!("--fail-if {:?}: there is no such figure", threshold.text);
+            }
+            for (name, value, unit) in about {
+                let fails = if threshold.above {
+                    *value > threshold.limit
+                } else {
+                    *value < threshold.limit
+                };
+                if fails {
+                    self.missed
+                        .push(format!("{name} is {value:.3} {unit}: {}", threshold.text));
+                }
+            }
+        }
         let passed = self.missed.is_empty();
-        if let Some(path) = json {
+        if let Some(path) = &self.outputs.json {
+            let figures: Map<String, Value> = self
+                .figures
+                .iter()
+                .map(|(name, value, unit)| (name.clone(), json!({"value": value, "unit": unit})))
+                .collect();
             let result = json!({
-                "scenario": self.scenario, "results": self.results, "missed": self.missed, "passed": passed,
+                "scenario": self.scenario, "results": figures, "missed": self.missed, "passed": passed,
             });
-            fs::write(path, serde_json::to_string_pretty(&result)?)?;
+            write(path, &serde_json::to_string_pretty(&result)?)?;
+        }
+        if let Some(path) = &self.outputs.html {
+            write(path, &self.page(earlier.as_ref())?)?;
+            println!("report: {}", path.display());
         }
         for missed in &self.missed {
             println!("missed: {missed}");
@@ -93,5 +251,113 @@ impl Report {
             if passed { "passed" } else { "failed" }
         );
         Ok(passed)
+    }
+
+    fn page(&self, earlier: Option<&Map<String, Value>>) -> anyhow::Result<String> {
+        let mut rows = String::new();
+        for (name, value, unit) in &self.figures {
+            let before = earlier
+                .and_then(|earlier| earlier.get(name)?["value"].as_f64())
+                .map_or(String::new(), |b| format!("{b:.3} (× {:.2})", value / b));
+            rows += &format!(
+                "<tr><td>{}</td><td>{value:.3}</td><td>{}</td><td>{before}</td></tr>\n",
+                plot::escaped(name),
+                plot::escaped(unit)
+            );
+        }
+        let missed: String = self
+            .missed
+            .iter()
+            .map(|m| format!("<li>{}</li>", plot::escaped(m)))
+            .collect();
+        let mut pictures = String::new();
+        for plot in &self.plots {
+            let svg = plot.axis.draw(&plot.unit, &plot.lines)?;
+            pictures += &format!(
+                "<figure><figcaption>{}</figcaption>{svg}</figure>\n",
+                plot::escaped(&plot.title)
+            );
+        }
+        let verdict = if self.missed.is_empty() {
+            "passed"
+        } else {
+            "failed"
+        };
+        Ok(format!(
+            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>loadtest {scenario}</title>\
+             <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style>\
+             <h1>loadtest {scenario}: <span class=\"{verdict}\">{verdict}</span></h1><ul>{missed}</ul>\n\
+             <main>{pictures}</main>\n<table><tr><th>figure</th><th>value</th><th></th><th>earlier</th></tr>\n{rows}</table></html>\n",
+            scenario = self.scenario,
+        ))
+    }
+}
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem;color:#1b2130;background:#fff}\
+    h1{font-size:1.5rem}.passed{color:#1a7f4b}.failed{color:#b3261e}\
+    main{display:grid;grid-template-columns:repeat(auto-fit,minmax(520px,1fr));gap:1rem}\
+    figure{margin:0;border:1px solid #dde1ea;border-radius:10px;padding:.8rem}figcaption{font-weight:600}svg{width:100%;height:auto}\
+    table{border-collapse:collapse;margin-top:1.5rem;width:100%}td,th{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #e7eaf1}\
+    td:nth-child(2){text-align:right;font-variant-numeric:tabular-nums}";
+
+fn earlier(path: &Path) -> anyhow::Result<Map<String, Value>> {
+    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let mut result: Value = serde_json::from_str(&text)?;
+    match result["results"].take() {
+        Value::Object(figures) => Ok(figures),
+        _ => bail!("{} is not a result of this program", path.display()),
+    }
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("{}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_threshold_is_about_a_whole_name_or_its_end() {
+        let threshold = Threshold::parse("p99_ms>50").unwrap();
+        assert!(threshold.above && (threshold.limit - 50.0).abs() < f64::EPSILON);
+        assert!(threshold.is_about("p99_ms"));
+        assert!(threshold.is_about("gateway_paced_latency_p99_ms"));
+        assert!(!threshold.is_about("gateway_xp99_ms"));
+        assert!(!threshold.is_about("p999_ms"));
+        assert!(Threshold::parse("p99_ms").is_err());
+    }
+
+    #[test]
+    fn the_page_has_its_plots_and_nothing_from_elsewhere() {
+        let mut report = Report::new("test", &Outputs::default());
+        let mut histogram = Histogram::new_with_max(1_000_000, 3).unwrap();
+        (1..1000).for_each(|n| histogram.saturating_record(n));
+        report.latency("<b>latency", &histogram);
+        report.over_time("memory", "MiB", "server", vec![(0.0, 1.0), (1.0, 2.0)]);
+        let page = report.page(None).unwrap();
+        assert_eq!(page.matches("<svg").count(), 2);
+        assert!(page.contains("&lt;b&gt;latency_p99_ms") && page.contains("99.9"));
+        assert!(!page.contains("<b>") && !page.contains("src=") && !page.contains("href="));
+    }
+
+    #[test]
+    fn a_figure_past_its_threshold_fails_the_run() {
+        let outputs = |text: &str| Outputs {
+            fail_if: vec![Threshold::parse(text).unwrap()],
+            ..Outputs::default()
+        };
+        for (text, passes) in [
+            ("cost>2", true),
+            ("cost>1", false),
+            ("cost<1", true),
+            ("cost<2", false),
+        ] {
+            let mut report = Report::new("test", &outputs(text));
+            report.figure("gateway cost", 1.5, "µs");
+            assert_eq!(report.finish().unwrap(), passes, "{text}");
+        }
+        let report = Report::new("test", &outputs("nothing>1"));
+        assert!(report.finish().is_err());
     }
 }

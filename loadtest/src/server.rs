@@ -7,14 +7,18 @@ use std::{
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
-use crate::{Common, data::Data};
+use crate::{Common, data::Data, report::Report};
 
 /// Only ever used on loopback, by gateways that this program starts.
 const SECRET: &str = "a secret of the load tester, on loopback only";
@@ -34,12 +38,15 @@ impl Server {
         Self::start(&mut command(common, data)?)
     }
 
-    /// So many gateways over the same data.
+    /// So many gateways over the same data; one alone needs no cluster.
     pub(crate) fn gateways(
         common: &Common,
         data: &Data,
         count: usize,
     ) -> anyhow::Result<Vec<Self>> {
+        if count == 1 {
+            return Ok(vec![Self::gateway(common, data)?]);
+        }
         if data.cluster.is_none() {
             bail!("several gateways need a store that they share: --cassandra");
         }
@@ -130,12 +137,14 @@ impl Server {
 
     /// The raw epoll loop, in a process of its own.
     pub(crate) fn raw() -> anyhow::Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .arg("raw-server")
-            .stdout(Stdio::piped())
-            .spawn()?;
+        Self::other(Command::new(std::env::current_exe()?).arg("raw-server"))
+    }
+
+    /// A server of another kind; the first line that it prints is its address.
+    pub(crate) fn other(command: &mut Command) -> anyhow::Result<Self> {
+        let mut process = command.stdout(Stdio::piped()).spawn()?;
         let Some(output) = process.stdout.take() else {
-            bail!("the raw loop has no output")
+            bail!("it has no output")
         };
         let mut output = BufReader::new(output);
         let mut address = String::new();
@@ -148,6 +157,24 @@ impl Server {
         })
     }
 
+    /// A server of another kind that listens on this address, when it does.
+    pub(crate) fn listening(command: &mut Command, address: String) -> anyhow::Result<Self> {
+        let server = Self {
+            process: command.spawn()?,
+            address,
+            internal: String::new(),
+            _output: None,
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(&server.address).is_err() {
+            if Instant::now() > until {
+                bail!("nothing listens on {}", server.address);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
     pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
         self.process.kill()?;
         self.process.wait()?;
@@ -156,30 +183,97 @@ impl Server {
 
     /// CPU time of all its threads, user and system.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        // Nanoseconds on a CPU, per thread; /proc/…/stat counts only in hundredths of a second.
-        let mut total = Duration::ZERO;
-        for task in fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
-            let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-            let nanos = text
-                .split(' ')
-                .next()
-                .and_then(|n| n.parse().ok())
-                .unwrap_or(0);
-            total += Duration::from_nanos(nanos);
-        }
-        Ok(total)
+        cpu(self.process.id())
     }
 
     /// Resident memory in KiB.
     pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status
-            .lines()
-            .find(|l| l.starts_with("VmRSS:"))
-            .context("no VmRSS")?;
-        let kib = line.split_whitespace().nth(1).context("no VmRSS")?;
-        Ok(kib.parse()?)
+        resident_kib(self.process.id())
     }
+
+    /// Looks at its CPU and memory from now on.
+    pub(crate) fn watch(&self) -> Watch {
+        const EACH: Duration = Duration::from_millis(250);
+        let (process, running) = (self.process.id(), Arc::new(AtomicBool::new(true)));
+        let goes_on = running.clone();
+        let thread = std::thread::spawn(move || {
+            let mut usage = Usage::default();
+            let began = Instant::now();
+            let mut before = (began, cpu(process).unwrap_or_default());
+            while goes_on.load(Ordering::Relaxed) {
+                std::thread::sleep(EACH);
+                let now = Instant::now();
+                let (Ok(cpu), Ok(kib)) = (cpu(process), resident_kib(process)) else {
+                    break;
+                };
+                let at = (now - began).as_secs_f64();
+                // A thread that has ended counts no longer.
+                let cores =
+                    cpu.saturating_sub(before.1).as_secs_f64() / (now - before.0).as_secs_f64();
+                usage.cores.push((at, cores));
+                usage.memory_mib.push((at, kib / 1024.0));
+                before = (now, cpu);
+            }
+            usage
+        });
+        Watch { running, thread }
+    }
+}
+
+/// CPU time of all of them.
+pub(crate) fn total_cpu(servers: &[Server]) -> anyhow::Result<Duration> {
+    servers.iter().map(Server::cpu).sum()
+}
+
+/// What a process used over time, in seconds.
+#[derive(Default)]
+pub(crate) struct Usage {
+    pub(crate) cores: Vec<(f64, f64)>,
+    pub(crate) memory_mib: Vec<(f64, f64)>,
+}
+
+impl Usage {
+    pub(crate) fn draw(self, report: &mut Report, name: &str) {
+        report.over_time("CPU of the server", "cores", name, self.cores);
+        report.over_time("memory of the server", "MiB", name, self.memory_mib);
+    }
+}
+
+pub(crate) struct Watch {
+    running: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Usage>,
+}
+
+impl Watch {
+    pub(crate) fn stop(self) -> Usage {
+        self.running.store(false, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn cpu(process: u32) -> anyhow::Result<Duration> {
+    // Nanoseconds on a CPU, per thread; /proc/…/stat counts only in hundredths of a second.
+    let mut total = Duration::ZERO;
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+        let nanos = text
+            .split(' ')
+            .next()
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(0);
+        total += Duration::from_nanos(nanos);
+    }
+    Ok(total)
+}
+
+fn resident_kib(process: u32) -> anyhow::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status
+        .lines()
+        .find(|l| l.starts_with("VmRSS:"))
+        .context("no VmRSS")?;
+    let kib = line.split_whitespace().nth(1).context("no VmRSS")?;
+    Ok(kib.parse()?)
 }
 
 impl Drop for Server {

@@ -5,45 +5,74 @@ use std::sync::OnceLock;
 use axum::extract::ws::{Message, Utf8Bytes};
 use bytes::Bytes;
 use serde::Serialize;
+use tokio_tungstenite::tungstenite::protocol::frame::{
+    FrameHeader,
+    coding::{Data, OpCode},
+};
 
 use crate::protocol::{Codec, Event};
 
-/// The bytes of one frame; cloning shares them.
+/// The longest header of a WebSocket frame from a server (RFC 6455, 5.2).
+const HEADER_MAX: usize = 10;
+
+/// One frame, as the WebSocket library takes it and as it is on the wire: the same bytes.
 #[derive(Clone, Debug)]
-pub enum Frame {
-    Text(Utf8Bytes),
-    Binary(Bytes),
+pub struct Frame {
+    message: Message,
+    wire: Bytes,
 }
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
-        let bytes = codec.encode(frame);
-        match codec {
+        let mut bytes = vec![0; HEADER_MAX];
+        codec.encode_onto(frame, &mut bytes);
+        let length = bytes.len() - HEADER_MAX;
+        let data = match codec {
+            Codec::Json => Data::Text,
+            Codec::MessagePack => Data::Binary,
+        };
+        let header = FrameHeader {
+            opcode: OpCode::Data(data),
+            ..FrameHeader::default()
+        };
+        let begins = HEADER_MAX - header.len(length as u64);
+        let written = header.format(length as u64, &mut &mut bytes[begins..HEADER_MAX]);
+        debug_assert!(written.is_ok(), "there is room for every header");
+        let wire = Bytes::from(bytes).slice(begins..);
+        let payload = wire.slice(HEADER_MAX - begins..);
+        let message = match codec {
             // The JSON encoder writes UTF-8 only; what is not would be its bug, and is shown as such.
-            Codec::Json => Self::Text(String::from_utf8(bytes).unwrap_or_default().into()),
-            Codec::MessagePack => Self::Binary(bytes.into()),
-        }
+            Codec::Json => Message::Text(Utf8Bytes::try_from(payload).unwrap_or_default()),
+            Codec::MessagePack => Message::Binary(payload),
+        };
+        Self { message, wire }
     }
 
+    /// With its WebSocket header.
     #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Binary(bytes) => bytes.len(),
-        }
+    pub(super) fn wire(&self) -> &Bytes {
+        &self.wire
     }
 
+    /// Shares the bytes.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn message(&self) -> Message {
+        self.message.clone()
     }
 
     #[must_use]
     pub fn into_message(self) -> Message {
-        match self {
-            Self::Text(text) => Message::Text(text),
-            Self::Binary(bytes) => Message::Binary(bytes),
-        }
+        self.message
+    }
+}
+
+/// The bytes of its content.
+#[must_use]
+pub fn message_bytes(message: &Message) -> usize {
+    match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
+        Message::Close(_) => 0,
     }
 }
 
@@ -66,13 +95,33 @@ impl Encoded {
     }
 
     #[must_use]
-    pub fn frame(&self, codec: Codec) -> Frame {
+    pub fn frame(&self, codec: Codec) -> &Frame {
         let encoded = match codec {
             Codec::Json => &self.json,
             Codec::MessagePack => &self.message_pack,
         };
-        encoded
-            .get_or_init(|| Frame::encode(codec, &self.event))
-            .clone()
+        encoded.get_or_init(|| Frame::encode(codec, &self.event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_tungstenite::tungstenite::protocol::frame::FrameSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_wire_has_the_same_frame_whatever_its_length() {
+        for length in [0, 1, 100, 125, 126, 65_535, 65_536, 200_000] {
+            let text = "x".repeat(length);
+            for codec in [Codec::Json, Codec::MessagePack] {
+                let frame = Frame::encode(codec, &text);
+                let mut socket = FrameSocket::new(std::io::Cursor::new(frame.wire().to_vec()));
+                let read = socket.read(None).unwrap().unwrap();
+                assert!(read.header().is_final && read.header().mask.is_none());
+                assert_eq!(read.payload(), &frame.message().into_data()[..]);
+                assert_eq!(read.payload(), codec.encode(&text));
+            }
+        }
     }
 }

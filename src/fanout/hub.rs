@@ -1,13 +1,14 @@
-//! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push.
+//! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use indexmap::IndexMap;
 use metrics::{Counter, counter};
+use tokio::time::Instant;
 
 use super::{encoded::Encoded, outbox::Outbox};
 use crate::{
@@ -39,13 +40,57 @@ impl Subscriber {
 }
 
 /// Dense, because it is walked for every message; by session, because sessions leave.
-type Subscribers = IndexMap<SessionId, Arc<Subscriber>>;
+/// Of larger topics frames are queued: whoever publishes is not to be held up by so many writes.
+const AT_ONCE_MAX: usize = 2_000;
+/// Of smaller topics the map is held while they are written to.
+const HELD_MAX: usize = 4;
+/// Each queued frame shortens what is remembered of the time that writing took by this part of it.
+const FORGET: u64 = 256;
+
+/// Who is subscribed to a topic, and how long it takes to write to all of them.
+#[derive(Default)]
+struct Subscribers {
+    sessions: IndexMap<SessionId, Arc<Subscriber>>,
+    pace: Pace,
+}
+
+/// Whether the sockets of a topic are written to at once, or frames are queued for them. Writing at once saves a
+/// wake-up for each; queueing lets a session write many frames in one go. So as long as there is rest between one
+/// frame and the next, for at least half as long as all the writes take, frames are written at once. Microseconds.
+#[derive(Default)]
+struct Pace {
+    /// Of the last frame's last write or push.
+    ended_us: AtomicU64,
+    /// How long the last frame took that was written at once.
+    took_us: AtomicU64,
+}
+
+impl Pace {
+    fn rests(&self, now_us: u64) -> bool {
+        let rest = now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed));
+        rest >= self.took_us.load(Ordering::Relaxed) / 2
+    }
+
+    fn wrote(&self, began_us: u64, now_us: u64) {
+        self.took_us.store(now_us - began_us, Ordering::Relaxed);
+        self.ended_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// One that took long once, because it was interrupted, is forgotten bit by bit.
+    fn queued(&self, now_us: u64) {
+        let took = self.took_us.load(Ordering::Relaxed);
+        self.took_us.store(took - took / FORGET, Ordering::Relaxed);
+        self.ended_us.store(now_us, Ordering::Relaxed);
+    }
+}
 
 /// All subscriptions of this gateway's sessions.
 pub struct Hub {
     topics: DashMap<Topic, Subscribers>,
     sessions: AtomicUsize,
     frames_queued: Counter,
+    frames_sent: Counter,
+    began: Instant,
 }
 
 impl Default for Hub {
@@ -54,6 +99,8 @@ impl Default for Hub {
             topics: DashMap::new(),
             sessions: AtomicUsize::new(0),
             frames_queued: counter!("chat_frames_queued_total"),
+            frames_sent: counter!("chat_frames_sent_total"),
+            began: Instant::now(),
         }
     }
 }
@@ -68,6 +115,7 @@ impl Hub {
         let Some(topics) = &mut *topics else { return };
         let mut subscribers = self.topics.entry(topic.clone()).or_default();
         if subscribers
+            .sessions
             .insert(subscriber.session, subscriber.clone())
             .is_none()
         {
@@ -107,8 +155,8 @@ impl Hub {
 
     fn remove(&self, topic: &Topic, session: SessionId) {
         if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
-            subscribers.get_mut().swap_remove(&session);
-            if subscribers.get().is_empty() {
+            subscribers.get_mut().sessions.swap_remove(&session);
+            if subscribers.get().sessions.is_empty() {
                 subscribers.remove();
             }
         }
@@ -116,14 +164,14 @@ impl Hub {
 
     #[must_use]
     pub fn subscribers(&self, topic: &Topic) -> usize {
-        self.topics.get(topic).map_or(0, |s| s.len())
+        self.topics.get(topic).map_or(0, |s| s.sessions.len())
     }
 
     /// The sessions of a user here.
     #[must_use]
     pub fn sessions_of(&self, user: &UserId) -> Vec<Arc<Subscriber>> {
         let sessions = self.topics.get(&Topic::User(user.clone()));
-        sessions.map_or_else(Vec::new, |s| s.values().cloned().collect())
+        sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
     }
 
     /// Queues an event for every subscriber of the topic: one buffer, shared by all.
@@ -131,12 +179,39 @@ impl Hub {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
         };
-        for subscriber in subscribers.values() {
-            subscriber
-                .outbox
-                .push(event.frame(subscriber.outbox.codec()));
+        let count = subscribers.sessions.len();
+        let began = self.now_us();
+        if count > AT_ONCE_MAX || !subscribers.pace.rests(began) {
+            for Subscriber { outbox, .. } in subscribers.sessions.values().map(|s| &**s) {
+                outbox.push(event.frame(outbox.codec()).message());
+            }
+            self.frames_queued.increment(count as u64);
+            subscribers.pace.queued(self.now_us());
+            return;
         }
-        self.frames_queued.increment(subscribers.len() as u64);
+        let write = |subscriber: &Arc<Subscriber>| {
+            let outbox = &subscriber.outbox;
+            outbox.write_or_push(event.frame(outbox.codec()))
+        };
+        let written = if count <= HELD_MAX {
+            let written = subscribers.sessions.values().filter(|s| write(s)).count();
+            subscribers.pace.wrote(began, self.now_us());
+            written
+        } else {
+            let sessions: Vec<_> = subscribers.sessions.values().cloned().collect();
+            drop(subscribers);
+            let written = sessions.iter().filter(|s| write(s)).count();
+            if let Some(subscribers) = self.topics.get(topic) {
+                subscribers.pace.wrote(began, self.now_us());
+            }
+            written
+        };
+        self.frames_sent.increment(written as u64);
+        self.frames_queued.increment((count - written) as u64);
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or_default()
     }
 
     /// Closes all sessions of a user here; returns how many.
@@ -177,6 +252,8 @@ impl Drop for Admitted {
 mod tests {
     use std::collections::VecDeque;
 
+    use axum::extract::ws::Message;
+
     use super::*;
     use crate::{
         model::ConversationId,
@@ -209,8 +286,8 @@ mod tests {
         one.outbox.take(&mut to_one).await.unwrap();
         other.outbox.take(&mut to_other).await.unwrap();
         let pointers = [to_one, to_other].map(|f| match &f[0] {
-            super::super::Frame::Text(text) => text.as_str().as_ptr(),
-            super::super::Frame::Binary(_) => panic!("asked for JSON"),
+            Message::Text(text) => text.as_str().as_ptr(),
+            other => panic!("asked for JSON, got {other:?}"),
         });
         assert_eq!(pointers[0], pointers[1], "the bytes are shared, not copied");
         hub.unsubscribe(&topic, &one);

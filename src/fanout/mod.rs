@@ -1,10 +1,12 @@
-//! The sockets of this gateway: who is subscribed to what, and the queue of each socket. A publication is
-//! encoded once per codec and shared by all of them.
+//! The sockets of this gateway: who is subscribed to what, the queue of each socket, and the way past it. A publication
+//! is encoded once per codec and shared by all of them.
 
 mod encoded;
 mod hub;
 mod outbox;
+mod wire;
 
-pub use encoded::{Encoded, Frame};
+pub use encoded::{Encoded, Frame, message_bytes};
 pub use hub::{Admitted, Hub, Subscriber};
 pub use outbox::{Closing, Outbox};
+pub use wire::{Line, Wire};

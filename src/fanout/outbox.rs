@@ -1,15 +1,20 @@
-//! The queue of one socket, bounded in bytes. Whoever publishes pushes and never waits; the session takes
-//! everything queued and flushes once. A full queue closes the socket (4003): the client comes back with
-//! its cursors and misses nothing.
+//! The queue of one socket, bounded in bytes. Whoever publishes never waits: a frame is written at once if
+//! nothing is before it and the socket takes it, else queued; the session takes everything queued and flushes
+//! once. A full queue closes the socket (4003): the client comes back with its cursors and misses nothing.
 
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Poll, Waker},
 };
 
-use super::encoded::Frame;
+use axum::extract::ws::Message;
+
+use super::{
+    encoded::{Frame, message_bytes},
+    wire::{Line, Written},
+};
 use crate::protocol::{CloseCode, Codec};
 
 #[derive(Debug)]
@@ -21,9 +26,15 @@ pub struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Frame>,
+    queue: VecDeque<Message>,
     /// Of everything pushed and not yet flushed, taken frames included.
     bytes: usize,
+    /// Of these, what the session has taken, or what it has to flush although it is not in the queue.
+    taken: usize,
+    /// A frame was written in part: a flush writes the rest.
+    in_part: bool,
+    /// Set while frames may go past the session.
+    line: Option<Arc<Line>>,
     /// Set once: the session must end, and why.
     closing: Option<CloseCode>,
     waker: Option<Waker>,
@@ -48,32 +59,70 @@ impl Outbox {
         self.codec
     }
 
+    /// From now on frames may be written at once. Nothing that must come before them may be unwritten.
+    pub fn attach(&self, line: Arc<Line>) {
+        self.state().line = Some(line);
+    }
+
     /// Queues a frame, or marks the socket as too slow.
-    pub fn push(&self, frame: Frame) {
-        let waker = {
-            let mut state = self.state();
-            if state.closing.is_some() {
-                return;
-            }
-            if state.bytes + frame.len() > self.bytes_max {
-                state.closing = Some(CloseCode::TooSlow);
-                state.queue = VecDeque::new();
-            } else {
-                state.bytes += frame.len();
-                state.queue.push_back(frame);
-            }
-            state.waker.take()
+    pub fn push(&self, message: Message) {
+        self.change(|state| self.queue(state, message));
+    }
+
+    /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
+    /// it was written.
+    pub fn write_or_push(&self, frame: &Frame) -> bool {
+        let mut state = self.state();
+        let line = state.line.as_ref().filter(|_| state.bytes == 0);
+        let written = match line {
+            Some(line) if state.closing.is_none() => line.write(frame.wire()),
+            _ => Written::Nothing,
         };
+        let waker = match written {
+            Written::Whole => None,
+            Written::Part(left) => {
+                state.bytes = left;
+                state.in_part = true;
+                state.waker.take()
+            }
+            Written::Nothing => {
+                self.queue(&mut state, frame.message());
+                state.waker.take()
+            }
+        };
+        drop(state);
         if let Some(waker) = waker {
             waker.wake();
+        }
+        written != Written::Nothing
+    }
+
+    fn queue(&self, state: &mut State, message: Message) {
+        if state.closing.is_some() {
+            return;
+        }
+        let bytes = message_bytes(&message);
+        if state.bytes + bytes > self.bytes_max {
+            state.closing = Some(CloseCode::TooSlow);
+            state.queue = VecDeque::new();
+        } else {
+            state.bytes += bytes;
+            state.queue.push_back(message);
         }
     }
 
     /// Ends the session with `code`.
     pub fn close(&self, code: CloseCode) {
+        self.change(|state| {
+            state.closing.get_or_insert(code);
+            state.line = None;
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
         let waker = {
             let mut state = self.state();
-            state.closing.get_or_insert(code);
+            change(&mut state);
             state.waker.take()
         };
         if let Some(waker) = waker {
@@ -81,18 +130,21 @@ impl Outbox {
         }
     }
 
-    /// Waits for frames and takes all of them, in exchange for an empty queue. Safe to drop at any time.
+    /// Waits for frames and takes all of them, in exchange for an empty queue; what was written in part needs a
+    /// flush and no frame. Safe to drop at any time.
     ///
     /// # Errors
     /// [`Closing`] when the session is to end.
-    pub async fn take(&self, frames: &mut VecDeque<Frame>) -> Result<(), Closing> {
+    pub async fn take(&self, frames: &mut VecDeque<Message>) -> Result<(), Closing> {
         debug_assert!(frames.is_empty(), "what was taken before has been written");
         poll_fn(|context| {
             let mut state = self.state();
             if let Some(code) = state.closing {
                 return Poll::Ready(Err(Closing(code)));
             }
-            if !state.queue.is_empty() {
+            if !state.queue.is_empty() || state.in_part {
+                state.taken = state.bytes;
+                state.in_part = false;
                 std::mem::swap(&mut state.queue, frames);
                 return Poll::Ready(Ok(()));
             }
@@ -115,10 +167,10 @@ impl Outbox {
         .await
     }
 
-    /// Frames of `bytes` taken before are with the kernel now.
-    pub fn flushed(&self, bytes: usize) {
+    /// What was taken before is with the kernel now.
+    pub fn flushed(&self) {
         let mut state = self.state();
-        state.bytes = state.bytes.saturating_sub(bytes);
+        state.bytes -= std::mem::take(&mut state.taken);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -130,8 +182,8 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    fn frame(bytes: usize) -> Frame {
-        Frame::Binary(vec![0; bytes].into())
+    fn frame(bytes: usize) -> Message {
+        Message::Binary(vec![0; bytes].into())
     }
 
     async fn taken(outbox: &Outbox) -> Result<usize, Closing> {
@@ -159,7 +211,7 @@ mod tests {
         for _ in 0..10 {
             outbox.push(frame(90));
             assert_eq!(taken(&outbox).await.unwrap(), 1);
-            outbox.flushed(90);
+            outbox.flushed();
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use crate::tasks::Tasks;
+use crate::{fanout::Wire, tasks::Tasks};
 
 /// A client that has not sent its request's head by then is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,22 +37,26 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves `routes` on `listener` until the gateway drains. Connections end by themselves: a WebSocket
 /// by its session, a request with its response.
-pub async fn serve<L>(mut listener: L, routes: Router, tasks: Tasks)
-where
-    L: Listener<Addr = SocketAddr>,
-    L::Io: 'static,
-{
+pub async fn serve(mut listener: TcpListener, routes: Router, tasks: Tasks) {
     loop {
         let (stream, address) = select! {
-            accepted = listener.accept() => accepted,
+            // axum's, which waits when there are no more file descriptors.
+            accepted = Listener::accept(&mut listener) => accepted,
             () = tasks.draining() => return,
         };
+        // Small frames leave at once: Nagle's algorithm would hold them back.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%address, %error, "nodelay was refused");
+        }
+        let wire = Wire::new(stream);
+        let line = wire.line().clone();
         let routes = routes.clone();
         let draining = tasks.clone();
         tasks.spawn(async move {
             let service = hyper::service::service_fn(move |request: Request<Incoming>| {
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(ConnectInfo(address));
+                request.extensions_mut().insert(line.clone());
                 let mut routes = routes.clone();
                 async move {
                     Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {}))
@@ -62,7 +66,7 @@ where
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .max_buf_size(HEAD_BYTES_MAX)
-                .serve_connection(TokioIo::new(stream), service)
+                .serve_connection(TokioIo::new(wire), service)
                 .with_upgrades();
             let mut connection = std::pin::pin!(connection);
             let ended = select! {
@@ -76,25 +80,5 @@ where
                 tracing::debug!(%address, %error, "a connection ended badly");
             }
         });
-    }
-}
-
-/// Small frames leave at once: Nagle's algorithm would hold them back.
-pub struct WithoutDelay(pub TcpListener);
-
-impl Listener for WithoutDelay {
-    type Io = tokio::net::TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        let (stream, address) = Listener::accept(&mut self.0).await;
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%address, %error, "nodelay was refused");
-        }
-        (stream, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
     }
 }

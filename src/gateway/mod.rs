@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub use admin::Admin;
-pub use listener::{WithoutDelay, bind, serve};
+pub use listener::{bind, serve};
 
 /// What every session and every HTTP request needs.
 pub struct Gateway {

@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::{Gateway, requests};
 use crate::{
     chat::{self, LogRange, Operation, Outcome},
-    fanout::{Encoded, Subscriber},
+    fanout::{Frame, Subscriber},
     model::{
         Content, ConversationId, Cursor, Entry, Kind, Seq, UserId,
         limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX},
@@ -179,8 +179,8 @@ pub(super) async fn subscribe(
             Err(error) => return requests::refused(&error),
         };
         for event in events {
-            let frame = Encoded::new(event).frame(session.outbox.codec());
-            session.outbox.push(frame);
+            let frame = Frame::encode(session.outbox.codec(), &event);
+            session.outbox.push(frame.into_message());
         }
     }
     Answer::Ok(Okay {

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     auth::{Identity, TokenError},
     clock,
-    fanout::{Admitted, Closing, Frame, Subscriber},
+    fanout::{Admitted, Closing, Frame, Line, Subscriber, message_bytes},
     model::{
         ConversationId, SessionId,
         limits::{REQUESTS_IN_FLIGHT_MAX, SUBSCRIPTIONS_MAX, WATCHED_MAX},
@@ -73,6 +73,8 @@ pub(super) struct Session {
     socket: WebSocket,
     codec: Codec,
     limiter: Limiter,
+    /// To the socket, past the WebSocket library.
+    line: Arc<Line>,
     /// Requests refused in a row because of the rate limit.
     refused: u32,
     _place: Admitted,
@@ -97,6 +99,7 @@ impl Session {
         gateway: Arc<Gateway>,
         socket: WebSocket,
         codec: Codec,
+        line: Arc<Line>,
         place: Admitted,
     ) -> Self {
         let limits = &gateway.limits;
@@ -108,6 +111,7 @@ impl Session {
             socket,
             codec,
             limiter,
+            line,
             refused: 0,
             _place: place,
         }
@@ -121,7 +125,9 @@ impl Session {
         let code = match Box::pin(self.connect()).await {
             Err(code) => code,
             Ok(mut live) => {
+                live.subscriber.outbox.attach(self.line.clone());
                 let code = self.live(&mut live).await;
+                live.subscriber.outbox.close(code);
                 gateway.router.leave(&live.subscriber);
                 code
             }
@@ -250,8 +256,9 @@ impl Session {
                 .map(|entry| resume::message(conversation, entry));
             for event in events.chain(other) {
                 let frame = Frame::encode(self.codec, &event);
-                unflushed += frame.len();
-                self.feed(frame.into_message()).await?;
+                let message = frame.into_message();
+                unflushed += message_bytes(&message);
+                self.feed(message).await?;
                 if unflushed > RESUME_FLUSH_BYTES {
                     self.flush(subscriber).await?;
                     unflushed = 0;
@@ -460,7 +467,7 @@ impl Session {
         if let Some(reply) = reply {
             live.subscriber
                 .outbox
-                .push(Frame::encode(self.codec, &reply));
+                .push(Frame::encode(self.codec, &reply).into_message());
         }
     }
 
@@ -468,21 +475,19 @@ impl Session {
     async fn write(
         &mut self,
         subscriber: &Subscriber,
-        frames: &mut VecDeque<Frame>,
+        frames: &mut VecDeque<Message>,
     ) -> Result<(), End> {
         self.gateway.sent.frames.increment(frames.len() as u64);
-        let mut bytes = 0;
         let fed = async {
             for frame in frames.drain(..) {
-                bytes += frame.len();
-                self.socket.feed(frame.into_message()).await?;
+                self.socket.feed(frame).await?;
             }
             self.socket.flush().await
         };
         let written = patiently(&self.gateway, subscriber, fed).await;
         // A burst's queue is not kept for ever.
         frames.shrink_to(FRAMES_KEPT);
-        subscriber.outbox.flushed(bytes);
+        subscriber.outbox.flushed();
         written
     }
 
@@ -570,9 +575,21 @@ impl Session {
 }
 
 /// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is
-/// full, that the gateway drains, or that its client is gone. What it waits for besides is only made when the
-/// write is not done at once, as most are.
+/// full, that the gateway drains, or that its client is gone. What it waits for besides takes memory only when
+/// the write is not done at once, as most are.
 async fn patiently(
+    gateway: &Gateway,
+    subscriber: &Subscriber,
+    write: impl Future<Output = Result<(), axum::Error>>,
+) -> Result<(), End> {
+    let mut write = std::pin::pin!(write);
+    match (&mut write).now_or_never() {
+        Some(written) => written.map_err(|_| CloseCode::GoingAway),
+        None => Box::pin(wait_for(gateway, subscriber, write)).await,
+    }
+}
+
+async fn wait_for(
     gateway: &Gateway,
     subscriber: &Subscriber,
     write: impl Future<Output = Result<(), axum::Error>>,
@@ -583,7 +600,7 @@ async fn patiently(
         written = write => written.map_err(|_| CloseCode::GoingAway),
         Closing(code) = subscriber.outbox.closing() => Err(code),
         () = leave_time(gateway) => Err(CloseCode::Restart),
-        () = async { sleep(patience).await } => Err(CloseCode::TooSlow),
+        () = sleep(patience) => Err(CloseCode::TooSlow),
     }
 }
 

@@ -6,14 +6,16 @@ use std::{
 };
 
 use axum::{
-    extract::{ConnectInfo, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
+    extract::{
+        ConnectInfo, Extension, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection,
+    },
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use metrics::counter;
 
 use super::{Gateway, session::Session};
-use crate::{model::SessionId, protocol::Codec};
+use crate::{fanout::Line, model::SessionId, protocol::Codec};
 
 /// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
 const READ_BUFFER_BYTES: usize = 512;
@@ -23,6 +25,7 @@ const WRITE_BUFFER_BYTES: usize = 16 << 10;
 pub(super) async fn upgrade(
     State(gateway): State<Arc<Gateway>>,
     ConnectInfo(address): ConnectInfo<SocketAddr>,
+    Extension(line): Extension<Arc<Line>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
@@ -78,7 +81,7 @@ pub(super) async fn upgrade(
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {
             // Boxed: a future that owned it would hold it twice, as its argument and as its variable.
-            let mut session = Box::new(Session::new(id, gateway, socket, codec, place));
+            let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
             tasks.track(async move { session.run().await })
         })
 }

@@ -98,12 +98,20 @@ impl Codec {
     /// The bytes of one frame. Frames are plain data; encoding them cannot fail.
     #[must_use]
     pub fn encode<T: Serialize>(self, frame: &T) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.encode_onto(frame, &mut bytes);
+        bytes
+    }
+
+    /// As [`Self::encode`], after what is there already.
+    pub fn encode_onto<T: Serialize>(self, frame: &T, bytes: &mut Vec<u8>) {
         let encoded = match self {
-            Self::Json => serde_json::to_vec(frame).map_err(|e| e.to_string()),
-            Self::MessagePack => rmp_serde::to_vec_named(frame).map_err(|e| e.to_string()),
+            Self::Json => serde_json::to_writer(bytes, frame).map_err(|e| e.to_string()),
+            Self::MessagePack => {
+                rmp_serde::encode::write_named(bytes, frame).map_err(|e| e.to_string())
+            }
         };
         debug_assert!(encoded.is_ok(), "a frame must always encode: {encoded:?}");
-        encoded.unwrap_or_default()
     }
 }
 

@@ -21,12 +21,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use axum::extract::ws::Message as Queued;
 use bytes::Bytes;
 use chat_gateway::{
     chat::{Conversations, Creation, LogRange, Operation, Outcome, Settings},
     clock::simulate as simulate_clock,
     cluster::{Cluster, Connection, Members, Network, Speaking},
-    fanout::{Frame, Hub, Subscriber},
+    fanout::{Hub, Subscriber},
     model::{
         ClientId, Content, ConversationId, Draft, GatewayId, Kind, Posting, Seq, SessionId, UserId,
     },
@@ -652,7 +653,7 @@ impl Device {
                 None => continue,
             }
             for frame in frames.drain(..) {
-                let Frame::Text(text) = frame else { continue };
+                let Queued::Text(text) = frame else { continue };
                 let event: serde_json::Value = serde_json::from_str(&text).unwrap();
                 let id = event["conversation"].as_str().unwrap_or_default();
                 let position = world.conversations.iter().position(|c| c.to_string() == id);

@@ -1,0 +1,296 @@
+//! The same fan-out and the same idle connections on servers that people compare with: NATS over WebSocket and
+//! Socket.IO, beside the gateway and the raw loop, in one run. They are installed by their own installers, started
+//! and stopped here. None of them stores anything; the gateway stores every message.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::Value;
+
+use crate::{
+    Common,
+    client::{Client, binary_frame, text_frame},
+    data::Data,
+    fanout::{self, Part, Subject, event_with},
+    idle,
+    report::Report,
+    server::Server,
+};
+
+const NATS: &str = "github.com/nats-io/nats-server/v2@v2.15.2";
+const SOCKET_IO: &str = "socket.io@4.8.4";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    fanout: fanout::Options,
+    /// Idle connections of each server
+    #[arg(long, default_value_t = 8000)]
+    connections: usize,
+    /// Where the others are installed, for the next time too; without it, a folder of the user's cache
+    #[arg(long)]
+    installed: Option<PathBuf>,
+}
+
+/// What is said of one server.
+struct Row {
+    name: &'static str,
+    paced: Part,
+    saturated: Part,
+    idle_kib: f64,
+    connect_ms: f64,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("peers", &common.outputs);
+    let folder = match &options.installed {
+        Some(folder) => folder.clone(),
+        None => cache()?,
+    };
+    let (nats, socket_io) = (install_nats(&folder)?, install_socket_io(&folder)?);
+
+    println!("gateway, every message stored:");
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
+    let (paced, saturated, sample) =
+        fanout::gateways(vec![server], &options.fanout, &mut report, "gateway")?;
+    let (idle_kib, connect_ms) = idle::gateway(common, options.connections)?;
+    let gateway = Row {
+        name: "gateway (stores)",
+        paced,
+        saturated,
+        idle_kib,
+        connect_ms,
+    };
+
+    println!("raw epoll loop, one write() per delivery:");
+    let (paced, saturated) = fanout::raw(&sample, &options.fanout, &mut report)?;
+    let (idle_kib, connect_ms) = idle::raw(options.connections)?;
+    let raw = Row {
+        name: "raw epoll loop",
+        paced,
+        saturated,
+        idle_kib,
+        connect_ms,
+    };
+
+    let event: Value = serde_json::from_str(&sample)?;
+    println!("NATS over WebSocket:");
+    let nats = peer(
+        "NATS over WebSocket",
+        &|| start_nats(&nats),
+        &open_nats,
+        &|body| {
+            let text = event_with(&event, body);
+            let publish = format!("PUB load {}\r\n{text}\r\n", text.len());
+            binary_frame(publish.as_bytes())
+        },
+        options,
+        &mut report,
+    )?;
+    println!("Socket.IO:");
+    let socket_io = peer(
+        "Socket.IO",
+        &|| {
+            Server::other(
+                Command::new("node")
+                    .arg("server.cjs")
+                    .current_dir(&socket_io),
+            )
+        },
+        &open_socket_io,
+        &|body| text_frame(&format!("42[\"publish\",{}]", event_with(&event, body))),
+        options,
+        &mut report,
+    )?;
+
+    println!();
+    println!(
+        "| server | paced: µs CPU per delivery | ÷ raw | saturated: µs CPU | M deliveries/s | KiB per idle connection | ms CPU per connect |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for row in [&raw, &gateway, &nats, &socket_io] {
+        println!(
+            "| {} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.3} |",
+            row.name,
+            row.paced.cpu_us,
+            row.paced.cpu_us / raw.paced.cpu_us,
+            row.saturated.cpu_us,
+            row.saturated.per_second / 1e6,
+            row.idle_kib,
+            row.connect_ms,
+        );
+    }
+    println!();
+    report.at_most(
+        "paced CPU, gateway / raw",
+        gateway.paced.cpu_us / raw.paced.cpu_us,
+        fanout::PACED_RATIO_MAX,
+        "",
+    );
+    report.at_most(
+        "saturated CPU, gateway / NATS",
+        gateway.saturated.cpu_us / nats.saturated.cpu_us,
+        0.6,
+        "",
+    );
+    report.at_least(
+        "saturated deliveries, gateway / NATS",
+        gateway.saturated.per_second / nats.saturated.per_second,
+        1.5,
+        "",
+    );
+    report.at_most(
+        "memory per idle connection",
+        gateway.idle_kib,
+        idle::KIB_MAX,
+        "KiB",
+    );
+    report.at_most(
+        "CPU per connect",
+        gateway.connect_ms,
+        idle::CONNECT_MS_MAX,
+        "ms",
+    );
+    report.finish()
+}
+
+/// Fan-out and idle connections of one peer, each on a fresh process.
+fn peer(
+    name: &'static str,
+    start: &dyn Fn() -> anyhow::Result<Server>,
+    open: &dyn Fn(&str, usize) -> anyhow::Result<Client>,
+    compose: &dyn Fn(&str) -> Vec<u8>,
+    options: &Options,
+    report: &mut Report,
+) -> anyhow::Result<Row> {
+    let server = start()?;
+    let mut subscribers = Vec::new();
+    for number in 0..options.fanout.subscribers {
+        subscribers.push(open(&server.address, number)?.into_stream());
+    }
+    let publisher = open(&server.address, 0)?;
+    let subject = Subject {
+        name,
+        servers: vec![server],
+        subscribers,
+        publisher: publisher.into_stream(),
+        acknowledged: false,
+        compose,
+    };
+    let (paced, saturated, _) = fanout::measure(subject, &options.fanout, report)?;
+    let server = start()?;
+    let (idle_kib, connect_ms) =
+        idle::measure(&server, options.connections, |n| open(&server.address, n))?;
+    Ok(Row {
+        name,
+        paced,
+        saturated,
+        idle_kib,
+        connect_ms,
+    })
+}
+
+fn cache() -> anyhow::Result<PathBuf> {
+    let base = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(cache) => PathBuf::from(cache),
+        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+    };
+    Ok(base.join("chat-gateway-loadtest"))
+}
+
+fn installed(command: &mut Command, what: &str) -> anyhow::Result<()> {
+    println!("installing {what}");
+    let output = command
+        .output()
+        .with_context(|| format!("{what} needs {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!(
+            "{what} could not be installed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+/// Returns its program.
+fn install_nats(folder: &Path) -> anyhow::Result<PathBuf> {
+    let version = NATS.rsplit('@').next().unwrap_or_default();
+    let bin = folder.join(format!("nats-{version}"));
+    let program = bin.join("nats-server");
+    if !program.exists() {
+        let mut go = Command::new("go");
+        installed(go.args(["install", NATS]).env("GOBIN", &bin), NATS)?;
+    }
+    Ok(program)
+}
+
+fn start_nats(program: &Path) -> anyhow::Result<Server> {
+    // Free a moment ago.
+    let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let (clients, websocket) = (free()?, free()?);
+    let config = program.with_file_name(format!("{}.conf", websocket.port()));
+    fs::write(
+        &config,
+        format!(
+            "listen: \"{clients}\"\nmax_connections: 200000\nlogtime: false\n\
+             websocket {{ listen: \"{websocket}\", no_tls: true, compression: false }}\n"
+        ),
+    )?;
+    let log = program.with_file_name("nats-server.log");
+    let mut command = Command::new(program);
+    command.arg("--config").arg(&config).arg("--log").arg(log);
+    let server = Server::listening(&mut command, websocket.to_string());
+    let _ = fs::remove_file(config);
+    server
+}
+
+/// Connected, and subscribed to the one subject.
+fn open_nats(address: &str, number: usize) -> anyhow::Result<Client> {
+    let mut client = Client::open(address, "/", number)?;
+    let hello =
+        b"CONNECT {\"verbose\":false,\"echo\":false,\"protocol\":1}\r\nSUB load 1\r\nPING\r\n";
+    client.say(&binary_frame(hello))?;
+    while !client.hear()?.windows(4).any(|w| w == b"PONG") {}
+    Ok(client)
+}
+
+const SOCKET_IO_SERVER: &str = "\
+const { createServer } = require('node:http');
+const { Server } = require('socket.io');
+const http = createServer();
+// Pings would only disturb the measurement.
+const io = new Server(http, { transports: ['websocket'], pingInterval: 3600000, pingTimeout: 3600000 });
+io.on('connection', (socket) => {
+  socket.join('load');
+  socket.on('publish', (event) => socket.to('load').emit('message', event));
+});
+http.listen(0, '127.0.0.1', () => console.log(`127.0.0.1:${http.address().port}`));
+";
+
+/// Returns the folder of its server.
+fn install_socket_io(folder: &Path) -> anyhow::Result<PathBuf> {
+    let folder = folder.join("socket.io");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("server.cjs"), SOCKET_IO_SERVER)?;
+    if !folder.join("node_modules/socket.io").exists() {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]);
+        installed(npm.arg(&folder).arg(SOCKET_IO), SOCKET_IO)?;
+    }
+    Ok(folder)
+}
+
+/// Connected, and in the one room.
+fn open_socket_io(address: &str, number: usize) -> anyhow::Result<Client> {
+    let mut client = Client::open(address, "/socket.io/?EIO=4&transport=websocket", number)?;
+    client.say(&text_frame("40"))?;
+    while !client.hear()?.starts_with(b"40") {}
+    Ok(client)
+}

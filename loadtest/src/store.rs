@@ -1,0 +1,244 @@
+//! What a stored message costs: beside the same rows and fsyncs on the bare embedded store, and how that grows with
+//! the participants and with the messages that a conversation has already.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{
+    Common,
+    celebrity::{fan, pipeline},
+    client::Client,
+    crowd::body,
+    data::Data,
+    report::Report,
+    server::Server,
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Messages measured each time
+    #[arg(long, default_value_t = 30_000)]
+    messages: usize,
+    /// Bytes of a body
+    #[arg(long, default_value_t = 200)]
+    size: usize,
+    /// Messages already in a conversation, at most; in steps of a hundred times
+    #[arg(long, default_value_t = 1_000_000)]
+    longest: u64,
+}
+
+/// Rate beside the bare store's.
+const BARE_RATIO_MIN: f64 = 0.8;
+/// Of a message to one recipient, all CPU of the process.
+const CPU_US_MAX: f64 = 100.0;
+/// The same over Cassandra, the gateway's own.
+const CASSANDRA_CPU_US_MAX: f64 = 120.0;
+/// Bytes of a row beside its body, about.
+const ROW_BYTES: usize = 60;
+const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
+
+/// A conversation that messages are sent to.
+struct Place {
+    server: Server,
+    owner: Client,
+    conversation: String,
+    _data: Data,
+}
+
+/// What sending cost, for each message.
+struct Cost {
+    per_second: f64,
+    cpu_us: f64,
+    rows: f64,
+    fsyncs: f64,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("store", &common.outputs);
+    let mut place = group(common, 2)?;
+    let cost = place.send(options)?;
+    drop(place);
+    report.figure("stored messages, one recipient", cost.per_second, "/s");
+    if common.cassandra.is_empty() {
+        report.at_most(
+            "CPU per message, one recipient",
+            cost.cpu_us,
+            CPU_US_MAX,
+            "µs",
+        );
+        let bare = bare(&cost, options)?;
+        report.figure("bare store, the same rows and fsyncs", bare, "/s");
+        report.at_least(
+            "gateway / bare store",
+            cost.per_second / bare,
+            BARE_RATIO_MIN,
+            "",
+        );
+    } else {
+        report.at_most(
+            "CPU per message, one recipient",
+            cost.cpu_us,
+            CASSANDRA_CPU_US_MAX,
+            "µs",
+        );
+    }
+
+    let mut line = Vec::new();
+    for participants in PARTICIPANTS {
+        let cost = group(common, participants)?.send(options)?;
+        report.figure(
+            &format!("CPU per message, {participants} participants"),
+            cost.cpu_us,
+            "µs",
+        );
+        line.push((participants as f64, cost.cpu_us));
+    }
+    report.growth(
+        "CPU per message, by participants",
+        "µs",
+        "participants",
+        line,
+    );
+    let (mut line, mut length) = (Vec::new(), 100);
+    while length <= options.longest {
+        let cost = long(common, length)?.send(options)?;
+        report.figure(
+            &format!("CPU per message, after {length}"),
+            cost.cpu_us,
+            "µs",
+        );
+        line.push((length as f64, cost.cpu_us));
+        length *= 100;
+    }
+    report.growth(
+        "CPU per message, by messages before",
+        "µs",
+        "messages",
+        line,
+    );
+    report.finish()
+}
+
+/// A group with so many participants, none of whom is connected but the sender.
+fn group(common: &Common, participants: usize) -> anyhow::Result<Place> {
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
+    let mut owner = Client::connect(&server.address, "sender", 0)?;
+    let others: Vec<String> = (0..participants - 1).map(fan).collect();
+    let create = json!({"type": "create", "kind": "group", "name": "load", "participants": others});
+    let reply = owner.ask(create)?;
+    let conversation = reply["conversation"].as_str().context("no id")?.to_owned();
+    Ok(Place {
+        server,
+        owner,
+        conversation,
+        _data: data,
+    })
+}
+
+/// A group of two with so many messages.
+fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
+    let data = Data::new(common)?;
+    let conversation = Uuid::new_v4().to_string();
+    let file = data.file("messages.jsonl");
+    let mut lines = BufWriter::new(File::create(&file)?);
+    let created: Value = json!({"type": "conversation", "kind": "group", "id": conversation, "participants": ["sender", "other"]});
+    writeln!(lines, "{created}")?;
+    for number in 0..messages {
+        let body = format!("message {number}");
+        let line = json!({"type": "message", "conversation": conversation, "sender": "other", "body": body});
+        writeln!(lines, "{line}")?;
+    }
+    lines.flush()?;
+    Server::import(common, &data, &file)?;
+    let server = Server::gateway(common, &data)?;
+    let owner = Client::connect(&server.address, "sender", 0)?;
+    Ok(Place {
+        server,
+        owner,
+        conversation,
+        _data: data,
+    })
+}
+
+impl Place {
+    fn send(&mut self, options: &Options) -> anyhow::Result<Cost> {
+        let Self {
+            server,
+            owner,
+            conversation,
+            ..
+        } = self;
+        let mut send = |count: usize| {
+            pipeline(owner, count, &ProgressBar::hidden(), |n| {
+                let body = body(n as u64, Duration::ZERO, options.size);
+                json!({"type": "send", "conversation": conversation, "client_id": Uuid::new_v4(), "body": body})
+            })
+        };
+        send(options.messages / 10)?;
+        let (before, cpu, begin) = (counters(server)?, server.cpu()?, Instant::now());
+        send(options.messages)?;
+        let (took, cpu, after) = (begin.elapsed(), server.cpu()? - cpu, counters(server)?);
+        let each = |total: f64| total / options.messages as f64;
+        Ok(Cost {
+            per_second: options.messages as f64 / took.as_secs_f64(),
+            cpu_us: each(cpu.as_secs_f64() * 1e6),
+            rows: each(after.0 - before.0),
+            fsyncs: each(after.1 - before.1),
+        })
+    }
+}
+
+/// Rows written and fsyncs made.
+fn counters(server: &Server) -> anyhow::Result<(f64, f64)> {
+    let metrics = server.metrics()?;
+    let rows = metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("chat_store_rows_written_total"));
+    let fsyncs = metrics.get("chat_store_fsyncs_total").copied();
+    Ok((
+        rows.map(|(_, count)| count).sum(),
+        fsyncs.unwrap_or_default(),
+    ))
+}
+
+/// Messages per second of a loop that only writes as many rows, with as many fsyncs.
+fn bare(cost: &Cost, options: &Options) -> anyhow::Result<f64> {
+    let directory = tempfile::tempdir()?;
+    let database = Database::builder(directory.path())
+        .manual_journal_persist(true)
+        .open()?;
+    let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
+    let commits = (cost.fsyncs * options.messages as f64).ceil().max(1.0) as usize;
+    let per_commit = options.messages.div_ceil(commits);
+    let small = (cost.rows - 1.0).max(0.0);
+    let begin = Instant::now();
+    let (mut number, mut owed) = (0_u64, 0.0);
+    for _ in 0..commits {
+        let mut batch = database.batch();
+        for _ in 0..per_commit {
+            number += 1;
+            // The message in order, the others anywhere.
+            let body = body(number, Duration::ZERO, options.size + ROW_BYTES);
+            batch.insert(&rows, number.to_be_bytes(), body);
+            owed += small;
+            while owed >= 1.0 {
+                owed -= 1.0;
+                batch.insert(&rows, Uuid::new_v4().as_bytes(), [0; ROW_BYTES]);
+            }
+        }
+        batch.commit()?;
+        database.persist(PersistMode::SyncData)?;
+    }
+    Ok(number as f64 / begin.elapsed().as_secs_f64())
+}

@@ -1,0 +1,142 @@
+//! All clients drop at once and come back with their cursors, while messages flow: how long until everyone has
+//! everything, whether anything was missed, and what it costs the store.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use crate::{
+    Common, celebrity,
+    client::{Client, send_frame},
+    crowd::Crowd,
+    data::Data,
+    fanout::{Source, WARM_UP, settle, spinner},
+    report::Report,
+    server::{Server, token, total_cpu},
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Participants of one channel, all connected
+    #[arg(long, default_value_t = 15_000)]
+    subscribers: usize,
+    /// Messages per second, before, meanwhile and after
+    #[arg(long, default_value_t = 4.0)]
+    rate: f64,
+    #[arg(long, default_value_t = 200)]
+    size: usize,
+    /// Seconds before the storm, and after it
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Gateways, over one store; more than one needs --cassandra
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("reconnect-storm", &common.outputs);
+    let data = Data::new(common)?;
+    let servers = Server::gateways(common, &data, options.gateways)?;
+    let mut owner = Client::connect(&servers[0].address, "celebrity", 0)?;
+    let channel = celebrity::channel(&mut owner, options.subscribers + 1)?;
+    let tokens = (0..options.subscribers)
+        .map(|n| token(&celebrity::fan(n)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let at = |number: usize| &servers[number % servers.len()].address;
+    let connecting = ProgressBar::new(options.subscribers as u64);
+    let mut streams = Vec::new();
+    for (number, token) in tokens.iter().enumerate() {
+        streams.push(Client::connect_with(at(number), token, number)?.into_stream());
+        connecting.inc(1);
+    }
+    connecting.finish_and_clear();
+    let compose = |body: &str| send_frame(&channel, body);
+    let epoch = Instant::now();
+    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
+    let mut source = Source::new(owner.into_stream(), true, &compose, options.size, epoch)?;
+    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
+    let length = Duration::from_secs(options.seconds);
+    let progress = spinner();
+    source.paced(&mut crowd, options.rate, WARM_UP + length, &progress)?;
+    let sample: Value =
+        serde_json::from_str(crowd.sample.as_deref().context("no message arrived")?)?;
+    let read = sample["seq"].as_u64().context("no seq")? + source.number - 1;
+
+    // The storm. One thread opens them all, so it is as hard as this program can make it.
+    let (reads, cpu) = (reads(&servers)?, total_cpu(&servers)?);
+    let began = epoch.elapsed();
+    crowd.drop_all();
+    let each = Duration::from_secs_f64(1.0 / options.rate);
+    let mut due = began;
+    let before = source.number;
+    for (number, token) in tokens.iter().enumerate() {
+        let mut client = Client::open(at(number), "/v1/ws", number)?;
+        let cursors = json!({ (channel.as_str()): [read, 0] });
+        client.begin(json!({"type": "connect", "token": token, "cursors": cursors}))?;
+        crowd.come_back(number, client.into_stream())?;
+        while epoch.elapsed() > due {
+            source.publish(due)?;
+            due += each;
+        }
+        if number % 16 == 0 {
+            crowd.read(Duration::ZERO)?;
+            progress.set_message(format!("{number} are back"));
+            progress.tick();
+        }
+    }
+    let all_back = epoch.elapsed() - began;
+    settle(&mut crowd, source.number)?;
+    let caught_up = epoch.elapsed() - began;
+    let missed = source.number - before;
+    progress.finish_and_clear();
+    let reads = self::reads(&servers)? - reads;
+    let cpu = total_cpu(&servers)? - cpu;
+    println!(
+        "  {missed} messages were sent while {} clients came back",
+        options.subscribers
+    );
+    report.figure("all connected again after", all_back.as_secs_f64(), "s");
+    report.figure("all caught up after", caught_up.as_secs_f64(), "s");
+    report.figure(
+        "CPU per client that came back",
+        cpu.as_secs_f64() * 1e3 / options.subscribers as f64,
+        "ms",
+    );
+    if data.cluster.is_some() {
+        report.figure("store reads during the storm", reads, "");
+        report.figure(
+            "store reads per client",
+            reads / options.subscribers as f64,
+            "",
+        );
+    }
+
+    // What came both as missed and as an event: clients drop it by its seq.
+    let again = std::mem::take(&mut crowd.counts.doubled);
+    report.figure("came twice while coming back", again as f64, "");
+    let progress = spinner();
+    source.paced(&mut crowd, options.rate, length, &progress)?;
+    progress.finish_and_clear();
+    source.finish(&crowd, &mut report, "the storm")?;
+    crowd.draw(&mut report, "gateway");
+    for (number, watch) in (1..).zip(watches) {
+        watch.stop().draw(&mut report, &format!("gateway {number}"));
+    }
+    report.finish()
+}
+
+/// Reads that the gateways made of a shared store.
+fn reads(servers: &[Server]) -> anyhow::Result<f64> {
+    let mut sum = 0.0;
+    for server in servers {
+        let metrics = server.metrics()?;
+        sum += metrics
+            .get("chat_store_request_seconds_count{kind=\"read\"}")
+            .copied()
+            .unwrap_or_default();
+    }
+    Ok(sum)
+}
