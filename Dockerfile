@@ -4,6 +4,7 @@ WORKDIR /build
 COPY Cargo.toml Cargo.lock ./
 COPY loadtest loadtest
 COPY src src
+COPY client-js/page/dist client-js/page/dist
 COPY tests/rust tests/rust
 RUN cargo build --release --locked --package chat-gateway --bin chat-gateway \
  && mkdir -p /data

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Gateway, openapi, requests, upgrade::upgrade};
+use super::{Gateway, openapi, page, requests, upgrade::upgrade};
 use crate::{
     clock,
     model::{Attachment, ClientId, ConversationId, Posting, Role, Seq, UserId},
@@ -29,7 +29,6 @@ const DEVELOPMENT_TOKEN_S: u64 = 3600;
 
 pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
-        .route("/", get(index))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
         .route("/v1/inbox", get(inbox))
@@ -75,10 +74,7 @@ pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
             gateway.limits.frame_bytes,
         ))
         .with_state(gateway)
-}
-
-async fn index() -> &'static str {
-    "chat-gateway\n\nWebSocket: /v1/ws\nHTTP:      /openapi.json\n"
+        .merge(page::routes())
 }
 
 fn refused(code: ErrorCode, message: String) -> Response {

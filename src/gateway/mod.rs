@@ -5,6 +5,7 @@ mod admin;
 mod http;
 mod listener;
 mod openapi;
+mod page;
 mod requests;
 mod resume;
 mod session;

@@ -5,6 +5,7 @@
 
 mod architecture;
 mod cluster;
+mod golden;
 mod hostile;
 mod ring;
 mod simulation;

@@ -1,0 +1,33 @@
+// A chat in the terminal: node examples/node.mjs ws://127.0.0.1:8080/v1/ws TOKEN bob
+// A token for development: target/release/chat-gateway token alice. Needs `npm run build`; try it without the network, too.
+import { createInterface } from 'node:readline';
+import WebSocket from 'ws';
+import { ChatClient } from '../dist/index.js';
+
+const [url, token, other] = process.argv.slice(2);
+const chat = new ChatClient(url, { token, WebSocket });
+chat.on('state', ({ at }) => console.log(`· ${at}`));
+chat.on('error', (error) => console.error(`· ${error.message}`));
+await chat.connect();
+
+const dm = await chat.dm(other);
+dm.open();
+await dm.loaded();
+for (const { sender, body } of dm.messages) console.log(`${sender}: ${body}`);
+dm.on('message', ({ sender, body, seq }) => {
+  if (sender !== chat.user) console.log(`${sender}: ${body}`);
+  dm.read(seq);
+});
+
+const lines = createInterface({ input: process.stdin });
+lines.on('line', (text) => {
+  dm.send(text).then(
+    ({ seq }) => console.log(`· stored as number ${seq}`),
+    (error) => console.error(`· not sent: ${error.message}`),
+  );
+});
+// What is written is sent before it ends.
+lines.on('close', async () => {
+  while (dm.messages.some(({ state }) => state === 'sending')) await new Promise((wait) => setTimeout(wait, 50));
+  chat.disconnect();
+});

@@ -1,0 +1,121 @@
+import { useEffect, useMemo, useState } from 'react';
+import { ChatClient, type State } from '../../src/index.js';
+import { useConnection, useInbox } from '../../src/react.js';
+import { Sidebar } from './Sidebar.js';
+import { SignIn } from './SignIn.js';
+import { developmentToken, forget, remember, remembered, type Session } from './session.js';
+import { Thread } from './Thread.js';
+
+export function App() {
+  const [session, setSession] = useState(remembered);
+  const [problem, setProblem] = useState<string>();
+  const signOut = (why?: string) => {
+    forget();
+    setProblem(why);
+    setSession(undefined);
+  };
+  if (!session) {
+    return (
+      <SignIn
+        problem={problem}
+        onSession={(session) => {
+          remember(session);
+          setSession(session);
+        }}
+      />
+    );
+  }
+  return <Chat key={session.user} session={session} onSignOut={signOut} />;
+}
+
+/** What the address says: `#/conversation`. */
+function useRoute(): [string | undefined, (id: string | undefined) => void] {
+  const read = () => location.hash.match(/^#\/([0-9a-f-]{36})$/)?.[1];
+  const [route, setRoute] = useState(read);
+  useEffect(() => {
+    const changed = () => setRoute(read());
+    addEventListener('hashchange', changed);
+    return () => removeEventListener('hashchange', changed);
+  });
+  return [route, (id) => (location.hash = id ? `#/${id}` : '#/')];
+}
+
+function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: string) => void }) {
+  const { user, token } = session;
+  const chat = useMemo(() => {
+    const url = `${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/v1/ws`;
+    // `/?codec=msgpack`: the smaller frames, which the browser's tools do not show as text.
+    const codec = new URLSearchParams(location.search).get('codec') === 'msgpack' ? 'msgpack' : 'json';
+    return new ChatClient(url, { user, codec, token: token ?? (({ signal }) => developmentToken(user, signal)), device: 'page' });
+  }, [user, token]);
+  useEffect(() => {
+    chat.connect().catch(() => {});
+    return () => chat.disconnect();
+  }, [chat]);
+
+  const state = useConnection(chat);
+  const { items, loaded } = useInbox(chat);
+  const [selected, select] = useRoute();
+  const unread = items.reduce((sum, item) => sum + item.unread, 0);
+  useEffect(() => {
+    document.title = unread ? `(${unread}) Chat` : 'Chat';
+  }, [unread]);
+  // Alt and an arrow lead through the conversations.
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent) => {
+      if (!event.altKey || (event.key !== 'ArrowUp' && event.key !== 'ArrowDown')) return;
+      event.preventDefault();
+      const at = items.findIndex((item) => item.conversation === selected);
+      const next = items[at + (event.key === 'ArrowUp' ? -1 : 1)];
+      if (next) select(next.conversation);
+    };
+    addEventListener('keydown', pressed);
+    return () => removeEventListener('keydown', pressed);
+  });
+
+  return (
+    <div className={selected ? 'chat has-thread' : 'chat'}>
+      <Sidebar chat={chat} user={user} items={items} loaded={loaded} selected={selected} onSelect={select} onSignOut={() => onSignOut()}>
+        <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
+      </Sidebar>
+      {selected ? (
+        <Thread key={selected} chat={chat} id={selected} user={user} onBack={() => select(undefined)} />
+      ) : (
+        <main className="empty">
+          <img src="/icon.svg" alt="" width="72" height="72" />
+          <p>{items.length ? 'Choose a conversation' : 'Start a conversation with the + above'}</p>
+        </main>
+      )}
+    </div>
+  );
+}
+
+function Connection({ state, onRetry, onSignOut }: { state: State; onRetry: () => void; onSignOut: (why: string) => void }) {
+  if (state.at === 'connected')
+    return (
+      <p className="connection sr-only" role="status">
+        Connected
+      </p>
+    );
+  if (state.at === 'closed') {
+    return (
+      <p className="connection" role="alert">
+        {state.error.message}{' '}
+        <button type="button" onClick={() => onSignOut(state.error.message)}>
+          Sign in again
+        </button>
+      </p>
+    );
+  }
+  return (
+    <p className="connection" role="status">
+      <span className="spinner" aria-hidden="true" />
+      {state.at === 'waiting' ? 'No connection. Trying again…' : 'Connecting…'}
+      {state.at === 'waiting' && (
+        <button type="button" onClick={onRetry}>
+          Try now
+        </button>
+      )}
+    </p>
+  );
+}

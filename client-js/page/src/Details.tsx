@@ -1,0 +1,169 @@
+import { type FormEvent, useCallback, useEffect, useRef, useState } from 'react';
+import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
+import { Avatar, Icon } from './parts.js';
+import { exactly, Name } from './words.js';
+
+const PAGE = 50;
+const rank: Record<Role, number> = { member: 0, admin: 1, owner: 2 };
+
+interface Props {
+  conversation: Conversation;
+  details: ConversationDetails;
+  user: string;
+  title: string;
+  onJump: (seq: number) => void;
+  onClose: () => void;
+}
+
+/** What a conversation is, who is in it, and what one may change. */
+export function Details({ conversation, details, user, title, onJump, onClose }: Props) {
+  const [members, setMembers] = useState<Participant[]>([]);
+  const [more, setMore] = useState(false);
+  const [problem, setProblem] = useState<string>();
+  const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
+  const { kind, role } = details;
+  const isAdmin = role === 'admin' || role === 'owner';
+
+  const load = useCallback(
+    async (again = false) => {
+      if (again || !pages.current) pages.current = conversation.participants({ limit: PAGE });
+      const { value = [], done } = await pages.current.next();
+      setMembers((before) => (again ? value : [...before, ...value]));
+      setMore(!done && value.length === PAGE);
+    },
+    [conversation],
+  );
+  // biome-ignore lint/correctness/useExhaustiveDependencies: whenever somebody came, went or has another role.
+  useEffect(() => {
+    load(true).catch((error: Error) => setProblem(error.message));
+  }, [load, details]);
+
+  const attempt = async (what: Promise<unknown>) => {
+    try {
+      setProblem(undefined);
+      await what;
+      await conversation.loadDetails();
+    } catch (error) {
+      setProblem((error as Error).message);
+    }
+  };
+  const submit = (action: (value: string) => Promise<unknown>) => (event: FormEvent<HTMLFormElement>) => {
+    event.preventDefault();
+    const form = event.currentTarget;
+    const value = String(new FormData(form).get('value')).trim();
+    if (value) void attempt(action(value).then(() => form.reset()));
+  };
+
+  return (
+    <aside className="details" aria-label="Details">
+      <header>
+        <h2>Details</h2>
+        <button type="button" className="quiet" aria-label="Close" onClick={onClose}>
+          <Icon name="close" />
+        </button>
+      </header>
+      <div className="about">
+        <Avatar name={title} kind={kind} />
+        <h3>
+          <Name of={title} />
+        </h3>
+        <p>
+          Begun by <Name of={details.created_by} />, {exactly(details.created_at)}
+        </p>
+        <p>
+          <button type="button" onClick={() => onJump(1)}>
+            Go to the first of {conversation.head.toLocaleString()} messages
+          </button>
+        </p>
+      </div>
+      {problem && (
+        <p role="alert" className="problem">
+          {problem}
+        </p>
+      )}
+      {isAdmin && kind !== 'dm' && (
+        <>
+          <form onSubmit={submit((name) => conversation.update({ name }))} key={details.name}>
+            <label>
+              Name
+              <input name="value" defaultValue={details.name} maxLength={100} required />
+            </label>
+            <button type="submit">Rename</button>
+          </form>
+          <label>
+            Who may post
+            <select
+              value={details.posting}
+              onChange={(event) => attempt(conversation.update({ posting: event.target.value as 'everyone' }))}
+            >
+              <option value="everyone">Everyone</option>
+              <option value="admins">Admins only</option>
+            </select>
+          </label>
+          <label className="check">
+            <input
+              type="checkbox"
+              checked={details.public}
+              onChange={(event) => attempt(conversation.update({ public: event.target.checked }))}
+            />
+            Public: listed, and anyone may join
+          </label>
+          <form onSubmit={submit((who) => conversation.add(who))}>
+            <label>
+              Add somebody
+              <input name="value" autoComplete="off" autoCapitalize="none" spellCheck={false} required />
+            </label>
+            <button type="submit">Add</button>
+          </form>
+        </>
+      )}
+      <h3>
+        {details.participant_count.toLocaleString()} {details.participant_count === 1 ? 'member' : 'members'}
+      </h3>
+      <ul className="members">
+        {members.map((member) => (
+          <li key={member.user}>
+            <Avatar name={member.user} kind="dm" />
+            <span className="title">
+              <Name of={member.user} />
+              {member.user === user && ' (you)'}
+            </span>
+            {role === 'owner' && kind !== 'dm' && member.user !== user ? (
+              <select
+                aria-label={`Role of ${member.user}`}
+                value={member.role}
+                onChange={(event) => attempt(conversation.setRole(member.user, event.target.value as Role))}
+              >
+                <option value="member">Member</option>
+                <option value="admin">Admin</option>
+                <option value="owner">Owner</option>
+              </select>
+            ) : (
+              member.role !== 'member' && <small>{member.role}</small>
+            )}
+            {isAdmin && kind !== 'dm' && rank[member.role] < rank[role] && member.user !== user && (
+              <button
+                type="button"
+                className="quiet"
+                aria-label={`Remove ${member.user}`}
+                onClick={() => attempt(conversation.remove(member.user))}
+              >
+                <Icon name="close" />
+              </button>
+            )}
+          </li>
+        ))}
+      </ul>
+      {more && (
+        <button type="button" onClick={() => load()}>
+          More
+        </button>
+      )}
+      {role && kind !== 'dm' && (
+        <button type="button" className="danger" onClick={() => attempt(conversation.leave())}>
+          Leave this {kind}
+        </button>
+      )}
+    </aside>
+  );
+}

@@ -1,0 +1,311 @@
+/** The messages, from any place to any other, ten at a time. At most some hundreds are in the document; whatever comes
+ * or goes above what is looked at, that stays where it is. */
+import { Fragment, memo, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
+import type { ChatMessage, Conversation } from '../../src/index.js';
+import type { ConversationView } from '../../src/react.js';
+import { Avatar, Icon } from './parts.js';
+import { bodyOf, dayName, dayOf, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+
+/** Messages of one sender within this are one group. */
+const GROUP_MS = 5 * 60 * 1000;
+/** Nearer to the end than this is at the end. */
+const END_PX = 48;
+/** More is loaded when less than so many screens are left. */
+const AHEAD = 1.5;
+
+interface Props {
+  user: string;
+  view: ConversationView;
+  unreadFrom: number | undefined;
+  withSenders: boolean;
+  /** A place to show; a new object to show it again. */
+  target: { seq: number } | undefined;
+  onReply: (message: ChatMessage) => void;
+  onSeenAll: () => void;
+}
+
+export function MessageList({ user, view, unreadFrom, withSenders, target, onReply, onSeenAll }: Props) {
+  const { conversation, messages } = view;
+  const box = useRef<HTMLDivElement>(null);
+  /** The first and the last row, and where they end: their beginning changes with what comes before them. */
+  const edges = useRef<{ key: string; end: number }[]>([]);
+  const atBottom = useRef(true);
+  const [away, setAway] = useState(false);
+  const placed = useRef(false);
+  /** The place to be shown as soon as it is in the document. */
+  const goal = useRef<number>(undefined);
+
+  const rows = useCallback(() => box.current!.querySelectorAll<HTMLElement>('[data-key]'), []);
+
+  /** Notes what is in sight, marks it as read, and asks for more where it gets scarce. */
+  const look = useCallback(() => {
+    const scroller = box.current;
+    if (!scroller) return;
+    const { scrollTop, clientHeight, scrollHeight } = scroller;
+    const all = rows();
+    // The first row that ends below the upper edge.
+    let [low, high] = [0, all.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      const row = all[middle]!;
+      if (row.offsetTop + row.offsetHeight <= scrollTop) low = middle + 1;
+      else high = middle;
+    }
+    const below = scrollHeight - scrollTop - clientHeight;
+    atBottom.current = conversation.atEnd && below < END_PX;
+    setAway(!conversation.atEnd || below > clientHeight);
+    if (document.visibilityState === 'visible' && conversation.item) {
+      let seen = 0;
+      for (let i = low; i < all.length && all[i]!.offsetTop < scrollTop + clientHeight; i++) seen = Number(all[i]!.dataset.seq) || seen;
+      if (seen) conversation.read(atBottom.current ? Math.max(seen, conversation.head) : seen);
+    }
+    if (conversation.loading || !conversation.messages.length) return;
+    if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void conversation.loadOlder().catch(() => {});
+    else if (below < clientHeight * AHEAD && !conversation.atEnd) void conversation.loadNewer().catch(() => {});
+  }, [conversation, rows]);
+
+  const toEnd = useCallback(() => {
+    const scroller = box.current!;
+    scroller.scrollTop = scroller.scrollHeight;
+  }, []);
+
+  const showGoal = useCallback((): boolean => {
+    const row = goal.current !== undefined && box.current!.querySelector<HTMLElement>(`[data-seq="${goal.current}"]`);
+    if (!row) return false;
+    goal.current = undefined;
+    row.scrollIntoView({ block: 'center' });
+    row.animate([{ background: 'var(--highlight)' }, {}], 1500);
+    return true;
+  }, []);
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: after each change of the list.
+  useLayoutEffect(() => {
+    const scroller = box.current!;
+    const rowOf = (key: string) => scroller.querySelector<HTMLElement>(`[data-key="${CSS.escape(key)}"]`);
+    const line = scroller.querySelector<HTMLElement>('.unread-line');
+    // What was the first or the last row, and is still there: by as much as it has moved, all in sight has.
+    const edge = edges.current.map(({ key, end }) => ({ row: rowOf(key), end })).find(({ row }) => row);
+    if (!placed.current && messages.length) {
+      placed.current = true;
+      if (line) scroller.scrollTop = line.offsetTop - scroller.clientHeight / 3;
+      else toEnd();
+    } else if (goal.current === undefined || !showGoal()) {
+      if (atBottom.current || !edge) toEnd();
+      else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
+    }
+    const all = rows();
+    edges.current = [all[0], all[all.length - 1]].flatMap((row) => (row ? [{ key: row.dataset.key!, end: endOf(row, scroller) }] : []));
+    look();
+  }, [messages, view]);
+
+  useEffect(() => {
+    const resized = new ResizeObserver(() => {
+      if (atBottom.current) toEnd();
+      look();
+    });
+    resized.observe(box.current!);
+    document.addEventListener('visibilitychange', look);
+    return () => {
+      resized.disconnect();
+      document.removeEventListener('visibilitychange', look);
+    };
+  }, [look, toEnd]);
+
+  /** Shows a place, wherever it is. */
+  const jump = useCallback(
+    async (seq: number) => {
+      goal.current = seq;
+      atBottom.current = false;
+      if (showGoal()) look();
+      else await conversation.jumpTo(seq).catch(() => {});
+    },
+    [conversation, showGoal, look],
+  );
+  useEffect(() => {
+    if (target) void jump(target.seq);
+  }, [target, jump]);
+  const jumpToEnd = async () => {
+    await conversation.jumpTo();
+    atBottom.current = true;
+    toEnd();
+    onSeenAll();
+  };
+
+  const unread = conversation.item?.unread ?? 0;
+  const first = messages[0];
+  const last = messages.at(-1);
+  const lineInList = unreadFrom !== undefined && messages.some((message) => message.seq === unreadFrom);
+  return (
+    <div className="messages-frame">
+      <div
+        ref={box}
+        className="messages"
+        onScroll={look}
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls with the keys.
+        tabIndex={0}
+        role="log"
+        aria-live="off"
+        aria-label="Messages"
+        aria-busy={conversation.loading}
+      >
+        {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
+        {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}
+        {messages.map((message, i) => {
+          const before = messages[i - 1];
+          const day = !before || dayOf(before.at) !== dayOf(message.at);
+          const line = message.seq !== undefined && message.seq === unreadFrom;
+          const follows = !day && !line && before.kind === 'text' && before.sender === message.sender && message.at - before.at < GROUP_MS;
+          return (
+            <Fragment key={message.key}>
+              {day && <h3 className="day">{dayName(message.at)}</h3>}
+              {line && <p className="unread-line">New messages</p>}
+              <Row
+                conversation={conversation}
+                message={message}
+                own={message.sender === user}
+                follows={follows}
+                withSender={withSenders}
+                user={user}
+                onReply={onReply}
+                onJump={jump}
+              />
+            </Fragment>
+          );
+        })}
+      </div>
+      {/* What comes is read out; what is paged through is not. */}
+      <p className="sr-only" aria-live="polite">
+        {conversation.atEnd && last && last.sender !== user && last.kind === 'text' && `${last.sender}: ${last.body.slice(0, 200)}`}
+      </p>
+      {unreadFrom !== undefined && !lineInList && (
+        <button type="button" className="float top" onClick={() => jump(unreadFrom)}>
+          <Icon name="up" /> First unread message
+        </button>
+      )}
+      {away && (
+        <button
+          type="button"
+          className="float bottom"
+          onClick={jumpToEnd}
+          aria-label={unread ? `To the end, ${unread} unread` : 'To the end'}
+        >
+          {unread > 0 && <span className="badge">{unread > 999 ? '999+' : unread}</span>}
+          <Icon name="down" />
+        </button>
+      )}
+      {conversation.loading && <span className="loading" role="progressbar" aria-label="Loading messages" />}
+    </div>
+  );
+}
+
+/** In the scrolled document, to a part of a pixel: `offsetTop` is rounded. */
+const endOf = (row: HTMLElement, scroller: HTMLElement) => row.getBoundingClientRect().bottom + scroller.scrollTop;
+
+interface RowProps {
+  conversation: Conversation;
+  message: ChatMessage;
+  own: boolean;
+  follows: boolean;
+  withSender: boolean;
+  user: string;
+  onReply: (message: ChatMessage) => void;
+  onJump: (seq: number) => void;
+}
+
+const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'checks', failed: 'alert' } as const;
+
+const Row = memo(function Row({ conversation, message, own, follows, withSender, user, onReply, onJump }: RowProps) {
+  const { key, seq, sender, kind, body, attachments, reply_to, system, at, state, error } = message;
+  if (kind === 'system') {
+    return (
+      <p className="system" data-key={key} data-seq={seq}>
+        <span title={exactly(at)}>{system && systemText(sender, system, user)}</span>
+      </p>
+    );
+  }
+  const failed = state === 'failed';
+  return (
+    <article className={`message${own ? ' own' : ''}${follows ? ' follows' : ''}`} data-key={key} data-seq={seq} data-state={state}>
+      {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
+      <div className="bubble">
+        {withSender && !own && !follows && (
+          <p className="sender" data-hue={hueOf(sender)}>
+            <Name of={sender} />
+          </p>
+        )}
+        {reply_to && (
+          <button type="button" className="quote" onClick={() => onJump(reply_to)}>
+            <Quote conversation={conversation} seq={reply_to} />
+          </button>
+        )}
+        <div className="body" dir="auto">
+          {bodyOf(body)}
+        </div>
+        {attachments?.map(({ url, name, size }) => (
+          <a
+            key={url}
+            className="attachment"
+            href={/^https?:/i.test(url) ? url : undefined}
+            target="_blank"
+            rel="noopener noreferrer nofollow ugc"
+          >
+            <bdi>{name ?? url}</bdi>
+            {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
+          </a>
+        ))}
+        <span className="meta">
+          <time dateTime={new Date(at).toISOString()} title={exactly(at)}>
+            {timeOf(at)}
+          </time>
+          {state && (
+            <span className="state" title={stateText[state]}>
+              <Icon name={ticks[state]} />
+              <span className="sr-only">{stateText[state]}</span>
+            </span>
+          )}
+        </span>
+        {failed && (
+          <p className="failed" role="alert">
+            {error?.message ?? 'Not sent.'}{' '}
+            <button type="button" onClick={() => conversation.retry(key)}>
+              Try again
+            </button>
+            <button type="button" onClick={() => conversation.discard(key)}>
+              Discard
+            </button>
+          </p>
+        )}
+      </div>
+      {seq !== undefined && conversation.item && (
+        <button type="button" className="quiet reply" aria-label="Reply" onClick={() => onReply(message)}>
+          <Icon name="reply" />
+        </button>
+      )}
+    </article>
+  );
+});
+
+/** What a message answers; read when it is not in the list. */
+function Quote({ conversation, seq }: { conversation: Conversation; seq: number }) {
+  const here = conversation.messages.find((message) => message.seq === seq);
+  const [read, setRead] = useState<{ sender: string; body: string } | undefined>(here);
+  useEffect(() => {
+    if (read) return;
+    const stop = new AbortController();
+    conversation.history({ around: seq, limit: 1 }, stop.signal).then(
+      ({ messages }) => setRead(messages.find((message) => message.seq === seq)),
+      () => {},
+    );
+    return () => stop.abort();
+  }, [conversation, seq, read]);
+  return read ? (
+    <>
+      <b>
+        <Name of={read.sender} />
+      </b>
+      <bdi>{read.body.slice(0, 200)}</bdi>
+    </>
+  ) : (
+    <>Message {seq}</>
+  );
+}

@@ -1,0 +1,129 @@
+import { type KeyboardEvent, memo, type ReactNode, useEffect, useRef, useState } from 'react';
+import type { ChatClient, InboxItem } from '../../src/index.js';
+import { usePresence } from '../../src/react.js';
+import { Browse } from './Browse.js';
+import { NewConversation } from './NewConversation.js';
+import { Avatar, Icon } from './parts.js';
+import { Name, previewOf, shortTime, titleOf } from './words.js';
+
+/** Items rendered at first, and more whenever the end comes near. */
+const STEP = 60;
+
+interface Props {
+  chat: ChatClient;
+  user: string;
+  items: readonly InboxItem[];
+  loaded: boolean;
+  selected: string | undefined;
+  onSelect: (id: string | undefined) => void;
+  onSignOut: () => void;
+  children: ReactNode;
+}
+
+export function Sidebar({ chat, user, items, loaded, selected, onSelect, onSignOut, children }: Props) {
+  const [dialog, setDialog] = useState<'new' | 'browse'>();
+  const [filter, setFilter] = useState('');
+  const [shown, setShown] = useState(STEP);
+  const list = useRef<HTMLUListElement>(null);
+  const wanted = filter.trim().toLowerCase();
+  const found = wanted ? items.filter((item) => titleOf(item, user).toLowerCase().includes(wanted)) : items;
+
+  const scrolled = () => {
+    const { scrollTop, clientHeight, scrollHeight } = list.current!;
+    if (scrollHeight - scrollTop - clientHeight > clientHeight) return;
+    if (shown < items.length) setShown(shown + STEP);
+    else if (chat.inbox.more) chat.inbox.loadMore().catch(() => {});
+  };
+  /** Arrows lead from item to item. */
+  const pressed = (event: KeyboardEvent) => {
+    if (event.altKey || (event.key !== 'ArrowDown' && event.key !== 'ArrowUp')) return;
+    const buttons = [...list.current!.querySelectorAll('button')];
+    const at = buttons.indexOf(document.activeElement as HTMLButtonElement);
+    buttons[at + (event.key === 'ArrowDown' ? 1 : -1)]?.focus();
+    event.preventDefault();
+  };
+  const open = (id: string) => {
+    setDialog(undefined);
+    onSelect(id);
+  };
+
+  return (
+    <nav className="sidebar" aria-label="Conversations">
+      <header>
+        <Avatar name={user} kind="dm" />
+        <h1>
+          <Name of={user} />
+        </h1>
+        <button type="button" className="quiet" aria-label="Browse public conversations" onClick={() => setDialog('browse')}>
+          <Icon name="compass" />
+        </button>
+        <button type="button" className="quiet" aria-label="New conversation" onClick={() => setDialog('new')}>
+          <Icon name="plus" />
+        </button>
+        <button type="button" className="quiet" aria-label="Sign out" onClick={onSignOut}>
+          <Icon name="out" />
+        </button>
+      </header>
+      {children}
+      <input
+        type="search"
+        className="filter"
+        aria-label="Find a conversation"
+        placeholder="Find a conversation"
+        value={filter}
+        onChange={(event) => setFilter(event.target.value)}
+      />
+      <ul ref={list} onScroll={scrolled} onKeyDown={pressed} aria-busy={!loaded}>
+        {found.slice(0, shown).map((item) => (
+          <Item key={item.conversation} chat={chat} user={user} item={item} selected={item.conversation === selected} onSelect={onSelect} />
+        ))}
+        {loaded && !found.length && <li className="none">{wanted ? 'Nothing by this name' : 'No conversations yet'}</li>}
+      </ul>
+      {dialog === 'new' && <NewConversation chat={chat} onOpen={open} onClose={() => setDialog(undefined)} />}
+      {dialog === 'browse' && <Browse chat={chat} onOpen={open} onClose={() => setDialog(undefined)} />}
+    </nav>
+  );
+}
+
+const Item = memo(
+  function Item({
+    chat,
+    user,
+    item,
+    selected,
+    onSelect,
+  }: Pick<Props, 'chat' | 'user'> & {
+    item: InboxItem;
+    selected: boolean;
+    onSelect: (id: string) => void;
+  }) {
+    const title = titleOf(item, user);
+    const other = item.kind === 'dm' && item.name !== user ? item.name : undefined;
+    const presence = usePresence(chat, other);
+    const button = useRef<HTMLButtonElement>(null);
+    useEffect(() => {
+      if (selected) button.current?.scrollIntoView({ block: 'nearest' });
+    }, [selected]);
+    const last = item.last_message;
+    return (
+      <li>
+        <button ref={button} type="button" aria-current={selected || undefined} onClick={() => onSelect(item.conversation)}>
+          <Avatar name={title} kind={item.kind} online={presence?.online} />
+          <span className="title">
+            <Name of={title} />
+            {presence?.online && <span className="sr-only">, online</span>}
+          </span>
+          {last && <time dateTime={new Date(last.at).toISOString()}>{shortTime(last.at)}</time>}
+          <span className="preview">{previewOf(item, user)}</span>
+          {item.unread > 0 && (
+            <span className="badge">
+              {item.unread > 999 ? '999+' : item.unread}
+              <span className="sr-only"> unread</span>
+            </span>
+          )}
+        </button>
+      </li>
+    );
+  },
+  (a, b) => a.item === b.item && a.selected === b.selected && a.chat === b.chat,
+);

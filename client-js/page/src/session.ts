@@ -1,0 +1,60 @@
+/** Who is signed in: in this tab, and in the next new one. */
+import { UnauthorizedError } from '../../src/index.js';
+
+export interface Session {
+  user: string;
+  /** Pasted in, where the gateway gives no development tokens. */
+  token?: string;
+}
+
+const KEY = 'chat-session';
+
+export function remembered(): Session | undefined {
+  const text = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  try {
+    return text ? (JSON.parse(text) as Session) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+export function remember(session: Session): void {
+  sessionStorage.setItem(KEY, JSON.stringify(session));
+  // A pasted token is for this tab only.
+  if (!session.token) localStorage.setItem(KEY, JSON.stringify(session));
+}
+
+export function forget(): void {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+}
+
+/** Gateways in development give anybody's token to pages of this machine. */
+export async function developmentToken(user: string, signal?: AbortSignal): Promise<string> {
+  const answer = await fetch('/v1/tokens', {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ user }),
+    ...(signal && { signal }),
+  });
+  const text = await answer.json();
+  if (answer.ok) return text.token as string;
+  if (answer.status === 404) throw new NoDevelopmentTokens();
+  if (answer.status < 500) throw new UnauthorizedError(text.message);
+  throw new Error(text.message);
+}
+
+/** Tokens come from a back end of one's own. */
+export class NoDevelopmentTokens extends UnauthorizedError {}
+
+/** Whose token it is; only to be shown, the gateway checks it. */
+export function userOf(token: string): string | undefined {
+  try {
+    const part = token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/');
+    const text = new TextDecoder().decode(Uint8Array.from(atob(part), (c) => c.charCodeAt(0)));
+    const { sub } = JSON.parse(text);
+    return typeof sub === 'string' ? sub : undefined;
+  } catch {
+    return undefined;
+  }
+}

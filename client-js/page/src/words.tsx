@@ -1,0 +1,192 @@
+/** How things are said: names, times, system entries. All of it is text; nothing becomes markup. */
+import type { ReactNode } from 'react';
+import type { ChatMessage, InboxItem, Presence, SystemChange } from '../../src/index.js';
+
+const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
+const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
+const date = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
+const dateOfYear = new Intl.DateTimeFormat(undefined, { dateStyle: 'short' });
+const fullDate = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'long', year: 'numeric', weekday: 'long' });
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'medium' });
+
+const DAY = 24 * 3600 * 1000;
+
+/** The local day, to be compared. */
+export function dayOf(at: number): number {
+  const day = new Date(at);
+  return day.getFullYear() * 10_000 + day.getMonth() * 100 + day.getDate();
+}
+
+export const timeOf = (at: number): string => clock.format(at);
+export const exactly = (at: number): string => exact.format(at);
+
+export function dayName(at: number, now = Date.now()): string {
+  if (dayOf(at) === dayOf(now)) return 'Today';
+  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
+  return fullDate.format(at);
+}
+
+/** Short, for the inbox. */
+export function shortTime(at: number, now = Date.now()): string {
+  if (dayOf(at) === dayOf(now)) return clock.format(at);
+  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
+  if (now - at < 6 * DAY) return weekday.format(at);
+  return (new Date(at).getFullYear() === new Date(now).getFullYear() ? date : dateOfYear).format(at);
+}
+
+/** Somebody's name, which may have a direction of its own. */
+export const Name = ({ of }: { of: string }) => <bdi>{of}</bdi>;
+
+export function titleOf(item: InboxItem, me: string): string {
+  if (item.kind === 'dm') return item.name && item.name !== me ? item.name : `${me} (you)`;
+  return item.name || (item.kind === 'channel' ? 'A channel' : 'A group');
+}
+
+export function presenceText(presence: Presence | undefined): string {
+  if (!presence) return '';
+  if (presence.online) return 'online';
+  return presence.last_seen ? `last seen ${shortTime(presence.last_seen)}` : 'offline';
+}
+
+export function typingText(users: string[]): ReactNode {
+  const [first, second] = users;
+  if (!first) return '';
+  if (!second)
+    return (
+      <>
+        <Name of={first} /> is typing…
+      </>
+    );
+  if (users.length > 2) return 'several people are typing…';
+  return (
+    <>
+      <Name of={first} /> and <Name of={second} /> are typing…
+    </>
+  );
+}
+
+/** What a system entry says. */
+export function systemText(sender: string, system: SystemChange, me: string): ReactNode {
+  const who = sender === me ? 'You' : <Name of={sender} />;
+  const whom = 'user' in system ? system.user === me ? 'you' : <Name of={system.user} /> : '';
+  switch (system.change) {
+    case 'created':
+      return (
+        <>
+          {who} created this {system.kind}
+        </>
+      );
+    case 'added':
+      return (
+        <>
+          {who} added {whom}
+        </>
+      );
+    case 'removed':
+      return (
+        <>
+          {who} removed {whom}
+        </>
+      );
+    case 'joined':
+      return <>{who} joined</>;
+    case 'left':
+      return <>{who} left</>;
+    case 'role_set':
+      return (
+        <>
+          {who} made {whom} {system.role === 'member' ? 'a member' : system.role === 'admin' ? 'an admin' : 'an owner'}
+        </>
+      );
+    case 'updated': {
+      const changes = [
+        system.name !== undefined && (
+          <>
+            named it “<Name of={system.name} />”
+          </>
+        ),
+        system.posting !== undefined && <>{system.posting === 'admins' ? 'let only admins post' : 'let everyone post'}</>,
+        system.public !== undefined && <>made it {system.public ? 'public' : 'private'}</>,
+      ].filter(Boolean);
+      return (
+        <>
+          {who}{' '}
+          {changes.map((change, i) => (
+            // biome-ignore lint/suspicious/noArrayIndexKey: they are never in another order.
+            <span key={i}>
+              {i ? ', ' : ''}
+              {change}
+            </span>
+          ))}
+        </>
+      );
+    }
+    default:
+      return <>{who} changed something</>;
+  }
+}
+
+export function previewOf(item: InboxItem, me: string): ReactNode {
+  const last = item.last_message;
+  if (!last) return 'No messages yet';
+  if (last.kind === 'system') return <i>changes to this {item.kind === 'channel' ? 'channel' : 'group'}</i>;
+  const text = <bdi>{last.preview || 'an attachment'}</bdi>;
+  if (last.sender === me) return <>You: {text}</>;
+  return item.kind === 'dm' ? (
+    text
+  ) : (
+    <>
+      <Name of={last.sender} />: {text}
+    </>
+  );
+}
+
+const LINK = /https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/g;
+
+/** The text of a message, with its links. Everything else stays text. */
+export function bodyOf(body: string): ReactNode {
+  const parts: ReactNode[] = [];
+  let end = 0;
+  for (const { 0: link, index } of body.matchAll(LINK)) {
+    parts.push(body.slice(end, index));
+    parts.push(
+      <a key={index} href={link} target="_blank" rel="noopener noreferrer nofollow ugc">
+        {link}
+      </a>,
+    );
+    end = index + link.length;
+  }
+  if (!parts.length) return body;
+  parts.push(body.slice(end));
+  return parts;
+}
+
+export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
+  sending: 'waiting to be sent',
+  sent: 'sent',
+  delivered: 'delivered',
+  read: 'read',
+  failed: 'not sent',
+};
+
+/** One of eight colours, the same for the same name. */
+export function hueOf(name: string): number {
+  let hash = 0;
+  for (const c of name) hash = (hash * 31 + c.codePointAt(0)!) | 0;
+  return Math.abs(hash) % 8;
+}
+
+const graphemes = typeof Intl.Segmenter === 'function' ? new Intl.Segmenter() : undefined;
+
+/** What stands for it in a circle: one or two letters, never half of an emoji. */
+export function initialsOf(name: string): string {
+  const letters = (word: string) => (graphemes ? [...graphemes.segment(word)].map((s) => s.segment) : [...word]);
+  const words = name.split(/[\s._-]+/u).filter((word) => /[\p{L}\p{N}\p{Emoji}]/u.test(word));
+  return (
+    words
+      .slice(0, 2)
+      .map((word) => letters(word)[0] ?? '')
+      .join('')
+      .toUpperCase() || '#'
+  );
+}

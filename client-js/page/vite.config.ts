@@ -1,0 +1,20 @@
+import { defineConfig } from 'vite';
+
+const gateway = process.env.GATEWAY ?? 'http://127.0.0.1:8080';
+
+export default defineConfig({
+  build: {
+    // In the repository, and in the gateway: src/gateway/page.rs names each file.
+    outDir: 'dist',
+    emptyOutDir: true,
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+    target: 'es2022',
+    chunkSizeWarningLimit: 1000,
+    rollupOptions: {
+      output: { entryFileNames: 'page.js', chunkFileNames: '[name].js', assetFileNames: 'page[extname]' },
+    },
+  },
+  esbuild: { jsx: 'automatic', legalComments: 'none' },
+  server: { proxy: { '/v1': { target: gateway, ws: true } } },
+});

@@ -1,0 +1,175 @@
+/** The protocol's frames, word for word and byte for byte: `tests/golden/frames.json` is read by this test and by the
+ * gateway's (`tests/rust/golden.rs`), so neither side can change alone; and every frame and field of docs/protocol.md
+ * is in it. `GOLDEN=write` replaces the requests, which the SDK writes, after a change that is meant. */
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { type Frame, json } from '../src/codec.js';
+import { FINAL, RESTART, TOKEN_EXPIRED, UNAUTHORIZED } from '../src/codes.js';
+import { msgpack } from '../src/msgpack.js';
+import type { Replies, Request, ServerEvent } from '../src/types.js';
+import { readText } from './support/gateway.js';
+
+const FILE = 'tests/golden/frames.json';
+const conversation = '0199c0de-0000-4000-8000-000000000001';
+const client_id = '0199c0de-0000-4000-8000-000000000002';
+
+interface Vector {
+  frame: Frame;
+  msgpack: string;
+}
+interface Golden {
+  requests: Vector[];
+  replies: Vector[];
+  events: Vector[];
+}
+const golden = () => JSON.parse(readText(FILE)) as Golden;
+
+/** Every request with every field. */
+const requests: Request[] = [
+  { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] } },
+  { type: 'refresh', token: 'd.e.f' },
+  { type: 'inbox', limit: 20, before: '1795000000123.7' },
+  { type: 'create', kind: 'dm', participants: ['bob'] },
+  { type: 'create', kind: 'group', participants: ['bob', 'carol'], name: 'Lunch', conversation, public: true, posting: 'admins' },
+  { type: 'conversation', conversation },
+  { type: 'participants', conversation, after: 'bob', limit: 20 },
+  { type: 'add', conversation, user: 'dave' },
+  { type: 'remove', conversation, user: 'dave' },
+  { type: 'join', conversation },
+  { type: 'leave', conversation },
+  { type: 'set_role', conversation, user: 'bob', role: 'admin' },
+  { type: 'update', conversation, name: 'Dinner', posting: 'everyone', public: false },
+  {
+    type: 'send',
+    conversation,
+    client_id,
+    body: 'Grüße 👋',
+    attachments: [{ url: 'https://example.org/cat.png', name: 'cat.png', mime: 'image/png', size: 70_000 }],
+    reply_to: 3,
+    retry: true,
+  },
+  { type: 'history', conversation, before: 4, limit: 10 },
+  { type: 'history', conversation, after: 4, limit: 200 },
+  { type: 'history', conversation, around: 300 },
+  { type: 'read', conversation, seq: 4 },
+  { type: 'delivered', conversation, seq: 70_000 },
+  { type: 'typing', conversation },
+  { type: 'watch', users: ['bob', 'carol'] },
+  { type: 'unwatch', users: ['bob'] },
+  { type: 'subscribe', conversation, after: 5_000_000_000 },
+  { type: 'unsubscribe', conversation },
+  { type: 'public', after: conversation, limit: 20 },
+  { type: 'ping' },
+];
+
+/** What each request is answered with, and every event: the compiler sees to it that none is left out. */
+const replyOf: { [Type in keyof Replies]: string } = {
+  connect: 'connected',
+  refresh: 'refreshed',
+  inbox: 'inbox',
+  create: 'created',
+  conversation: 'conversation',
+  participants: 'participants',
+  add: 'ok',
+  remove: 'ok',
+  join: 'ok',
+  leave: 'ok',
+  set_role: 'ok',
+  update: 'ok',
+  send: 'sent',
+  history: 'history',
+  read: 'ok',
+  delivered: 'ok',
+  typing: 'none',
+  watch: 'presence',
+  unwatch: 'presence',
+  subscribe: 'ok',
+  unsubscribe: 'ok',
+  public: 'public',
+  ping: 'pong',
+};
+const events: { [Type in ServerEvent['type']]: true } = {
+  message: true,
+  receipt: true,
+  typing: true,
+  presence: true,
+  conversation: true,
+  resync: true,
+  reconnect: true,
+  error: true,
+};
+
+const hex = (bytes: Uint8Array) => Buffer.from(bytes).toString('hex');
+const bytes = (text: string) => new Uint8Array(Buffer.from(text, 'hex')).buffer;
+
+test('requests are the golden ones', () => {
+  const is: Vector[] = requests.map((request, i) => {
+    const frame = { ...request, id: i + 1 } as Frame;
+    return { frame: json.decode(json.encode(frame) as string), msgpack: hex(msgpack.encode(frame) as Uint8Array) };
+  });
+  if (process.env.GOLDEN === 'write') {
+    const file = join(import.meta.dirname, '../..', FILE);
+    writeFileSync(file, `${JSON.stringify({ ...golden(), requests: is }, null, 2)}\n`);
+  }
+  expect(is).toEqual(golden().requests);
+});
+
+test('golden replies and events mean the same in both encodings', () => {
+  const { replies, events } = golden();
+  for (const { frame, msgpack: packed } of [...replies, ...events]) {
+    expect(msgpack.decode(bytes(packed))).toEqual(frame);
+    expect(json.decode(JSON.stringify(frame))).toEqual(frame);
+  }
+});
+
+/** The rows of a table of docs/protocol.md. */
+function rows(heading: string): string[][] {
+  const [, part] = readText('docs/protocol.md').split(`\n## ${heading}\n`);
+  const lines = part!.split('\n## ')[0]!.split('\n');
+  const table = lines.filter((line) => line.startsWith('|') && !line.startsWith('|-')).slice(1);
+  return table.map((line) => line.split('|').slice(1, -1));
+}
+const quoted = (cell: string) => [...cell.matchAll(/`(\w+)\??`/g)].map(([, word]) => word!);
+/** The outermost braces of `reply {a, b?, c {d}}`. */
+const braced = (cell: string) =>
+  (cell.match(/\{(.*)\}/)?.[1] ?? '')
+    .replace(/\{.*?\}/g, '')
+    .split(',')
+    .flatMap((field) => field.match(/\w+/)?.[0] ?? []);
+const fields = (vectors: Vector[], type: string) => {
+  const names = vectors.filter(({ frame }) => frame.type === type).flatMap(({ frame }) => Object.keys(frame));
+  return [...new Set(names)].filter((name) => name !== 'type' && name !== 'id').sort();
+};
+
+test('every request and reply of docs/protocol.md is in the golden file, and has a type', () => {
+  const { requests, replies } = golden();
+  const documented = new Map<string, string>();
+  const answered = new Map<string, Set<string>>();
+  for (const [names, has, reply] of rows('Requests')) {
+    if (reply!.includes('not supported')) continue;
+    const answer = quoted(reply!)[0]!;
+    const type = reply!.trim().startsWith('none') ? 'none' : answer;
+    for (const name of quoted(names!)) {
+      documented.set(name, type);
+      expect(fields(requests, name), `fields of ${name}`).toEqual(quoted(has!).sort());
+    }
+    if (type !== 'none') answered.set(type, new Set([...(answered.get(type) ?? []), ...braced(reply!)]));
+  }
+  expect(Object.fromEntries(documented)).toEqual(replyOf);
+  for (const [type, has] of answered) expect(fields(replies, type), `fields of ${type}`).toEqual([...has].sort());
+  expect(new Set(replies.map(({ frame }) => frame.type))).toEqual(new Set([...answered.keys(), 'error']));
+});
+
+test('every event of docs/protocol.md is in the golden file, and has a type', () => {
+  const documented = rows('Events').map(([name]) => quoted(name!)[0]!);
+  expect([...documented, 'error'].sort()).toEqual(Object.keys(events).sort());
+  expect(new Set(golden().events.map(({ frame }) => frame.type))).toEqual(new Set(Object.keys(events)));
+  const changes = golden().events.flatMap(({ frame }) => (frame.system as { change: string } | undefined)?.change ?? []);
+  expect(new Set(changes)).toEqual(new Set(rows('Messages').flatMap(([names]) => quoted(names!))));
+});
+
+test('the codes that the client acts on are those of docs/protocol.md', () => {
+  const codes = rows('Close codes').map(([code]) => Number(code));
+  for (const code of [RESTART, TOKEN_EXPIRED, UNAUTHORIZED, FINAL]) expect(codes).toContain(code);
+});

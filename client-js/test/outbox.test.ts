@@ -1,0 +1,183 @@
+/** Messages written without a network, or in a tab that is closed, are sent exactly once and in order. */
+import 'fake-indexeddb/auto';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { BadNetwork } from './support/bad-network.js';
+import { FakeServer } from './support/fake-server.js';
+import { disconnectAll, Gateway, until, user } from './support/gateway.js';
+
+let gateway: Gateway;
+beforeAll(async () => {
+  gateway = await new Gateway().start();
+});
+afterEach(disconnectAll);
+afterAll(() => gateway.close());
+
+const texts = async (client: ChatClient, id: string) => {
+  const found: string[] = [];
+  for await (const page of client.conversation(id).pages())
+    found.unshift(...page.filter(({ kind }) => kind === 'text').map(({ body }) => body));
+  return found;
+};
+
+describe.each([
+  ['in memory', memoryStorage],
+  ['in IndexedDB', () => indexedDbStorage('test')],
+])('%s', (_, make) => {
+  test('what is written without a connection is shown, and sent when there is one', async () => {
+    const [a, b] = [user('alice'), user('bob')];
+    const proxy = new BadNetwork(gateway.address);
+    const alice = await gateway.connect(a, { storage: make() }, await proxy.start());
+    const dm = await alice.dm(b);
+    dm.open();
+    await dm.loaded();
+    proxy.mode = 'refused';
+    await until(() => alice.state.at === 'waiting');
+    const sent = [dm.send('one'), dm.send('two'), dm.send('three')];
+    expect(dm.messages.map(({ body, state }) => [body, state])).toEqual([
+      ['one', 'sending'],
+      ['two', 'sending'],
+      ['three', 'sending'],
+    ]);
+    const keys = dm.messages.map(({ key }) => key);
+    proxy.mode = 'open';
+    expect((await Promise.all(sent)).map(({ seq }) => seq)).toEqual([1, 2, 3]);
+    await until(() => dm.messages.every(({ seq }) => seq));
+    expect(dm.messages.map(({ key }) => key)).toEqual(keys);
+    expect(await texts(alice, dm.id)).toEqual(['one', 'two', 'three']);
+    proxy.close();
+  });
+
+  test('survives the client', async () => {
+    const [a, b] = [user('alice'), user('bob')];
+    const storage = make();
+    const first = await gateway.connect(a, { storage });
+    const { id } = await first.dm(b);
+    await first.conversation(id).send('zero');
+    first.disconnect();
+    // Before any connection, and closed before there is one.
+    const offline = gateway.client(a, { storage, user: a, token: () => Promise.reject(new Error('no network')) });
+    offline.connect().catch(() => {});
+    const lost = ['one', 'two'].map((body) => offline.conversation(id).send(body));
+    await until(async () => (await storage.entries(a)).length === 2);
+    offline.disconnect();
+    await expect(lost[0]).rejects.toMatchObject({ code: 'closed' });
+
+    const again = gateway.client(a, { storage, user: a });
+    await again.connect();
+    await again.conversation(id).send('three');
+    expect(await texts(again, id)).toEqual(['zero', 'one', 'two', 'three']);
+    await until(async () => (await storage.entries(a)).length === 0);
+  });
+});
+
+test('a lost answer is asked for again, and the message is one', async () => {
+  const server = new FakeServer();
+  const stored = new Map<string, number>();
+  const calls: boolean[] = [];
+  server.answers.send = ({ client_id, retry }) => {
+    calls.push(retry === true);
+    const duplicate = stored.has(client_id as string);
+    if (!duplicate) stored.set(client_id as string, stored.size + 1);
+    // Stored, and the connection breaks before the answer.
+    if (!duplicate && stored.size % 2) return void server.socket.end(1006);
+    return { type: 'sent', seq: stored.get(client_id as string), message_id: 'm', at: 1, duplicate };
+  };
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: server.WebSocket, storage: memoryStorage() });
+  await client.connect();
+  const conversation = client.conversation('c');
+  const all = await Promise.all(['a', 'b', 'c', 'd'].map((body) => conversation.send(body)));
+  expect(all.map(({ seq, duplicate }) => [seq, duplicate])).toEqual([
+    [1, true],
+    [2, false],
+    [3, true],
+    [4, false],
+  ]);
+  expect(calls).toEqual([false, true, false, false, true, false]);
+  client.disconnect();
+});
+
+test('`unavailable` and `rate_limited` are waited out; nothing overtakes', async () => {
+  const server = new FakeServer();
+  const order: string[] = [];
+  let refusals = 0;
+  server.answers.send = ({ body }) => {
+    if (refusals++ < 3)
+      return { type: 'error', code: refusals === 2 ? 'rate_limited' : 'unavailable', message: 'not now', retry_after_ms: 5 };
+    order.push(body as string);
+    return { type: 'sent', seq: order.length, message_id: 'm', at: 1, duplicate: false };
+  };
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: server.WebSocket, storage: memoryStorage() });
+  await client.connect();
+  await Promise.all(['a', 'b', 'c'].map((body) => client.conversation('c').send(body)));
+  expect(order).toEqual(['a', 'b', 'c']);
+  expect(
+    server
+      .received('send')
+      .slice(0, 4)
+      .every(({ body }) => body === 'a'),
+  ).toBe(true);
+  client.disconnect();
+});
+
+test('what is refused for good fails, can be sent again or discarded, and holds up nothing', async () => {
+  const [alice, bob] = [await gateway.connect(user('alice')), await gateway.connect(user('bob'))];
+  const group = await bob.createGroup({ name: 'G', participants: [alice.user!] });
+  const hers = alice.conversation(group.id);
+  hers.open();
+  await hers.loaded();
+  await group.remove(alice.user!);
+  await until(() => hers.removed);
+  const [first, second] = [hers.send('one'), hers.send('two')];
+  await expect(first).rejects.toMatchObject({ code: 'forbidden' });
+  await expect(second).rejects.toMatchObject({ code: 'forbidden' });
+  const failed = hers.messages.filter(({ state }) => state === 'failed');
+  expect(failed.map(({ body, error }) => [body, error!.code])).toEqual([
+    ['one', 'forbidden'],
+    ['two', 'forbidden'],
+  ]);
+  await group.add(alice.user!);
+  hers.discard(failed[0]!.key);
+  hers.retry(failed[1]!.key);
+  await until(() => hers.messages.some(({ body, seq }) => body === 'two' && seq));
+  expect(await texts(bob, group.id)).toEqual(['two']);
+  const tooLong = hers.send('x'.repeat(20_000));
+  await expect(tooLong).rejects.toMatchObject({ code: 'too_large' });
+  await hers.send('three');
+});
+
+test('two clients on one storage send each message once', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const storage = indexedDbStorage('tabs');
+  const tabs = [await gateway.connect(a, { storage }), await gateway.connect(a, { storage })] as const;
+  const { id } = await tabs[0].dm(b);
+  const sent: Promise<unknown>[] = [];
+  for (let i = 0; i < 20; i++) for (const tab of tabs) sent.push(tab.conversation(id).send(`${i}`));
+  await Promise.all(sent);
+  const found = await texts(tabs[0], id);
+  expect(found).toHaveLength(40);
+  await until(async () => (await storage.entries(a)).length === 0);
+});
+
+test('the outbox is bounded, and keeps no more than it may', async () => {
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: new FakeServer().WebSocket, storage: memoryStorage() });
+  const conversation = client.conversation('c');
+  for (let i = 0; i < 1000; i++) void conversation.send(`${i}`);
+  await expect(conversation.send('one more')).rejects.toMatchObject({ code: 'too_large' });
+  client.disconnect();
+});
+
+test('a storage that fails loses nothing of this tab', async () => {
+  const broken: OutboxStorage = {
+    shared: false,
+    entries: () => Promise.reject(new Error('no disk')),
+    put: () => Promise.reject(new Error('no disk')),
+    remove: () => Promise.reject(new Error('no disk')),
+  };
+  const alice = await gateway.connect(user('alice'), { storage: broken });
+  const errors: Error[] = [];
+  alice.on('error', (error) => errors.push(error));
+  const dm = await alice.dm(user('bob'));
+  expect((await dm.send('still sent')).seq).toBe(1);
+  await until(() => errors.length);
+});

@@ -1,0 +1,456 @@
+/** The chat page in a real Chromium, against a real gateway. `SCREENSHOTS=folder` keeps pictures, `SCROLL=100000` scrolls
+ * through so many messages, `PAGE=dist` takes the page as it was just built and not the one in the gateway. */
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import { disconnectAll, Gateway, PATIENCE_MS, until, user } from './support/gateway.js';
+
+const SCROLL = Number(process.env.SCROLL ?? 2_000);
+const LONG = '0199c0de-0000-4000-8000-000000000002';
+const ARGS = ['--no-sandbox', '--headless', '--disable-gpu', '--disable-quic', '--no-first-run'];
+/** What the test hands to the browser comes from no network, and may else not reach the gateway. */
+const OF_DIST = process.env.PAGE === 'dist' ? ['--disable-features=LocalNetworkAccessChecks'] : [];
+const QUIET = ['--disable-background-networking', '--disable-component-update', '--disable-sync'];
+
+let gateway: Gateway;
+let browser: Browser;
+const contexts: BrowserContext[] = [];
+/** What the browser complained of: a policy that was broken, a script that failed, something from elsewhere. */
+const complaints: string[] = [];
+
+beforeAll(async () => {
+  gateway = new Gateway({ limits__body_bytes: '70000', limits__frame_bytes: '131072' });
+  const lines = [
+    { type: 'conversation', id: LONG, kind: 'channel', name: 'A long one', participants: ['importer', 'scroller'] },
+    ...Array.from({ length: SCROLL }, (_, i) => ({
+      type: 'message',
+      conversation: LONG,
+      sender: 'importer',
+      body: `message ${i + 1} ${'word '.repeat((i * 7) % 40)}`,
+      at: 1_700_000_000_000 + i * 60_000,
+    })),
+  ];
+  const file = join(gateway.directory, 'long.jsonl');
+  writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
+  gateway.import(file);
+  await gateway.start();
+  browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: [...ARGS, ...QUIET, ...OF_DIST] });
+});
+afterEach(async () => {
+  disconnectAll();
+  for (const context of contexts.splice(0)) await context.close();
+  expect(complaints.splice(0)).toEqual([]);
+});
+afterAll(async () => {
+  await browser?.close();
+  await gateway?.close();
+});
+
+/** A browser of its own: another person, or another device. */
+async function person(options: BrowserContextOptions = {}): Promise<BrowserContext> {
+  const context = await browser.newContext({ locale: 'en-GB', ...options });
+  context.setDefaultTimeout(PATIENCE_MS);
+  contexts.push(context);
+  if (process.env.PAGE === 'dist') {
+    await context.route(/\/(page\.(js|css))?(\?.*)?$/, async (route) => {
+      const name = new URL(route.request().url()).pathname.slice(1) || 'index.html';
+      const { 'content-length': _, ...headers } = (await route.fetch()).headers();
+      await route.fulfill({ headers, body: readFileSync(join(import.meta.dirname, '../page/dist', name)) });
+    });
+  }
+  context.on('page', (page) => {
+    page.on('pageerror', (error) => complaints.push(`${error}`));
+    page.on('console', (message) => {
+      const text = message.text();
+      // A gateway that is not there is what some tests are about.
+      if (message.type() === 'error' && !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET/.test(text)) {
+        complaints.push(text);
+      }
+    });
+    page.on('request', (request) => {
+      if (!request.url().startsWith(gateway.page)) complaints.push(`from elsewhere: ${request.url()}`);
+    });
+  });
+  return context;
+}
+
+async function signIn(context: BrowserContext, name: string, query = ''): Promise<Page> {
+  const page = await context.newPage();
+  await page.goto(gateway.page + query);
+  await page.getByLabel('Name').fill(name);
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  await connected(page);
+  return page;
+}
+
+const connected = (page: Page) => page.locator('.connection', { hasText: 'Connected' }).waitFor({ state: 'attached' });
+const write = async (page: Page, text: string) => {
+  await page.getByLabel('Message', { exact: true }).fill(text);
+  await page.keyboard.press('Enter');
+};
+const texts = (page: Page) => page.locator('.message .body').allTextContents();
+const states = (page: Page) =>
+  page.locator('.message[data-state]').evaluateAll((rows) => rows.map((row) => row.getAttribute('data-state')));
+
+async function openDm(page: Page, name: string): Promise<void> {
+  await page.getByRole('button', { name: 'New conversation' }).click();
+  await page.getByLabel('With').fill(name);
+  await page.getByRole('button', { name: 'Open', exact: true }).click();
+  await page.getByLabel('Message', { exact: true }).waitFor();
+}
+
+async function picture(page: Page, name: string): Promise<void> {
+  const folder = process.env.SCREENSHOTS;
+  if (!folder) return;
+  mkdirSync(folder, { recursive: true });
+  await page.screenshot({ path: join(folder, `${name}.png`) });
+}
+
+test('two people chat while the gateway is killed and started again: nothing is lost or doubled on screen', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const [alice, bob] = [await signIn(await person(), a), await signIn(await person(), b)];
+  await openDm(alice, b);
+  await write(alice, 'Hello Bob');
+  await bob.getByRole('button', { name: new RegExp(a) }).click();
+  await bob.locator('.body', { hasText: 'Hello Bob' }).waitFor();
+  await until(async () => (await states(alice))[0] === 'read', 'read');
+
+  // Somebody typing is seen.
+  await bob.getByLabel('Message', { exact: true }).pressSequentially('Hi');
+  await alice.locator('.names', { hasText: `${b} is typing…` }).waitFor();
+  await write(bob, 'Hi Alice');
+
+  const expected = ['Hello Bob', 'Hi Alice'];
+  for (let round = 0; round < 3; round++) {
+    for (let i = 0; i < 5; i++) {
+      await write(alice, `alice ${round}.${i}`);
+      await write(bob, `bob ${round}.${i}`);
+      expected.push(`alice ${round}.${i}`, `bob ${round}.${i}`);
+      if (i === 2) await gateway.kill();
+    }
+    await alice.getByText('No connection. Trying again…').waitFor();
+    await gateway.start();
+  }
+  for (const page of [alice, bob]) {
+    await until(async () => (await texts(page)).length === expected.length, 'every message on screen');
+    await until(async () => !(await states(page)).includes('sending'), 'everything sent');
+    expect([...(await texts(page))].sort()).toEqual([...expected].sort());
+  }
+  // The same order for both, and for each sender the one in which it was written.
+  const shown = await texts(alice);
+  expect(await texts(bob)).toEqual(shown);
+  for (const name of ['alice', 'bob']) {
+    const own = expected.filter((text) => text.startsWith(`${name} `));
+    expect(shown.filter((text) => text.startsWith(`${name} `))).toEqual(own);
+  }
+});
+
+test('a message written in a tunnel, with the tab closed and opened again, is sent once and in order', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const context = await person();
+  const alice = await signIn(context, a);
+  await openDm(alice, b);
+  await write(alice, 'before');
+  await until(async () => (await states(alice)).at(-1) === 'sent');
+  const address = alice.url();
+  await gateway.kill();
+  for (const text of ['first', 'second', 'third']) await write(alice, text);
+  await until(async () => (await states(alice)).filter((state) => state === 'sending').length === 3);
+  await alice.close();
+  await gateway.start();
+  const again = await context.newPage();
+  await again.goto(address);
+  await until(async () => (await texts(again)).length === 4 && !(await states(again)).includes('sending'));
+  expect(await texts(again)).toEqual(['before', 'first', 'second', 'third']);
+  const bob = await gateway.connect(b);
+  const log: string[] = [];
+  for await (const page of (await bob.dm(a)).pages()) log.unshift(...page.map(({ body }) => body));
+  expect(log).toEqual(['before', 'first', 'second', 'third']);
+});
+
+test('two tabs of one user share one outbox, and one of them sends', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const context = await person();
+  const first = await signIn(context, a);
+  await openDm(first, b);
+  const second = await context.newPage();
+  const sends: string[] = [];
+  for (const [name, page] of [
+    ['first', first],
+    ['second', second],
+  ] as const) {
+    page.on('websocket', (socket) => socket.on('framesent', ({ payload }) => /"type":"send"/.test(String(payload)) && sends.push(name)));
+  }
+  await second.goto(first.url());
+  await connected(second);
+  await second.getByLabel('Message', { exact: true }).waitFor();
+  await gateway.kill();
+  await write(first, 'from the first');
+  await write(second, 'from the second');
+  // Each shows what waits in the other.
+  for (const page of [first, second]) await until(async () => (await states(page)).length === 2);
+  await gateway.start();
+  for (const page of [first, second]) {
+    await until(async () => (await states(page)).every((state) => state === 'sent') && (await texts(page)).length === 2);
+  }
+  expect(new Set(sends).size, 'one of them sends').toBe(1);
+  expect(sends).toHaveLength(2);
+  // The one that sent is closed: the other one goes on.
+  const [sender, other] = sends[0] === 'first' ? [first, second] : [second, first];
+  await sender.close();
+  await write(other, 'alone');
+  await until(async () => (await states(other)).length === 3 && (await states(other)).at(-1) === 'sent');
+});
+
+test('scrolls from the newest message to the first, ten at a time', async () => {
+  const page = await signIn(await person({ viewport: { width: 1200, height: 800 } }), 'scroller');
+  await page.getByRole('button', { name: /A long one/ }).click();
+  // The unread ones begin at the first message; this is about the way from the end.
+  await page.locator('.message').first().waitFor();
+  await page.evaluate(() => {
+    const tasks: number[] = [];
+    (globalThis as { tasks?: number[] }).tasks = tasks;
+    new PerformanceObserver((list) => tasks.push(...list.getEntries().map(({ duration }) => duration))).observe({
+      entryTypes: ['longtask'],
+    });
+  });
+  const toEnd = page.getByRole('button', { name: /^To the end/ });
+  await toEnd.click();
+  await page.locator(`[data-seq="${SCROLL + 1}"]`).waitFor();
+  // The upper end, as fast as pages come. What is looked at must not move when older ones are put before it.
+  const result = await page.evaluate(async () => {
+    const box = document.querySelector<HTMLElement>('.messages')!;
+    const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+    const firstSeq = () => Number(box.querySelector<HTMLElement>('[data-seq]')!.dataset.seq);
+    let [pages, jumps, rows] = [0, 0, 0];
+    const began = performance.now();
+    while (firstSeq() > 1) {
+      const before = firstSeq();
+      // A little below the top, where a reader who scrolls fast arrives.
+      box.scrollTop = Math.min(box.scrollTop, 40);
+      const anchor = box.querySelector<HTMLElement>(`[data-seq="${before}"]`)!;
+      // Where it ends: it may lose its day and its sender to what comes before it.
+      const end = anchor.getBoundingClientRect().bottom;
+      const at = performance.now();
+      while (firstSeq() === before && performance.now() - at < 20_000) await frame();
+      if (firstSeq() === before) throw new Error(`stuck at ${before}`);
+      if (anchor.isConnected && Math.abs(anchor.getBoundingClientRect().bottom - end) > 1.5) jumps++;
+      pages += (before - firstSeq()) / 10;
+      rows = Math.max(rows, box.querySelectorAll('[data-seq]').length);
+    }
+    return { pages, jumps, rows, ms: performance.now() - began };
+  });
+  const tasks = await page.evaluate(() => (globalThis as { tasks?: number[] }).tasks!);
+  const longest = tasks.length ? `${Math.max(...tasks).toFixed(0)} ms` : 'below 50 ms';
+  console.log(
+    `scrolled through ${SCROLL} messages: ${(result.ms / result.pages).toFixed(1)} ms per page of ten, ` +
+      `longest task ${longest} (${tasks.length} above 50 ms), at most ${result.rows} messages in the document`,
+  );
+  expect(result.jumps).toBe(0);
+  expect(result.rows).toBeLessThanOrEqual(300);
+  await page.getByText('This is the beginning of the conversation.').waitFor();
+  await picture(page, 'beginning');
+  // And back to the end in one step.
+  await toEnd.click();
+  await page.locator(`[data-seq="${SCROLL + 1}"]`).waitFor();
+});
+
+test('what users type is never markup or script', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  const dm = await bob.dm(a);
+  const hostile = [
+    '<script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">',
+    '"><svg onload=window.pwned=1><b>bold</b> &lt;i&gt; {{7*7}} ${7*7}',
+    'javascript:window.pwned=1 https://example.org/?q="onmouseover=window.pwned=1 https://example.org/)',
+    'left \u202Eright to left override\u202C \u2066isolated, never closed',
+    'W'.repeat(65_536),
+    '👩‍👩‍👧‍👦🏳️‍🌈👍🏽 e\u0301\u0301\u0301 Z͑ͫa̸l̵g̶o\u0000\u0007 \u200B\uFEFF',
+    'line one\nline two\n\n\tindented',
+  ];
+  for (const body of hostile) await dm.send(body);
+  const group = await bob.createGroup({ name: '<img src=x onerror=window.pwned=1>\u202Egnp', participants: [a] });
+  await group.send('x', { attachments: [{ url: 'https://example.org/a"b', name: '<b>file</b>\u202Egnp.exe', size: 5000 }], replyTo: 1 });
+  const alice = await signIn(await person(), a);
+  await alice.locator('.sidebar li', { has: alice.locator('.title', { hasText: b }) }).click();
+  await until(async () => (await texts(alice)).length === hostile.length);
+  expect(await texts(alice)).toEqual(hostile);
+  const facts = await alice.evaluate(() => {
+    const box = document.querySelector('.messages')!;
+    return {
+      pwned: 'pwned' in globalThis,
+      markup: box.querySelectorAll('script, img, svg:not(.icon), b, i:not(.icon)').length,
+      inlineHandlers: [...document.querySelectorAll('*')].filter((e) => [...e.attributes].some(({ name }) => name.startsWith('on'))).length,
+      links: [...box.querySelectorAll('a')].map((a) => [a.protocol, a.rel]),
+      tooWide: box.scrollWidth > box.clientWidth || document.documentElement.scrollWidth > innerWidth,
+    };
+  });
+  expect(facts).toEqual({
+    pwned: false,
+    markup: 0,
+    inlineHandlers: 0,
+    links: [
+      ['https:', 'noopener noreferrer nofollow ugc'],
+      ['https:', 'noopener noreferrer nofollow ugc'],
+    ],
+    tooWide: false,
+  });
+  await picture(alice, 'hostile');
+  await alice.getByRole('button', { name: /img src/ }).click();
+  await alice.locator('.attachment').waitFor();
+  expect(await alice.locator('h2').first().textContent()).toBe('<img src=x onerror=window.pwned=1>\u202Egnp');
+  expect(await alice.evaluate(() => 'pwned' in globalThis)).toBe(false);
+  // Nothing inline would run even if it got in.
+  const policy = (await alice.request.get(gateway.page)).headers()['content-security-policy']!;
+  expect(policy).toContain("script-src 'self'");
+  expect(policy).not.toContain('unsafe');
+});
+
+test('groups and channels: members, roles, posting, looking in, joining, leaving', async () => {
+  const [a, b, c] = [user('alice'), user('bob'), user('carol')];
+  const alice = await signIn(await person({ viewport: { width: 1300, height: 800 } }), a);
+  const name = `Lunch ${a}`;
+  await alice.getByRole('button', { name: 'New conversation' }).click();
+  await alice.getByText('Group', { exact: true }).click();
+  await alice.getByLabel('Name').fill(name);
+  await alice.getByLabel('People').fill(`${b}, ${c}`);
+  await alice.getByRole('button', { name: 'Create' }).click();
+  await alice.getByText('You created this group').waitFor();
+  await alice.locator('.names', { hasText: '3 members' }).waitFor();
+  await write(alice, 'Who is hungry?');
+  const bob = await signIn(await person(), b, '?codec=msgpack');
+  await bob.getByRole('button', { name: new RegExp(name) }).click();
+  await bob.locator('.body', { hasText: 'Who is hungry?' }).waitFor();
+  // A reply, from the keyboard.
+  await bob.locator('.message').last().hover();
+  await bob.getByRole('button', { name: 'Reply' }).last().click();
+  await write(bob, 'Me!');
+  await alice.locator('.message .quote', { hasText: 'Who is hungry?' }).waitFor();
+
+  await alice.getByRole('button', { name: 'Details' }).click();
+  await alice.getByLabel('Who may post').selectOption('admins');
+  await bob.getByText('Only admins post here.').waitFor();
+  await alice.getByLabel(`Role of ${b}`).selectOption('admin');
+  await bob.getByLabel('Message', { exact: true }).waitFor();
+  await alice.getByRole('button', { name: `Remove ${c}` }).click();
+  await alice.locator('.names', { hasText: '2 members' }).waitFor();
+  await alice.locator('.details input[name=value]').first().fill(`Dinner ${a}`);
+  await alice.getByRole('button', { name: 'Rename' }).click();
+  await bob.getByRole('button', { name: new RegExp(`Dinner ${a}`) }).waitFor();
+  await picture(alice, 'group');
+  await bob.getByRole('button', { name: 'Details' }).click();
+  await bob.getByRole('button', { name: 'Leave this group' }).click();
+  await bob.getByText('You are not in this conversation any more.').waitFor();
+
+  await alice.getByRole('button', { name: 'New conversation' }).click();
+  await alice.getByText('Channel', { exact: true }).click();
+  await alice.getByLabel('Name', { exact: true }).first().fill(`News ${a}`);
+  await alice.getByRole('button', { name: 'Create' }).click();
+  await alice.getByText('You created this channel').waitFor();
+  const carol = await signIn(await person(), c);
+  await carol.getByRole('button', { name: 'Browse public conversations' }).click();
+  await carol.getByRole('button', { name: new RegExp(`News ${a}`) }).click();
+  await carol.getByText('You are looking in. Join to take part.').waitFor();
+  await write(alice, 'Extra, extra!');
+  await carol.locator('.body', { hasText: 'Extra, extra!' }).waitFor();
+  await carol.getByRole('button', { name: 'Join' }).click();
+  await carol.getByText('Only admins post here.').waitFor();
+  await carol.getByRole('button', { name: new RegExp(`News ${a}`) }).waitFor();
+});
+
+test('unread messages: where they begin, how many, and from the keyboard', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  const dm = await bob.dm(a);
+  const other = await bob.createGroup({ name: 'Other', participants: [a] });
+  await other.send('unread too');
+  for (let i = 1; i <= 60; i++) await dm.send(`number ${i} ${'and so on '.repeat(10)}`);
+  const alice = await signIn(await person({ viewport: { width: 1100, height: 600 } }), a);
+  await until(async () => (await alice.title()) === '(61) Chat', 'the number of unread messages');
+  const item = alice.locator('.sidebar li', { has: alice.locator('.title', { hasText: b }) });
+  expect(await item.locator('.badge').textContent()).toContain('60');
+  await item.click();
+  // It begins under a line, with what follows below; reading on makes it fewer.
+  const line = alice.getByText('New messages');
+  await line.waitFor();
+  await until(
+    () => line.evaluate((e) => e.getBoundingClientRect().top > 0 && e.getBoundingClientRect().top < innerHeight),
+    'the line on screen',
+  );
+  await alice.locator('.float .badge').waitFor();
+  await picture(alice, 'unread');
+  await alice.getByRole('button', { name: /^To the end/ }).click();
+  await until(async () => (await alice.title()) === '(1) Chat');
+  await until(() => dm.id && bob.inbox.get(dm.id)?.unread === 0);
+  // By keys alone: to the other conversation, and back.
+  await alice.keyboard.press('Alt+ArrowUp');
+  await alice.keyboard.press('Alt+ArrowDown');
+  await until(async () => alice.url().includes(other.id));
+  await until(async () => (await alice.title()) === 'Chat');
+  await alice.keyboard.type('From the keyboard');
+  await alice.keyboard.press('Enter');
+  await alice.locator('.body', { hasText: 'From the keyboard' }).waitFor();
+  expect(await alice.evaluate(() => document.activeElement?.tagName)).toBe('TEXTAREA');
+  // Whoever has scrolled up stays there when something comes, and is told.
+  await alice.keyboard.press('Alt+ArrowDown');
+  await until(async () => alice.url().includes(dm.id));
+});
+
+test('looks like a chat, on a desk, on a phone and in the dark', async () => {
+  const [a, b, c] = ['Alice', 'Bob', 'Carol'].map((name) => user(name)) as [string, string, string];
+  const [bob, carol] = [await gateway.connect(b), await gateway.connect(c)];
+  const dm = await bob.dm(a);
+  await dm.send('Have you seen the new release?');
+  const group = await carol.createGroup({ name: 'Weekend plans', participants: [a, b] });
+  await group.send('Hiking on Saturday?');
+  await group.send('The forecast is good: https://example.org/weather');
+  await bob
+    .conversation(group.id)
+    .send('Count me in! What time do we meet, and where? I can bring the big thermos and some of those cinnamon rolls.');
+  await carol.createChannel({ name: 'Announcements', participants: [a] });
+  const alice = await signIn(await person({ viewport: { width: 1280, height: 800 } }), a);
+  await alice.getByRole('button', { name: /Weekend plans/ }).click();
+  await write(alice, 'Nine at the station?');
+  await bob.conversation(group.id).send('Perfect 👍');
+  await alice.locator('.body', { hasText: 'Perfect' }).waitFor();
+  await picture(alice, 'desktop');
+  const wide = await alice.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
+  expect(wide).toBe(true);
+
+  const dark = await signIn(await person({ viewport: { width: 1280, height: 800 }, colorScheme: 'dark' }), a);
+  await dark.getByRole('button', { name: /Weekend plans/ }).click();
+  await dark.locator('.body', { hasText: 'Perfect' }).waitFor();
+  await dark.getByRole('button', { name: 'Details' }).click();
+  await dark.locator('.members li').nth(2).waitFor();
+  const [back, text] = await dark.evaluate(() => {
+    const { backgroundColor, color } = getComputedStyle(document.body);
+    return [backgroundColor, color];
+  });
+  const light = (colour: string) =>
+    colour
+      .match(/\d+/g)!
+      .slice(0, 3)
+      .reduce((sum, part) => sum + Number(part), 0);
+  expect(light(back!)).toBeLessThan(150);
+  expect(light(text!)).toBeGreaterThan(500);
+  await picture(dark, 'dark');
+
+  const phone = await signIn(
+    await person({ viewport: { width: 390, height: 780 }, hasTouch: true, isMobile: true, deviceScaleFactor: 2 }),
+    a,
+  );
+  await picture(phone, 'phone-inbox');
+  await phone.getByRole('button', { name: /Weekend plans/ }).tap();
+  await phone.locator('.body', { hasText: 'Perfect' }).waitFor();
+  expect(await phone.locator('.sidebar').isVisible()).toBe(false);
+  await picture(phone, 'phone-thread');
+  expect(await phone.evaluate(() => document.documentElement.scrollWidth <= innerWidth)).toBe(true);
+  await phone.getByRole('button', { name: 'Back to the conversations' }).tap();
+  await phone.locator('.sidebar').waitFor();
+
+  const empty = await person({ viewport: { width: 1280, height: 800 } });
+  const page = await empty.newPage();
+  await page.goto(gateway.page);
+  await picture(page, 'sign-in');
+});

@@ -1,0 +1,151 @@
+/** Starts real gateways, each over a directory of its own. */
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import WebSocket from 'ws';
+import { ChatClient, type ChatOptions } from '../../src/index.js';
+
+const ROOT = join(import.meta.dirname, '../../..');
+const BINARY = process.env.CHAT_GATEWAY ?? join(ROOT, 'target/release/chat-gateway');
+/** Until an awaited event is a failure; never a measure of speed. */
+export const PATIENCE_MS = 60_000;
+
+export class Gateway {
+  readonly directory = mkdtempSync(join(tmpdir(), 'chat-test-'));
+  /** Where clients connect: the same after a restart. */
+  address = '';
+  #process: ChildProcess | undefined;
+  #settings: Record<string, string>;
+  #log = '';
+
+  constructor(settings: Record<string, string> = {}) {
+    this.#settings = settings;
+  }
+
+  async start(): Promise<this> {
+    if (!this.address) this.address = `127.0.0.1:${await freePort()}`;
+    this.#log = '';
+    this.#process = spawn(BINARY, [], { env: this.#env(), stdio: ['ignore', 'pipe', 'pipe'] });
+    this.#process.stdout!.on('data', (text) => (this.#log += text));
+    this.#process.stderr!.on('data', (text) => (this.#log += text));
+    await until(() => {
+      if (this.#process!.exitCode !== null) throw new Error(`the gateway did not start:\n${this.#log}`);
+      return this.#log.includes('"ready"');
+    });
+    return this;
+  }
+
+  get url(): string {
+    return `ws://${this.address}/v1/ws`;
+  }
+
+  get page(): string {
+    return `http://${this.address}/`;
+  }
+
+  /** kill -9. */
+  async kill(): Promise<void> {
+    await this.#end('SIGKILL');
+  }
+
+  async stop(): Promise<void> {
+    await this.#end('SIGTERM');
+  }
+
+  async close(): Promise<void> {
+    await this.kill();
+    if (this.#log.includes('panicked')) throw new Error(this.#log);
+    rmSync(this.directory, { recursive: true, force: true });
+  }
+
+  /** With the gateway stopped. */
+  import(file: string): void {
+    execFileSync(BINARY, ['import', file], { env: this.#env(), stdio: 'pipe' });
+  }
+
+  cli(...args: string[]): string {
+    return execFileSync(BINARY, args, { env: this.#env(), encoding: 'utf8' }).trim();
+  }
+
+  async token(user: string): Promise<string> {
+    const answer = await fetch(`${this.page}v1/tokens`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ user }),
+    });
+    return ((await answer.json()) as { token: string }).token;
+  }
+
+  /** A client of this user, not connected; by another address, if that is given. */
+  client(user: string, options: Partial<ChatOptions> = {}, url = this.url): ChatClient {
+    const client = new ChatClient(url, { token: () => this.token(user), WebSocket, ...options });
+    clients.push(client);
+    return client;
+  }
+
+  async connect(user: string, options: Partial<ChatOptions> = {}, url = this.url): Promise<ChatClient> {
+    const client = this.client(user, options, url);
+    await client.connect();
+    return client;
+  }
+
+  async #end(signal: NodeJS.Signals): Promise<void> {
+    const process = this.#process;
+    if (!process || process.exitCode !== null || process.signalCode !== null) return;
+    const ended = new Promise((resolve) => process.once('exit', resolve));
+    process.kill(signal);
+    await ended;
+  }
+
+  #env(): NodeJS.ProcessEnv {
+    const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('CHAT__')));
+    const settings = {
+      client__listen: this.address || '127.0.0.1:0',
+      internal__listen: '127.0.0.1:0',
+      store__embedded__path: join(this.directory, 'data'),
+      log__format: 'json',
+      drain__spread_ms: '100',
+      limits__requests_per_second: '100000',
+      limits__requests_burst: '100000',
+      limits__connects_burst_per_address: '100000',
+      ...this.#settings,
+    };
+    return { ...env, ...Object.fromEntries(Object.entries(settings).map(([name, value]) => [`CHAT__${name.toUpperCase()}`, value])) };
+  }
+}
+
+const clients: ChatClient[] = [];
+
+/** To be called after each test. */
+export function disconnectAll(): void {
+  for (const client of clients.splice(0)) client.disconnect();
+}
+
+let names = 0;
+/** Users nobody else uses. */
+export const user = (name: string): string => `${name}-${process.pid}-${++names}`;
+
+export async function until<T>(check: () => T | Promise<T>, what = 'it'): Promise<T> {
+  const end = Date.now() + PATIENCE_MS;
+  for (;;) {
+    const value = await check();
+    if (value) return value;
+    if (Date.now() > end) throw new Error(`${what} never came true: ${check}`);
+    await sleep(10);
+  }
+}
+
+/** Not one that connections get: it must still be free when a gateway comes back to it. */
+export function freePort(): Promise<number> {
+  return new Promise((resolve) => {
+    const port = 12_000 + Math.floor(Math.random() * 18_000);
+    const probe = createServer();
+    probe.once('error', () => resolve(freePort()));
+    probe.listen(port, '127.0.0.1', () => probe.close(() => resolve(port)));
+  });
+}
+
+export const readText = (path: string): string => readFileSync(join(ROOT, path), 'utf8');

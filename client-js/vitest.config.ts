@@ -1,0 +1,12 @@
+import { defineConfig } from 'vitest/config';
+
+export default defineConfig({
+  test: {
+    include: ['test/**/*.test.ts'],
+    testTimeout: 120_000,
+    hookTimeout: 120_000,
+    // Two cores, and real gateways and browsers.
+    maxWorkers: 2,
+    reporters: ['default'],
+  },
+});
