@@ -388,11 +388,12 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(other.id));
   await until(async () => (await alice.title()) === 'Chat');
+  await until(() => alice.evaluate(() => document.activeElement?.tagName === 'TEXTAREA'), 'the cursor in the field');
   await alice.keyboard.type('From the keyboard');
   await alice.keyboard.press('Enter');
   await alice.locator('.body', { hasText: 'From the keyboard' }).waitFor();
-  expect(await alice.evaluate(() => document.activeElement?.tagName)).toBe('TEXTAREA');
-  // Whoever has scrolled up stays there when something comes, and is told.
+  // What has the newest message is the first.
+  await until(async () => (await alice.locator('.sidebar li .title').first().textContent()) === 'Other', 'the other one is first');
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(dm.id));
 });

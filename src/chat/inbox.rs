@@ -108,12 +108,16 @@ impl InboxWriter {
         }
     }
 
-    /// Writes everything queued so far; false when some of it must be tried again.
+    /// Writes everything queued so far; false when some of it must be tried again. Who stops waiting for it loses nothing.
     pub async fn flush(&self) -> bool {
         let _one_at_a_time = self.flushing.lock().await;
-        let taken = std::mem::take(&mut *self.pending());
-        gauge!("chat_inbox_conversations_pending").set(taken.len() as f64);
-        let writes: Vec<InboxWrite> = taken.iter().flat_map(|(id, p)| p.writes(*id)).collect();
+        let mut taken = Taken {
+            writer: self,
+            rows: std::mem::take(&mut *self.pending()),
+        };
+        gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
+        let rows = taken.rows.iter();
+        let writes: Vec<InboxWrite> = rows.flat_map(|(id, p)| p.writes(*id)).collect();
         let batches: Vec<Vec<InboxWrite>> = writes
             .chunks(BATCH_ROWS)
             .map(<[InboxWrite]>::to_vec)
@@ -126,19 +130,35 @@ impl InboxWriter {
         counter!("chat_inbox_rows_written_total").increment(writes.len() as u64);
         let failed = results.into_iter().find_map(Result::err);
         self.behind.store(failed.is_some(), Ordering::Release);
-        let Some(error) = failed else {
-            return true;
-        };
-        tracing::warn!(%error, "inbox rows were not written; they will be tried again");
-        let mut pending = self.pending();
-        for (id, older) in taken {
-            pending.entry(id).or_default().lay_over(older);
+        if let Some(error) = failed {
+            tracing::warn!(%error, "inbox rows were not written; they will be tried again");
+            return false;
         }
-        false
+        taken.rows.clear();
+        true
     }
 
     fn pending(&self) -> MutexGuard<'_, BTreeMap<ConversationId, Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Taken to be written: what is left of it when this is dropped waits again.
+struct Taken<'a> {
+    writer: &'a InboxWriter,
+    rows: BTreeMap<ConversationId, Pending>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.rows.is_empty() {
+            return;
+        }
+        let mut pending = self.writer.pending();
+        for (id, older) in std::mem::take(&mut self.rows) {
+            pending.entry(id).or_default().lay_over(older);
+        }
+        self.writer.wake.notify_one();
     }
 }
 
@@ -177,5 +197,61 @@ impl Pending {
             let read = self.read_by_senders.entry(user).or_default();
             *read = seq.max(*read);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock,
+        model::{ClientId, Content},
+        store::simulated::{Faults, Simulated},
+    };
+
+    fn user() -> UserId {
+        UserId::new("alice").unwrap()
+    }
+
+    fn queue(writer: &InboxWriter, conversation: ConversationId, seq: Seq) {
+        let members = Members {
+            kind: Kind::Group,
+            name: None,
+            users: vec![(user(), 1)],
+        };
+        let entry = Entry {
+            seq,
+            message_id: clock::message_id(1),
+            client_id: ClientId(uuid::Uuid::nil()),
+            sender: user(),
+            at: 1,
+            content: Content::Text {
+                body: "hi".into(),
+                attachments: Vec::new(),
+                reply_to: None,
+            },
+        };
+        writer.queue(conversation, Some(Arc::new(members)), &entry);
+    }
+
+    /// Whoever asks for a flush may stop waiting, and nobody else may ask for one: the rows are written all the same.
+    #[tokio::test(start_paused = true)]
+    async fn a_flush_that_nobody_waits_for_any_more_loses_no_rows() {
+        let store = Simulated::new(1, Faults::NONE);
+        let (cut, seen) = (store.cut(), store.share());
+        let writer = Arc::new(InboxWriter::new(Arc::new(store)));
+        let conversation = ConversationId(uuid::Uuid::from_u128(1));
+        let running = writer.clone();
+        let running = tokio::spawn(async move { running.run().await });
+        cut.store(true, Ordering::Relaxed);
+        queue(&writer, conversation, 7);
+        let given_up = tokio::time::timeout(Duration::from_millis(1), writer.flush()).await;
+        assert!(given_up.is_err(), "the store does not answer");
+        cut.store(false, Ordering::Relaxed);
+        sleep(Duration::from_secs(5)).await;
+        running.abort();
+        let rows = seen.inbox(&user()).await.unwrap();
+        let last = rows[0].face.as_ref().and_then(|face| face.last.as_ref());
+        assert_eq!(last.map(|last| last.seq), Some(7));
     }
 }

@@ -76,11 +76,13 @@ pub(super) async fn conversation(
             range = LogRange::After(lowest);
             continue;
         }
-        // Published again too: whoever came since has read an inbox without it. Receivers drop by seq what they have.
+        // Published again too: whoever came since has read an inbox without it. The newest one in any case: the row that
+        // the dead owner wrote may have landed after that. Receivers drop by seq what they have, and read what they lack.
         let published: Vec<_> = entries
             .iter()
             .map(|entry| {
-                let unseen = members.as_ref().filter(|_| entry.seq > lowest);
+                let unseen = |_: &_| entry.seq > lowest || entry.seq == head;
+                let unseen = members.as_ref().filter(unseen);
                 let publication = unseen.map(|members| Publication::Entry {
                     conversation,
                     entry: entry.clone(),

@@ -198,6 +198,14 @@ impl Exchange {
                 self.peers.send(gateway, announced, None);
             }
         });
+        self.announced(self.me, version);
+    }
+
+    /// A member has said everything.
+    fn announced(&self, member: GatewayId, version: Epoch) {
+        tracing::trace!(me = %self.me, %member, version, "that was all");
+        self.home.announced(member, version);
+        self.members.wake();
     }
 
     fn interested(&self, gateway: GatewayId, topics: &[Interest], version: Epoch) {
@@ -439,11 +447,7 @@ impl Receive for Exchange {
             Message::Interests { version, topics } => {
                 self.interested(from, &topics, version);
             }
-            Message::Announced { version } => {
-                tracing::trace!(me = %self.me, %from, version, "that was all");
-                self.home.announced(from, version);
-                self.members.wake();
-            }
+            Message::Announced { version } => self.announced(from, version),
             Message::Uninterested { topic } => {
                 tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
                 self.home.uninterested(from, &topic);

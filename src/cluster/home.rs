@@ -99,7 +99,7 @@ impl Home {
             peers.clone(),
             interests.clone(),
         );
-        let home = Self {
+        Self {
             me,
             store,
             edge,
@@ -115,9 +115,7 @@ impl Home {
             held: Mutex::default(),
             overlays: [Overlay::new(), Overlay::new()],
             current: AtomicUsize::new(0),
-        };
-        home.complete_if_announced(&mut lock(&home.rings));
-        home
+        }
     }
 
     // Of whom this gateway is the home.
@@ -150,9 +148,6 @@ impl Home {
             }
         }
         self.presence.count();
-        self.complete_if_announced(&mut rings);
-        drop(rings);
-        self.release();
     }
 
     fn is_mine(&self, ring: &Ring, topic: &Topic) -> bool {
@@ -161,11 +156,11 @@ impl Home {
 
     fn complete_if_announced(&self, rings: &mut Rings) {
         let Rings { now, announced, .. } = rings;
-        // Rule [exact]: for exactly this version. A member that is ahead told its interests to another home.
+        // Rule [exact]: for exactly this version. A member that is ahead told its interests to another home. This gateway
+        // too: it says so when its own inbox writer has written everything.
         let said = |member: &GatewayId| announced.get(member) == Some(&now.version());
-        let mut others = now.members().iter().filter(|&&member| member != self.me);
         if now.members().contains(&self.me)
-            && others.all(said)
+            && now.members().iter().all(said)
             && !self.complete.load(Ordering::Acquire)
         {
             self.complete.store(true, Ordering::Release);
@@ -180,11 +175,11 @@ impl Home {
         }
     }
 
-    /// A peer has told everything that its sockets are interested in.
-    pub(super) fn announced(&self, peer: GatewayId, version: Epoch) {
+    /// A member, maybe this gateway itself, has told everything that its sockets are interested in.
+    pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
         {
             let mut rings = lock(&self.rings);
-            rings.announced.insert(peer, version);
+            rings.announced.insert(member, version);
             let members = rings.now.members().to_vec();
             let now = rings.now.version();
             rings
@@ -193,7 +188,7 @@ impl Home {
             // What it did not say again is over.
             let empty = self
                 .interests
-                .retain(|_, gateway, noted| gateway != peer || noted >= version);
+                .retain(|_, gateway, noted| gateway != member || noted >= version);
             for topic in empty {
                 if let Topic::User(user) = &topic {
                     self.presence.vanished(user);
