@@ -207,6 +207,7 @@ mod tests {
         clock,
         model::{ClientId, Content},
         store::simulated::{Faults, Simulated},
+        tasks::Tasks,
     };
 
     fn user() -> UserId {
@@ -242,7 +243,7 @@ mod tests {
         let writer = Arc::new(InboxWriter::new(Arc::new(store)));
         let conversation = ConversationId(uuid::Uuid::from_u128(1));
         let running = writer.clone();
-        let running = tokio::spawn(async move { running.run().await });
+        let running = Tasks::default().spawn(async move { running.run().await });
         cut.store(true, Ordering::Relaxed);
         queue(&writer, conversation, 7);
         let given_up = tokio::time::timeout(Duration::from_millis(1), writer.flush()).await;
