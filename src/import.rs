@@ -14,6 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use futures_util::future::BoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
@@ -114,8 +115,8 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     };
     let imported = importer.file(file).await;
     let drained = importer.wait(0).await;
-    importer.conversations.close();
-    if !core.finished(FINISH_TIMEOUT).await {
+    let closed = timeout(FINISH_TIMEOUT, importer.conversations.close()).await;
+    if closed.is_err() || !core.finished(FINISH_TIMEOUT).await {
         bail!("the conversations did not finish in time");
     }
     while !inbox.flush().await {
@@ -124,7 +125,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     flush.abort();
     keep.abort();
     store.forget_activity(members.me()).await?;
-    members.leave().await;
+    members.leave(std::future::ready(())).await;
     store.close().await?;
     imported.and(drained)?;
     Ok(importer.report)

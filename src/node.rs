@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -145,23 +145,11 @@ impl Node {
         let left = || ends.saturating_duration_since(Instant::now());
         self.edge.drain();
         let sessions = self.edge.finished(left()).await;
-        self.cluster.conversations.close();
-        let conversations = self.core.finished(left()).await;
-        let inbox = timeout(left(), async {
-            while !self.cluster.inbox.flush().await && self.store.healthy().is_ok() {
-                sleep(Duration::from_millis(100)).await;
-            }
-        })
-        .await
-        .is_ok();
-        let finished = sessions && conversations && inbox;
+        let let_go = self.cluster.leave(&self.members, ends).await;
+        let tasks = self.core.finished(left()).await;
+        let finished = sessions && let_go && tasks;
         if !finished {
-            tracing::warn!(
-                sessions,
-                conversations,
-                inbox,
-                "not all of these ended in time"
-            );
+            tracing::warn!(sessions, let_go, tasks, "not all of these ended in time");
         }
         self.gateway.flush_presence().await;
         if finished && self.store.healthy().is_ok() && !removed {
@@ -172,7 +160,6 @@ impl Node {
             }
         }
         if !removed {
-            self.members.leave().await;
             self.cluster.said(SAID_WITHIN).await;
         }
         self.upkeep.drain();

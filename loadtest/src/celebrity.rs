@@ -1,13 +1,31 @@
-//! A channel with very many participants: what a message costs the store does not depend on their number.
+//! A channel with very many participants: what a message costs the store does not depend on their number. And one with very
+//! many who are connected, while others come and go, on one gateway and on several.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
+use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::{Common, client::Client, data::Data, report::Report, server::Server};
+use crate::{
+    Common,
+    client::{Client, send_frame},
+    crowd::Crowd,
+    data::Data,
+    fanout::{Before, Source, WARM_UP, public_channel, settle, spinner},
+    report::Report,
+    server::Server,
+};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -20,7 +38,28 @@ pub(crate) struct Options {
     /// Messages sent to each
     #[arg(long, default_value_t = 500)]
     messages: usize,
+    /// Connected subscribers of a channel of its own; 0: none
+    #[arg(long, default_value_t = 15_000)]
+    live: usize,
+    /// Messages per second to them
+    #[arg(long, default_value_t = 2.0)]
+    rate: f64,
+    /// Messages of a burst, every five seconds
+    #[arg(long, default_value_t = 20)]
+    burst: usize,
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// With so many gateways too, over one store; more than one needs --cassandra
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
 }
+
+/// Between two bursts.
+const CALM: Duration = Duration::from_secs(5);
+/// Who comes and goes does so this often.
+const CHURN_EVERY: Duration = Duration::from_millis(20);
+/// Every so manieth time it joins and leaves, which everyone is told, and else only looks in.
+const JOINS_EVERY: usize = 50;
 
 /// Who can be named when a channel is made; the others are added one by one.
 const AT_CREATION: usize = 3_000;
@@ -70,7 +109,105 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         RATIO_MAX,
         "",
     );
+    drop(server);
+    if options.live > 0 {
+        let alone = live(common, options, 1, &mut report)?;
+        if options.gateways > 1 {
+            let together = live(common, options, options.gateways, &mut report)?;
+            report.figure("CPU per delivery, gateways / gateway", together / alone, "");
+        }
+    }
     report.finish()
+}
+
+/// Messages and bursts to everyone, while others come and go. The CPU of a delivery, in microseconds.
+fn live(
+    common: &Common,
+    options: &Options,
+    gateways: usize,
+    report: &mut Report,
+) -> anyhow::Result<f64> {
+    println!("  {} connected, {gateways} gateways:", options.live);
+    let data = Data::new(common)?;
+    let servers = Server::gateways(common, &data, gateways)?;
+    let name = |what: &str| format!("{what}, on {gateways}");
+    let (publisher, channel, streams) = public_channel(&servers, options.live)?;
+    let epoch = Instant::now();
+    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
+    let compose = |body: &str| send_frame(&channel, body);
+    let mut source = Source::new(publisher, true, &compose, 200, epoch)?;
+    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
+    let progress = spinner();
+    source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
+    crowd.latency.iter_mut().for_each(Histogram::reset);
+    let over = Arc::new(AtomicBool::new(false));
+    let passers_by = servers.iter().enumerate().map(|(number, server)| {
+        come_and_go(
+            number,
+            server.address.clone(),
+            channel.clone(),
+            over.clone(),
+        )
+    });
+    let passers_by: Vec<_> = passers_by.collect();
+    let before = Before::new(&servers, &crowd)?;
+    let end = epoch.elapsed() + Duration::from_secs(options.seconds);
+    while epoch.elapsed() < end {
+        source.paced(&mut crowd, options.rate, CALM, &progress)?;
+        for _ in 0..options.burst {
+            source.publish(epoch.elapsed())?;
+        }
+        settle(&mut crowd, source.number)?;
+    }
+    let part = before.part(&servers, &crowd)?;
+    over.store(true, Ordering::Relaxed);
+    let mut visits = 0;
+    for passer_by in passers_by {
+        visits += passer_by
+            .join()
+            .map_err(|_| anyhow!("who came and went failed"))??;
+    }
+    progress.finish_and_clear();
+    report.figure(&name("came and went"), visits as f64, "");
+    report.figure(&name("CPU per delivery"), part.cpu_us, "µs");
+    if gateways > 1 {
+        report.figure(&name("peer frames per message"), part.peer_frames, "");
+    }
+    for (server, latency) in (1..).zip(&crowd.latency) {
+        report.latency(&format!("{} at {server}", name("latency")), latency);
+    }
+    crowd.draw(report, &name("subscribers"));
+    for (number, watch) in (1..).zip(watches) {
+        watch
+            .stop()
+            .draw(report, &format!("{}: {number}", name("gateway")));
+    }
+    source.finish(&crowd, report, &name("live"))?;
+    Ok(part.cpu_us)
+}
+
+/// Somebody who is interested for a moment, over and over again. How often.
+fn come_and_go(
+    number: usize,
+    address: String,
+    channel: String,
+    over: Arc<AtomicBool>,
+) -> JoinHandle<anyhow::Result<usize>> {
+    thread::spawn(move || {
+        let mut client = Client::connect(&address, &format!("passer-by-{number}"), 0)?;
+        let mut visits = 0;
+        while !over.load(Ordering::Relaxed) {
+            visits += 1;
+            let (come, go) = match visits % JOINS_EVERY {
+                0 => ("join", "leave"),
+                _ => ("subscribe", "unsubscribe"),
+            };
+            client.ask(json!({"type": come, "conversation": channel}))?;
+            client.ask(json!({"type": go, "conversation": channel}))?;
+            thread::sleep(CHURN_EVERY);
+        }
+        Ok(visits)
+    })
 }
 
 /// The names of the participants besides the owner.

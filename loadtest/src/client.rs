@@ -224,6 +224,17 @@ impl Client {
         Ok(id)
     }
 
+    /// The next frame with content, which is JSON, if one comes in time.
+    pub(crate) fn next_within(&mut self, wait: Duration) -> anyhow::Result<Option<Value>> {
+        self.stream.set_read_timeout(Some(wait))?;
+        let next = self.next();
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        match next {
+            Err(error) if error.downcast_ref().is_some_and(is_timeout) => Ok(None),
+            next => next.map(Some),
+        }
+    }
+
     /// The next frame with content, which is JSON.
     pub(crate) fn next(&mut self) -> anyhow::Result<Value> {
         Ok(serde_json::from_slice(&self.hear()?)?)
@@ -265,6 +276,10 @@ impl Client {
     pub(crate) fn into_stream(self) -> TcpStream {
         self.stream
     }
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
 fn connect_from(source: IpAddr, server: SocketAddr) -> anyhow::Result<TcpStream> {

@@ -24,6 +24,11 @@ const SENT: &[u8] = br#""type":"sent""#;
 /// Latencies past this are counted as this.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
+/// A histogram of microseconds.
+pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
+    Ok(Histogram::new_with_max(LATENCY_US_MAX, 3)?)
+}
+
 struct Subscriber {
     stream: mio::net::TcpStream,
     frames: Frames,
@@ -108,7 +113,7 @@ impl Crowd {
             subscribers,
             epoch,
             counts: Counts::default(),
-            latency: vec![Histogram::new_with_max(LATENCY_US_MAX, 3)?; servers],
+            latency: vec![latencies()?; servers],
             moments: Vec::new(),
             moment: Histogram::new_with_max(LATENCY_US_MAX, 2)?,
             sample: None,

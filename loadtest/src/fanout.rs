@@ -54,7 +54,7 @@ pub(crate) struct Part {
     /// Half of the messages arrived within so long, through each server.
     pub(crate) p50_ms: Vec<f64>,
     /// Frames between gateways for each message.
-    peer_frames: f64,
+    pub(crate) peer_frames: f64,
 }
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -298,7 +298,7 @@ pub(crate) fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
 }
 
 /// How things stood when a part began.
-struct Before {
+pub(crate) struct Before {
     cpu: Duration,
     peer_frames: f64,
     delivered: u64,
@@ -306,7 +306,7 @@ struct Before {
 }
 
 impl Before {
-    fn new(servers: &[Server], crowd: &Crowd) -> anyhow::Result<Self> {
+    pub(crate) fn new(servers: &[Server], crowd: &Crowd) -> anyhow::Result<Self> {
         let mut now = Self {
             cpu: total_cpu(servers)?,
             peer_frames: 0.0,
@@ -325,7 +325,7 @@ impl Before {
         Ok(now)
     }
 
-    fn part(&self, servers: &[Server], crowd: &Crowd) -> anyhow::Result<Part> {
+    pub(crate) fn part(&self, servers: &[Server], crowd: &Crowd) -> anyhow::Result<Part> {
         let now = Self::new(servers, crowd)?;
         let delivered = (now.delivered - self.delivered) as f64;
         let messages = delivered / crowd.len() as f64;

@@ -5,11 +5,13 @@
 
 mod bare;
 mod celebrity;
+mod chaos;
 mod client;
 mod crowd;
 mod data;
 mod fanout;
 mod idle;
+mod inbox;
 mod kill;
 mod load;
 mod peers;
@@ -67,6 +69,10 @@ enum Scenario {
     Groups(people::Options),
     /// Direct chats, groups and a channel for all, at a human pace
     Mixed(people::Options),
+    /// Groups at a human pace while gateways are killed
+    Chaos(chaos::Options),
+    /// What reading an inbox costs, and whether it counts right
+    Inbox(inbox::Options),
     /// What a stored message costs, beside the bare store; and how that grows
     Store(store::Options),
     /// Some subscribers stop reading: what that costs the server, and the others
@@ -93,6 +99,8 @@ fn main() -> ExitCode {
             Scenario::Dm(options) => people::run(&common, &options, people::Kind::Dm),
             Scenario::Groups(options) => people::run(&common, &options, people::Kind::Groups),
             Scenario::Mixed(options) => people::run(&common, &options, people::Kind::Mixed),
+            Scenario::Chaos(options) => chaos::run(&common, &options),
+            Scenario::Inbox(options) => inbox::run(&common, &options),
             Scenario::Store(options) => store::run(&common, &options),
             Scenario::SlowReaders(options) => slow::run(&common, &options),
             Scenario::ReconnectStorm(options) => storm::run(&common, &options),

@@ -44,25 +44,28 @@ impl Server {
         data: &Data,
         count: usize,
     ) -> anyhow::Result<Vec<Self>> {
-        if count == 1 {
-            return Ok(vec![Self::gateway(common, data)?]);
+        (0..count)
+            .map(|_| Self::one(common, data, count > 1))
+            .collect()
+    }
+
+    /// One of several, or one alone.
+    pub(crate) fn one(common: &Common, data: &Data, of_several: bool) -> anyhow::Result<Self> {
+        if !of_several {
+            return Self::gateway(common, data);
         }
         if data.cluster.is_none() {
             bail!("several gateways need a store that they share: --cassandra");
         }
-        let mut servers = Vec::new();
-        for _ in 0..count {
-            // Free a moment ago.
-            let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-            let mut command = command(common, data)?;
-            command
-                .env("CHAT__CLUSTER__ENABLED", "true")
-                .env("CHAT__CLUSTER__SECRET", SECRET)
-                .env("CHAT__CLUSTER__LISTEN", &address)
-                .env("CHAT__CLUSTER__ADVERTISE", &address);
-            servers.push(Self::start(&mut command)?);
-        }
-        Ok(servers)
+        // Free a moment ago.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let mut command = command(common, data)?;
+        command
+            .env("CHAT__CLUSTER__ENABLED", "true")
+            .env("CHAT__CLUSTER__SECRET", SECRET)
+            .env("CHAT__CLUSTER__LISTEN", &address)
+            .env("CHAT__CLUSTER__ADVERTISE", &address);
+        Self::start(&mut command)
     }
 
     fn start(command: &mut Command) -> anyhow::Result<Self> {

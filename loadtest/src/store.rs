@@ -4,10 +4,11 @@
 use std::{
     fs::File,
     io::{BufWriter, Write as _},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use indicatif::ProgressBar;
@@ -47,11 +48,13 @@ const CASSANDRA_CPU_US_MAX: f64 = 120.0;
 const ROW_BYTES: usize = 60;
 const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
 
-/// A conversation that messages are sent to.
+/// Who sends at once where the rate is measured, each to a conversation of its own.
+const SENDERS: usize = 4;
+
+/// Conversations that messages are sent to, and who sends to each.
 struct Place {
     server: Server,
-    owner: Client,
-    conversation: String,
+    senders: Vec<(Client, String)>,
     _data: Data,
 }
 
@@ -65,7 +68,7 @@ struct Cost {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("store", &common.outputs);
-    let mut place = group(common, 2)?;
+    let mut place = groups(common, 2, SENDERS)?;
     let cost = place.send(options)?;
     drop(place);
     report.figure("stored messages, one recipient", cost.per_second, "/s");
@@ -95,7 +98,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
 
     let mut line = Vec::new();
     for participants in PARTICIPANTS {
-        let cost = group(common, participants)?.send(options)?;
+        let cost = groups(common, participants, 1)?.send(options)?;
         report.figure(
             &format!("CPU per message, {participants} participants"),
             cost.cpu_us,
@@ -129,19 +132,23 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// A group with so many participants, none of whom is connected but the sender.
-fn group(common: &Common, participants: usize) -> anyhow::Result<Place> {
+/// Groups with so many participants, none of whom is connected but the sender.
+fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<Place> {
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
-    let mut owner = Client::connect(&server.address, "sender", 0)?;
     let others: Vec<String> = (0..participants - 1).map(fan).collect();
-    let create = json!({"type": "create", "kind": "group", "name": "load", "participants": others});
-    let reply = owner.ask(create)?;
-    let conversation = reply["conversation"].as_str().context("no id")?.to_owned();
+    let mut senders = Vec::new();
+    for number in 0..count {
+        let mut owner = Client::connect(&server.address, &format!("sender-{number}"), 0)?;
+        let create =
+            json!({"type": "create", "kind": "group", "name": "load", "participants": others});
+        let reply = owner.ask(create)?;
+        let conversation = reply["conversation"].as_str().context("no id")?.to_owned();
+        senders.push((owner, conversation));
+    }
     Ok(Place {
         server,
-        owner,
-        conversation,
+        senders,
         _data: data,
     })
 }
@@ -165,8 +172,7 @@ fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
     let owner = Client::connect(&server.address, "sender", 0)?;
     Ok(Place {
         server,
-        owner,
-        conversation,
+        senders: vec![(owner, conversation)],
         _data: data,
     })
 }
@@ -174,15 +180,25 @@ fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
 impl Place {
     fn send(&mut self, options: &Options) -> anyhow::Result<Cost> {
         let Self {
-            server,
-            owner,
-            conversation,
-            ..
+            server, senders, ..
         } = self;
         let mut send = |count: usize| {
-            pipeline(owner, count, &ProgressBar::hidden(), |n| {
-                let body = body(n as u64, Duration::ZERO, options.size);
-                json!({"type": "send", "conversation": conversation, "client_id": Uuid::new_v4(), "body": body})
+            let each = count / senders.len();
+            thread::scope(|scope| {
+                let sending: Vec<_> = senders
+                    .iter_mut()
+                    .map(|(client, conversation)| {
+                        scope.spawn(move || {
+                            pipeline(client, each, &ProgressBar::hidden(), |n| {
+                                let body = body(n as u64, Duration::ZERO, options.size);
+                                json!({"type": "send", "conversation": conversation, "client_id": Uuid::new_v4(), "body": body})
+                            })
+                        })
+                    })
+                    .collect();
+                sending
+                    .into_iter()
+                    .try_for_each(|sent| sent.join().map_err(|_| anyhow!("a sender failed"))?)
             })
         };
         send(options.messages / 10)?;

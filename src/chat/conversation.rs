@@ -9,9 +9,9 @@ mod takeover;
 mod waiting;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -39,6 +39,7 @@ use super::{
     operation::{Operation, Outcome, Sent},
     participants::Participants,
     publish::{Audience, Handed, InHand, Place, Publication, Publish},
+    unfinished::Unfinished,
 };
 use crate::{
     clock,
@@ -72,8 +73,7 @@ pub(super) struct Environment {
     pub lease: Lease,
     pub settings: Settings,
     pub entries_committed: Counter,
-    /// Conversations that were lost with something unfinished.
-    pub unfinished: Mutex<BTreeSet<ConversationId>>,
+    pub unfinished: Unfinished,
 }
 
 impl Environment {
@@ -94,7 +94,7 @@ impl Environment {
             lease,
             settings,
             entries_committed,
-            unfinished: Mutex::default(),
+            unfinished: Unfinished::default(),
         }
     }
 
@@ -546,11 +546,7 @@ impl Owner {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::CLOSED);
         if !self.log.is_quiet() {
-            // The next owner settles and publishes it, as soon as there is one.
-            let unfinished = self.environment.unfinished.lock();
-            unfinished
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(self.id);
+            self.environment.unfinished.lost(self.id);
         }
         // Nothing of these was begun: whoever owns the conversation now may be asked instead.
         for command in self.backlog.drain(..) {

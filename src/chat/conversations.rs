@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
 };
 
 use dashmap::{DashMap, mapref::entry::Entry as Place};
@@ -341,23 +341,32 @@ impl Conversations {
     }
 
     /// Conversations that were lost in the middle of something: their next owner is to be asked something, and
-    /// finishes it when it begins.
+    /// finishes it when it begins. What came of that is told to [`Self::asked`].
     #[must_use]
     pub fn take_unfinished(&self) -> BTreeSet<ConversationId> {
-        let unfinished = self.shared.environment.unfinished.lock();
-        std::mem::take(&mut *unfinished.unwrap_or_else(PoisonError::into_inner))
+        self.shared.environment.unfinished.take()
     }
 
-    /// Nobody could be asked yet.
-    pub fn unfinished(&self, conversation: ConversationId) {
-        let unfinished = self.shared.environment.unfinished.lock();
-        unfinished
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(conversation);
+    pub fn asked(&self, conversation: ConversationId, answered: bool) {
+        let unfinished = &self.shared.environment.unfinished;
+        unfinished.asked(conversation, answered);
     }
 
-    /// Closes all conversations, each once nothing of it is in flight.
-    pub fn close(&self) {
+    /// Whether every conversation that was lost has been finished by somebody else.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.shared.environment.unfinished.is_empty()
+    }
+
+    /// Closes all conversations, each once nothing of it is in flight, and waits for that.
+    pub async fn close(&self) {
         self.shared.closing.cancel();
+        loop {
+            let one = self.shared.open.iter().next();
+            let Some(gone) = one.map(|open| open.gone.clone()) else {
+                return;
+            };
+            gone.cancelled().await;
+        }
     }
 }

@@ -15,6 +15,7 @@ mod operation;
 mod participants;
 mod publish;
 mod repair;
+mod unfinished;
 
 pub use conversation::Settings;
 pub use conversations::Conversations;

@@ -277,9 +277,8 @@ impl Exchange {
                     .router
                     .ask(conversation, UserId::gateway(), Operation::Details);
                 // Whatever the answer: asking loads it.
-                if let Err(Error::Unavailable { .. }) = ask.await {
-                    exchange.conversations.unfinished(conversation);
-                }
+                let answered = !matches!(ask.await, Err(Error::Unavailable { .. }));
+                exchange.conversations.asked(conversation, answered);
             });
         }
     }

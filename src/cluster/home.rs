@@ -2,7 +2,7 @@
 //! publications of the last moments are laid over the stored rows (rule [overlay] of docs/storage.md).
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -413,17 +413,19 @@ impl Home {
     /// All of a user's conversations as they are now.
     pub(super) async fn inbox(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
+        let numbered = rows.iter().enumerate();
+        let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
         let current = self.current.load(Ordering::Acquire);
         for overlay in [&self.overlays[1 - current], &self.overlays[current]] {
             let Some(laid) = overlay.get(user) else {
                 continue;
             };
             for (&conversation, laid) in laid.iter() {
-                let row = match rows.iter().position(|r| r.conversation == conversation) {
-                    Some(index) => &mut rows[index],
-                    None => rows.push_mut(InboxRow::empty(conversation)),
-                };
-                laid.lay_over(row, user);
+                let place = *places.entry(conversation).or_insert_with(|| {
+                    rows.push(InboxRow::empty(conversation));
+                    rows.len() - 1
+                });
+                laid.lay_over(&mut rows[place], user);
             }
         }
         rows.retain(is_in);

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     lock,
@@ -79,6 +80,8 @@ pub(super) struct Link {
     pub wake: Notify,
     /// Held by the one connection that is in use.
     pub connection: tokio::sync::Mutex<()>,
+    /// Fires when the peer is gone for good.
+    pub closed: CancellationToken,
 }
 
 #[derive(Default)]
@@ -97,8 +100,6 @@ struct State {
     asks: BTreeMap<u64, oneshot::Sender<Answer>>,
     next_ask: u64,
     connected: bool,
-    /// The peer is gone for good.
-    closed: bool,
 }
 
 struct Queued {
@@ -114,13 +115,14 @@ impl Link {
             state: Mutex::default(),
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
+            closed: CancellationToken::new(),
         }
     }
 
     /// Queues a message that must arrive. The token is kept until the peer has dealt with it.
     pub(super) fn send(&self, bytes: Bytes, token: Option<Arc<Token>>) {
         let mut state = self.state();
-        if state.closed {
+        if self.is_closed() {
             drop(state);
             drop(token); // Not under the lock: whoever waits for it may send.
             return;
@@ -163,7 +165,7 @@ impl Link {
         let (reply, answer) = oneshot::channel();
         let id = {
             let mut state = self.state();
-            if state.closed {
+            if self.is_closed() {
                 return Err(Unasked::Lost);
             }
             if state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX {
@@ -284,7 +286,7 @@ impl Link {
     pub(super) fn close(&self) {
         let (queue, asks) = {
             let mut state = self.state();
-            state.closed = true;
+            self.closed.cancel();
             state.bytes = 0;
             state.acknowledged = state.sent.max(state.acknowledged) + state.queue.len() as u64;
             state.sent = state.acknowledged;
@@ -298,7 +300,7 @@ impl Link {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.state().closed
+        self.closed.is_cancelled()
     }
 
     /// Whether everything sent was dealt with.

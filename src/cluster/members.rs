@@ -4,11 +4,13 @@
 //! With the embedded store nobody else can be there: each start is a new version, so that the epochs in the log's keys
 //! tell one process from the next, and the lease has no end.
 
+mod leaving;
+
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -80,6 +82,8 @@ pub struct Members {
     /// Conversations lost, until each has let go.
     losing: Mutex<Vec<CancellationToken>>,
     removed: CancellationToken,
+    /// A version without this gateway is only taken in when it has let go of everything.
+    leaving: AtomicBool,
     gone: Vec<GatewayId>,
 }
 
@@ -227,6 +231,7 @@ impl Members {
             followers: Mutex::default(),
             losing: Mutex::default(),
             removed: CancellationToken::new(),
+            leaving: AtomicBool::new(false),
             gone,
         }
     }
@@ -410,6 +415,9 @@ impl Members {
 
     /// Takes in a version of the ring, from the store or from a peer.
     pub(super) fn learn(&self, row: &RingRow, read_at: Option<Instant>) {
+        if self.leaving.load(Ordering::Acquire) && !row.members.contains(&self.me) {
+            return;
+        }
         let followers = lock(&self.followers);
         let now = Instant::now();
         let (before, after, learned) = {
@@ -523,38 +531,6 @@ impl Members {
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone
-    }
-
-    /// Leaves the ring. What was owned is lost; who waits for that is told by [`Self::let_go`].
-    pub async fn leave(&self) {
-        let held = self.lease.holds(Instant::now());
-        if !self.store.is_shared() || !held {
-            self.lease.end_at(Instant::now());
-            return;
-        }
-        for _ in 0..5 {
-            let row = self.row();
-            if !row.members.contains(&self.me) {
-                return;
-            }
-            let others: Vec<GatewayId> = row
-                .members
-                .iter()
-                .copied()
-                .filter(|&m| m != self.me)
-                .collect();
-            if others.is_empty() {
-                self.lease.end_at(Instant::now());
-            }
-            match timeout(LEASE, self.propose(&row, &others)).await {
-                Ok(Ok(())) if !self.row().members.contains(&self.me) => return,
-                // Somebody else's proposal was made.
-                Ok(Ok(())) => drop(self.read_ring().await),
-                Ok(Err(_)) | Err(_) => break,
-            }
-        }
-        self.lease.end_at(Instant::now());
-        tracing::info!("left without a word: the others wait for this one's lease");
     }
 
     fn rules(&self) -> MutexGuard<'_, Membership> {

@@ -41,12 +41,19 @@ pub use ring::Ring;
 pub use router::Router;
 pub use status::{Status, StatusOf, status};
 
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
 use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     store::Store,
     tasks::Tasks,
 };
+
+/// What is still in flight in a conversation when its owner leaves has so long to end; then the next owner ends it.
+const LET_GO_WITHIN: Duration = Duration::from_millis(250);
+/// Between two tries to write the inbox when leaving.
+const FLUSH_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How this gateway speaks to others.
 pub struct Speaking {
@@ -151,6 +158,30 @@ impl Cluster {
                 .is_ok(),
             None => true,
         }
+    }
+
+    /// Lets go of everything and leaves the ring. True if that was done by `ends`: nothing is left for crash repair.
+    pub async fn leave(&self, members: &Members, ends: Instant) -> bool {
+        let mut done = false;
+        let let_go = async {
+            let closed = timeout_at(ends, self.conversations.close());
+            // Of the others one may have left too, and what was given to it is never done.
+            let closed = match &self.exchange {
+                Some(_) => timeout(LET_GO_WITHIN, closed)
+                    .await
+                    .is_ok_and(|c| c.is_ok()),
+                None => closed.await.is_ok(),
+            };
+            // Rule [flush]: a row is written before somebody else speaks for its user.
+            let flushed = timeout_at(ends, async {
+                while !self.inbox.flush().await {
+                    sleep(FLUSH_AGAIN_AFTER).await;
+                }
+            });
+            done = flushed.await.is_ok() && closed;
+        };
+        members.leave(let_go).await;
+        done && self.conversations.is_finished()
     }
 
     /// Waits until the others have what this gateway has said, for `limit` at most. To be called after leaving.

@@ -39,6 +39,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A peer that is not in the ring, yet or any more, is kept for so long.
 const STRANGER_KEPT: Duration = Duration::from_secs(10);
 
+/// A peer that was removed, or has left, is listened to for so long.
+const LAST_WORD_WITHIN: Duration = Duration::from_secs(3);
+
 /// What an answer to a peer takes, and the answer.
 pub(super) type Answering = BoxFuture<'static, Message>;
 
@@ -321,9 +324,6 @@ impl Peers {
                         }
                     }
                 };
-                if link.is_closed() {
-                    return Err(io::ErrorKind::ConnectionAborted.into());
-                }
                 counter!("chat_peer_frames_sent_total").increment(1);
                 counter!("chat_peer_bytes_sent_total").increment(frame.len() as u64);
                 timeout(SILENT_MAX, connection.send.send(frame)).await??;
@@ -336,10 +336,16 @@ impl Peers {
                 self.received(link, &frame)?;
             }
         };
+        // Who leaves in good order still has to say that it acts under no older version.
+        let closing = async {
+            link.closed.cancelled().await;
+            sleep(LAST_WORD_WITHIN).await;
+        };
         let ended: io::Result<()> = select! {
            biased;
             ended = reading => ended,
             ended = writing => ended,
+            () = closing => Err(io::ErrorKind::ConnectionAborted.into()),
         };
         link.disconnected();
         tracing::info!(peer = %link.peer, "a link is down");
@@ -358,6 +364,11 @@ impl Peers {
             .ok_or(io::ErrorKind::InvalidData)?;
         let last = new.last().map(|(number, _)| *number);
         for (_, message) in new {
+            // What it gave to the sockets here is acknowledged, so it must reach them.
+            let last_word = matches!(message, Message::Adopted { .. } | Message::Deliver(_));
+            if link.is_closed() && !last_word {
+                continue;
+            }
             match message {
                 Message::Answer { id, answer } => link.answered(id, answer),
                 message => {

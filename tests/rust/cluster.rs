@@ -440,9 +440,8 @@ impl World {
                     let (world, leaving) = (self.clone(), one.clone());
                     one.tasks.spawn(async move {
                         sleep(Duration::from_millis(300)).await;
-                        cluster.conversations.close();
-                        drop(timeout(Duration::from_secs(2), cluster.inbox.flush()).await);
-                        members.leave().await;
+                        let ends = Instant::now() + Duration::from_secs(2);
+                        cluster.leave(&members, ends).await;
                         cluster.said(Duration::from_secs(2)).await;
                         world.kill(&leaving);
                     });

@@ -1,0 +1,523 @@
+//! People in groups while gateways are killed: they come back with their cursors, at whichever gateway there is, and send
+//! again what was not acknowledged. In the end everyone must have the whole of every log, once, and in its order.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{Common, client::Client, crowd::latencies, data::Data, report::Report, server::Server};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[arg(long, default_value_t = 40)]
+    users: usize,
+    /// Messages per second of each user
+    #[arg(long, default_value_t = 2.0)]
+    rate: f64,
+    /// Participants of a group; everyone is in so many
+    #[arg(long, default_value_t = 5)]
+    participants: usize,
+    /// How often a gateway is killed, each in turn
+    #[arg(long, default_value_t = 6)]
+    kills: usize,
+    /// Seconds between a gateway that is ready again and the next kill
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Gateways, over one store; more than one needs --cassandra
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
+    /// The same seed makes the same people say the same
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Until everyone has everything, once nobody writes any more.
+const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+const PAGE: usize = 200;
+/// Without a message to read, whoever waits looks around.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What all of them see.
+struct World {
+    epoch: Instant,
+    /// Of the gateways; one that is down keeps its last one.
+    addresses: Mutex<Vec<String>>,
+    writing: AtomicBool,
+    over: AtomicBool,
+    acknowledged: AtomicU64,
+}
+
+/// What one of them has seen and said.
+struct Person {
+    name: String,
+    /// By conversation and seq: whose message it is, by its client id.
+    got: HashMap<String, BTreeMap<u64, String>>,
+    /// Said, and not acknowledged: where, what, and when it was due.
+    waiting: HashMap<String, (String, Duration)>,
+    acknowledged: HashMap<String, (String, u64)>,
+    /// In microseconds, from when a message was due.
+    delivery: Histogram<u64>,
+    acknowledgement: Histogram<u64>,
+    again: u64,
+    connections: u64,
+    wrong: Vec<String>,
+}
+
+/// Requests under way on one connection.
+#[derive(Default)]
+struct Asked {
+    sends: HashMap<u64, String>,
+    /// Pages of history, by request and by conversation.
+    pages: HashMap<u64, String>,
+    reading: HashSet<String>,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("chaos", &common.outputs);
+    anyhow::ensure!(
+        options.users >= options.participants,
+        "more users than one group has"
+    );
+    let data = Data::new(common)?;
+    let mut servers = Server::gateways(common, &data, options.gateways)?;
+    let groups = groups(&servers[0].address, options)?;
+    let world = Arc::new(World {
+        epoch: Instant::now(),
+        addresses: Mutex::new(servers.iter().map(|s| s.address.clone()).collect()),
+        writing: AtomicBool::new(true),
+        over: AtomicBool::new(false),
+        acknowledged: AtomicU64::new(0),
+    });
+    let people: Vec<Arc<Mutex<Person>>> = (0..options.users)
+        .map(|n| Person::new(n, &groups, options))
+        .collect::<Result<_, _>>()?;
+    let threads: Vec<_> = people
+        .iter()
+        .enumerate()
+        .map(|(number, person)| {
+            let (world, person) = (world.clone(), person.clone());
+            let (rate, seed) = (
+                options.rate,
+                options.seed.wrapping_mul(1_000_003) + number as u64,
+            );
+            thread::spawn(move || live(&world, &person, number, rate, seed))
+        })
+        .collect();
+
+    let progress = ProgressBar::new(options.kills as u64);
+    let pause = Duration::from_secs(options.seconds);
+    let mut down = latencies()?;
+    thread::sleep(pause);
+    for kill in 0..options.kills {
+        let victim = kill % servers.len();
+        servers[victim].kill()?;
+        let begin = Instant::now();
+        servers[victim] = Server::one(common, &data, options.gateways > 1)?;
+        down.saturating_record(begin.elapsed().as_micros() as u64);
+        lock(&world.addresses)[victim].clone_from(&servers[victim].address);
+        progress.inc(1);
+        thread::sleep(pause);
+    }
+    progress.finish_and_clear();
+    world.writing.store(false, Ordering::Relaxed);
+    let logs = groups
+        .iter()
+        .map(|group| {
+            Ok((
+                group.clone(),
+                settled_log(&servers[0].address, group, &people)?,
+            ))
+        })
+        .collect::<anyhow::Result<HashMap<_, _>>>();
+    world.over.store(true, Ordering::Relaxed);
+    for thread in threads {
+        drop(thread.join());
+    }
+    judge(&people, &logs?, &mut report)?;
+    report.figure("kills", options.kills as f64, "");
+    report.latency("killed until ready again", &down);
+    report.finish()
+}
+
+/// Group `n` has the users from `n` on.
+fn groups(address: &str, options: &Options) -> anyhow::Result<Vec<String>> {
+    let mut maker = Client::connect(address, &name(0), 0)?;
+    let mut groups = Vec::new();
+    for group in 0..options.users {
+        let members: Vec<String> = (group..group + options.participants)
+            .map(|n| name(n % options.users))
+            .collect();
+        let mut client = if members[0] == name(0) {
+            None
+        } else {
+            Some(Client::connect(address, &members[0], 0)?)
+        };
+        let create = json!({"type": "create", "kind": "group", "name": format!("group {group}"), "participants": members[1..]});
+        let reply = client.as_mut().unwrap_or(&mut maker).ask(create)?;
+        groups.push(reply["conversation"].as_str().context("no id")?.to_owned());
+    }
+    Ok(groups)
+}
+
+fn name(number: usize) -> String {
+    format!("user-{number:04}")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Person {
+    fn new(
+        number: usize,
+        groups: &[String],
+        options: &Options,
+    ) -> anyhow::Result<Arc<Mutex<Self>>> {
+        let mine = (0..options.participants).map(|n| {
+            let group = (number + options.users - n) % options.users;
+            (groups[group].clone(), BTreeMap::new())
+        });
+        Ok(Arc::new(Mutex::new(Self {
+            name: name(number),
+            got: mine.collect(),
+            waiting: HashMap::new(),
+            acknowledged: HashMap::new(),
+            delivery: latencies()?,
+            acknowledgement: latencies()?,
+            again: 0,
+            connections: 0,
+            wrong: Vec::new(),
+        })))
+    }
+
+    /// Up to where it has everything.
+    fn has(&self, conversation: &str) -> u64 {
+        let Some(got) = self.got.get(conversation) else {
+            return 0;
+        };
+        (1..)
+            .zip(got.keys())
+            .take_while(|(n, seq)| n == *seq)
+            .count() as u64
+    }
+
+    /// A message came; from when it was due, if it came by itself.
+    fn note(&mut self, message: &Value, now: Option<Duration>) {
+        let (Some(conversation), Some(seq)) =
+            (message["conversation"].as_str(), message["seq"].as_u64())
+        else {
+            self.wrong.push(format!("not a message: {message}"));
+            return;
+        };
+        let client_id = message["client_id"].as_str().unwrap_or_default();
+        let Some(got) = self.got.get_mut(conversation) else {
+            self.wrong.push(format!("not for {}: {message}", self.name));
+            return;
+        };
+        match got.insert(seq, client_id.to_owned()) {
+            None => {
+                let due = message["body"].as_str().and_then(|body| body.parse().ok());
+                if let (Some(now), Some(due)) = (now, due) {
+                    let late = now.saturating_sub(Duration::from_micros(due));
+                    self.delivery.saturating_record(late.as_micros() as u64);
+                }
+            }
+            Some(before) if before == client_id => self.again += 1,
+            Some(before) => self.wrong.push(format!(
+                "{conversation} {seq} was {before}, now {client_id}"
+            )),
+        }
+    }
+}
+
+/// Connects, again and again, until all is over.
+fn live(world: &World, person: &Mutex<Person>, number: usize, rate: f64, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut due = Duration::ZERO;
+    let mut attempt = number;
+    while !world.over.load(Ordering::Relaxed) {
+        let address = {
+            let addresses = lock(&world.addresses);
+            addresses[attempt % addresses.len()].clone()
+        };
+        attempt += 1;
+        // Broken, or told to go elsewhere: what was not answered is sent again.
+        if connected(world, person, &address, rate, &mut random, &mut due).is_err() {
+            thread::sleep(RETRY_AFTER);
+        }
+    }
+}
+
+fn connected(
+    world: &World,
+    person: &Mutex<Person>,
+    address: &str,
+    rate: f64,
+    random: &mut StdRng,
+    due: &mut Duration,
+) -> anyhow::Result<()> {
+    let (token, cursors, mine) = {
+        let person = lock(person);
+        let mut mine: Vec<String> = person.got.keys().cloned().collect();
+        mine.sort_unstable();
+        let cursors: HashMap<String, [u64; 2]> = mine
+            .iter()
+            .map(|c| (c.clone(), [person.has(c), 0]))
+            .collect();
+        (crate::server::token(&person.name)?, cursors, mine)
+    };
+    let mut client = Client::open(address, "/v1/ws", 0)?;
+    client.ask(json!({"type": "connect", "token": token, "cursors": cursors}))?;
+    let mut asked = Asked::default();
+    {
+        let mut person = lock(person);
+        person.connections += 1;
+        for (client_id, (conversation, at)) in &person.waiting {
+            asked.send(&mut client, client_id, conversation, *at, true)?;
+        }
+    }
+    while !world.over.load(Ordering::Relaxed) {
+        let now = world.epoch.elapsed();
+        if world.writing.load(Ordering::Relaxed) && now >= *due {
+            let (client_id, conversation) = (
+                Uuid::new_v4().to_string(),
+                mine[random.random_range(0..mine.len())].clone(),
+            );
+            // Noted first: if sending breaks, nobody knows whether it arrived.
+            lock(person)
+                .waiting
+                .insert(client_id.clone(), (conversation.clone(), *due));
+            asked.send(&mut client, &client_id, &conversation, *due, false)?;
+            *due += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / rate);
+            continue;
+        }
+        let Some(frame) = client.next_within(LOOK_EVERY)? else {
+            continue;
+        };
+        if frame["type"] == "reconnect" {
+            bail!("told to go elsewhere");
+        }
+        asked.heard(&mut client, &mut lock(person), &frame, world)?;
+    }
+    Ok(())
+}
+
+impl Asked {
+    fn send(
+        &mut self,
+        client: &mut Client,
+        client_id: &str,
+        conversation: &str,
+        due: Duration,
+        retry: bool,
+    ) -> anyhow::Result<()> {
+        let id = client.begin(
+            json!({"type": "send", "conversation": conversation, "client_id": client_id,
+            "body": due.as_micros().to_string(), "retry": retry}),
+        )?;
+        self.sends.insert(id.into(), client_id.to_owned());
+        Ok(())
+    }
+
+    fn read(&mut self, client: &mut Client, conversation: &str, after: u64) -> anyhow::Result<()> {
+        if self.reading.insert(conversation.to_owned()) {
+            let id = client.begin(json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE}))?;
+            self.pages.insert(id.into(), conversation.to_owned());
+        }
+        Ok(())
+    }
+
+    fn heard(
+        &mut self,
+        client: &mut Client,
+        person: &mut Person,
+        frame: &Value,
+        world: &World,
+    ) -> anyhow::Result<()> {
+        let (now, id) = (
+            world.epoch.elapsed(),
+            frame["id"].as_u64().unwrap_or_default(),
+        );
+        let mut behind = None;
+        match frame["type"].as_str().unwrap_or_default() {
+            "message" => {
+                person.note(frame, Some(now));
+                behind = frame["conversation"].as_str().zip(frame["seq"].as_u64());
+            }
+            "resync" => behind = frame["conversation"].as_str().zip(frame["head"].as_u64()),
+            "sent" => {
+                let client_id = self.sends.remove(&id).context("not asked for")?;
+                let seq = frame["seq"].as_u64().context("no seq")?;
+                if let Some((conversation, due)) = person.waiting.remove(&client_id) {
+                    let late = now.saturating_sub(due);
+                    person
+                        .acknowledgement
+                        .saturating_record(late.as_micros() as u64);
+                    person.acknowledged.insert(client_id, (conversation, seq));
+                    world.acknowledged.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            "error" if frame["code"] == "unavailable" => {
+                if let Some(conversation) = self.pages.remove(&id) {
+                    self.reading.remove(&conversation);
+                    let has = person.has(&conversation);
+                    self.read(client, &conversation, has)?;
+                } else if let Some(client_id) = self.sends.remove(&id)
+                    && let Some((conversation, due)) = person.waiting.get(&client_id).cloned()
+                {
+                    self.send(client, &client_id, &conversation, due, true)?;
+                }
+            }
+            "error" => person.wrong.push(frame.to_string()),
+            "history" => {
+                let conversation = self.pages.remove(&id).context("not asked for")?;
+                self.reading.remove(&conversation);
+                for message in frame["messages"].as_array().into_iter().flatten() {
+                    let mut message = message.clone();
+                    message["conversation"] = conversation.clone().into();
+                    person.note(&message, None);
+                }
+                let head = frame["head"].as_u64().context("no head")?;
+                let has = person.has(&conversation);
+                if has < head {
+                    self.read(client, &conversation, has)?;
+                }
+            }
+            _ => {}
+        }
+        if let Some((conversation, upto)) = behind {
+            let has = person.has(conversation);
+            if has < upto {
+                self.read(client, conversation, has)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A group's log by seq, once all that was said has been acknowledged.
+fn settled_log(
+    address: &str,
+    group: &str,
+    people: &[Arc<Mutex<Person>>],
+) -> anyhow::Result<BTreeMap<u64, String>> {
+    let until = Instant::now() + SETTLED_WITHIN;
+    while people.iter().any(|person| !lock(person).waiting.is_empty()) && Instant::now() < until {
+        thread::sleep(RETRY_AFTER);
+    }
+    let members: Vec<_> = people
+        .iter()
+        .filter(|p| lock(p).got.contains_key(group))
+        .collect();
+    let reader = lock(members.first().context("nobody is in it")?)
+        .name
+        .clone();
+    let mut reader = Client::connect(address, &reader, 0)?;
+    let mut log = BTreeMap::new();
+    loop {
+        let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
+        let page = reader.ask(
+            json!({"type": "history", "conversation": group, "after": after, "limit": PAGE}),
+        )?;
+        for message in page["messages"].as_array().context("no messages")? {
+            let seq = message["seq"].as_u64().context("no seq")?;
+            log.insert(
+                seq,
+                message["client_id"].as_str().unwrap_or_default().to_owned(),
+            );
+        }
+        if page["head"].as_u64() <= log.last_key_value().map(|(seq, _)| *seq) {
+            break;
+        }
+    }
+    // Nobody asks for what is missing but those who noticed a gap: everyone must get it all.
+    while members
+        .iter()
+        .any(|p| lock(p).has(group) < log.len() as u64)
+        && Instant::now() < until
+    {
+        thread::sleep(RETRY_AFTER);
+    }
+    Ok(log)
+}
+
+fn judge(
+    people: &[Arc<Mutex<Person>>],
+    logs: &HashMap<String, BTreeMap<u64, String>>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    for (group, log) in logs {
+        report.must(
+            log.keys().copied().eq(1..=log.len() as u64),
+            format!("{group}: the log has gaps"),
+        );
+        let ids: HashSet<&String> = log.values().collect();
+        report.must(
+            ids.len() == log.len(),
+            format!("{group}: a message is there twice"),
+        );
+    }
+    let (mut delivery, mut acknowledgement) = (latencies()?, latencies()?);
+    let (
+        mut lost,
+        mut misplaced,
+        mut unanswered,
+        mut got,
+        mut again,
+        mut acknowledged,
+        mut connections,
+    ) = (0, 0, 0, 0, 0, 0, 0);
+    for person in people {
+        let person = lock(person);
+        delivery.add(&person.delivery)?;
+        acknowledgement.add(&person.acknowledgement)?;
+        for (group, got_here) in &person.got {
+            let log = &logs[group];
+            got += got_here.len();
+            lost += log
+                .iter()
+                .filter(|(seq, id)| got_here.get(seq) != Some(id))
+                .count();
+        }
+        let wrong =
+            |(id, (group, seq)): &(&String, &(String, u64))| logs[group].get(seq) != Some(id);
+        misplaced += person.acknowledged.iter().filter(wrong).count();
+        unanswered += person.waiting.len();
+        again += person.again;
+        acknowledged += person.acknowledged.len();
+        connections += person.connections;
+        report.must(
+            person.wrong.is_empty(),
+            format!("{}: {:?}", person.name, person.wrong.first()),
+        );
+    }
+    println!(
+        "  {acknowledged} messages acknowledged, {got} delivered over {connections} connections, {again} of them again"
+    );
+    println!(
+        "  {lost} lost, {misplaced} not where they were said to be, {unanswered} never answered"
+    );
+    report.must(
+        lost + misplaced + unanswered == 0,
+        "a message or a delivery went wrong".to_owned(),
+    );
+    report.figure("messages acknowledged", acknowledged as f64, "");
+    report.latency("from due to acknowledged", &acknowledgement);
+    report.latency("from due to delivered", &delivery);
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! What reading an inbox costs, how that grows with its conversations, and whether it counts right.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use crate::{
+    Common, celebrity::pipeline, client::Client, crowd::latencies, data::Data, report::Report,
+    server::Server,
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Conversations of an inbox, each number measured on its own
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1_000, 5_000])]
+    conversations: Vec<usize>,
+    /// Every so manieth of them is a channel, the others are groups
+    #[arg(long, default_value_t = 5)]
+    channel_every: usize,
+    /// Unread messages in each
+    #[arg(long, default_value_t = 3)]
+    messages: usize,
+    /// Pages read of each inbox
+    #[arg(long, default_value_t = 2_000)]
+    pages: usize,
+}
+
+/// Conversations of a page: what a client asks for if it does not say.
+const PAGE: usize = 50;
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("inbox", &common.outputs);
+    let data = Data::new(common)?;
+    let server = Server::gateway(common, &data)?;
+    let (mut times, mut costs) = (Vec::new(), Vec::new());
+    for &conversations in &options.conversations {
+        let user = format!("reader-of-{conversations}");
+        let expected = fill(&server, &user, conversations, options)?;
+        let mut reader = Client::connect(&server.address, &user, 0)?;
+        check(&mut reader, &expected, &mut report)?;
+        let (latency, cpu) = read(&server, &mut reader, options.pages)?;
+        report.latency(
+            &format!("a page, of {conversations} conversations"),
+            &latency,
+        );
+        let cpu_us = cpu.as_secs_f64() * 1e6 / options.pages as f64;
+        report.figure(&format!("CPU per page, of {conversations}"), cpu_us, "µs");
+        times.push((
+            conversations as f64,
+            latency.value_at_quantile(0.5) as f64 / 1000.0,
+        ));
+        costs.push((conversations as f64, cpu_us));
+    }
+    let title = format!("a page of {PAGE}, by conversations in the inbox");
+    report.growth(&format!("{title}: p50"), "ms", "conversations", times);
+    report.growth(&format!("{title}: CPU"), "µs", "conversations", costs);
+    report.finish()
+}
+
+/// Makes the inbox. How many are unread in each of its conversations.
+fn fill(
+    server: &Server,
+    user: &str,
+    conversations: usize,
+    options: &Options,
+) -> anyhow::Result<HashMap<String, u64>> {
+    let mut writer = Client::connect(&server.address, "writer", 0)?;
+    let progress = ProgressBar::new((conversations * (options.messages + 1)) as u64);
+    let mut expected = HashMap::new();
+    for number in 0..conversations {
+        let is_channel = number % options.channel_every == 0;
+        let create = json!({"type": "create", "kind": if is_channel { "channel" } else { "group" },
+            "name": format!("{number}"), "participants": [user]});
+        let id = writer.ask(create)?["conversation"]
+            .as_str()
+            .context("no id")?
+            .to_owned();
+        expected.insert(id, options.messages as u64);
+        progress.inc(1);
+    }
+    let ids: Vec<&String> = expected.keys().collect();
+    pipeline(
+        &mut writer,
+        conversations * options.messages,
+        &progress,
+        |n| {
+            let conversation = ids[n % ids.len()];
+            json!({"type": "send", "conversation": conversation, "client_id": uuid::Uuid::new_v4(), "body": format!("number {n}")})
+        },
+    )?;
+    progress.finish_and_clear();
+    Ok(expected)
+}
+
+/// Every conversation is there once, with exactly what is unread.
+fn check(
+    reader: &mut Client,
+    expected: &HashMap<String, u64>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (mut seen, mut before) = (HashMap::new(), None);
+    loop {
+        let page = page(reader, before.as_ref())?;
+        for item in page["items"].as_array().context("no items")? {
+            let conversation = item["conversation"].as_str().context("no id")?.to_owned();
+            let unread = item["unread"].as_u64().context("no unread")?;
+            let again = seen.insert(conversation, unread);
+            report.must(again.is_none(), format!("{item} is there twice"));
+        }
+        before = page.get("next").filter(|next| next.is_string()).cloned();
+        if before.is_none() {
+            break;
+        }
+    }
+    report.must(
+        seen == *expected,
+        format!(
+            "{} conversations with {} unread messages, not {} with {}",
+            seen.len(),
+            seen.values().sum::<u64>(),
+            expected.len(),
+            expected.values().sum::<u64>()
+        ),
+    );
+    Ok(())
+}
+
+fn page(reader: &mut Client, before: Option<&Value>) -> anyhow::Result<Value> {
+    let mut request = json!({"type": "inbox", "limit": PAGE});
+    if let Some(before) = before {
+        request["before"] = before.clone();
+    }
+    reader.ask(request)
+}
+
+/// One page after the other, from the newest on and over again: how long each took, and the server's CPU.
+fn read(
+    server: &Server,
+    reader: &mut Client,
+    pages: usize,
+) -> anyhow::Result<(Histogram<u64>, Duration)> {
+    let mut latency = latencies()?;
+    let (mut before, cpu) = (None, server.cpu()?);
+    for _ in 0..pages {
+        let begin = Instant::now();
+        let page = page(reader, before.as_ref())?;
+        latency.saturating_record(begin.elapsed().as_micros() as u64);
+        before = page.get("next").filter(|next| next.is_string()).cloned();
+    }
+    Ok((latency, server.cpu()? - cpu))
+}

@@ -1,0 +1,64 @@
+//! How a member leaves in good order: the new version is made first, and taken in last.
+
+use std::{future::Future, sync::atomic::Ordering};
+
+use tokio::time::{Instant, timeout};
+
+use super::{LEASE, Members};
+use crate::store::RingRow;
+
+impl Members {
+    /// Leaves the ring. The others are told only when `let_go` has ended: until then this gateway acts under the version
+    /// before, so that no conversation pauses for as long as a new version takes.
+    pub async fn leave(&self, let_go: impl Future<Output = ()>) {
+        let next = self.propose_leaving().await;
+        let_go.await;
+        if let Some(next) = next {
+            self.leaving.store(false, Ordering::Release);
+            self.learn(&next, None);
+            return;
+        }
+        self.lease.end_at(Instant::now());
+        let row = self.row();
+        if self.store.is_shared() && row.members == [self.me] {
+            // Whoever comes next need not wait for a lease.
+            drop(timeout(LEASE, self.propose(&row, &[])).await);
+        }
+    }
+
+    /// Has a version made without this gateway; nothing of it is taken in yet. None: nobody would notice, or could.
+    async fn propose_leaving(&self) -> Option<RingRow> {
+        if !self.store.is_shared() || !self.lease.holds(Instant::now()) {
+            return None;
+        }
+        self.leaving.store(true, Ordering::Release);
+        for _ in 0..5 {
+            let row = self.row();
+            let others = row.members.iter().copied().filter(|&m| m != self.me);
+            let next = RingRow {
+                version: row.version + 1,
+                members: others.collect(),
+            };
+            if next.members.is_empty() || next.members.len() == row.members.len() {
+                break;
+            }
+            let proposed = self.store.propose_ring(Some(row.version), &next);
+            match timeout(LEASE, proposed).await {
+                Ok(Ok(true)) => return Some(next),
+                Ok(Ok(false)) => {}
+                Ok(Err(_)) | Err(_) => {
+                    tracing::info!("leaving without a word: the others wait for this one's lease");
+                    break;
+                }
+            }
+            // Somebody else's was made.
+            match timeout(LEASE, self.store.ring()).await {
+                Ok(Ok(Some(made))) if !made.members.contains(&self.me) => return Some(made),
+                Ok(Ok(Some(made))) => self.learn(&made, None),
+                _ => break,
+            }
+        }
+        self.leaving.store(false, Ordering::Release);
+        None
+    }
+}
