@@ -1,7 +1,7 @@
 //! Where everything that comes from peers goes, and what a new version of the ring means here.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -59,6 +59,8 @@ pub struct Exchange {
     told: AtomicU64,
     /// Channels that a gateway is to catch up with, and from where.
     behind: Mutex<Vec<(ConversationId, GatewayId, Seq)>>,
+    /// Those that said that they leave: listened to until they have, or their lease has ended.
+    leaving: Mutex<BTreeSet<GatewayId>>,
     /// Members without a link, and since when.
     cut_off: Mutex<BTreeMap<GatewayId, Instant>>,
 }
@@ -92,6 +94,7 @@ impl Exchange {
             store,
             tasks,
             behind: Mutex::default(),
+            leaving: Mutex::default(),
             cut_off: Mutex::default(),
         })
     }
@@ -117,6 +120,20 @@ impl Exchange {
                 .are_connected(self.members.ring().load().members()))
         {
             let _ = timeout(RETRY_AFTER, news.changed()).await;
+        }
+    }
+
+    /// Tells the others that this gateway leaves.
+    pub(super) fn leaving(&self) {
+        let others = self.members.concerned();
+        self.peers.broadcast(&others, &Message::Leaving);
+    }
+
+    /// Who said that it leaves has left, or can do nothing any more.
+    fn forget_left(&self, left: impl Fn(GatewayId) -> bool) {
+        let left: Vec<_> = lock(&self.leaving).extract_if(.., |g| left(*g)).collect();
+        for gateway in left {
+            self.peers.forget(gateway);
         }
     }
 
@@ -235,6 +252,7 @@ impl Exchange {
     fn know_peers(&self) {
         let (concerned, addresses) = (self.members.concerned(), self.members.addresses());
         self.peers.know(&concerned, &addresses);
+        self.forget_left(|gateway| !concerned.contains(&gateway));
     }
 
     /// A member that lives, but cannot be spoken to, holds up all that goes through it. Of the two, the one that reaches
@@ -451,7 +469,15 @@ impl Receive for Exchange {
                 tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
                 self.home.uninterested(from, &topic);
             }
-            Message::Adopted { version } => self.members.peer_adopted(from, version),
+            Message::Adopted { version } => {
+                self.members.peer_adopted(from, version);
+                let ring = self.members.ring().load_full();
+                let left = ring.version() <= version && !ring.members().contains(&from);
+                self.forget_left(|gateway| left && gateway == from);
+            }
+            Message::Leaving => {
+                lock(&self.leaving).insert(from);
+            }
             Message::Ring(row) => self.members.learn(&row, None),
         }
         None
@@ -466,7 +492,8 @@ impl Adopt for Exchange {
             .members()
             .iter()
             .filter(|g| !after.members().contains(g));
-        for &gateway in gone.filter(|&&g| g != self.me) {
+        let leaving = lock(&self.leaving).clone();
+        for &gateway in gone.filter(|&&g| g != self.me && !leaving.contains(&g)) {
             self.peers.forget(gateway);
         }
     }

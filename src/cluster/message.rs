@@ -61,6 +61,8 @@ pub(super) enum Message {
     },
     /// News of a version of the ring.
     Ring(RingRow),
+    /// The sender will not be in the next version, and goes on under this one until it says that it has adopted that.
+    Leaving,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -162,10 +162,13 @@ impl Cluster {
 
     /// Lets go of everything and leaves the ring. True if that was done by `ends`: nothing is left for crash repair.
     pub async fn leave(&self, members: &Members, ends: Instant) -> bool {
+        if let Some(exchange) = &self.exchange {
+            exchange.leaving();
+        }
         let mut done = false;
         let let_go = async {
             let closed = timeout_at(ends, self.conversations.close());
-            // Of the others one may have left too, and what was given to it is never done.
+            // Another one may be dead, and what was given to it is done only when that is known.
             let closed = match &self.exchange {
                 Some(_) => timeout(LET_GO_WITHIN, closed)
                     .await
