@@ -2,8 +2,12 @@
 //! how far the cost falls when the server may gather what is queued.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -447,32 +451,30 @@ impl<'a> Source<'a> {
 /// Sends, and reads what comes back in a thread of its own.
 struct Publisher {
     stream: TcpStream,
-    replies: Option<std::thread::JoinHandle<(u64, TcpStream)>>,
+    replies: Option<std::thread::JoinHandle<Replies>>,
+    over: Arc<AtomicBool>,
 }
+
+#[derive(Default)]
+struct Replies {
+    sent: u64,
+    refused: Vec<String>,
+}
+
+/// Answers that have not come after so long without any do not come.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Publisher {
     fn new(stream: TcpStream, acknowledged: bool) -> anyhow::Result<Self> {
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        let mut reading = stream.try_clone()?;
-        let replies = acknowledged.then(|| {
-            std::thread::spawn(move || {
-                let (mut frames, mut buffer, mut sent) = (Frames::default(), vec![0; 64 << 10], 0);
-                while let Ok(count) = reading.read(&mut buffer) {
-                    if count == 0 {
-                        break;
-                    }
-                    frames.feed(&buffer[..count], |frame| {
-                        if let Frame::Content(text) = frame
-                            && text.windows(13).any(|w| w == br#""type":"sent""#)
-                        {
-                            sent += 1;
-                        }
-                    });
-                }
-                (sent, reading)
-            })
-        });
-        Ok(Self { stream, replies })
+        stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
+        let (reading, over) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
+        let ends = over.clone();
+        let replies = acknowledged.then(|| std::thread::spawn(move || replies(reading, &ends)));
+        Ok(Self {
+            stream,
+            replies,
+            over,
+        })
     }
 
     /// Every message must have been acknowledged.
@@ -480,13 +482,47 @@ impl Publisher {
         let Some(replies) = self.replies.take() else {
             return Ok(());
         };
-        let Ok((acknowledged, _)) = replies.join() else {
+        self.over.store(true, Ordering::Relaxed);
+        let Ok(Replies {
+            sent: acknowledged,
+            refused,
+        }) = replies.join()
+        else {
             bail!("the publisher's reader failed")
         };
         println!("  {acknowledged} of {sent} messages acknowledged as stored");
+        if let Some(why) = refused.first() {
+            bail!("{} messages were refused: {why}", refused.len());
+        }
         if acknowledged != sent {
             bail!("{} messages were not acknowledged", sent - acknowledged);
         }
         Ok(())
+    }
+}
+
+/// What comes back, until nothing does any more and it is over.
+fn replies(mut reading: TcpStream, over: &AtomicBool) -> Replies {
+    let (mut frames, mut buffer, mut replies) =
+        (Frames::default(), vec![0; 64 << 10], Replies::default());
+    loop {
+        match reading.read(&mut buffer) {
+            Ok(0) => return replies,
+            Ok(count) => frames.feed(&buffer[..count], |frame| {
+                let Frame::Content(text) = frame else { return };
+                let is = |mark: &[u8]| text.windows(mark.len()).any(|w| w == mark);
+                if is(br#""type":"sent""#) {
+                    replies.sent += 1;
+                } else if is(br#""type":"error""#) {
+                    replies.refused.push(String::from_utf8_lossy(text).into());
+                }
+            }),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                if over.load(Ordering::Relaxed) {
+                    return replies;
+                }
+            }
+            Err(_) => return replies,
+        }
     }
 }

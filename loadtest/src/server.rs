@@ -90,7 +90,8 @@ impl Server {
         };
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                if line.contains("panicked") || line.contains("\"ERROR\"") {
+                let tell = ["panicked", "\"ERROR\"", "removed from the ring"];
+                if tell.iter().any(|what| line.contains(what)) {
                     eprintln!("{line}");
                 }
             }
