@@ -1,4 +1,4 @@
-//! People in groups while gateways are killed: they come back with their cursors, at whichever gateway there is, and send
+//! People in groups, and in a channel for all, while gateways are killed: they come back with their cursors, at whichever gateway there is, and send
 //! again what was not acknowledged. In the end everyone must have the whole of every log, once, and in its order.
 
 use std::{
@@ -154,21 +154,22 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Group `n` has the users from `n` on.
+/// Group `n` has the users from `n` on; the last one is a channel with everyone.
 fn groups(address: &str, options: &Options) -> anyhow::Result<Vec<String>> {
-    let mut maker = Client::connect(address, &name(0), 0)?;
     let mut groups = Vec::new();
-    for group in 0..options.users {
-        let members: Vec<String> = (group..group + options.participants)
+    for number in 0..=options.users {
+        let (kind, count) = if number < options.users {
+            ("group", options.participants)
+        } else {
+            ("channel", options.users)
+        };
+        let members: Vec<String> = (number..number + count)
             .map(|n| name(n % options.users))
             .collect();
-        let mut client = if members[0] == name(0) {
-            None
-        } else {
-            Some(Client::connect(address, &members[0], 0)?)
-        };
-        let create = json!({"type": "create", "kind": "group", "name": format!("group {group}"), "participants": members[1..]});
-        let reply = client.as_mut().unwrap_or(&mut maker).ask(create)?;
+        let mut maker = Client::connect(address, &members[0], 0)?;
+        let create = json!({"type": "create", "kind": kind, "name": format!("{kind} {number}"),
+            "participants": members[1..], "posting": "everyone"});
+        let reply = maker.ask(create)?;
         groups.push(reply["conversation"].as_str().context("no id")?.to_owned());
     }
     Ok(groups)
@@ -190,11 +191,12 @@ impl Person {
     ) -> anyhow::Result<Arc<Mutex<Self>>> {
         let mine = (0..options.participants).map(|n| {
             let group = (number + options.users - n) % options.users;
-            (groups[group].clone(), BTreeMap::new())
+            groups[group].clone()
         });
+        let mine = mine.chain(groups.last().cloned());
         Ok(Arc::new(Mutex::new(Self {
             name: name(number),
-            got: mine.collect(),
+            got: mine.map(|group| (group, BTreeMap::new())).collect(),
             waiting: HashMap::new(),
             acknowledged: HashMap::new(),
             delivery: latencies()?,
