@@ -79,16 +79,26 @@ impl Router {
         }
     }
 
-    /// Lets the channel's owner know that its entries are wanted here.
+    /// Lets the channel's owner know that its entries are wanted here, if it does not.
     async fn follow_owner(&self, channel: ConversationId) -> Result<(), Error> {
-        if self.cluster.is_none() || self.edge.follows(channel) {
-            return Ok(());
+        if self.cluster.is_some() && !self.edge.follows(channel) {
+            self.tell_owner(channel).await?;
         }
+        Ok(())
+    }
+
+    /// Tells the owner, and answers with the channel's head: what comes after it comes here. None: nobody here is
+    /// interested any more.
+    async fn tell_owner(&self, channel: ConversationId) -> Result<Option<Seq>, Error> {
+        let Some(time) = self.edge.asking(channel) else {
+            return Ok(None);
+        };
         let ask = |version| Ask::Follow { channel, version };
         match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
             Answer::Head(head) => {
-                self.edge.confirmed(channel, head?);
-                Ok(())
+                let head = head?;
+                self.edge.confirmed(channel, time, head);
+                Ok(Some(head))
             }
             _ => Err(Error::CLOSED),
         }
@@ -100,8 +110,10 @@ impl Router {
             let router = self.clone();
             self.tasks.spawn_until_drained(async move {
                 let followed = async {
-                    router.follow_owner(channel).await?;
-                    router.pass_on_after(channel, after).await
+                    match router.tell_owner(channel).await? {
+                        Some(head) => router.pass_on_after(channel, after, head).await,
+                        None => Ok(()),
+                    }
                 };
                 if let Err(Error::Unavailable { .. }) = followed.await {
                     router.edge.follow_later(channel, after);
@@ -115,18 +127,16 @@ impl Router {
         &self,
         channel: ConversationId,
         after: Option<Seq>,
+        head: Seq,
     ) -> Result<(), Error> {
-        let Some(after) = after else {
-            self.edge.resync_from_here(channel);
+        let Some(after) = after.filter(|after| head <= after.saturating_add(RESUME_ENTRIES_MAX))
+        else {
+            self.edge.resync(channel, head);
             return Ok(());
         };
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let operation = Operation::CatchUp { after, limit };
         if let Outcome::History(page) = self.ask(channel, UserId::gateway(), operation).await? {
-            if page.head > after.saturating_add(RESUME_ENTRIES_MAX) {
-                self.edge.resync_from_here(channel);
-                return Ok(());
-            }
             for entry in page.entries {
                 self.edge.publication(&Publication::Entry {
                     conversation: channel,

@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
@@ -27,6 +30,7 @@ pub struct Edge {
     /// Held while a topic's first or last subscriber is told of, so that the two are never told in the wrong order.
     telling: Mutex<()>,
     channels: Mutex<BTreeMap<ConversationId, Passed>>,
+    times: AtomicU64,
     /// Channels whose owner is yet to be told, and after which entry they are wanted; none: whoever is subscribed must be
     /// told to read.
     to_follow: Mutex<BTreeMap<ConversationId, Option<Seq>>>,
@@ -34,9 +38,12 @@ pub struct Edge {
     pub(super) following: Notify,
 }
 
-/// Up to where a channel's entries have been passed on to its sockets here.
+/// Up to where a channel's entries have been passed on to its sockets here; from when its owner was first asked to send
+/// them until nobody here is subscribed any more.
 #[derive(Default)]
 struct Passed {
+    /// Which time that is: an answer to a question of an earlier time says nothing.
+    time: u64,
     /// None: its owner has not confirmed yet.
     upto: Option<Seq>,
     beyond: BTreeSet<Seq>,
@@ -76,6 +83,7 @@ impl Edge {
             hub,
             telling: Mutex::default(),
             channels: Mutex::default(),
+            times: AtomicU64::new(0),
             to_follow: Mutex::default(),
             following: Notify::new(),
         }
@@ -148,13 +156,27 @@ impl Edge {
         channels.get(&channel).is_some_and(|p| p.upto.is_some())
     }
 
-    /// The channel's owner knows, and publishes here whatever comes after `head`.
-    pub(super) fn confirmed(&self, channel: ConversationId, head: Seq) {
-        if self.hub.subscribers(&Topic::Channel(channel)) > 0 {
-            lock(&self.channels)
-                .entry(channel)
-                .or_default()
-                .confirmed(head);
+    /// To be called before the channel's owner is asked; what it returns belongs to the answer. None: nobody here is
+    /// interested any more.
+    pub(super) fn asking(&self, channel: ConversationId) -> Option<u64> {
+        let mut channels = lock(&self.channels);
+        // Looked at under the lock: whoever leaves now forgets it again after that.
+        if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
+            return None;
+        }
+        let passed = channels.entry(channel).or_insert_with(|| Passed {
+            time: self.times.fetch_add(1, Ordering::Relaxed),
+            ..Passed::default()
+        });
+        Some(passed.time)
+    }
+
+    /// The channel's owner knows, and publishes here whatever comes after `head`: unless it was told meanwhile that nobody
+    /// here is interested any more.
+    pub(super) fn confirmed(&self, channel: ConversationId, time: u64, head: Seq) {
+        let mut channels = lock(&self.channels);
+        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.time == time) {
+            passed.confirmed(head);
         }
     }
 
@@ -191,14 +213,9 @@ impl Edge {
         };
         self.hub
             .deliver(&Topic::Channel(channel), &Encoded::new(event));
-        self.confirmed(channel, head);
-    }
-
-    /// As `resync`, up to where the channel is known to be.
-    pub(super) fn resync_from_here(&self, channel: ConversationId) {
-        let head = lock(&self.channels).get(&channel).and_then(|p| p.upto);
-        if let Some(head) = head {
-            self.resync(channel, head);
+        let mut channels = lock(&self.channels);
+        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.upto.is_some()) {
+            passed.confirmed(head);
         }
     }
 
@@ -326,6 +343,34 @@ pub(super) fn users_of(audience: &Audience) -> impl Iterator<Item = &UserId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{model::SessionId, protocol::Codec};
+
+    /// Somebody asks, everyone leaves, somebody else comes: the answer to the first one's question is of before the owner
+    /// was told that nobody is interested.
+    #[test]
+    fn an_answer_of_an_earlier_time_says_nothing() {
+        let edge = Edge::new(Arc::new(Hub::default()));
+        let channel = ConversationId(uuid::Uuid::from_u128(1));
+        let topic = Topic::Channel(channel);
+        let session = |n| {
+            let id = SessionId(n);
+            let user = UserId::new("alice").unwrap();
+            Arc::new(Subscriber::new(id, user, Codec::Json, 1 << 20))
+        };
+        let (first, second) = (session(1), session(2));
+        assert_eq!(edge.asking(channel), None, "nobody is here");
+        edge.subscribe(&topic, &first);
+        let asked = edge.asking(channel).unwrap();
+        edge.unsubscribe(&topic, &first, |_| {});
+        edge.subscribe(&topic, &second);
+        edge.confirmed(channel, asked, 10);
+        assert!(!edge.follows(channel), "the owner was told otherwise since");
+        let again = edge.asking(channel).unwrap();
+        edge.confirmed(channel, asked, 10);
+        assert!(!edge.follows(channel));
+        edge.confirmed(channel, again, 10);
+        assert!(edge.follows(channel));
+    }
 
     #[test]
     fn what_was_passed_on_has_no_gaps() {
