@@ -152,8 +152,9 @@ impl Node {
             tracing::warn!(sessions, let_go, tasks, "not all of these ended in time");
         }
         self.gateway.flush_presence().await;
-        if finished && self.store.healthy().is_ok() && !removed {
-            // Nothing is left for crash repair.
+        // What was lost in the middle of something, and nobody has finished yet, is left for crash repair.
+        let nothing_left = finished && self.cluster.conversations.is_finished();
+        if nothing_left && self.store.healthy().is_ok() && !removed {
             let forgotten = self.store.forget_activity(self.members.me()).await;
             if let Err(error) = forgotten {
                 tracing::warn!(%error, "activity was not forgotten; the next start repairs what needs none");

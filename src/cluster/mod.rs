@@ -160,7 +160,7 @@ impl Cluster {
         }
     }
 
-    /// Lets go of everything and leaves the ring. True if that was done by `ends`: nothing is left for crash repair.
+    /// Lets go of everything and leaves the ring. True if that was done by `ends`.
     pub async fn leave(&self, members: &Members, ends: Instant) -> bool {
         if let Some(exchange) = &self.exchange {
             exchange.leaving();
@@ -184,7 +184,7 @@ impl Cluster {
             done = flushed.await.is_ok() && closed;
         };
         members.leave(let_go).await;
-        done && self.conversations.is_finished()
+        done
     }
 
     /// Waits until the others have what this gateway has said, for `limit` at most. To be called after leaving.
