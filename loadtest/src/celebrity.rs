@@ -11,9 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
-use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use serde_json::json;
 
@@ -139,7 +138,7 @@ fn live(
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let progress = spinner();
     source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
-    crowd.latency.iter_mut().for_each(Histogram::reset);
+    crowd.forget_latency();
     let over = Arc::new(AtomicBool::new(false));
     let passers_by = servers.iter().enumerate().map(|(number, server)| {
         come_and_go(
@@ -221,10 +220,7 @@ pub(crate) fn channel(owner: &mut Client, participants: usize) -> anyhow::Result
     let (first, others) = named.split_at(named.len().min(AT_CREATION));
     let create =
         json!({"type": "create", "kind": "channel", "name": "celebrity", "participants": first});
-    let channel = owner.ask(create)?["conversation"]
-        .as_str()
-        .context("no id")?
-        .to_owned();
+    let channel = owner.create(create)?;
     let progress = ProgressBar::new(others.len() as u64);
     pipeline(
         owner,

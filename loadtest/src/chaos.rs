@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -59,7 +59,6 @@ struct World {
     addresses: Mutex<Vec<String>>,
     writing: AtomicBool,
     over: AtomicBool,
-    acknowledged: AtomicU64,
 }
 
 /// What one of them has seen and said.
@@ -101,7 +100,6 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         addresses: Mutex::new(servers.iter().map(|s| s.address.clone()).collect()),
         writing: AtomicBool::new(true),
         over: AtomicBool::new(false),
-        acknowledged: AtomicU64::new(0),
     });
     let people: Vec<Arc<Mutex<Person>>> = (0..options.users)
         .map(|n| Person::new(n, &groups, options))
@@ -169,8 +167,7 @@ fn groups(address: &str, options: &Options) -> anyhow::Result<Vec<String>> {
         let mut maker = Client::connect(address, &members[0], 0)?;
         let create = json!({"type": "create", "kind": kind, "name": format!("{kind} {number}"),
             "participants": members[1..], "posting": "everyone"});
-        let reply = maker.ask(create)?;
-        groups.push(reply["conversation"].as_str().context("no id")?.to_owned());
+        groups.push(maker.create(create)?);
     }
     Ok(groups)
 }
@@ -371,7 +368,6 @@ impl Asked {
                         .acknowledgement
                         .saturating_record(late.as_micros() as u64);
                     person.acknowledged.insert(client_id, (conversation, seq));
-                    world.acknowledged.fetch_add(1, Ordering::Relaxed);
                 }
             }
             "error" if frame["code"] == "unavailable" => {
@@ -429,24 +425,9 @@ fn settled_log(
     let reader = lock(members.first().context("nobody is in it")?)
         .name
         .clone();
-    let mut reader = Client::connect(address, &reader, 0)?;
-    let mut log = BTreeMap::new();
-    loop {
-        let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
-        let page = reader.ask(
-            json!({"type": "history", "conversation": group, "after": after, "limit": PAGE}),
-        )?;
-        for message in page["messages"].as_array().context("no messages")? {
-            let seq = message["seq"].as_u64().context("no seq")?;
-            log.insert(
-                seq,
-                message["client_id"].as_str().unwrap_or_default().to_owned(),
-            );
-        }
-        if page["head"].as_u64() <= log.last_key_value().map(|(seq, _)| *seq) {
-            break;
-        }
-    }
+    let log = Client::connect(address, &reader, 0)?.whole_log(group)?;
+    let of = |message: Value| message["client_id"].as_str().unwrap_or_default().to_owned();
+    let log: BTreeMap<u64, String> = log.into_iter().map(|(seq, m)| (seq, of(m))).collect();
     // Nobody asks for what is missing but those who noticed a gap: everyone must get it all.
     while members
         .iter()

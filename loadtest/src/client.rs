@@ -2,6 +2,7 @@
 //! the library the gateway uses, so the two check each other.
 
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     time::Duration,
@@ -211,6 +212,31 @@ impl Client {
                     bail!("{frame}");
                 }
                 return Ok(frame);
+            }
+        }
+    }
+
+    /// Makes a conversation, and returns its id.
+    pub(crate) fn create(&mut self, request: Value) -> anyhow::Result<String> {
+        let reply = self.ask(request)?;
+        Ok(reply["conversation"].as_str().context("no id")?.to_owned())
+    }
+
+    /// All messages of a conversation, by seq.
+    pub(crate) fn whole_log(&mut self, conversation: &str) -> anyhow::Result<BTreeMap<u64, Value>> {
+        let mut log = BTreeMap::new();
+        loop {
+            let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
+            let mut page = self.ask(
+                json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
+            )?;
+            let messages = std::mem::take(page["messages"].as_array_mut().context("no messages")?);
+            let none = messages.is_empty();
+            for message in messages {
+                log.insert(message["seq"].as_u64().context("no seq")?, message);
+            }
+            if none || page["head"].as_u64() == log.last_key_value().map(|(seq, _)| *seq) {
+                return Ok(log);
             }
         }
     }

@@ -250,6 +250,22 @@ impl Crowd {
         Ok(())
     }
 
+    /// What was measured so far does not count.
+    pub(crate) fn forget_latency(&mut self) {
+        self.latency.iter_mut().for_each(Histogram::reset);
+    }
+
+    /// Of each server, if there are several.
+    pub(crate) fn tell_latency(&self, report: &mut Report, name: &str) {
+        for (server, latency) in (1..).zip(&self.latency) {
+            if self.latency.len() > 1 {
+                report.latency(&format!("{name} at {server}"), latency);
+            } else {
+                report.latency(name, latency);
+            }
+        }
+    }
+
     /// Draws how it went.
     pub(crate) fn draw(&self, report: &mut Report, name: &str) {
         let line =

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -169,8 +169,7 @@ pub(crate) fn public_channel(
 ) -> anyhow::Result<(TcpStream, String, Vec<TcpStream>)> {
     let mut owner = Client::connect(&servers[0].address, "publisher", 0)?;
     let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
-    let reply = owner.ask(create)?;
-    let channel = reply["conversation"].as_str().context("no id")?.to_owned();
+    let channel = owner.create(create)?;
     let mut streams = Vec::new();
     for number in 0..subscribers {
         let address = &servers[number % servers.len()].address;
@@ -215,9 +214,7 @@ pub(crate) fn measure(
 
     let progress = spinner();
     source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
-    for latency in &mut crowd.latency {
-        latency.reset();
-    }
+    crowd.forget_latency();
     let before = Before::new(servers, &crowd)?;
     source.paced(&mut crowd, options.rate, length, &progress)?;
     let paced = before.part(servers, &crowd)?;
@@ -227,14 +224,7 @@ pub(crate) fn measure(
         paced.cpu_us,
         "µs",
     );
-    for (server, latency) in crowd.latency.iter().enumerate() {
-        let which = if servers.len() > 1 {
-            format!(" at {}", server + 1)
-        } else {
-            String::new()
-        };
-        report.latency(&format!("{name}, paced: latency{which}"), latency);
-    }
+    crowd.tell_latency(report, &format!("{name}, paced: latency"));
     if servers.len() > 1 {
         report.figure(
             &format!("{name}, paced: peer frames per message"),

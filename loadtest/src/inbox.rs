@@ -78,11 +78,7 @@ fn fill(
         let is_channel = number % options.channel_every == 0;
         let create = json!({"type": "create", "kind": if is_channel { "channel" } else { "group" },
             "name": format!("{number}"), "participants": [user]});
-        let id = writer.ask(create)?["conversation"]
-            .as_str()
-            .context("no id")?
-            .to_owned();
-        expected.insert(id, options.messages as u64);
+        expected.insert(writer.create(create)?, options.messages as u64);
         progress.inc(1);
     }
     let ids: Vec<&String> = expected.keys().collect();
@@ -107,14 +103,14 @@ fn check(
 ) -> anyhow::Result<()> {
     let (mut seen, mut before) = (HashMap::new(), None);
     loop {
-        let page = page(reader, before.as_ref())?;
+        let (page, next) = page(reader, before.as_ref())?;
         for item in page["items"].as_array().context("no items")? {
             let conversation = item["conversation"].as_str().context("no id")?.to_owned();
             let unread = item["unread"].as_u64().context("no unread")?;
             let again = seen.insert(conversation, unread);
             report.must(again.is_none(), format!("{item} is there twice"));
         }
-        before = page.get("next").filter(|next| next.is_string()).cloned();
+        before = next;
         if before.is_none() {
             break;
         }
@@ -132,12 +128,15 @@ fn check(
     Ok(())
 }
 
-fn page(reader: &mut Client, before: Option<&Value>) -> anyhow::Result<Value> {
+/// A page, and where the next one begins.
+fn page(reader: &mut Client, before: Option<&Value>) -> anyhow::Result<(Value, Option<Value>)> {
     let mut request = json!({"type": "inbox", "limit": PAGE});
     if let Some(before) = before {
         request["before"] = before.clone();
     }
-    reader.ask(request)
+    let page = reader.ask(request)?;
+    let next = page.get("next").filter(|next| next.is_string()).cloned();
+    Ok((page, next))
 }
 
 /// One page after the other, from the newest on and over again: how long each took, and the server's CPU.
@@ -150,9 +149,9 @@ fn read(
     let (mut before, cpu) = (None, server.cpu()?);
     for _ in 0..pages {
         let begin = Instant::now();
-        let page = page(reader, before.as_ref())?;
+        let (_, next) = page(reader, before.as_ref())?;
         latency.saturating_record(begin.elapsed().as_micros() as u64);
-        before = page.get("next").filter(|next| next.is_string()).cloned();
+        before = next;
     }
     Ok((latency, server.cpu()? - cpu))
 }

@@ -64,11 +64,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut conversations = Vec::new();
     for _ in 0..options.conversations {
         let create = json!({"type": "create", "kind": "group", "participants": users});
-        let id = owner.ask(create)?["conversation"]
-            .as_str()
-            .context("no id")?
-            .to_owned();
-        conversations.push(id);
+        conversations.push(owner.create(create)?);
     }
     let seen: Vec<Arc<Mutex<Seen>>> = users.iter().map(|_| Arc::default()).collect();
     let total = Arc::new(AtomicU64::new(0));
@@ -214,28 +210,15 @@ fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, tota
 }
 
 fn whole_log(address: &str, conversation: &str) -> anyhow::Result<Log> {
-    let mut reader = Client::connect(address, "reader", 0)?;
-    let mut log = Log::new();
-    loop {
-        let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
-        let page = reader.ask(
-            json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
-        )?;
-        let messages = page["messages"].as_array().cloned().unwrap_or_default();
-        for message in &messages {
-            let seq = message["seq"].as_u64().context("no seq")?;
-            let client_id = message["client_id"]
-                .as_str()
-                .context("no client_id")?
-                .parse()?;
+    let log = Client::connect(address, "reader", 0)?.whole_log(conversation)?;
+    log.into_iter()
+        .map(|(seq, message)| {
+            let client_id = message["client_id"].as_str().context("no client_id")?;
             let sender = message["sender"].as_str().context("no sender")?.to_owned();
-            log.insert(seq, Entry { client_id, sender });
-        }
-        if messages.is_empty() || page["head"].as_u64() == log.last_key_value().map(|(seq, _)| *seq)
-        {
-            return Ok(log);
-        }
-    }
+            let client_id = client_id.parse()?;
+            Ok((seq, Entry { client_id, sender }))
+        })
+        .collect()
 }
 
 /// Nobody marked anything as read, so unread follows from the log: what came after one's own last message.

@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use clap::Args;
 use indicatif::ProgressBar;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -117,10 +116,7 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
         }
         if !warm && due >= WARM_UP {
             warm = true;
-            crowd
-                .latency
-                .iter_mut()
-                .for_each(hdrhistogram::Histogram::reset);
+            crowd.forget_latency();
             (cpu, counted) = (total_cpu(&servers)?, sent);
         }
         let user = random.random_range(0..options.users);
@@ -157,14 +153,7 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
         lost + counts.doubled + counts.gaps + counts.closed == 0 && counts.acknowledged == sent,
         "a message or a delivery went wrong".to_owned(),
     );
-    for (server, latency) in crowd.latency.iter().enumerate() {
-        let which = if servers.len() > 1 {
-            format!(" at {}", server + 1)
-        } else {
-            String::new()
-        };
-        report.latency(&format!("latency{which}"), latency);
-    }
+    crowd.tell_latency(&mut report, "latency");
     let messages = (sent - counted) as f64;
     report.figure(
         "messages per second",
@@ -201,10 +190,10 @@ fn conversations(
         if kind != "dm" {
             create["name"] = kind.into();
         }
-        let reply = clients[*maker].ask(create)?;
+        let id = clients[*maker].create(create)?;
         progress.tick();
         made.push(Conversation {
-            id: reply["conversation"].as_str().context("no id")?.to_owned(),
+            id,
             readers: members.len(),
             writers: if everyone_writes {
                 members

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use indicatif::ProgressBar;
@@ -142,8 +142,7 @@ fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<
         let mut owner = Client::connect(&server.address, &format!("sender-{number}"), 0)?;
         let create =
             json!({"type": "create", "kind": "group", "name": "load", "participants": others});
-        let reply = owner.ask(create)?;
-        let conversation = reply["conversation"].as_str().context("no id")?.to_owned();
+        let conversation = owner.create(create)?;
         senders.push((owner, conversation));
     }
     Ok(Place {
