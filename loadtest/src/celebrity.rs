@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -19,7 +19,6 @@ use serde_json::json;
 use crate::{
     Common,
     client::{Client, send_frame},
-    crowd::Crowd,
     data::Data,
     fanout::{Before, Source, WARM_UP, public_channel, settle, spinner},
     report::Report,
@@ -130,9 +129,8 @@ fn live(
     let data = Data::new(common)?;
     let servers = Server::gateways(common, &data, gateways)?;
     let name = |what: &str| format!("{what}, on {gateways}");
-    let (publisher, channel, streams) = public_channel(&servers, options.live)?;
-    let epoch = Instant::now();
-    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
+    let (publisher, channel, mut crowd) = public_channel(&servers, options.live)?;
+    let epoch = crowd.epoch;
     let compose = |body: &str| send_frame(&channel, body);
     let mut source = Source::new(publisher, true, &compose, 200, epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();

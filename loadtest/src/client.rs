@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use memchr::memmem;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -18,6 +19,9 @@ use crate::server::token;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Connections from one source address; a second one is used after that.
 const PORTS_PER_ADDRESS: usize = 20_000;
+
+/// Of HTTP's head.
+const HEAD_END: &[u8] = b"\r\n\r\n";
 
 const TEXT: u8 = 0x81;
 const BINARY: u8 = 0x82;
@@ -112,6 +116,12 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
     text_frame(&frame.to_string())
 }
 
+/// The request to read what a client lacks, as much as a page holds.
+pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
+    let frame = json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": 200});
+    text_frame(&frame.to_string())
+}
+
 /// A client's binary frame.
 pub(crate) fn binary_frame(payload: &[u8]) -> Vec<u8> {
     frame(BINARY, payload)
@@ -173,14 +183,20 @@ impl Client {
         );
         client.stream.write_all(request.as_bytes())?;
         let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            client.stream.read_exact(&mut byte)?;
-            head.push(byte[0]);
-        }
+        let end = loop {
+            let mut buffer = [0; 1024];
+            let count = client.stream.read(&mut buffer)?;
+            head.extend_from_slice(&buffer[..count]);
+            if let Some(end) = memmem::find(&head, HEAD_END) {
+                break end + HEAD_END.len();
+            }
+            anyhow::ensure!(count > 0, "closed instead of an upgrade");
+        };
         if !head.starts_with(b"HTTP/1.1 101") {
             bail!("no upgrade: {}", String::from_utf8_lossy(&head));
         }
+        // Some servers speak first.
+        client.take(&head[end..])?;
         Ok(client)
     }
 
@@ -283,19 +299,24 @@ impl Client {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 count => count?,
             };
-            let (mut pings, mut closed, received) = (0, None, &mut self.received);
-            self.frames.feed(&buffer[..count], |frame| match frame {
-                Frame::Content(payload) => received.push_back(payload.to_vec()),
-                Frame::Ping => pings += 1,
-                Frame::Close(code) => closed = Some(code),
-                Frame::Other => {}
-            });
-            for _ in 0..pings {
-                self.stream.write_all(pong_frame())?;
-            }
-            if let Some(code) = closed {
-                bail!("closed with {code}");
-            }
+            self.take(&buffer[..count])?;
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        let (mut pings, mut closed, received) = (0, None, &mut self.received);
+        self.frames.feed(bytes, |frame| match frame {
+            Frame::Content(payload) => received.push_back(payload.to_vec()),
+            Frame::Ping => pings += 1,
+            Frame::Close(code) => closed = Some(code),
+            Frame::Other => {}
+        });
+        for _ in 0..pings {
+            self.stream.write_all(pong_frame())?;
+        }
+        match closed {
+            Some(code) => bail!("closed with {code}"),
+            None => Ok(()),
         }
     }
 

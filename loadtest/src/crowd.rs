@@ -2,7 +2,7 @@
 //! out of order, and how late.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
     time::{Duration, Instant},
@@ -11,9 +11,10 @@ use std::{
 use hdrhistogram::Histogram;
 use memchr::memmem;
 use mio::{Events, Interest, Poll, Token};
+use socket2::SockRef;
 
 use crate::{
-    client::{Frame, Frames, pong_frame},
+    client::{Frame, Frames, history_frame, pong_frame},
     report::Report,
 };
 
@@ -21,6 +22,16 @@ use crate::{
 const MARK: &[u8] = br#""body":"n"#;
 /// In the reply that says that a message is stored.
 const SENT: &[u8] = br#""type":"sent""#;
+/// Says that a client must read what it lacks.
+const RESYNC: &[u8] = br#""type":"resync""#;
+/// It cannot now.
+const REFUSED: &[u8] = br#"{"id":2,"type":"error""#;
+/// Until who is refused tries again.
+pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
+/// What it has read.
+const HISTORY: &[u8] = br#""type":"history""#;
+const CONVERSATION: &[u8] = br#""conversation":""#;
+const SEQ: &[u8] = br#""seq":"#;
 /// Latencies past this are counted as this.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
@@ -33,8 +44,24 @@ struct Subscriber {
     stream: mio::net::TcpStream,
     frames: Frames,
     next: u64,
+    reading: Option<Reading>,
     /// Of each conversation, where they are counted by their seq.
     places: Option<HashMap<[u8; 36], u64>>,
+}
+
+/// Somebody was told to read what it lacks; what comes until it has read that is kept.
+struct Reading {
+    conversation: String,
+    later: BTreeSet<u64>,
+}
+
+impl Reading {
+    fn of(conversation: &str) -> Self {
+        Self {
+            conversation: conversation.to_owned(),
+            later: BTreeSet::new(),
+        }
+    }
 }
 
 pub(crate) struct Crowd {
@@ -42,7 +69,8 @@ pub(crate) struct Crowd {
     events: Events,
     buffer: Vec<u8>,
     subscribers: Vec<Subscriber>,
-    epoch: Instant,
+    /// All times are counted from here.
+    pub(crate) epoch: Instant,
     pub(crate) counts: Counts,
     /// From the moment a message should have been sent to its arrival, in microseconds; by the server that the
     /// subscriber is connected to: the first one to the first, and so on in turn.
@@ -50,8 +78,15 @@ pub(crate) struct Crowd {
     /// The same a quarter of a second at a time, since the epoch.
     pub(crate) moments: Vec<Moment>,
     moment: Histogram<u64>,
+    moment_began: f64,
     /// The first message's frame, as a sample.
     pub(crate) sample: Option<String>,
+    /// Of message 0.
+    first_seq: u64,
+    /// Whose connections the server has ended, and when.
+    gone: VecDeque<(Instant, usize)>,
+    /// Who is to read what it lacks, and when.
+    to_read: VecDeque<(Instant, usize)>,
 }
 
 pub(crate) struct Moment {
@@ -63,6 +98,8 @@ pub(crate) struct Moment {
 }
 
 const MOMENT_S: f64 = 0.25;
+/// Whenever so many have joined, what came is read: somebody who answers no ping would be given up.
+const JOINED_UNREAD: usize = 16;
 
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Counts {
@@ -71,6 +108,8 @@ pub(crate) struct Counts {
     /// A later one came before an earlier one, or the earlier one never came.
     pub(crate) gaps: u64,
     pub(crate) closed: u64,
+    /// How often somebody was told to read what it lacks; a page at most.
+    pub(crate) resyncs: u64,
     /// Own messages, as stored.
     pub(crate) acknowledged: u64,
 }
@@ -85,39 +124,44 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
 }
 
 impl Crowd {
-    /// # Errors
-    /// When the sockets cannot be watched.
-    pub(crate) fn new(
-        streams: Vec<TcpStream>,
-        servers: usize,
-        epoch: Instant,
-    ) -> anyhow::Result<Self> {
-        let poll = Poll::new()?;
-        let mut subscribers = Vec::with_capacity(streams.len());
-        for (index, stream) in streams.into_iter().enumerate() {
-            stream.set_nonblocking(true)?;
-            let mut stream = mio::net::TcpStream::from_std(stream);
-            poll.registry()
-                .register(&mut stream, Token(index), Interest::READABLE)?;
-            subscribers.push(Subscriber {
-                stream,
-                frames: Frames::default(),
-                next: 0,
-                places: None,
-            });
-        }
+    /// Of nobody yet, for so many servers.
+    pub(crate) fn new(servers: usize) -> anyhow::Result<Self> {
         Ok(Self {
-            poll,
+            poll: Poll::new()?,
             events: Events::with_capacity(1024),
             buffer: vec![0; 256 << 10],
-            subscribers,
-            epoch,
+            subscribers: Vec::new(),
+            epoch: Instant::now(),
             counts: Counts::default(),
             latency: vec![latencies()?; servers],
             moments: Vec::new(),
             moment: Histogram::new_with_max(LATENCY_US_MAX, 2)?,
+            moment_began: 0.0,
             sample: None,
+            first_seq: 0,
+            gone: VecDeque::new(),
+            to_read: VecDeque::new(),
         })
+    }
+
+    /// One more, who is connected.
+    pub(crate) fn join(&mut self, stream: TcpStream) -> anyhow::Result<()> {
+        stream.set_nonblocking(true)?;
+        let mut stream = mio::net::TcpStream::from_std(stream);
+        let token = Token(self.subscribers.len());
+        let registry = self.poll.registry();
+        registry.register(&mut stream, token, Interest::READABLE)?;
+        self.subscribers.push(Subscriber {
+            stream,
+            frames: Frames::default(),
+            next: 0,
+            reading: None,
+            places: None,
+        });
+        if self.subscribers.len().is_multiple_of(JOINED_UNREAD) {
+            self.read(Duration::ZERO)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -142,26 +186,59 @@ impl Crowd {
             latency,
             moment,
             sample,
+            first_seq,
+            gone,
+            to_read,
+            poll,
             ..
         } = self;
+        while let Some(&(at, number)) = to_read.front()
+            && at <= Instant::now()
+        {
+            to_read.pop_front();
+            let subscriber = &mut subscribers[number];
+            if let Some(Reading { conversation, .. }) = &subscriber.reading {
+                let after = (*first_seq + subscriber.next).saturating_sub(1);
+                // If the connection has ended, that is told below.
+                let _ = subscriber.stream.write(&history_frame(conversation, after));
+            }
+        }
         for event in events.iter() {
             let Subscriber {
                 stream,
                 frames,
                 next,
+                reading,
                 places,
             } = &mut subscribers[event.token().0];
-            let server = event.token().0 % latency.len();
+            let number = event.token().0;
+            let server = number % latency.len();
             let now_us = epoch.elapsed().as_micros() as u64;
-            loop {
+            let closed = loop {
                 match stream.read(buffer) {
-                    Ok(0) => {
-                        counts.closed += 1;
-                        break;
-                    }
+                    Ok(0) => break true,
                     Ok(count) => {
                         let mut pings = 0;
                         frames.feed(&buffer[..count], |frame| match frame {
+                            Frame::Content(text) if memmem::find(text, RESYNC).is_some() => {
+                                counts.resyncs += 1;
+                                reading.get_or_insert_with(|| {
+                                    to_read.push_back((Instant::now(), number));
+                                    Reading::of(conversation(text).unwrap_or_default())
+                                });
+                            }
+                            Frame::Content(text) if text.starts_with(REFUSED) => {
+                                to_read.push_back((Instant::now() + BACK_OFF, number));
+                            }
+                            Frame::Content(text) if memmem::find(text, HISTORY).is_some() => {
+                                let read = numbers(text).map(|(number, _)| number);
+                                let later = reading.take().map(|r| r.later).unwrap_or_default();
+                                for number in read.chain(later) {
+                                    if number >= *next {
+                                        counts.note(next, number);
+                                    }
+                                }
+                            }
                             Frame::Content(text) => {
                                 // Some servers put several messages into one frame.
                                 let mut events = numbers(text).peekable();
@@ -170,9 +247,10 @@ impl Crowd {
                                         u64::from(memmem::find(text, SENT).is_some());
                                 }
                                 for (number, at_us) in events {
-                                    match places {
-                                        None => counts.note(next, number),
-                                        Some(places) => counts.note_place(places, text),
+                                    match (&mut *places, &mut *reading) {
+                                        (None, None) => counts.note(next, number),
+                                        (None, Some(reading)) => drop(reading.later.insert(number)),
+                                        (Some(places), _) => counts.note_place(places, text),
                                     }
                                     let late =
                                         now_us.saturating_sub(at_us).clamp(1, LATENCY_US_MAX);
@@ -180,6 +258,8 @@ impl Crowd {
                                     moment.saturating_record(late);
                                     if sample.is_none() {
                                         *sample = Some(String::from_utf8_lossy(text).into_owned());
+                                        *first_seq =
+                                            seq(text).unwrap_or_default().saturating_sub(number);
                                     }
                                 }
                             }
@@ -190,17 +270,20 @@ impl Crowd {
                             // A tiny frame on a socket that is read: there is room for it.
                             let _ = stream.write(pong_frame());
                         }
-                        if count < buffer.len() {
-                            break;
+                        // What comes later is told anew, but an end only once.
+                        if count < buffer.len() && !event.is_read_closed() {
+                            break false;
                         }
                     }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break false,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => {
-                        counts.closed += 1;
-                        break;
-                    }
+                    Err(_) => break true,
                 }
+            };
+            if closed {
+                counts.closed += 1;
+                gone.push_back((Instant::now(), number));
+                let _ = poll.registry().deregister(stream);
             }
         }
         self.end_moment();
@@ -213,6 +296,14 @@ impl Crowd {
             subscriber.places = Some(HashMap::new());
         }
         self
+    }
+
+    /// The kernel's receive buffer of the last so many subscribers.
+    pub(crate) fn shrink_buffers(&self, count: usize, bytes: usize) -> anyhow::Result<()> {
+        for subscriber in &self.subscribers[self.subscribers.len() - count..] {
+            SockRef::from(&subscriber.stream).set_recv_buffer_size(bytes)?;
+        }
+        Ok(())
     }
 
     /// Says something as one of them.
@@ -239,15 +330,51 @@ impl Crowd {
         }
     }
 
+    /// Somebody whose connection was ended so long ago; that counts as an end no more.
+    pub(crate) fn gone(&mut self, ago: Duration) -> Option<usize> {
+        let &(at, number) = self.gone.front()?;
+        (at.elapsed() >= ago).then(|| {
+            self.gone.pop_front();
+            self.counts.closed -= 1;
+            number
+        })
+    }
+
+    /// The seq of the newest message that this one has.
+    pub(crate) fn cursor(&self, number: usize) -> u64 {
+        (self.first_seq + self.subscribers[number].next).saturating_sub(1)
+    }
+
     /// A dropped one is here again, and goes on where it was.
     pub(crate) fn come_back(&mut self, number: usize, stream: TcpStream) -> anyhow::Result<()> {
         stream.set_nonblocking(true)?;
         let subscriber = &mut self.subscribers[number];
         subscriber.stream = mio::net::TcpStream::from_std(stream);
         subscriber.frames = Frames::default();
+        subscriber.reading = None;
         let registry = self.poll.registry();
         registry.register(&mut subscriber.stream, Token(number), Interest::READABLE)?;
         Ok(())
+    }
+
+    /// Who lacks something: how many at each server have how much, as far as that has few enough cases to tell.
+    pub(crate) fn lacking(&self, sent: u64) -> Vec<String> {
+        const TOLD_MAX: usize = 10;
+        let mut cases: BTreeMap<(usize, u64), usize> = BTreeMap::new();
+        for (number, subscriber) in self.subscribers.iter().enumerate() {
+            if subscriber.next < sent {
+                let case = (number % self.latency.len(), subscriber.next);
+                *cases.entry(case).or_default() += 1;
+            }
+        }
+        let told = cases.into_iter().take(TOLD_MAX);
+        told.map(|((server, next), count)| {
+            format!(
+                "{count} at server {}: {next} of {sent} messages",
+                server + 1
+            )
+        })
+        .collect()
     }
 
     /// What was measured so far does not count.
@@ -277,8 +404,12 @@ impl Crowd {
 
     fn end_moment(&mut self) {
         let now = self.epoch.elapsed().as_secs_f64();
-        let length = now - self.moments.last().map_or(0.0, |moment| moment.at);
+        let length = now - self.moment_began;
         if length < MOMENT_S {
+            return;
+        }
+        self.moment_began = now;
+        if self.sample.is_none() {
             return;
         }
         let ms = |quantile| self.moment.value_at_quantile(quantile) as f64 / 1000.0;
@@ -296,13 +427,9 @@ impl Crowd {
 impl Counts {
     /// By its seq within its conversation. The first one that is seen may have any.
     fn note_place(&mut self, places: &mut HashMap<[u8; 36], u64>, frame: &[u8]) {
-        let after = |mark: &[u8]| memmem::find(frame, mark).map(|at| &frame[at + mark.len()..]);
-        let conversation = after(b"\"conversation\":\"").and_then(|rest| rest.first_chunk());
-        let seq = after(b"\"seq\":").and_then(|rest| {
-            let end = rest.iter().position(|b| !b.is_ascii_digit())?;
-            digits(&rest[..end])
-        });
-        if let (Some(conversation), Some(seq)) = (conversation, seq) {
+        if let (Some(conversation), Some(seq)) = (conversation(frame), seq(frame))
+            && let Some(conversation) = conversation.as_bytes().first_chunk()
+        {
             self.note(places.entry(*conversation).or_insert(seq), seq);
         }
     }
@@ -320,6 +447,19 @@ impl Counts {
     pub(crate) fn lost(&self, expected: u64) -> u64 {
         expected.saturating_sub(self.delivered)
     }
+}
+
+/// Which conversation a frame is about.
+fn conversation(frame: &[u8]) -> Option<&str> {
+    let begin = memmem::find(frame, CONVERSATION)? + CONVERSATION.len();
+    std::str::from_utf8(frame.get(begin..begin + 36)?).ok()
+}
+
+/// A message's place.
+fn seq(frame: &[u8]) -> Option<u64> {
+    let rest = &frame[memmem::find(frame, SEQ)? + SEQ.len()..];
+    let end = rest.iter().position(|b| !b.is_ascii_digit())?;
+    digits(&rest[..end])
 }
 
 /// The numbers and the due times that `body` put into messages.

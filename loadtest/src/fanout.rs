@@ -114,16 +114,16 @@ pub(crate) fn raw(
     report: &mut Report,
 ) -> anyhow::Result<(Part, Part)> {
     let server = Server::raw()?;
-    let mut subscribers = Vec::new();
+    let mut crowd = Crowd::new(1)?;
     for number in 0..options.subscribers {
-        subscribers.push(Client::connect_raw(&server.address, number)?.into_stream());
+        crowd.join(Client::connect_raw(&server.address, number)?.into_stream())?;
     }
     let publisher = Client::open(&server.address, "/publish", 0)?.into_stream();
     let event: Value = serde_json::from_str(sample)?;
     let subject = Subject {
         name: "raw",
         servers: vec![server],
-        subscribers,
+        crowd,
         publisher,
         acknowledged: false,
         compose: &|body| text_frame(&event_with(&event, body)),
@@ -146,11 +146,11 @@ pub(crate) fn gateways(
     report: &mut Report,
     name: &'static str,
 ) -> anyhow::Result<(Part, Part, String)> {
-    let (publisher, channel, subscribers) = public_channel(&servers, options.subscribers)?;
+    let (publisher, channel, crowd) = public_channel(&servers, options.subscribers)?;
     let subject = Subject {
         name,
         servers,
-        subscribers,
+        crowd,
         publisher,
         acknowledged: true,
         compose: &|body| send_frame(&channel, body),
@@ -166,25 +166,28 @@ pub(crate) fn gateways(
 pub(crate) fn public_channel(
     servers: &[Server],
     subscribers: usize,
-) -> anyhow::Result<(TcpStream, String, Vec<TcpStream>)> {
-    let mut owner = Client::connect(&servers[0].address, "publisher", 0)?;
+) -> anyhow::Result<(TcpStream, String, Crowd)> {
+    let owner = || Client::connect(&servers[0].address, "publisher", 0);
     let create = json!({"type": "create", "kind": "channel", "name": "load", "public": true});
-    let channel = owner.create(create)?;
-    let mut streams = Vec::new();
+    let channel = owner()?.create(create)?;
+    let mut crowd = Crowd::new(servers.len())?;
+    let connecting = ProgressBar::new(subscribers as u64);
     for number in 0..subscribers {
         let address = &servers[number % servers.len()].address;
         let mut client = Client::connect(address, &format!("u{number}"), number)?;
         client.ask(json!({"type": "subscribe", "conversation": channel}))?;
-        streams.push(client.into_stream());
+        crowd.join(client.into_stream())?;
+        connecting.inc(1);
     }
-    Ok((owner.into_stream(), channel, streams))
+    connecting.finish_and_clear();
+    Ok((owner()?.into_stream(), channel, crowd))
 }
 
 /// Who fans out, to whom, and how it is told to.
 pub(crate) struct Subject<'a> {
     pub(crate) name: &'static str,
     pub(crate) servers: Vec<Server>,
-    pub(crate) subscribers: Vec<TcpStream>,
+    pub(crate) crowd: Crowd,
     pub(crate) publisher: TcpStream,
     /// It says of each message that it is stored.
     pub(crate) acknowledged: bool,
@@ -200,16 +203,14 @@ pub(crate) fn measure(
     let Subject {
         name,
         servers,
-        subscribers,
+        mut crowd,
         publisher,
         acknowledged,
         compose,
     } = subject;
     let servers = &servers[..];
-    let epoch = Instant::now();
-    let mut crowd = Crowd::new(subscribers, servers.len(), epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
-    let mut source = Source::new(publisher, acknowledged, compose, options.size, epoch)?;
+    let mut source = Source::new(publisher, acknowledged, compose, options.size, crowd.epoch)?;
     let length = Duration::from_secs(options.seconds);
 
     let progress = spinner();
@@ -430,6 +431,9 @@ impl<'a> Source<'a> {
         println!(
             "  {delivered} delivered, {lost} lost, {doubled} doubled, {gaps} out of order, {closed} closed"
         );
+        for case in crowd.lacking(self.number) {
+            println!("  {case}");
+        }
         report.must(
             lost + doubled + gaps + closed == 0,
             format!("{name}: a delivery went wrong"),

@@ -47,6 +47,9 @@ struct Common {
     /// Nodes of a Cassandra or ScyllaDB cluster to use instead of the embedded store: 127.0.0.1:9042,…
     #[arg(long, global = true, value_delimiter = ',')]
     cassandra: Vec<String>,
+    /// A directory to keep the log of each gateway in
+    #[arg(long, global = true)]
+    logs: Option<PathBuf>,
     #[command(flatten)]
     outputs: Outputs,
 }

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::{
     Common,
     client::{Client, binary_frame, text_frame},
+    crowd::Crowd,
     data::Data,
     fanout::{self, Part, Subject, event_with},
     idle,
@@ -171,15 +172,15 @@ fn peer(
     report: &mut Report,
 ) -> anyhow::Result<Row> {
     let server = start()?;
-    let mut subscribers = Vec::new();
+    let mut crowd = Crowd::new(1)?;
     for number in 0..options.fanout.subscribers {
-        subscribers.push(open(&server.address, number)?.into_stream());
+        crowd.join(open(&server.address, number)?.into_stream())?;
     }
     let publisher = open(&server.address, 0)?;
     let subject = Subject {
         name,
         servers: vec![server],
-        subscribers,
+        crowd,
         publisher: publisher.into_stream(),
         acknowledged: false,
         compose,

@@ -100,21 +100,25 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
         conversations.len()
     );
 
-    let epoch = Instant::now();
-    let streams = clients.into_iter().map(Client::into_stream).collect();
-    let mut crowd = Crowd::new(streams, servers.len(), epoch)?.by_conversation();
+    let mut crowd = Crowd::new(servers.len())?;
+    for client in clients {
+        crowd.join(client.into_stream())?;
+    }
+    let mut crowd = crowd.by_conversation();
+    let epoch = crowd.epoch;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let progress = spinner();
     let each = Duration::from_secs_f64(1.0 / (options.rate * options.users as f64));
-    let end = WARM_UP + Duration::from_secs(options.seconds);
-    let (mut due, mut sent, mut expected, mut warm) = (Duration::ZERO, 0, 0, false);
+    let begin = epoch.elapsed();
+    let end = begin + WARM_UP + Duration::from_secs(options.seconds);
+    let (mut due, mut sent, mut expected, mut warm) = (begin, 0, 0, false);
     let (mut cpu, mut counted) = (Duration::ZERO, 0);
     while due < end {
         while epoch.elapsed() < due {
             let left = due.saturating_sub(epoch.elapsed());
             crowd.read(left.min(Duration::from_millis(5)))?;
         }
-        if !warm && due >= WARM_UP {
+        if !warm && due >= begin + WARM_UP {
             warm = true;
             crowd.forget_latency();
             (cpu, counted) = (total_cpu(&servers)?, sent);

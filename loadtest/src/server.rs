@@ -23,6 +23,16 @@ use crate::{Common, data::Data, report::Report};
 /// Only ever used on loopback, by gateways that this program starts.
 const SECRET: &str = "a secret of the load tester, on loopback only";
 
+/// A line of a log goes into its file, for as long as that takes lines.
+fn keep(file: &mut Option<fs::File>, line: &str) {
+    if let Some(open) = file
+        && let Err(error) = writeln!(open, "{line}")
+    {
+        eprintln!("a gateway's log is no longer kept: {error}");
+        *file = None;
+    }
+}
+
 /// A server process, killed when dropped.
 pub(crate) struct Server {
     process: Child,
@@ -35,7 +45,7 @@ pub(crate) struct Server {
 impl Server {
     /// A gateway over `data`, with limits that a load test does not run into.
     pub(crate) fn gateway(common: &Common, data: &Data) -> anyhow::Result<Self> {
-        Self::start(&mut command(common, data)?)
+        Self::start(&mut command(common, data)?, common.logs.as_deref())
     }
 
     /// So many gateways over the same data; one alone needs no cluster.
@@ -65,11 +75,16 @@ impl Server {
             .env("CHAT__CLUSTER__SECRET", SECRET)
             .env("CHAT__CLUSTER__LISTEN", &address)
             .env("CHAT__CLUSTER__ADVERTISE", &address);
-        Self::start(&mut command)
+        Self::start(&mut command, common.logs.as_deref())
     }
 
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
+    fn start(command: &mut Command, logs: Option<&Path>) -> anyhow::Result<Self> {
         let mut process = command.stderr(Stdio::piped()).spawn()?;
+        let kept = logs.map(|directory| {
+            fs::create_dir_all(directory)?;
+            fs::File::create(directory.join(format!("gateway-{}.log", process.id())))
+        });
+        let mut kept = kept.transpose()?;
         let Some(log) = process.stderr.take() else {
             bail!("the gateway has no log")
         };
@@ -79,6 +94,7 @@ impl Server {
                 bail!("the gateway did not start: see its log")
             };
             let line = line?;
+            keep(&mut kept, &line);
             match serde_json::from_str::<serde_json::Value>(&line) {
                 Ok(entry) if entry["message"] == "ready" => {
                     let of = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
@@ -90,6 +106,7 @@ impl Server {
         };
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
+                keep(&mut kept, &line);
                 let tell = ["panicked", "\"ERROR\"", "removed from the ring"];
                 if tell.iter().any(|what| line.contains(what)) {
                     eprintln!("{line}");

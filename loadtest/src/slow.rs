@@ -1,14 +1,12 @@
 //! Some subscribers stop reading: the server must not keep everything for them, and the others must not notice.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
-use socket2::SockRef;
 
 use crate::{
     Common,
     client::send_frame,
-    crowd::Crowd,
     data::Data,
     fanout::{Source, WARM_UP, public_channel, spinner},
     report::Report,
@@ -47,15 +45,11 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     anyhow::ensure!(options.slow < options.subscribers, "somebody must read");
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
-    let (publisher, channel, streams) =
+    let (publisher, channel, mut crowd) =
         public_channel(std::slice::from_ref(&server), options.subscribers)?;
-    for slow in &streams[options.subscribers - options.slow..] {
-        SockRef::from(slow).set_recv_buffer_size(RECEIVE_BUFFER)?;
-    }
+    crowd.shrink_buffers(options.slow, RECEIVE_BUFFER)?;
     let compose = |body: &str| send_frame(&channel, body);
-    let epoch = Instant::now();
-    let mut crowd = Crowd::new(streams, 1, epoch)?;
-    let mut source = Source::new(publisher, true, &compose, options.size, epoch)?;
+    let mut source = Source::new(publisher, true, &compose, options.size, crowd.epoch)?;
     let watch = server.watch();
     let length = Duration::from_secs(options.seconds);
     let progress = spinner();

@@ -3,17 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use clap::Args;
 use indicatif::ProgressBar;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     Common, celebrity,
     client::{Client, send_frame},
-    crowd::Crowd,
+    crowd::{BACK_OFF, Crowd},
     data::Data,
-    fanout::{Source, WARM_UP, settle, spinner},
+    fanout::{Source, WARM_UP, spinner},
     report::Report,
     server::{Server, token, total_cpu},
 };
@@ -47,24 +46,21 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         .collect::<Result<Vec<_>, _>>()?;
     let at = |number: usize| &servers[number % servers.len()].address;
     let connecting = ProgressBar::new(options.subscribers as u64);
-    let mut streams = Vec::new();
+    let mut crowd = Crowd::new(servers.len())?;
     for (number, token) in tokens.iter().enumerate() {
-        streams.push(Client::connect_with(at(number), token, number)?.into_stream());
+        crowd.join(Client::connect_with(at(number), token, number)?.into_stream())?;
         connecting.inc(1);
     }
     connecting.finish_and_clear();
     let compose = |body: &str| send_frame(&channel, body);
-    let epoch = Instant::now();
-    let mut crowd = Crowd::new(streams, servers.len(), epoch)?;
-    let mut source = Source::new(owner.into_stream(), true, &compose, options.size, epoch)?;
+    let epoch = crowd.epoch;
+    // Its first connection has answered no ping meanwhile.
+    let publisher = Client::connect(&servers[0].address, "celebrity", 0)?.into_stream();
+    let mut source = Source::new(publisher, true, &compose, options.size, epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let length = Duration::from_secs(options.seconds);
     let progress = spinner();
     source.paced(&mut crowd, options.rate, WARM_UP + length, &progress)?;
-    let sample: Value =
-        serde_json::from_str(crowd.sample.as_deref().context("no message arrived")?)?;
-    let read = sample["seq"].as_u64().context("no seq")? + source.number - 1;
-
     // The storm. One thread opens them all, so it is as hard as this program can make it.
     let (reads, cpu) = (reads(&servers)?, total_cpu(&servers)?);
     let began = epoch.elapsed();
@@ -72,11 +68,16 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let each = Duration::from_secs_f64(1.0 / options.rate);
     let mut due = began;
     let before = source.number;
-    for (number, token) in tokens.iter().enumerate() {
+    let come_back = |crowd: &mut Crowd, number: usize| {
         let mut client = Client::open(at(number), "/v1/ws", number)?;
-        let cursors = json!({ (channel.as_str()): [read, 0] });
+        let cursors = json!({ (channel.as_str()): [crowd.cursor(number), 0] });
+        let token = &tokens[number];
         client.begin(json!({"type": "connect", "token": token, "cursors": cursors}))?;
-        crowd.come_back(number, client.into_stream())?;
+        crowd.come_back(number, client.into_stream())
+    };
+    let mut again = 0;
+    for number in 0..options.subscribers {
+        come_back(&mut crowd, number)?;
         while epoch.elapsed() > due {
             source.publish(due)?;
             due += each;
@@ -88,7 +89,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         }
     }
     let all_back = epoch.elapsed() - began;
-    settle(&mut crowd, source.number)?;
+    again += insist(&mut crowd, source.number, &come_back)?;
     let caught_up = epoch.elapsed() - began;
     let missed = source.number - before;
     progress.finish_and_clear();
@@ -115,17 +116,47 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     }
 
     // What came both as missed and as an event: clients drop it by its seq.
-    let again = std::mem::take(&mut crowd.counts.doubled);
-    report.figure("came twice while coming back", again as f64, "");
+    let twice = std::mem::take(&mut crowd.counts.doubled);
+    report.figure("came twice while coming back", twice as f64, "");
     let progress = spinner();
     source.paced(&mut crowd, options.rate, length, &progress)?;
+    again += insist(&mut crowd, source.number, &come_back)?;
     progress.finish_and_clear();
+    report.figure("refused, and came again", again as f64, "");
+    let resyncs = crowd.counts.resyncs;
+    report.figure("told to read what they lacked", resyncs as f64, "");
     source.finish(&crowd, &mut report, "the storm")?;
     crowd.draw(&mut report, "gateway");
     for (number, watch) in (1..).zip(watches) {
         watch.stop().draw(&mut report, &format!("gateway {number}"));
     }
     report.finish()
+}
+
+/// So long without anything new, and nobody is on the way back.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Waits until all that was sent has arrived everywhere, or nothing arrives any more; whoever was refused comes again.
+/// How many times somebody did.
+fn insist(
+    crowd: &mut Crowd,
+    sent: u64,
+    come_back: &dyn Fn(&mut Crowd, usize) -> anyhow::Result<()>,
+) -> anyhow::Result<usize> {
+    let (mut again, mut last) = (0, (Instant::now(), crowd.counts.delivered));
+    while crowd.counts.delivered < sent * crowd.len() as u64 && last.0.elapsed() < QUIET {
+        crowd.read(Duration::from_millis(2))?;
+        while let Some(number) = crowd.gone(BACK_OFF) {
+            come_back(crowd, number)?;
+            again += 1;
+            crowd.read(Duration::ZERO)?;
+            last.0 = Instant::now();
+        }
+        if crowd.counts.delivered > last.1 {
+            last = (Instant::now(), crowd.counts.delivered);
+        }
+    }
+    Ok(again)
 }
 
 /// Reads that the gateways made of a shared store.

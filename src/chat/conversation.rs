@@ -5,6 +5,7 @@
 //! here is the I/O around them.
 
 mod answers;
+mod parked;
 mod takeover;
 mod waiting;
 
@@ -15,11 +16,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{
-    FutureExt, StreamExt,
-    future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
-};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use metrics::{Counter, counter};
 use tokio::{
     select,
@@ -28,7 +25,8 @@ use tokio::{
 };
 
 use self::{
-    takeover::{find_sent, insist},
+    parked::{AllTold, Parked},
+    takeover::insist,
     waiting::Waiting,
 };
 use super::{
@@ -176,6 +174,7 @@ struct Owner {
     applying: BTreeMap<Seq, Vec<Reply>>,
     /// Taken from the mailbox, not yet handled.
     backlog: VecDeque<Command>,
+    parked: Parked,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
@@ -192,6 +191,7 @@ enum Done {
         reply: Reply,
     },
     Founded(Reply),
+    Told(AllTold),
     Published {
         entry: Arc<Entry>,
         audience: Audience,
@@ -215,19 +215,7 @@ impl Owner {
         let mut received = Vec::new();
         while self.failed.is_none() {
             if !self.backlog.is_empty() && self.accepts() {
-                self.prefetch().await;
-                while self.accepts()
-                    && let Some(command) = self.backlog.pop_front()
-                {
-                    // Who is deposed answers nothing, not even a read.
-                    if self.term.holds(Instant::now()) {
-                        self.handle(command);
-                    } else {
-                        self.backlog.push_front(command);
-                        self.failed = Some(Error::CLOSED);
-                    }
-                }
-                self.write_appended();
+                self.work_off();
                 continue;
             }
             let quiet = self.work.is_empty() && self.backlog.is_empty();
@@ -278,66 +266,28 @@ impl Owner {
         self.failed.is_none() && self.log.has_room() && (!too_many || self.log.is_quiet())
     }
 
-    /// Reads what the operations in the backlog will need, all at once, so that each can then be
-    /// handled in order without waiting.
-    async fn prefetch(&mut self) {
-        let store = &self.environment.store;
-        let id = self.id;
-        if let Some(participants) = &mut self.participants {
-            if participants.knows_too_many() && self.log.is_quiet() {
-                participants.forget_known();
-            }
-            let kind = participants.details.kind;
-            let mut unknown: Vec<UserId> = Vec::new();
-            for command in &self.backlog {
-                for user in std::iter::once(&command.actor).chain(command.operation.subject()) {
-                    if !participants.knows(user) && !unknown.contains(user) {
-                        unknown.push(user.clone());
-                    }
-                }
-            }
-            let rows = join_all(unknown.iter().map(|user| store.participant(id, kind, user))).await;
-            for (user, row) in unknown.iter().zip(rows) {
-                match row {
-                    Ok(row) => participants.learn(user, row),
-                    Err(error) => {
-                        tracing::warn!(conversation = %id, %error, "a participant could not be read")
-                    }
-                }
+    /// Handles the backlog, as far as there is room in the log.
+    fn work_off(&mut self) {
+        let quiet = self.log.is_quiet();
+        if let Some(participants) = &mut self.participants
+            && participants.knows_too_many()
+            && quiet
+        {
+            participants.forget_known();
+        }
+        while self.accepts()
+            && let Some(command) = self.backlog.pop_front()
+        {
+            // Who is deposed answers nothing, not even a read.
+            if !self.term.holds(Instant::now()) {
+                self.backlog.push_front(command);
+                self.failed = Some(Error::CLOSED);
+            } else if let Some(command) = self.park(command) {
+                self.handle(command);
             }
         }
-        // Rule: a client id older than memory is looked for in `sends`, when the frame says `retry`.
-        let retries = self.backlog.iter().filter_map(|c| match &c.operation {
-            Operation::Send(draft) if draft.retry => Some((draft.sender.clone(), draft.client_id)),
-            _ => None,
-        });
-        let retries: Vec<_> = retries
-            .filter(|(sender, client)| self.log.find(sender, *client).is_none())
-            .collect();
-        let found = join_all(
-            retries
-                .iter()
-                .map(|(sender, client)| find_sent(&**store, id, sender, *client, self.log.head())),
-        )
-        .await;
-        for ((sender, client), found) in retries.iter().zip(found) {
-            match found {
-                Ok(Some(seq)) => self.log.remember_origin_at(sender, *client, seq),
-                Ok(None) => {}
-                // Not known whether it was sent: whoever asked must ask again.
-                Err(error) => {
-                    let error = Error::from(error);
-                    for command in std::mem::take(&mut self.backlog) {
-                        match &command.operation {
-                            Operation::Send(draft) if draft.retry && draft.client_id == *client => {
-                                drop(command.reply.send(Err(error.clone())));
-                            }
-                            _ => self.backlog.push_back(command),
-                        }
-                    }
-                }
-            }
-        }
+        self.ask_store();
+        self.write_appended();
     }
 
     /// Writes everything appended in this round as one write.
@@ -393,6 +343,7 @@ impl Owner {
             Done::Founded(reply) => {
                 drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
             }
+            Done::Told(told) => self.told(told),
             Done::Published {
                 entry,
                 audience,
@@ -549,7 +500,8 @@ impl Owner {
             self.environment.unfinished.lost(self.id);
         }
         // Nothing of these was begun: whoever owns the conversation now may be asked instead.
-        for command in self.backlog.drain(..) {
+        let parked = self.parked.take();
+        for command in parked.into_iter().chain(self.backlog.drain(..)) {
             drop(command.reply.send(Err(Error::MOVED)));
         }
         while let Some(command) = commands.recv().await {

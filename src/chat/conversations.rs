@@ -25,7 +25,7 @@ use super::{
     repair,
 };
 use crate::{
-    model::{ConversationId, GatewayId, Kind, UserId},
+    model::{ConversationId, GatewayId, Kind, UserId, limits::MAILBOX_OPERATIONS_KEPT},
     store::{self, Store},
     tasks::Tasks,
 };
@@ -196,6 +196,11 @@ impl Conversations {
         };
         let term = loop {
             let handle = self.owner(conversation)?;
+            if command.operation.only_reads()
+                && handle.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT
+            {
+                return Err(Error::BUSY);
+            }
             match handle.mailbox.try_send(command) {
                 Ok(()) => break handle.term,
                 Err(mpsc::error::TrySendError::Full(_)) => return Err(Error::BUSY),

@@ -59,6 +59,27 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether it changes nothing and tells nobody.
+    pub(super) fn only_reads(&self) -> bool {
+        matches!(
+            self,
+            Self::Details
+                | Self::Participants { .. }
+                | Self::History { .. }
+                | Self::Head
+                | Self::CatchUp { .. }
+        )
+    }
+
+    /// Whether it matters who asks: what anyone may read is read for anyone, and gateways are not participants.
+    pub(super) fn depends_on_actor(&self, details: &Details) -> bool {
+        match self {
+            Self::History { .. } | Self::Head => !details.public,
+            Self::CatchUp { .. } | Self::Repair => false,
+            _ => true,
+        }
+    }
+
     /// The user it is about, besides the one who asks.
     pub(super) fn subject(&self) -> Option<&UserId> {
         match self {

@@ -90,7 +90,14 @@ impl<'a> Missed<'a> {
             }
         }
         let limit = RESUME_ENTRIES_MAX.min(self.left);
-        match read_after(self.gateway, &self.user, conversation, after, limit).await {
+        // Who is in it is said by the row already: a channel's owner need not look.
+        let is_in = row.is_some_and(|row| row.face.is_some());
+        let reader = if is_in {
+            Reader::Gateway
+        } else {
+            Reader::User(&self.user)
+        };
+        match read_after(self.gateway, reader, conversation, after, limit).await {
             Ok(missing) => {
                 if let Missing::Entries(entries) = &missing {
                     self.left -= entries.len() as u64;
@@ -122,23 +129,32 @@ pub(super) enum Missing {
     Other(Event),
 }
 
+/// Whether the owner is to check that the user may read, or the gateway knows.
+enum Reader<'a> {
+    User(&'a UserId),
+    Gateway,
+}
+
 async fn read_after(
     gateway: &Gateway,
-    user: &UserId,
+    reader: Reader<'_>,
     conversation: ConversationId,
     after: Seq,
     limit: u64,
 ) -> Result<Missing, chat::Error> {
     let limit_read = usize::try_from(limit).unwrap_or_default().max(1);
-    let operation = Operation::History {
-        range: LogRange::After(after),
-        limit: limit_read,
+    let (actor, operation) = match reader {
+        Reader::User(user) => {
+            let range = LogRange::After(after);
+            let limit = limit_read;
+            (user.clone(), Operation::History { range, limit })
+        }
+        Reader::Gateway => {
+            let limit = limit_read;
+            (UserId::gateway(), Operation::CatchUp { after, limit })
+        }
     };
-    match gateway
-        .router
-        .ask(conversation, user.clone(), operation)
-        .await?
-    {
+    match gateway.router.ask(conversation, actor, operation).await? {
         Outcome::History(page) if page.head <= after => Ok(Missing::Nothing),
         Outcome::History(page) if page.head - after > limit => {
             let head = page.head;
@@ -165,7 +181,9 @@ pub(super) async fn subscribe(
     };
     if let Some(after) = after {
         let limit = RESUME_ENTRIES_MAX;
-        let events = match read_after(gateway, &session.user, conversation, after, limit).await {
+        // `subscribe` has looked at whether the user may read it.
+        let read = read_after(gateway, Reader::Gateway, conversation, after, limit);
+        let events = match read.await {
             Ok(Missing::Nothing) => Vec::new(),
             Ok(Missing::Other(event)) => vec![event],
             Ok(Missing::Entries(entries)) => {

@@ -191,6 +191,7 @@ impl Session {
         let begun = match gateway.router.register(&subscriber).await {
             Ok(rows) => self.begin(&identity, &subscriber, id, connect, rows).await,
             Err(error) => {
+                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
                 let (code, text) = (ErrorCode::Unavailable, error.to_string());
                 self.refuse(id, code, &text, CloseCode::GoingAway).await
             }

@@ -19,6 +19,11 @@ pub const RECENT_CLIENT_IDS: usize = 1024;
 
 /// Operations waiting for one conversation's owner; one more is refused with `unavailable`.
 pub const MAILBOX_OPERATIONS_MAX: usize = 1024;
+/// Of these, what is kept free of reads: however many want to read, there is room for messages.
+pub const MAILBOX_OPERATIONS_KEPT: usize = 256;
+
+/// Questions to the store that one conversation's owner has open at once.
+pub const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
 
 /// Participants of a channel whose role an owner keeps in memory.
 pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;

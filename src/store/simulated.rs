@@ -35,6 +35,8 @@ pub struct Faults {
     pub late_ms: u64,
     /// Reads that time out.
     pub unread: u32,
+    /// After so long.
+    pub unread_ms: u64,
 }
 
 impl Faults {
@@ -43,6 +45,7 @@ impl Faults {
         late: 0,
         late_ms: 0,
         unread: 0,
+        unread_ms: 0,
     };
     /// As in `model.py`.
     pub const BAD_DAY: Self = Self {
@@ -50,6 +53,7 @@ impl Faults {
         late: 20,
         late_ms: 1500,
         unread: 5,
+        unread_ms: 0,
     };
 }
 
@@ -214,12 +218,14 @@ impl Cells for Replicas {
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
         self.reach("read").await?;
-        let (pair, hop, timed_out) = {
+        let (pair, hop, timed_out, patience) = {
             let mut state = self.state();
             let first = state.random.random_range(0..3);
             let unread = state.faults.unread;
             let timed_out = state.random.random_range(0..100) < unread;
-            ([first, (first + 1) % 3], state.hop(), timed_out)
+            let patience = Duration::from_millis(state.faults.unread_ms);
+            let pair = [first, (first + 1) % 3];
+            (pair, state.hop(), timed_out, patience)
         };
         if self.state().faults.lost > 0 {
             tokio::time::sleep(hop).await;
@@ -252,6 +258,7 @@ impl Cells for Replicas {
             }
         }
         if timed_out {
+            tokio::time::sleep(patience).await;
             return Err(unavailable("read"));
         }
         let cells = merged.into_iter().map(cell);

@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use metrics::counter;
 use tokio::time::{Instant, sleep};
 
-use super::{Environment, Owner, REWRITE_AFTER, REWRITE_AFTER_MAX, Waiting};
+use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, Waiting};
 use crate::{
     chat::{
         error::Error,
@@ -97,6 +97,7 @@ impl Owner {
             unwritten: Vec::new(),
             applying: BTreeMap::new(),
             backlog: VecDeque::new(),
+            parked: Parked::default(),
             work: FuturesUnordered::new(),
             active_minute: 0,
             typing: HashMap::new(),

@@ -234,6 +234,7 @@ impl Cassandra {
         R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata> + Send + 'static,
     {
         let _permit = self.permit(operation).await?;
+        let began = Instant::now();
         let mut statement = statement.clone();
         statement.set_page_size(PAGE_ROWS);
         let pages = self
@@ -244,9 +245,9 @@ impl Cassandra {
         let rows = pages
             .rows_stream::<R>()
             .map_err(|e| corrupt(operation, e))?;
-        rows.try_collect()
-            .await
-            .map_err(|e| unavailable(operation, "read", e))
+        let rows = rows.try_collect().await;
+        self.seconds.record(began.elapsed());
+        rows.map_err(|e| unavailable(operation, "read", e))
     }
 
     async fn permit(&self, operation: &'static str) -> Result<tokio::sync::SemaphorePermit<'_>> {
