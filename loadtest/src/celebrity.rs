@@ -132,7 +132,7 @@ fn live(
     let (publisher, channel, mut crowd) = public_channel(&servers, options.live)?;
     let epoch = crowd.epoch;
     let compose = |body: &str| send_frame(&channel, body);
-    let mut source = Source::new(publisher, true, &compose, 200, epoch)?;
+    let mut source = Source::new(publisher, true, compose, 200, epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let progress = spinner();
     source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;

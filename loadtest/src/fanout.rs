@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -23,7 +23,7 @@ use crate::{
     crowd::{Counts, Crowd, body},
     data::Data,
     report::Report,
-    server::{Server, total_cpu},
+    server::{Server, Watch, total_cpu},
 };
 
 #[derive(Args)]
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     rate: f64,
     /// Bytes of a body
     #[arg(long, default_value_t = 200)]
-    size: usize,
+    pub(crate) size: usize,
     /// Seconds of each part, after a warm-up
     #[arg(long, default_value_t = 15)]
     seconds: u64,
@@ -49,43 +49,42 @@ pub(crate) struct Options {
 
 /// Of all goals: how much more CPU than the raw loop a paced delivery may cost.
 pub(crate) const PACED_RATIO_MAX: f64 = 1.1;
+/// Each part is measured in so many pieces.
+const ROUNDS: u32 = 4;
 /// Not measured.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(1);
 
+#[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) cpu_us: f64,
     pub(crate) per_second: f64,
-    /// Half of the messages arrived within so long, through each server.
-    pub(crate) p50_ms: Vec<f64>,
     /// Frames between gateways for each message.
     pub(crate) peer_frames: f64,
 }
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("fanout", &common.outputs);
-    println!("gateway, every message stored:");
+    println!(
+        "gateway, every message stored; raw epoll loop, one write() per delivery, nothing stored:"
+    );
     let data = Data::new(common)?;
-    let server = Server::gateway(common, &data)?;
-    let (paced, saturated, sample) = gateways(vec![server], options, &mut report, "gateway")?;
-    if options.gateways > 1 {
-        println!("{} gateways:", options.gateways);
-        let data = Data::new(common)?;
-        let servers = Server::gateways(common, &data, options.gateways)?;
-        let (together, _, _) = gateways(servers, options, &mut report, "gateways")?;
-        report.figure(
-            "paced CPU, gateways / gateway",
-            together.cpu_us / paced.cpu_us,
-            "",
-        );
-        // The owner's subscribers get it without a hop.
-        let at = |fold: fn(f64, f64) -> f64| together.p50_ms.iter().copied().reduce(fold);
-        if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
-            report.figure("latency of the hop, p50", most - least, "ms");
+    let mut gateway = Subject::gateways("gateway", vec![Server::gateway(common, &data)?], options)?;
+    let mut raw = Subject::raw(&gateway.sample()?, options)?;
+    let shared = Data::new(common)?;
+    let mut several = match options.gateways {
+        0 | 1 => None,
+        count => {
+            let servers = Server::gateways(common, &shared, count)?;
+            Some(Subject::gateways("gateways", servers, options)?)
         }
-    }
-
-    println!("raw epoll loop, one write() per delivery, nothing stored:");
-    let (raw_paced, raw_saturated) = raw(&sample, options, &mut report)?;
+    };
+    let mut all: Vec<&mut Subject<'_>> = vec![&mut gateway, &mut raw];
+    all.extend(&mut several);
+    compare(&mut all, options, &mut report)?;
+    let p50: Vec<f64> = several.as_ref().map_or_else(Vec::new, |s| s.p50_ms.clone());
+    let (paced, saturated) = gateway.finish(&mut report)?;
+    let (raw_paced, raw_saturated) = raw.finish(&mut report)?;
+    let together = several.map(|s| s.finish(&mut report)).transpose()?;
 
     println!("ratios:");
     report.at_most(
@@ -104,32 +103,19 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         saturated.per_second / raw_saturated.per_second,
         "",
     );
-    report.finish()
-}
-
-/// The raw loop, with the same bytes on the wire as the gateway's.
-pub(crate) fn raw(
-    sample: &str,
-    options: &Options,
-    report: &mut Report,
-) -> anyhow::Result<(Part, Part)> {
-    let server = Server::raw()?;
-    let mut crowd = Crowd::new(1)?;
-    for number in 0..options.subscribers {
-        crowd.join(Client::connect_raw(&server.address, number)?.into_stream())?;
+    if let Some((together, _)) = together {
+        report.figure(
+            "paced CPU, gateways / gateway",
+            together.cpu_us / paced.cpu_us,
+            "",
+        );
+        // The owner's subscribers get it without a hop.
+        let at = |fold: fn(f64, f64) -> f64| p50.iter().copied().reduce(fold);
+        if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
+            report.figure("latency of the hop, p50", most - least, "ms");
+        }
     }
-    let publisher = Client::open(&server.address, "/publish", 0)?.into_stream();
-    let event: Value = serde_json::from_str(sample)?;
-    let subject = Subject {
-        name: "raw",
-        servers: vec![server],
-        crowd,
-        publisher,
-        acknowledged: false,
-        compose: &|body| text_frame(&event_with(&event, body)),
-    };
-    let (paced, saturated, _) = measure(subject, options, report)?;
-    Ok((paced, saturated))
+    report.finish()
 }
 
 /// The gateway's event with another body: what every server is to deliver.
@@ -137,29 +123,6 @@ pub(crate) fn event_with(event: &Value, body: &str) -> String {
     let mut event = event.clone();
     event["body"] = body.into();
     event.to_string()
-}
-
-/// One channel on these, with the subscribers spread over them.
-pub(crate) fn gateways(
-    servers: Vec<Server>,
-    options: &Options,
-    report: &mut Report,
-    name: &'static str,
-) -> anyhow::Result<(Part, Part, String)> {
-    let (publisher, channel, crowd) = public_channel(&servers, options.subscribers)?;
-    let subject = Subject {
-        name,
-        servers,
-        crowd,
-        publisher,
-        acknowledged: true,
-        compose: &|body| send_frame(&channel, body),
-    };
-    let (paced, saturated, sample) = measure(subject, options, report)?;
-    let Some(sample) = sample else {
-        bail!("no message arrived")
-    };
-    Ok((paced, saturated, sample))
 }
 
 /// A channel with so many who look into it, spread over the servers: who publishes, its id, and who is subscribed.
@@ -183,91 +146,191 @@ pub(crate) fn public_channel(
     Ok((owner()?.into_stream(), channel, crowd))
 }
 
-/// Who fans out, to whom, and how it is told to.
+/// Who fans out, to whom, and what that has cost so far.
 pub(crate) struct Subject<'a> {
-    pub(crate) name: &'static str,
-    pub(crate) servers: Vec<Server>,
-    pub(crate) crowd: Crowd,
-    pub(crate) publisher: TcpStream,
-    /// It says of each message that it is stored.
-    pub(crate) acknowledged: bool,
-    /// The frame that publishes this body.
-    pub(crate) compose: &'a dyn Fn(&str) -> Vec<u8>,
+    name: &'static str,
+    servers: Vec<Server>,
+    crowd: Crowd,
+    source: Source<'a>,
+    watches: Vec<Watch>,
+    paced: Sum,
+    saturated: Sum,
+    /// Half of the paced messages arrived within so long, through each server.
+    p50_ms: Vec<f64>,
 }
 
-pub(crate) fn measure(
-    subject: Subject<'_>,
+impl<'a> Subject<'a> {
+    /// Warms it up.
+    pub(crate) fn new(
+        name: &'static str,
+        servers: Vec<Server>,
+        mut crowd: Crowd,
+        mut source: Source<'a>,
+        options: &Options,
+    ) -> anyhow::Result<Self> {
+        let watches = servers.iter().map(Server::watch).collect();
+        let progress = spinner();
+        source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
+        progress.finish_and_clear();
+        crowd.forget_latency();
+        Ok(Self {
+            name,
+            servers,
+            crowd,
+            source,
+            watches,
+            paced: Sum::default(),
+            saturated: Sum::default(),
+            p50_ms: Vec::new(),
+        })
+    }
+
+    /// One channel on these, with the subscribers spread over them.
+    pub(crate) fn gateways(
+        name: &'static str,
+        servers: Vec<Server>,
+        options: &Options,
+    ) -> anyhow::Result<Self> {
+        let (publisher, channel, crowd) = public_channel(&servers, options.subscribers)?;
+        let compose = move |body: &str| send_frame(&channel, body);
+        let source = Source::new(publisher, true, compose, options.size, crowd.epoch)?;
+        Self::new(name, servers, crowd, source, options)
+    }
+
+    /// The raw loop, with the same bytes on the wire as the gateway's.
+    pub(crate) fn raw(sample: &str, options: &Options) -> anyhow::Result<Self> {
+        let server = Server::raw()?;
+        let mut crowd = Crowd::new(1)?;
+        for number in 0..options.subscribers {
+            crowd.join(Client::connect_raw(&server.address, number)?.into_stream())?;
+        }
+        let publisher = Client::open(&server.address, "/publish", 0)?.into_stream();
+        let event: Value = serde_json::from_str(sample)?;
+        let compose = move |body: &str| text_frame(&event_with(&event, body));
+        let source = Source::new(publisher, false, compose, options.size, crowd.epoch)?;
+        Self::new("raw", vec![server], crowd, source, options)
+    }
+
+    /// A message as it arrived.
+    pub(crate) fn sample(&self) -> anyhow::Result<String> {
+        self.crowd.sample.clone().context("no message arrived")
+    }
+
+    fn pace(&mut self, rate: f64, length: Duration, progress: &ProgressBar) -> anyhow::Result<()> {
+        let before = Before::new(&self.servers, &self.crowd)?;
+        self.source.paced(&mut self.crowd, rate, length, progress)?;
+        self.paced.add(&before, &self.servers, &self.crowd)
+    }
+
+    fn saturate(
+        &mut self,
+        window: u64,
+        length: Duration,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let Self {
+            source,
+            crowd,
+            servers,
+            ..
+        } = self;
+        source.saturated(crowd, window, WARM_UP / ROUNDS, progress)?;
+        let before = Before::new(servers, crowd)?;
+        source.saturated(crowd, window, length, progress)?;
+        self.saturated.add(&before, servers, crowd)
+    }
+
+    fn tell_paced(&mut self, report: &mut Report) {
+        let (name, paced) = (self.name, self.paced.part(&self.crowd));
+        let p50 = |latency: &Histogram<u64>| latency.value_at_quantile(0.5) as f64 / 1000.0;
+        self.p50_ms = self.crowd.latency.iter().map(p50).collect();
+        report.figure(
+            &format!("{name}, paced: CPU per delivery"),
+            paced.cpu_us,
+            "µs",
+        );
+        self.crowd
+            .tell_latency(report, &format!("{name}, paced: latency"));
+        if self.servers.len() > 1 {
+            report.figure(
+                &format!("{name}, paced: peer frames per message"),
+                paced.peer_frames,
+                "",
+            );
+        }
+    }
+
+    fn tell_saturated(&self, report: &mut Report) {
+        let (name, saturated) = (self.name, self.saturated.part(&self.crowd));
+        report.figure(
+            &format!("{name}, saturated: CPU per delivery"),
+            saturated.cpu_us,
+            "µs",
+        );
+        report.figure(
+            &format!("{name}, saturated: deliveries per second"),
+            saturated.per_second,
+            "/s",
+        );
+        if self.servers.len() > 1 {
+            report.figure(
+                &format!("{name}, saturated: peer frames per message"),
+                saturated.peer_frames,
+                "",
+            );
+        }
+    }
+
+    /// What it cost, paced and saturated. Every delivery must have been right.
+    pub(crate) fn finish(self, report: &mut Report) -> anyhow::Result<(Part, Part)> {
+        let Self {
+            name,
+            servers,
+            crowd,
+            source,
+            watches,
+            paced,
+            saturated,
+            ..
+        } = self;
+        crowd.draw(report, name);
+        for (number, watch) in (1..).zip(watches) {
+            let which = if servers.len() > 1 {
+                format!("{name} {number}")
+            } else {
+                name.to_owned()
+            };
+            watch.stop().draw(report, &which);
+        }
+        source.finish(&crowd, report, name)?;
+        Ok((paced.part(&crowd), saturated.part(&crowd)))
+    }
+}
+
+/// Measures all of them in turn, and in several rounds, so that what else the machine does meanwhile meets all alike.
+pub(crate) fn compare(
+    subjects: &mut [&mut Subject<'_>],
     options: &Options,
     report: &mut Report,
-) -> anyhow::Result<(Part, Part, Option<String>)> {
-    let Subject {
-        name,
-        servers,
-        mut crowd,
-        publisher,
-        acknowledged,
-        compose,
-    } = subject;
-    let servers = &servers[..];
-    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
-    let mut source = Source::new(publisher, acknowledged, compose, options.size, crowd.epoch)?;
-    let length = Duration::from_secs(options.seconds);
-
+) -> anyhow::Result<()> {
+    let length = Duration::from_secs(options.seconds) / ROUNDS;
     let progress = spinner();
-    source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
-    crowd.forget_latency();
-    let before = Before::new(servers, &crowd)?;
-    source.paced(&mut crowd, options.rate, length, &progress)?;
-    let paced = before.part(servers, &crowd)?;
+    for _ in 0..ROUNDS {
+        for subject in &mut *subjects {
+            subject.pace(options.rate, length, &progress)?;
+        }
+        subjects.reverse();
+    }
+    progress.suspend(|| subjects.iter_mut().for_each(|s| s.tell_paced(report)));
+    for _ in 0..ROUNDS {
+        for subject in &mut *subjects {
+            subject.saturate(options.window, length, &progress)?;
+        }
+        subjects.reverse();
+    }
     progress.finish_and_clear();
-    report.figure(
-        &format!("{name}, paced: CPU per delivery"),
-        paced.cpu_us,
-        "µs",
-    );
-    crowd.tell_latency(report, &format!("{name}, paced: latency"));
-    if servers.len() > 1 {
-        report.figure(
-            &format!("{name}, paced: peer frames per message"),
-            paced.peer_frames,
-            "",
-        );
-    }
-
-    let progress = spinner();
-    source.saturated(&mut crowd, options.window, WARM_UP, &progress)?;
-    let before = Before::new(servers, &crowd)?;
-    source.saturated(&mut crowd, options.window, length, &progress)?;
-    let saturated = before.part(servers, &crowd)?;
-    progress.finish_and_clear();
-    report.figure(
-        &format!("{name}, saturated: CPU per delivery"),
-        saturated.cpu_us,
-        "µs",
-    );
-    report.figure(
-        &format!("{name}, saturated: deliveries per second"),
-        saturated.per_second,
-        "/s",
-    );
-    if servers.len() > 1 {
-        report.figure(
-            &format!("{name}, saturated: peer frames per message"),
-            saturated.peer_frames,
-            "",
-        );
-    }
-    crowd.draw(report, name);
-    for (number, watch) in (1..).zip(watches) {
-        let which = if servers.len() > 1 {
-            format!("{name} {number}")
-        } else {
-            name.to_owned()
-        };
-        watch.stop().draw(report, &which);
-    }
-    source.finish(&crowd, report, name)?;
-    Ok((paced, saturated, crowd.sample))
+    subjects.iter().for_each(|s| s.tell_saturated(report));
+    Ok(())
 }
 
 pub(crate) fn spinner() -> ProgressBar {
@@ -321,23 +384,48 @@ impl Before {
     }
 
     pub(crate) fn part(&self, servers: &[Server], crowd: &Crowd) -> anyhow::Result<Part> {
-        let now = Self::new(servers, crowd)?;
-        let delivered = (now.delivered - self.delivered) as f64;
-        let messages = delivered / crowd.len() as f64;
-        let p50 = |latency: &Histogram<u64>| latency.value_at_quantile(0.5) as f64 / 1000.0;
-        Ok(Part {
-            cpu_us: (now.cpu - self.cpu).as_secs_f64() * 1e6 / delivered,
-            per_second: delivered / (now.at - self.at).as_secs_f64(),
-            p50_ms: crowd.latency.iter().map(p50).collect(),
-            peer_frames: (now.peer_frames - self.peer_frames) / messages,
-        })
+        let mut sum = Sum::default();
+        sum.add(self, servers, crowd)?;
+        Ok(sum.part(crowd))
     }
 }
+
+/// Of all rounds.
+#[derive(Default)]
+struct Sum {
+    cpu: Duration,
+    time: Duration,
+    peer_frames: f64,
+    delivered: u64,
+}
+
+impl Sum {
+    fn add(&mut self, before: &Before, servers: &[Server], crowd: &Crowd) -> anyhow::Result<()> {
+        let now = Before::new(servers, crowd)?;
+        self.cpu += now.cpu - before.cpu;
+        self.time += now.at - before.at;
+        self.peer_frames += now.peer_frames - before.peer_frames;
+        self.delivered += now.delivered - before.delivered;
+        Ok(())
+    }
+
+    fn part(&self, crowd: &Crowd) -> Part {
+        let delivered = self.delivered as f64;
+        Part {
+            cpu_us: self.cpu.as_secs_f64() * 1e6 / delivered,
+            per_second: delivered / self.time.as_secs_f64(),
+            peer_frames: self.peer_frames * crowd.len() as f64 / delivered,
+        }
+    }
+}
+
+type Compose<'a> = Box<dyn Fn(&str) -> Vec<u8> + 'a>;
 
 /// Publishes numbered messages to a crowd.
 pub(crate) struct Source<'a> {
     publisher: Publisher,
-    compose: &'a dyn Fn(&str) -> Vec<u8>,
+    /// The frame that publishes a body.
+    compose: Compose<'a>,
     /// Bytes of a body.
     size: usize,
     /// Of the next message.
@@ -349,13 +437,13 @@ impl<'a> Source<'a> {
     pub(crate) fn new(
         publisher: TcpStream,
         acknowledged: bool,
-        compose: &'a dyn Fn(&str) -> Vec<u8>,
+        compose: impl Fn(&str) -> Vec<u8> + 'a,
         size: usize,
         epoch: Instant,
     ) -> anyhow::Result<Self> {
         Ok(Self {
             publisher: Publisher::new(publisher, acknowledged)?,
-            compose,
+            compose: Box::new(compose),
             size,
             number: 0,
             epoch,

@@ -18,7 +18,7 @@ use crate::{
     client::{Client, binary_frame, text_frame},
     crowd::Crowd,
     data::Data,
-    fanout::{self, Part, Subject, event_with},
+    fanout::{self, Part, Source, Subject, event_with},
     idle,
     report::Report,
     server::Server,
@@ -56,60 +56,67 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     };
     let (nats, socket_io) = (install_nats(&folder)?, install_socket_io(&folder)?);
 
-    println!("gateway, every message stored:");
     let data = Data::new(common)?;
-    let server = Server::gateway(common, &data)?;
-    let (paced, saturated, sample) =
-        fanout::gateways(vec![server], &options.fanout, &mut report, "gateway")?;
-    let (idle_kib, connect_ms) = idle::gateway(common, options.connections)?;
-    let gateway = Row {
-        name: "gateway (stores)",
-        paced,
-        saturated,
-        idle_kib,
-        connect_ms,
-    };
-
-    println!("raw epoll loop, one write() per delivery:");
-    let (paced, saturated) = fanout::raw(&sample, &options.fanout, &mut report)?;
-    let (idle_kib, connect_ms) = idle::raw(options.connections)?;
-    let raw = Row {
-        name: "raw epoll loop",
-        paced,
-        saturated,
-        idle_kib,
-        connect_ms,
-    };
-
+    let servers = vec![Server::gateway(common, &data)?];
+    let mut gateway = Subject::gateways("gateway", servers, &options.fanout)?;
+    let sample = gateway.sample()?;
     let event: Value = serde_json::from_str(&sample)?;
-    println!("NATS over WebSocket:");
-    let nats = peer(
-        "NATS over WebSocket",
-        &|| start_nats(&nats),
-        &open_nats,
-        &|body| {
-            let text = event_with(&event, body);
-            let publish = format!("PUB load {}\r\n{text}\r\n", text.len());
-            binary_frame(publish.as_bytes())
-        },
-        options,
-        &mut report,
-    )?;
-    println!("Socket.IO:");
-    let socket_io = peer(
+    let mut raw = Subject::raw(&sample, &options.fanout)?;
+    let nats = || start_nats(&nats);
+    let sent = event.clone();
+    let publish_nats = move |body: &str| {
+        let text = event_with(&sent, body);
+        binary_frame(format!("PUB load {}\r\n{text}\r\n", text.len()).as_bytes())
+    };
+    let mut nats_fanout = peer("NATS", &nats, &open_nats, publish_nats, options)?;
+    let socket_io = || {
+        Server::other(
+            Command::new("node")
+                .arg("server.cjs")
+                .current_dir(&socket_io),
+        )
+    };
+    let publish_socket_io =
+        move |body: &str| text_frame(&format!("42[\"publish\",{}]", event_with(&event, body)));
+    let mut socket_io_fanout = peer(
         "Socket.IO",
-        &|| {
-            Server::other(
-                Command::new("node")
-                    .arg("server.cjs")
-                    .current_dir(&socket_io),
-            )
-        },
+        &socket_io,
         &open_socket_io,
-        &|body| text_frame(&format!("42[\"publish\",{}]", event_with(&event, body))),
+        publish_socket_io,
         options,
-        &mut report,
     )?;
+    let mut all = [
+        &mut raw,
+        &mut gateway,
+        &mut nats_fanout,
+        &mut socket_io_fanout,
+    ];
+    fanout::compare(&mut all, &options.fanout, &mut report)?;
+
+    let mut row = |name, subject: Subject<'_>, idle: &dyn Fn() -> anyhow::Result<(f64, f64)>| {
+        let (paced, saturated) = subject.finish(&mut report)?;
+        let (idle_kib, connect_ms) = idle()?;
+        anyhow::Ok(Row {
+            name,
+            paced,
+            saturated,
+            idle_kib,
+            connect_ms,
+        })
+    };
+    let connections = options.connections;
+    let raw = row("raw epoll loop", raw, &|| idle::raw(connections))?;
+    let gateway = row("gateway (stores)", gateway, &|| {
+        idle::gateway(common, connections)
+    })?;
+    let nats = row("NATS over WebSocket", nats_fanout, &|| {
+        let server = nats()?;
+        idle::measure(&server, connections, |n| open_nats(&server.address, n))
+    })?;
+    let socket_io = row("Socket.IO", socket_io_fanout, &|| {
+        let server = socket_io()?;
+        idle::measure(&server, connections, |n| open_socket_io(&server.address, n))
+    })?;
 
     println!();
     println!(
@@ -162,40 +169,22 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Fan-out and idle connections of one peer, each on a fresh process.
+/// One peer, with its subscribers.
 fn peer(
     name: &'static str,
     start: &dyn Fn() -> anyhow::Result<Server>,
     open: &dyn Fn(&str, usize) -> anyhow::Result<Client>,
-    compose: &dyn Fn(&str) -> Vec<u8>,
+    compose: impl Fn(&str) -> Vec<u8> + 'static,
     options: &Options,
-    report: &mut Report,
-) -> anyhow::Result<Row> {
+) -> anyhow::Result<Subject<'static>> {
     let server = start()?;
     let mut crowd = Crowd::new(1)?;
     for number in 0..options.fanout.subscribers {
         crowd.join(open(&server.address, number)?.into_stream())?;
     }
-    let publisher = open(&server.address, 0)?;
-    let subject = Subject {
-        name,
-        servers: vec![server],
-        crowd,
-        publisher: publisher.into_stream(),
-        acknowledged: false,
-        compose,
-    };
-    let (paced, saturated, _) = fanout::measure(subject, &options.fanout, report)?;
-    let server = start()?;
-    let (idle_kib, connect_ms) =
-        idle::measure(&server, options.connections, |n| open(&server.address, n))?;
-    Ok(Row {
-        name,
-        paced,
-        saturated,
-        idle_kib,
-        connect_ms,
-    })
+    let publisher = open(&server.address, 0)?.into_stream();
+    let source = Source::new(publisher, false, compose, options.fanout.size, crowd.epoch)?;
+    Subject::new(name, vec![server], crowd, source, &options.fanout)
 }
 
 fn cache() -> anyhow::Result<PathBuf> {

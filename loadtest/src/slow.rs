@@ -49,7 +49,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         public_channel(std::slice::from_ref(&server), options.subscribers)?;
     crowd.shrink_buffers(options.slow, RECEIVE_BUFFER)?;
     let compose = |body: &str| send_frame(&channel, body);
-    let mut source = Source::new(publisher, true, &compose, options.size, crowd.epoch)?;
+    let mut source = Source::new(publisher, true, compose, options.size, crowd.epoch)?;
     let watch = server.watch();
     let length = Duration::from_secs(options.seconds);
     let progress = spinner();

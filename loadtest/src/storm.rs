@@ -56,7 +56,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let epoch = crowd.epoch;
     // Its first connection has answered no ping meanwhile.
     let publisher = Client::connect(&servers[0].address, "celebrity", 0)?.into_stream();
-    let mut source = Source::new(publisher, true, &compose, options.size, epoch)?;
+    let mut source = Source::new(publisher, true, compose, options.size, epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let length = Duration::from_secs(options.seconds);
     let progress = spinner();

@@ -1,7 +1,7 @@
 //! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -51,6 +51,8 @@ const FORGET: u64 = 256;
 #[derive(Default)]
 struct Subscribers {
     sessions: IndexMap<SessionId, Arc<Subscriber>>,
+    /// The same, to be walked without holding the map; made when it is needed.
+    shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     pace: Pace,
 }
 
@@ -63,6 +65,13 @@ struct Pace {
     ended_us: AtomicU64,
     /// How long the last frame took that was written at once.
     took_us: AtomicU64,
+}
+
+impl Subscribers {
+    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
+        let all = || self.sessions.values().cloned().collect();
+        self.shared.get_or_init(all).clone()
+    }
 }
 
 impl Pace {
@@ -114,6 +123,7 @@ impl Hub {
             .unwrap_or_else(PoisonError::into_inner);
         let Some(topics) = &mut *topics else { return };
         let mut subscribers = self.topics.entry(topic.clone()).or_default();
+        subscribers.shared.take();
         if subscribers
             .sessions
             .insert(subscriber.session, subscriber.clone())
@@ -155,6 +165,7 @@ impl Hub {
 
     fn remove(&self, topic: &Topic, session: SessionId) {
         if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
+            subscribers.get_mut().shared.take();
             subscribers.get_mut().sessions.swap_remove(&session);
             if subscribers.get().sessions.is_empty() {
                 subscribers.remove();
@@ -198,7 +209,7 @@ impl Hub {
             subscribers.pace.wrote(began, self.now_us());
             written
         } else {
-            let sessions: Vec<_> = subscribers.sessions.values().cloned().collect();
+            let sessions = subscribers.shared();
             drop(subscribers);
             let written = sessions.iter().filter(|s| write(s)).count();
             if let Some(subscribers) = self.topics.get(topic) {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{
@@ -74,7 +75,8 @@ impl Line {
         if writing.busy || !writing.rest.is_empty() {
             return Written::Nothing;
         }
-        match writing.half.try_write(frame) {
+        // Asked of the kernel directly: whether the runtime believes it to be writable is one more thing to look at.
+        match SockRef::from(writing.half.as_ref()).send(frame) {
             Err(_) | Ok(0) => Written::Nothing,
             Ok(count) if count == frame.len() => Written::Whole,
             Ok(count) => {
