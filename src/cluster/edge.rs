@@ -12,13 +12,14 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
+    inbox::Heads,
     lock,
     message::{Delivered, Interest},
 };
 use crate::{
-    chat::{Audience, Place, Publication},
+    chat::{Audience, Head, Place, Publication},
     fanout::{Encoded, Hub, Subscriber},
-    model::{ConversationId, Details, Kind, Seq, Topic, UserId},
+    model::{Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId},
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
 };
 
@@ -47,9 +48,16 @@ struct Passed {
     /// None: its owner has not confirmed yet.
     upto: Option<Seq>,
     beyond: BTreeSet<Seq>,
+    /// For inboxes. It counts while it is as new as `upto`: then it is what the owner would say.
+    head: Option<Arc<Head>>,
 }
 
 impl Passed {
+    fn passed_entry(&mut self, entry: &Entry) {
+        self.head = self.head.take().and_then(|head| after(&head, entry));
+        self.passed(entry.seq);
+    }
+
     fn passed(&mut self, seq: Seq) {
         if self.upto.is_none_or(|upto| seq > upto) {
             self.beyond.insert(seq);
@@ -74,6 +82,18 @@ impl Passed {
             self.beyond.pop_first();
         }
     }
+}
+
+/// A channel's head once this entry has followed, if that can be told.
+fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {
+    let changes_details = matches!(entry.content, Content::System(SystemChange::Updated { .. }));
+    (entry.seq == head.head + 1 && !changes_details).then(|| {
+        Arc::new(Head {
+            details: head.details.clone(),
+            head: entry.seq,
+            last: Some(entry.last()),
+        })
+    })
 }
 
 impl Edge {
@@ -180,6 +200,34 @@ impl Edge {
         }
     }
 
+    /// The heads of those channels whose entries all pass by here, and which channels the others are.
+    pub(super) fn heads(
+        &self,
+        channels: impl Iterator<Item = ConversationId>,
+    ) -> (Heads, Vec<ConversationId>) {
+        let passed = lock(&self.channels);
+        let (mut heads, mut unknown) = (Heads::new(), Vec::new());
+        for channel in channels {
+            let known = passed.get(&channel).and_then(|passed| {
+                let head = passed.head.as_ref()?;
+                (passed.upto == Some(head.head)).then(|| head.clone())
+            });
+            match known {
+                Some(head) => drop(heads.insert(channel, head)),
+                None => unknown.push(channel),
+            }
+        }
+        (heads, unknown)
+    }
+
+    /// Keeps what the owner said, to a question of this time.
+    pub(super) fn learned(&self, channel: ConversationId, time: u64, head: &Arc<Head>) {
+        let mut channels = lock(&self.channels);
+        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.time == time) {
+            passed.head = Some(head.clone());
+        }
+    }
+
     /// Channels whose owner is yet to be told.
     pub(super) fn take_to_follow(&self) -> BTreeMap<ConversationId, Option<Seq>> {
         std::mem::take(&mut *lock(&self.to_follow))
@@ -232,7 +280,7 @@ impl Edge {
                 if matches!(audience, Audience::Channel)
                     && let Some(passed) = lock(&self.channels).get_mut(conversation)
                 {
-                    passed.passed(entry.seq);
+                    passed.passed_entry(entry);
                 }
             }
             Publication::Receipt {
@@ -370,6 +418,86 @@ mod tests {
         assert!(!edge.follows(channel));
         edge.confirmed(channel, again, 10);
         assert!(edge.follows(channel));
+    }
+
+    fn text(seq: Seq) -> Content {
+        Content::Text {
+            body: format!("number {seq}"),
+            attachments: Vec::new(),
+            reply_to: None,
+        }
+    }
+
+    fn passes(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {
+        edge.publication(&Publication::Entry {
+            conversation,
+            entry: Arc::new(Entry {
+                seq,
+                message_id: crate::clock::message_id(1),
+                client_id: crate::model::ClientId(uuid::Uuid::nil()),
+                sender: UserId::new("alice").unwrap(),
+                at: 1,
+                content,
+            }),
+            audience: Audience::Channel,
+        });
+    }
+
+    /// What the owner said counts for as long as everything that followed has passed by here.
+    #[test]
+    fn a_head_is_known_while_nothing_is_missing() {
+        let edge = Edge::new(Arc::new(Hub::default()));
+        let channel = ConversationId(uuid::Uuid::from_u128(1));
+        let user = UserId::new("alice").unwrap();
+        let session = Arc::new(Subscriber::new(
+            SessionId(1),
+            user.clone(),
+            Codec::Json,
+            1 << 20,
+        ));
+        edge.subscribe(&Topic::Channel(channel), &session);
+        let details = Details {
+            kind: Kind::Channel,
+            name: None,
+            created_at: 1,
+            created_by: user,
+            posting: crate::model::Posting::Everyone,
+            public: false,
+        };
+        let said = |head| {
+            Arc::new(Head {
+                details: details.clone(),
+                head,
+                last: None,
+            })
+        };
+        let known = || {
+            let (heads, _) = edge.heads(std::iter::once(channel));
+            heads.get(&channel).map(|head| head.head)
+        };
+        let time = edge.asking(channel).unwrap();
+        passes(&edge, channel, 11, text(11));
+        edge.confirmed(channel, time, 10);
+        edge.learned(channel, time, &said(10));
+        assert_eq!(known(), None, "11 had passed before the answer came");
+        edge.learned(channel, time, &said(11));
+        assert_eq!(known(), Some(11));
+        passes(&edge, channel, 12, text(12));
+        assert_eq!(known(), Some(12));
+        passes(&edge, channel, 14, text(14));
+        assert_eq!(known(), None, "13 is missing");
+        passes(&edge, channel, 13, text(13));
+        edge.learned(channel, time, &said(14));
+        assert_eq!(known(), Some(14));
+        let renamed = SystemChange::Updated {
+            name: Some("new".into()),
+            posting: None,
+            public: None,
+        };
+        passes(&edge, channel, 15, Content::System(renamed));
+        assert_eq!(known(), None, "the details are other ones");
+        edge.learned(channel, time + 1, &said(15));
+        assert_eq!(known(), None, "an answer of another time");
     }
 
     #[test]

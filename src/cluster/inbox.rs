@@ -1,4 +1,6 @@
-//! One page of a user's inbox: what the home knows, and of channels what their owners say.
+//! One page of a user's inbox: what the home knows, and of channels what passed by here, or else what their owners say.
+
+use std::{collections::HashMap, sync::Arc};
 
 use futures_util::{StreamExt, stream};
 
@@ -31,19 +33,12 @@ impl Router {
     ) -> Result<Inbox, Error> {
         let before = before.map(parse_position).transpose()?;
         let rows = self.inbox_rows(user).await?;
-        let items: Vec<Result<Option<InboxItem>, Error>> = stream::iter(rows)
-            .map(|row| self.item(user, row))
-            .buffered(HEADS_AT_ONCE)
-            .collect()
-            .await;
+        let heads = self.heads(user, &rows).await?;
+        let items = rows.into_iter().filter_map(|row| item(row, &heads));
         let mut items: Vec<InboxItem> = items
-            .into_iter()
-            .filter_map(Result::transpose)
-            .collect::<Result<_, _>>()?;
+            .filter(|item| before.is_none_or(|before| position(item) < before))
+            .collect();
         items.sort_unstable_by_key(|item| std::cmp::Reverse(position(item)));
-        if let Some(before) = before {
-            items.retain(|item| position(item) < before);
-        }
         let next = (items.len() > limit)
             .then(|| items.get(limit.saturating_sub(1)).map(format_position))
             .flatten();
@@ -51,34 +46,76 @@ impl Router {
         Ok(Inbox { items, next })
     }
 
-    async fn item(&self, user: &UserId, row: InboxRow) -> Result<Option<InboxItem>, Error> {
-        let Some(face) = row.face else {
-            return Ok(None);
-        };
-        let conversation = row.conversation;
-        let (name, last) = match face.kind {
-            Kind::Dm | Kind::Group => (face.name, face.last),
-            Kind::Channel => match self.ask(conversation, user.clone(), Operation::Head).await {
-                Ok(Outcome::Head(Head { details, last, .. })) => (details.name, last),
-                // Left at this moment, or removed.
-                Ok(_) | Err(Error::UnknownConversation | Error::Forbidden(_)) => return Ok(None),
-                Err(error) => return Err(error),
-            },
-        };
-        let last_seq = last.as_ref().map_or(0, |l| l.seq);
-        let read_seq = row.read_seq.max(face.joined_seq);
-        Ok(Some(InboxItem {
-            conversation,
-            kind: face.kind,
-            name,
-            last_seq,
-            rev: 0,
-            last_message: last,
-            read_seq,
-            unread: last_seq.saturating_sub(read_seq),
-            joined_seq: face.joined_seq,
-        }))
+    /// The heads of the channels among these. Those that sockets here follow are known; of others the owners are asked.
+    async fn heads(&self, user: &UserId, rows: &[InboxRow]) -> Result<Heads, Error> {
+        let is_channel =
+            |row: &&InboxRow| row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel);
+        let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
+        let (mut known, unknown) = self.edge.heads(channels);
+        let asked: Vec<_> = stream::iter(unknown)
+            .map(async |channel| (channel, self.ask_head(user, channel).await))
+            .buffer_unordered(HEADS_AT_ONCE)
+            .collect()
+            .await;
+        for (channel, head) in asked {
+            if let Some(head) = head? {
+                known.insert(channel, head);
+            }
+        }
+        Ok(known)
     }
+
+    /// None: left at this moment, or removed.
+    async fn ask_head(
+        &self,
+        user: &UserId,
+        channel: ConversationId,
+    ) -> Result<Option<Arc<Head>>, Error> {
+        let asking = self.edge.asking(channel);
+        match self.ask(channel, user.clone(), Operation::Head).await {
+            Ok(Outcome::Head(head)) => {
+                let head = Arc::new(head);
+                if let Some(time) = asking {
+                    // Alone, this gateway is the owner, and publishes everything that follows here.
+                    if self.cluster.is_none() {
+                        self.edge.confirmed(channel, time, head.head);
+                    }
+                    self.edge.learned(channel, time, &head);
+                }
+                Ok(Some(head))
+            }
+            Ok(_) | Err(Error::UnknownConversation | Error::Forbidden(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Of channels.
+pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
+
+/// What an inbox says of one conversation; none if there is nothing to say.
+fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {
+    let face = row.face?;
+    let (name, last) = match face.kind {
+        Kind::Dm | Kind::Group => (face.name, face.last),
+        Kind::Channel => {
+            let head = heads.get(&row.conversation)?;
+            (head.details.name.clone(), head.last.clone())
+        }
+    };
+    let last_seq = last.as_ref().map_or(0, |l| l.seq);
+    let read_seq = row.read_seq.max(face.joined_seq);
+    Some(InboxItem {
+        conversation: row.conversation,
+        kind: face.kind,
+        name,
+        last_seq,
+        rev: 0,
+        last_message: last,
+        read_seq,
+        unread: last_seq.saturating_sub(read_seq),
+        joined_seq: face.joined_seq,
+    })
 }
 
 /// An inbox is ordered by the time of its newest entries, for people; the id makes it a total order.

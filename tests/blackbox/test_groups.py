@@ -185,6 +185,23 @@ async def test_a_public_channel_is_listed_joined_and_left(people, gateway, codec
     await tablet.close()
 
 
+async def test_an_inbox_follows_what_passes_in_its_channels(people):
+    alice, bob = await people("alice", "bob")
+    channel = await alice.create("channel", bob.user, name="news")
+    for seq in range(2, 5):
+        await alice.send(channel, f"number {seq}")
+        await bob.message(channel, f"number {seq}")
+        item = await bob.inbox(channel)
+        assert (item["name"], item["last_seq"], item["unread"]) == ("news", seq, seq - 1)
+        assert item["last_message"]["preview"] == f"number {seq}"
+    await alice.ask("update", conversation=channel, name="olds")
+    await bob.event("message", lambda e: e["seq"] == 5)
+    item = await bob.inbox(channel)
+    assert (item["name"], item["last_seq"], item["unread"]) == ("olds", 5, 4)
+    await bob.ask("read", conversation=channel, seq=5)
+    assert (await bob.inbox(channel))["unread"] == 0
+
+
 async def find_public(client, conversation):
     after = None
     while True:
