@@ -23,13 +23,13 @@ const MARK: &[u8] = br#""body":"n"#;
 /// In the reply that says that a message is stored.
 const SENT: &[u8] = br#""type":"sent""#;
 /// Says that a client must read what it lacks.
-const RESYNC: &[u8] = br#""type":"resync""#;
+const RESYNC: &[u8] = br#"{"type":"resync""#;
 /// It cannot now.
 const REFUSED: &[u8] = br#"{"id":2,"type":"error""#;
 /// Until who is refused tries again.
 pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
 /// What it has read.
-const HISTORY: &[u8] = br#""type":"history""#;
+const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
 const SEQ: &[u8] = br#""seq":"#;
 /// Latencies past this are counted as this.
@@ -43,6 +43,13 @@ pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
 struct Subscriber {
     stream: mio::net::TcpStream,
     frames: Frames,
+    has: Has,
+}
+
+/// What a subscriber has.
+#[derive(Default)]
+struct Has {
+    /// The number of the message that it lacks first.
     next: u64,
     reading: Option<Reading>,
     /// Of each conversation, where they are counted by their seq.
@@ -154,9 +161,7 @@ impl Crowd {
         self.subscribers.push(Subscriber {
             stream,
             frames: Frames::default(),
-            next: 0,
-            reading: None,
-            places: None,
+            has: Has::default(),
         });
         if self.subscribers.len().is_multiple_of(JOINED_UNREAD) {
             self.read(Duration::ZERO)?;
@@ -177,92 +182,39 @@ impl Crowd {
                 Err(e)
             }
         })?;
+        self.ask_for_missing();
         let Self {
             events,
             buffer,
             subscribers,
-            epoch,
-            counts,
-            latency,
-            moment,
-            sample,
-            first_seq,
             gone,
-            to_read,
             poll,
             ..
         } = self;
-        while let Some(&(at, number)) = to_read.front()
-            && at <= Instant::now()
-        {
-            to_read.pop_front();
-            let subscriber = &mut subscribers[number];
-            if let Some(Reading { conversation, .. }) = &subscriber.reading {
-                let after = (*first_seq + subscriber.next).saturating_sub(1);
-                // If the connection has ended, that is told below.
-                let _ = subscriber.stream.write(&history_frame(conversation, after));
-            }
-        }
+        let mut seen = Seen {
+            now_us: 0,
+            counts: &mut self.counts,
+            latency: &mut self.latency,
+            moment: &mut self.moment,
+            sample: &mut self.sample,
+            first_seq: &mut self.first_seq,
+            to_read: &mut self.to_read,
+        };
         for event in events.iter() {
+            let number = event.token().0;
             let Subscriber {
                 stream,
                 frames,
-                next,
-                reading,
-                places,
-            } = &mut subscribers[event.token().0];
-            let number = event.token().0;
-            let server = number % latency.len();
-            let now_us = epoch.elapsed().as_micros() as u64;
+                has,
+            } = &mut subscribers[number];
+            seen.now_us = self.epoch.elapsed().as_micros() as u64;
             let closed = loop {
                 match stream.read(buffer) {
                     Ok(0) => break true,
                     Ok(count) => {
                         let mut pings = 0;
                         frames.feed(&buffer[..count], |frame| match frame {
-                            Frame::Content(text) if memmem::find(text, RESYNC).is_some() => {
-                                counts.resyncs += 1;
-                                reading.get_or_insert_with(|| {
-                                    to_read.push_back((Instant::now(), number));
-                                    Reading::of(conversation(text).unwrap_or_default())
-                                });
-                            }
-                            Frame::Content(text) if text.starts_with(REFUSED) => {
-                                to_read.push_back((Instant::now() + BACK_OFF, number));
-                            }
-                            Frame::Content(text) if memmem::find(text, HISTORY).is_some() => {
-                                let read = numbers(text).map(|(number, _)| number);
-                                let later = reading.take().map(|r| r.later).unwrap_or_default();
-                                for number in read.chain(later) {
-                                    if number >= *next {
-                                        counts.note(next, number);
-                                    }
-                                }
-                            }
-                            Frame::Content(text) => {
-                                // Some servers put several messages into one frame.
-                                let mut events = numbers(text).peekable();
-                                if places.is_some() && events.peek().is_none() {
-                                    counts.acknowledged +=
-                                        u64::from(memmem::find(text, SENT).is_some());
-                                }
-                                for (number, at_us) in events {
-                                    match (&mut *places, &mut *reading) {
-                                        (None, None) => counts.note(next, number),
-                                        (None, Some(reading)) => drop(reading.later.insert(number)),
-                                        (Some(places), _) => counts.note_place(places, text),
-                                    }
-                                    let late =
-                                        now_us.saturating_sub(at_us).clamp(1, LATENCY_US_MAX);
-                                    latency[server].saturating_record(late);
-                                    moment.saturating_record(late);
-                                    if sample.is_none() {
-                                        *sample = Some(String::from_utf8_lossy(text).into_owned());
-                                        *first_seq =
-                                            seq(text).unwrap_or_default().saturating_sub(number);
-                                    }
-                                }
-                            }
+                            Frame::Content(text) => seen.take(number, has, text),
                             Frame::Ping => pings += 1,
                             Frame::Close(_) | Frame::Other => {}
                         });
@@ -281,7 +233,7 @@ impl Crowd {
                 }
             };
             if closed {
-                counts.closed += 1;
+                seen.counts.closed += 1;
                 gone.push_back((Instant::now(), number));
                 let _ = poll.registry().deregister(stream);
             }
@@ -290,10 +242,25 @@ impl Crowd {
         Ok(())
     }
 
+    /// Whoever was told to read what it lacks does so.
+    fn ask_for_missing(&mut self) {
+        while let Some(&(at, number)) = self.to_read.front()
+            && at <= Instant::now()
+        {
+            self.to_read.pop_front();
+            let after = self.cursor(number);
+            let Subscriber { stream, has, .. } = &mut self.subscribers[number];
+            if let Some(Reading { conversation, .. }) = &has.reading {
+                // If the connection has ended, that is seen when it is read.
+                let _ = stream.write(&history_frame(conversation, after));
+            }
+        }
+    }
+
     /// Messages are counted by their seq, in many conversations.
     pub(crate) fn by_conversation(mut self) -> Self {
         for subscriber in &mut self.subscribers {
-            subscriber.places = Some(HashMap::new());
+            subscriber.has.places = Some(HashMap::new());
         }
         self
     }
@@ -316,7 +283,7 @@ impl Crowd {
         let mut stopped = Vec::new();
         for mut subscriber in self.subscribers.drain(self.subscribers.len() - count..) {
             self.poll.registry().deregister(&mut subscriber.stream)?;
-            self.counts.delivered -= subscriber.next;
+            self.counts.delivered -= subscriber.has.next;
             stopped.push(TcpStream::from(subscriber.stream));
         }
         Ok(stopped)
@@ -342,7 +309,7 @@ impl Crowd {
 
     /// The seq of the newest message that this one has.
     pub(crate) fn cursor(&self, number: usize) -> u64 {
-        (self.first_seq + self.subscribers[number].next).saturating_sub(1)
+        (self.first_seq + self.subscribers[number].has.next).saturating_sub(1)
     }
 
     /// A dropped one is here again, and goes on where it was.
@@ -351,7 +318,7 @@ impl Crowd {
         let subscriber = &mut self.subscribers[number];
         subscriber.stream = mio::net::TcpStream::from_std(stream);
         subscriber.frames = Frames::default();
-        subscriber.reading = None;
+        subscriber.has.reading = None;
         let registry = self.poll.registry();
         registry.register(&mut subscriber.stream, Token(number), Interest::READABLE)?;
         Ok(())
@@ -362,8 +329,8 @@ impl Crowd {
         const TOLD_MAX: usize = 10;
         let mut cases: BTreeMap<(usize, u64), usize> = BTreeMap::new();
         for (number, subscriber) in self.subscribers.iter().enumerate() {
-            if subscriber.next < sent {
-                let case = (number % self.latency.len(), subscriber.next);
+            if subscriber.has.next < sent {
+                let case = (number % self.latency.len(), subscriber.has.next);
                 *cases.entry(case).or_default() += 1;
             }
         }
@@ -421,6 +388,65 @@ impl Crowd {
             p99_ms,
         });
         self.moment.reset();
+    }
+}
+
+/// Where what comes is counted.
+struct Seen<'a> {
+    now_us: u64,
+    counts: &'a mut Counts,
+    latency: &'a mut [Histogram<u64>],
+    moment: &'a mut Histogram<u64>,
+    sample: &'a mut Option<String>,
+    first_seq: &'a mut u64,
+    to_read: &'a mut VecDeque<(Instant, usize)>,
+}
+
+impl Seen<'_> {
+    /// A frame for subscriber `number`.
+    fn take(&mut self, number: usize, has: &mut Has, text: &[u8]) {
+        if text.starts_with(RESYNC) {
+            self.counts.resyncs += 1;
+            has.reading.get_or_insert_with(|| {
+                self.to_read.push_back((Instant::now(), number));
+                Reading::of(conversation(text).unwrap_or_default())
+            });
+        } else if text.starts_with(REFUSED) {
+            let later = Instant::now() + BACK_OFF;
+            self.to_read.push_back((later, number));
+        } else if text.starts_with(HISTORY) {
+            let later = has.reading.take().map(|r| r.later).unwrap_or_default();
+            for number in numbers(text).map(|(number, _)| number).chain(later) {
+                if number >= has.next {
+                    self.counts.note(&mut has.next, number);
+                }
+            }
+        } else {
+            self.messages(number, has, text);
+        }
+    }
+
+    /// Some servers put several messages into one frame.
+    fn messages(&mut self, subscriber: usize, has: &mut Has, text: &[u8]) {
+        let server = subscriber % self.latency.len();
+        let mut messages = numbers(text).peekable();
+        if has.places.is_some() && messages.peek().is_none() {
+            self.counts.acknowledged += u64::from(memmem::find(text, SENT).is_some());
+        }
+        for (number, at_us) in messages {
+            match (&mut has.places, &mut has.reading) {
+                (None, None) => self.counts.note(&mut has.next, number),
+                (None, Some(reading)) => drop(reading.later.insert(number)),
+                (Some(places), _) => self.counts.note_place(places, text),
+            }
+            let late = self.now_us.saturating_sub(at_us).clamp(1, LATENCY_US_MAX);
+            self.latency[server].saturating_record(late);
+            self.moment.saturating_record(late);
+            if self.sample.is_none() {
+                *self.sample = Some(String::from_utf8_lossy(text).into_owned());
+                *self.first_seq = seq(text).unwrap_or_default().saturating_sub(number);
+            }
+        }
     }
 }
 
