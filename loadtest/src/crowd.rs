@@ -369,6 +369,12 @@ impl Crowd {
         report.over_time("latency p99 over time", "ms", name, line(|m| m.p99_ms));
     }
 
+    /// What was while nobody looked is not drawn.
+    pub(crate) fn look_again(&mut self) {
+        self.moment_began = self.epoch.elapsed().as_secs_f64();
+        self.moment.reset();
+    }
+
     fn end_moment(&mut self) {
         let now = self.epoch.elapsed().as_secs_f64();
         let length = now - self.moment_began;

@@ -217,6 +217,7 @@ impl<'a> Subject<'a> {
     }
 
     fn pace(&mut self, rate: f64, length: Duration, progress: &ProgressBar) -> anyhow::Result<()> {
+        self.crowd.look_again();
         let before = Before::new(&self.servers, &self.crowd)?;
         self.source.paced(&mut self.crowd, rate, length, progress)?;
         self.paced.add(&before, &self.servers, &self.crowd)
@@ -234,6 +235,7 @@ impl<'a> Subject<'a> {
             servers,
             ..
         } = self;
+        crowd.look_again();
         source.saturated(crowd, window, WARM_UP / ROUNDS, progress)?;
         let before = Before::new(servers, crowd)?;
         source.saturated(crowd, window, length, progress)?;

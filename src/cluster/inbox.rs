@@ -51,7 +51,12 @@ impl Router {
         let is_channel =
             |row: &&InboxRow| row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel);
         let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
-        let (mut known, unknown) = self.edge.heads(channels);
+        // Who was paused or cut off may have missed anything.
+        let (mut known, unknown) = if self.may_serve() {
+            self.edge.heads(channels)
+        } else {
+            (Heads::new(), channels.collect())
+        };
         let asked: Vec<_> = stream::iter(unknown)
             .map(async |channel| (channel, self.ask_head(user, channel).await))
             .buffer_unordered(HEADS_AT_ONCE)

@@ -153,9 +153,7 @@ impl Cluster {
     /// Until the others can be spoken to, and may own what is theirs by now, or for `limit`.
     pub async fn settled(&self, limit: Duration) -> bool {
         match &self.exchange {
-            Some(exchange) => tokio::time::timeout(limit, exchange.settled())
-                .await
-                .is_ok(),
+            Some(exchange) => timeout(limit, exchange.settled()).await.is_ok(),
             None => true,
         }
     }
@@ -167,14 +165,14 @@ impl Cluster {
         }
         let mut done = false;
         let let_go = async {
-            let closed = timeout_at(ends, self.conversations.close());
             // Another one may be dead, and what was given to it is done only when that is known.
-            let closed = match &self.exchange {
-                Some(_) => timeout(LET_GO_WITHIN, closed)
-                    .await
-                    .is_ok_and(|c| c.is_ok()),
-                None => closed.await.is_ok(),
+            let closed_by = match &self.exchange {
+                Some(_) => ends.min(Instant::now() + LET_GO_WITHIN),
+                None => ends,
             };
+            let closed = timeout_at(closed_by, self.conversations.close())
+                .await
+                .is_ok();
             // Rule [flush]: a row is written before somebody else speaks for its user.
             let flushed = timeout_at(ends, async {
                 while !self.inbox.flush().await {
@@ -190,7 +188,7 @@ impl Cluster {
     /// Waits until the others have what this gateway has said, for `limit` at most. To be called after leaving.
     pub async fn said(&self, limit: Duration) {
         if let Some(exchange) = &self.exchange {
-            drop(tokio::time::timeout(limit, exchange.said()).await);
+            drop(timeout(limit, exchange.said()).await);
         }
     }
 }

@@ -453,11 +453,16 @@ impl Router {
         self.home.presence.flush().await;
     }
 
+    /// Whether this gateway's lease has not ended.
+    pub(super) fn may_serve(&self) -> bool {
+        self.conversations.may_serve()
+    }
+
     /// # Errors
     /// Why nothing can be stored now.
     pub fn ready(&self) -> Result<(), crate::store::Error> {
         self.store.healthy()?;
-        if self.conversations.may_serve() {
+        if self.may_serve() {
             return Ok(());
         }
         Err(crate::store::Error::Unavailable {
