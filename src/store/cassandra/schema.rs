@@ -176,7 +176,14 @@ pub(super) async fn applied(session: &Session, keyspace: &Keyspace) -> Result<i3
     let version = statement(format!(
         "SELECT version FROM {name}.schema_state WHERE name = 'version'"
     ));
-    let rows = rows(session, version, ()).await?;
+    let rows = match rows(session, version.clone(), ()).await {
+        Ok(rows) => rows,
+        // Somebody else may be making the table at this moment, and the node that was asked not know it yet.
+        Err(_) => {
+            session.await_schema_agreement().await.map_err(failed)?;
+            rows(session, version, ()).await?
+        }
+    };
     let row = rows.maybe_first_row::<(Option<i32>,)>().map_err(failed)?;
     Ok(row.and_then(|(version,)| version).unwrap_or(0))
 }
