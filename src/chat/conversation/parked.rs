@@ -281,13 +281,13 @@ mod tests {
         assert!((&mut retry).now_or_never().is_none());
         let mut after = std::pin::pin!(conversations.send(id, draft("alice")));
         assert!((&mut after).now_or_never().is_none());
-        assert!(matches!(stranger.await, Err(Error::Unavailable { .. })));
         select! {
             biased;
             refused = &mut retry => assert!(matches!(refused, Err(Error::Unavailable { .. }))),
             sent = &mut after => panic!("before what was sent first: {sent:?}"),
         }
         assert_eq!(after.await.unwrap().seq, 5);
+        assert!(matches!(stranger.await, Err(Error::Unavailable { .. })));
         store.set_faults(Faults::NONE);
         let answer = conversations.ask(id, user("mallory"), Operation::Head);
         assert_eq!(answer.await.unwrap_err(), Error::UnknownConversation);
