@@ -20,9 +20,10 @@ use crate::{
     Common,
     client::{Client, send_frame},
     data::Data,
-    fanout::{Before, Source, WARM_UP, public_channel, settle, spinner},
+    fanout::{Before, WARM_UP, public_channel, spinner},
     report::Report,
     server::Server,
+    source::{Source, settle},
 };
 
 #[derive(Args)]

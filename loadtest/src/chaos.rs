@@ -19,7 +19,14 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{Common, client::Client, crowd::latencies, data::Data, report::Report, server::Server};
+use crate::{
+    Common,
+    client::{Client, PAGE},
+    crowd::latencies,
+    data::Data,
+    report::Report,
+    server::Server,
+};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -48,7 +55,6 @@ pub(crate) struct Options {
 /// Until everyone has everything, once nobody writes any more.
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
-const PAGE: usize = 200;
 /// Without a message to read, whoever waits looks around.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

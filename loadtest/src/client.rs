@@ -20,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Connections from one source address; a second one is used after that.
 const PORTS_PER_ADDRESS: usize = 20_000;
 
+/// Messages of the largest page.
+pub(crate) const PAGE: usize = 200;
+
 /// Of HTTP's head.
 const HEAD_END: &[u8] = b"\r\n\r\n";
 
@@ -118,7 +121,7 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
 
 /// The request to read what a client lacks, as much as a page holds.
 pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
-    let frame = json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": 200});
+    let frame = json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": PAGE});
     text_frame(&frame.to_string())
 }
 
@@ -244,7 +247,7 @@ impl Client {
         loop {
             let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
             let mut page = self.ask(
-                json!({"type": "history", "conversation": conversation, "after": after, "limit": 200}),
+                json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE}),
             )?;
             let messages = std::mem::take(page["messages"].as_array_mut().context("no messages")?);
             let none = messages.is_empty();

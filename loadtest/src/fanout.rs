@@ -2,16 +2,11 @@
 //! how far the cost falls when the server may gather what is queued.
 
 use std::{
-    io::{ErrorKind, Read, Write},
     net::TcpStream,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,11 +14,12 @@ use serde_json::{Value, json};
 
 use crate::{
     Common,
-    client::{Client, Frame, Frames, send_frame, text_frame},
-    crowd::{Counts, Crowd, body},
+    client::{Client, send_frame, text_frame},
+    crowd::Crowd,
     data::Data,
     report::Report,
     server::{Server, Watch, total_cpu},
+    source::Source,
 };
 
 #[derive(Args)]
@@ -54,7 +50,6 @@ const ROUNDS: u32 = 4;
 /// Not measured.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) cpu_us: f64,
     pub(crate) per_second: f64,
@@ -344,19 +339,6 @@ pub(crate) fn spinner() -> ProgressBar {
     progress
 }
 
-/// Waits until all that was sent has arrived, or nothing arrives any more.
-pub(crate) fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
-    const QUIET: Duration = Duration::from_secs(5);
-    let mut last = (Instant::now(), crowd.counts.delivered);
-    while crowd.counts.delivered < sent * crowd.len() as u64 && last.0.elapsed() < QUIET {
-        crowd.read(Duration::from_millis(2))?;
-        if crowd.counts.delivered > last.1 {
-            last = (Instant::now(), crowd.counts.delivered);
-        }
-    }
-    Ok(())
-}
-
 /// How things stood when a part began.
 pub(crate) struct Before {
     cpu: Duration,
@@ -417,196 +399,6 @@ impl Sum {
             cpu_us: self.cpu.as_secs_f64() * 1e6 / delivered,
             per_second: delivered / self.time.as_secs_f64(),
             peer_frames: self.peer_frames * crowd.len() as f64 / delivered,
-        }
-    }
-}
-
-type Compose<'a> = Box<dyn Fn(&str) -> Vec<u8> + 'a>;
-
-/// Publishes numbered messages to a crowd.
-pub(crate) struct Source<'a> {
-    publisher: Publisher,
-    /// The frame that publishes a body.
-    compose: Compose<'a>,
-    /// Bytes of a body.
-    size: usize,
-    /// Of the next message.
-    pub(crate) number: u64,
-    epoch: Instant,
-}
-
-impl<'a> Source<'a> {
-    pub(crate) fn new(
-        publisher: TcpStream,
-        acknowledged: bool,
-        compose: impl Fn(&str) -> Vec<u8> + 'a,
-        size: usize,
-        epoch: Instant,
-    ) -> anyhow::Result<Self> {
-        Ok(Self {
-            publisher: Publisher::new(publisher, acknowledged)?,
-            compose: Box::new(compose),
-            size,
-            number: 0,
-            epoch,
-        })
-    }
-
-    pub(crate) fn publish(&mut self, due: Duration) -> anyhow::Result<()> {
-        let frame = (self.compose)(&body(self.number, due, self.size));
-        self.number += 1;
-        Ok(self.publisher.stream.write_all(&frame)?)
-    }
-
-    /// Sent when due, however late the server is; late is counted from when it was due.
-    pub(crate) fn paced(
-        &mut self,
-        crowd: &mut Crowd,
-        rate: f64,
-        length: Duration,
-        progress: &ProgressBar,
-    ) -> anyhow::Result<()> {
-        let each = Duration::from_secs_f64(1.0 / rate);
-        let begin = self.epoch.elapsed();
-        let mut due = begin;
-        while due < begin + length {
-            while self.epoch.elapsed() < due {
-                let left = due.saturating_sub(self.epoch.elapsed());
-                crowd.read(left.min(Duration::from_millis(5)))?;
-            }
-            self.publish(due)?;
-            due += each;
-            progress.set_message(format!("{} deliveries", crowd.counts.delivered));
-            progress.tick();
-        }
-        settle(crowd, self.number)
-    }
-
-    /// As many as may be under way.
-    fn saturated(
-        &mut self,
-        crowd: &mut Crowd,
-        window: u64,
-        length: Duration,
-        progress: &ProgressBar,
-    ) -> anyhow::Result<()> {
-        let begin = self.epoch.elapsed();
-        while self.epoch.elapsed() < begin + length {
-            let arrived = crowd.counts.delivered / crowd.len() as u64;
-            for _ in 0..window.saturating_sub(self.number - arrived) {
-                self.publish(self.epoch.elapsed())?;
-            }
-            crowd.read(Duration::from_millis(1))?;
-            progress.set_message(format!("{} deliveries", crowd.counts.delivered));
-            progress.tick();
-        }
-        settle(crowd, self.number)
-    }
-
-    /// Every message must have been acknowledged, and have reached everyone once and in order.
-    pub(crate) fn finish(
-        self,
-        crowd: &Crowd,
-        report: &mut Report,
-        name: &str,
-    ) -> anyhow::Result<()> {
-        let Counts {
-            delivered,
-            doubled,
-            gaps,
-            closed,
-            ..
-        } = crowd.counts;
-        let lost = crowd.counts.lost(self.number * crowd.len() as u64);
-        println!(
-            "  {delivered} delivered, {lost} lost, {doubled} doubled, {gaps} out of order, {closed} closed"
-        );
-        for case in crowd.lacking(self.number) {
-            println!("  {case}");
-        }
-        report.must(
-            lost + doubled + gaps + closed == 0,
-            format!("{name}: a delivery went wrong"),
-        );
-        self.publisher.finish(self.number)
-    }
-}
-
-/// Sends, and reads what comes back in a thread of its own.
-struct Publisher {
-    stream: TcpStream,
-    replies: Option<std::thread::JoinHandle<Replies>>,
-    over: Arc<AtomicBool>,
-}
-
-#[derive(Default)]
-struct Replies {
-    sent: u64,
-    refused: Vec<String>,
-}
-
-/// Answers that have not come after so long without any do not come.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-
-impl Publisher {
-    fn new(stream: TcpStream, acknowledged: bool) -> anyhow::Result<Self> {
-        stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
-        let (reading, over) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
-        let ends = over.clone();
-        let replies = acknowledged.then(|| std::thread::spawn(move || replies(reading, &ends)));
-        Ok(Self {
-            stream,
-            replies,
-            over,
-        })
-    }
-
-    /// Every message must have been acknowledged.
-    fn finish(mut self, sent: u64) -> anyhow::Result<()> {
-        let Some(replies) = self.replies.take() else {
-            return Ok(());
-        };
-        self.over.store(true, Ordering::Relaxed);
-        let Ok(Replies {
-            sent: acknowledged,
-            refused,
-        }) = replies.join()
-        else {
-            bail!("the publisher's reader failed")
-        };
-        println!("  {acknowledged} of {sent} messages acknowledged as stored");
-        if let Some(why) = refused.first() {
-            bail!("{} messages were refused: {why}", refused.len());
-        }
-        if acknowledged != sent {
-            bail!("{} messages were not acknowledged", sent - acknowledged);
-        }
-        Ok(())
-    }
-}
-
-/// What comes back, until nothing does any more and it is over.
-fn replies(mut reading: TcpStream, over: &AtomicBool) -> Replies {
-    let (mut frames, mut buffer, mut replies) =
-        (Frames::default(), vec![0; 64 << 10], Replies::default());
-    loop {
-        match reading.read(&mut buffer) {
-            Ok(0) => return replies,
-            Ok(count) => frames.feed(&buffer[..count], |frame| {
-                let Frame::Content(text) = frame else { return };
-                let is = |mark: &[u8]| text.windows(mark.len()).any(|w| w == mark);
-                if is(br#""type":"sent""#) {
-                    replies.sent += 1;
-                } else if is(br#""type":"error""#) {
-                    replies.refused.push(String::from_utf8_lossy(text).into());
-                }
-            }),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                if over.load(Ordering::Relaxed) {
-                    return replies;
-                }
-            }
-            Err(_) => return replies,
         }
     }
 }

@@ -21,6 +21,7 @@ mod raw;
 mod report;
 mod server;
 mod slow;
+mod source;
 mod store;
 mod storm;
 

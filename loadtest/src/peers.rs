@@ -18,10 +18,11 @@ use crate::{
     client::{Client, binary_frame, text_frame},
     crowd::Crowd,
     data::Data,
-    fanout::{self, Part, Source, Subject, event_with},
+    fanout::{self, Part, Subject, event_with},
     idle,
     report::Report,
     server::Server,
+    source::Source,
 };
 
 const NATS: &str = "github.com/nats-io/nats-server/v2@v2.15.2";

@@ -8,9 +8,10 @@ use crate::{
     Common,
     client::send_frame,
     data::Data,
-    fanout::{Source, WARM_UP, public_channel, spinner},
+    fanout::{WARM_UP, public_channel, spinner},
     report::Report,
     server::Server,
+    source::Source,
 };
 
 #[derive(Args)]

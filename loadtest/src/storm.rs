@@ -1,7 +1,7 @@
 //! All clients drop at once and come back with their cursors, while messages flow: how long until everyone has
 //! everything, whether anything was missed, and what it costs the store.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -12,9 +12,10 @@ use crate::{
     client::{Client, send_frame},
     crowd::{BACK_OFF, Crowd},
     data::Data,
-    fanout::{Source, WARM_UP, spinner},
+    fanout::{WARM_UP, spinner},
     report::Report,
     server::{Server, token, total_cpu},
+    source::{Source, settle_while},
 };
 
 #[derive(Args)]
@@ -143,19 +144,16 @@ fn insist(
     sent: u64,
     come_back: &dyn Fn(&mut Crowd, usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
-    let (mut again, mut last) = (0, (Instant::now(), crowd.counts.delivered));
-    while crowd.counts.delivered < sent * crowd.len() as u64 && last.0.elapsed() < QUIET {
-        crowd.read(Duration::from_millis(2))?;
+    let mut again = 0;
+    settle_while(crowd, sent, QUIET, |crowd| {
+        let before = again;
         while let Some(number) = crowd.gone(BACK_OFF) {
             come_back(crowd, number)?;
             again += 1;
             crowd.read(Duration::ZERO)?;
-            last.0 = Instant::now();
         }
-        if crowd.counts.delivered > last.1 {
-            last = (Instant::now(), crowd.counts.delivered);
-        }
-    }
+        Ok(again > before)
+    })?;
     Ok(again)
 }
 

@@ -226,11 +226,7 @@ mod tests {
             client_id: ClientId(uuid::Uuid::nil()),
             sender: user(),
             at: 1,
-            content: Content::Text {
-                body: "hi".into(),
-                attachments: Vec::new(),
-                reply_to: None,
-            },
+            content: Content::text("hi"),
         };
         writer.queue(conversation, Some(Arc::new(members)), &entry);
     }

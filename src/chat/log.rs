@@ -293,11 +293,7 @@ mod tests {
         Draft {
             sender: UserId::new("alice").unwrap(),
             client_id: ClientId(uuid::Uuid::from_u128(client)),
-            content: Content::Text {
-                body: "hi".into(),
-                attachments: Vec::new(),
-                reply_to: None,
-            },
+            content: Content::text("hi"),
             at: None,
             retry: false,
         }

@@ -421,11 +421,7 @@ mod tests {
     }
 
     fn text(seq: Seq) -> Content {
-        Content::Text {
-            body: format!("number {seq}"),
-            attachments: Vec::new(),
-            reply_to: None,
-        }
+        Content::text(format!("number {seq}"))
     }
 
     fn passes(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {

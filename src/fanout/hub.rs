@@ -39,7 +39,6 @@ impl Subscriber {
     }
 }
 
-/// Dense, because it is walked for every message; by session, because sessions leave.
 /// Of larger topics frames are queued: whoever publishes is not to be held up by so many writes.
 const AT_ONCE_MAX: usize = 2_000;
 /// Of smaller topics the map is held while they are written to.
@@ -50,10 +49,18 @@ const FORGET: u64 = 256;
 /// Who is subscribed to a topic, and how long it takes to write to all of them.
 #[derive(Default)]
 struct Subscribers {
+    /// Dense, because it is walked for every message; by session, because sessions leave.
     sessions: IndexMap<SessionId, Arc<Subscriber>>,
     /// The same, to be walked without holding the map; made when it is needed.
     shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     pace: Pace,
+}
+
+impl Subscribers {
+    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
+        let all = || self.sessions.values().cloned().collect();
+        self.shared.get_or_init(all).clone()
+    }
 }
 
 /// Whether the sockets of a topic are written to at once, or frames are queued for them. Writing at once saves a
@@ -65,13 +72,6 @@ struct Pace {
     ended_us: AtomicU64,
     /// How long the last frame took that was written at once.
     took_us: AtomicU64,
-}
-
-impl Subscribers {
-    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
-        let all = || self.sessions.values().cloned().collect();
-        self.shared.get_or_init(all).clone()
-    }
 }
 
 impl Pace {

@@ -154,8 +154,6 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, accepted) = tokio::join!(client, listener.accept());
         let (stream, _) = accepted.unwrap();
-        // Writable is only known once the reactor has said so.
-        stream.writable().await.unwrap();
         (Wire::new(stream), client.unwrap())
     }
 

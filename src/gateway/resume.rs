@@ -142,16 +142,14 @@ async fn read_after(
     after: Seq,
     limit: u64,
 ) -> Result<Missing, chat::Error> {
-    let limit_read = usize::try_from(limit).unwrap_or_default().max(1);
-    let (actor, operation) = match reader {
-        Reader::User(user) => {
-            let range = LogRange::After(after);
-            let limit = limit_read;
-            (user.clone(), Operation::History { range, limit })
-        }
-        Reader::Gateway => {
-            let limit = limit_read;
-            (UserId::gateway(), Operation::CatchUp { after, limit })
+    let (actor, operation) = {
+        let limit = usize::try_from(limit).unwrap_or_default().max(1);
+        match reader {
+            Reader::User(user) => {
+                let range = LogRange::After(after);
+                (user.clone(), Operation::History { range, limit })
+            }
+            Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
         }
     };
     match gateway.router.ask(conversation, actor, operation).await? {

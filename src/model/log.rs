@@ -46,6 +46,17 @@ pub enum Content {
     System(SystemChange),
 }
 
+impl Content {
+    /// Text, and nothing else.
+    pub fn text(body: impl Into<String>) -> Self {
+        Self::Text {
+            body: body.into(),
+            attachments: Vec::new(),
+            reply_to: None,
+        }
+    }
+}
+
 /// Something that happened to the conversation itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "change", rename_all = "snake_case")]

@@ -65,11 +65,7 @@ fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
             client_id: client_id(),
             sender: user("alice"),
             at,
-            content: Content::Text {
-                body: body.into(),
-                attachments: Vec::new(),
-                reply_to: None,
-            },
+            content: Content::text(body),
         }),
         epoch,
         committed: seq.saturating_sub(1),

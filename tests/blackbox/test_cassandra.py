@@ -11,15 +11,18 @@ import urllib.request
 
 import pytest
 
-from support import CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, cql, eventually, keyspace_of, new_keyspace, uuid4
+from support import (CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
+                     new_keyspace, uuid4)
 from test_durability import UNLIMITED, Writer
 from test_messages import refused
 
 pytestmark = pytest.mark.cassandra
 
 
-def nodes(*command):
-    subprocess.run([str(ROOT / "tests/cassandra/cassandra"), *map(str, command)], check=True, timeout=300, stdout=subprocess.DEVNULL)
+def nodes(command, *which):
+    if command in ("kill", "pause"):
+        abandon_keyspaces()
+    subprocess.run([str(ROOT / "tests/cassandra/cassandra"), command, *map(str, which)], check=True, timeout=300, stdout=subprocess.DEVNULL)
 
 
 async def in_thread(*command):

@@ -470,11 +470,7 @@ impl World {
                 let draft = Draft {
                     sender: user(sender),
                     client_id,
-                    content: Content::Text {
-                        body: "x".into(),
-                        attachments: Vec::new(),
-                        reply_to: None,
-                    },
+                    content: Content::text("x"),
                     at: None,
                     retry,
                 };

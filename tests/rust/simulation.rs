@@ -157,11 +157,7 @@ impl World {
             let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
             let mut retry = false;
             loop {
-                let content = Content::Text {
-                    body: "x".into(),
-                    attachments: Vec::new(),
-                    reply_to: None,
-                };
+                let content = Content::text("x");
                 let draft = Draft {
                     sender: sender.clone(),
                     client_id,

@@ -91,6 +91,9 @@ impl Owner {
 
     /// Asks the store what is parked needs to know, some of it at once.
     pub(super) fn ask_store(&mut self) {
+        let Some(kind) = self.participants.as_ref().map(|p| p.details.kind) else {
+            return;
+        };
         let mut questions = Vec::new();
         for command in &self.parked.commands {
             let room = QUESTIONS_IN_FLIGHT_MAX.saturating_sub(self.parked.asked.len());
@@ -103,13 +106,10 @@ impl Owner {
                 }
             }
         }
-        let (id, head, store) = (self.id, self.log.head(), self.environment.store.clone());
-        let Some(kind) = self.participants.as_ref().map(|p| p.details.kind) else {
-            return;
-        };
         if questions.is_empty() {
             return;
         }
+        let (id, head, store) = (self.id, self.log.head(), self.environment.store.clone());
         self.work.push(Box::pin(async move {
             let answers = questions.into_iter().map(async |question| {
                 let told = match &question {
@@ -243,11 +243,7 @@ mod tests {
         Draft {
             sender: user(sender),
             client_id: fresh_client_id(),
-            content: Content::Text {
-                body: "hi".into(),
-                attachments: Vec::new(),
-                reply_to: None,
-            },
+            content: Content::text("hi"),
             at: None,
             retry: false,
         }
