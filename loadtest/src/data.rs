@@ -1,7 +1,7 @@
 //! Where a gateway under test keeps its data: a directory of its own, or a keyspace of its own on a cluster that
 //! is there. Both are gone when this is dropped.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use scylla::{
@@ -14,10 +14,10 @@ use scylla::{
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::Common;
+use crate::{Common, ending};
 
 pub(crate) struct Data {
-    directory: TempDir,
+    directory: Arc<TempDir>,
     pub(crate) cluster: Option<Cluster>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
 
 impl Data {
     pub(crate) fn new(common: &Common) -> anyhow::Result<Self> {
-        let directory = tempfile::tempdir()?;
+        let directory = ending::directory()?;
         let cluster = match &common.cassandra[..] {
             [] => None,
             nodes => Some(Cluster::connect(nodes)?),

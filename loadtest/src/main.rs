@@ -9,6 +9,7 @@ mod chaos;
 mod client;
 mod crowd;
 mod data;
+mod ending;
 mod fanout;
 mod idle;
 mod inbox;
@@ -94,7 +95,8 @@ fn main() -> ExitCode {
     let Arguments { common, scenario } = Arguments::parse();
     let outcome = rlimit::increase_nofile_limit(u64::MAX)
         .map_err(anyhow::Error::from)
-        .and_then(|_| match scenario {
+        .and_then(|_| ending::watch())
+        .and_then(|()| match scenario {
             Scenario::Fanout(options) => fanout::run(&common, &options),
             Scenario::Idle(options) => idle::run(&common, &options),
             Scenario::Kill(options) => kill::run(&common, &options),

@@ -26,7 +26,6 @@ use crate::{
 };
 
 const NATS: &str = "github.com/nats-io/nats-server/v2@v2.15.2";
-const SOCKET_IO: &str = "socket.io@4.8.4";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -38,6 +37,9 @@ pub(crate) struct Options {
     /// Where the others are installed, for the next time too; without it, a folder of the user's cache
     #[arg(long)]
     installed: Option<PathBuf>,
+    /// The program of a NATS server that is there; without it, one is installed by Go
+    #[arg(long)]
+    nats_server: Option<PathBuf>,
 }
 
 /// What is said of one server.
@@ -55,7 +57,11 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         Some(folder) => folder.clone(),
         None => cache()?,
     };
-    let (nats, socket_io) = (install_nats(&folder)?, install_socket_io(&folder)?);
+    let nats = match &options.nats_server {
+        Some(program) => program.clone(),
+        None => install_nats(&folder)?,
+    };
+    let socket_io = install_socket_io(&folder)?;
 
     let data = Data::new(common)?;
     let servers = vec![Server::gateway(common, &data)?];
@@ -63,7 +69,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let sample = gateway.sample()?;
     let event: Value = serde_json::from_str(&sample)?;
     let mut raw = Subject::raw(&sample, &options.fanout)?;
-    let nats = || start_nats(&nats);
+    let nats = || start_nats(&nats, &data);
     let sent = event.clone();
     let publish_nats = move |body: &str| {
         let text = event_with(&sent, body);
@@ -222,24 +228,21 @@ fn install_nats(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn start_nats(program: &Path) -> anyhow::Result<Server> {
+fn start_nats(program: &Path, data: &Data) -> anyhow::Result<Server> {
     // Free a moment ago.
     let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let (clients, websocket) = (free()?, free()?);
-    let config = program.with_file_name(format!("{}.conf", websocket.port()));
-    fs::write(
-        &config,
-        format!(
+    let config = data.write(
+        "nats.conf",
+        &format!(
             "listen: \"{clients}\"\nmax_connections: 200000\nlogtime: false\n\
              websocket {{ listen: \"{websocket}\", no_tls: true, compression: false }}\n"
         ),
     )?;
-    let log = program.with_file_name("nats-server.log");
     let mut command = Command::new(program);
-    command.arg("--config").arg(&config).arg("--log").arg(log);
-    let server = Server::listening(&mut command, websocket.to_string());
-    let _ = fs::remove_file(config);
-    server
+    command.arg("--config").arg(&config);
+    command.arg("--log").arg(data.file("nats.log"));
+    Server::listening(&mut command, websocket.to_string())
 }
 
 /// Connected, and subscribed to the one subject.
@@ -252,29 +255,26 @@ fn open_nats(address: &str, number: usize) -> anyhow::Result<Client> {
     Ok(client)
 }
 
-const SOCKET_IO_SERVER: &str = "\
-const { createServer } = require('node:http');
-const { Server } = require('socket.io');
-const http = createServer();
-// Pings would only disturb the measurement.
-const io = new Server(http, { transports: ['websocket'], pingInterval: 3600000, pingTimeout: 3600000 });
-io.on('connection', (socket) => {
-  socket.join('load');
-  socket.on('publish', (event) => socket.to('load').emit('message', event));
-});
-http.listen(0, '127.0.0.1', () => console.log(`127.0.0.1:${http.address().port}`));
-";
+/// Its server, and which packages that needs.
+const SOCKET_IO: [(&str, &str); 3] = [
+    ("server.cjs", include_str!("../socket.io/server.cjs")),
+    ("package.json", include_str!("../socket.io/package.json")),
+    (
+        "package-lock.json",
+        include_str!("../socket.io/package-lock.json"),
+    ),
+];
 
 /// Returns the folder of its server.
 fn install_socket_io(folder: &Path) -> anyhow::Result<PathBuf> {
     let folder = folder.join("socket.io");
     fs::create_dir_all(&folder)?;
-    fs::write(folder.join("server.cjs"), SOCKET_IO_SERVER)?;
-    if !folder.join("node_modules/socket.io").exists() {
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]);
-        installed(npm.arg(&folder).arg(SOCKET_IO), SOCKET_IO)?;
+    for (name, text) in SOCKET_IO {
+        fs::write(folder.join(name), text)?;
     }
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--silent", "--no-audit", "--no-fund", "--prefix"]);
+    installed(npm.arg(&folder), "Socket.IO")?;
     Ok(folder)
 }
 

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -18,7 +18,7 @@ use anyhow::{Context, bail};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
-use crate::{Common, data::Data, report::Report};
+use crate::{Common, data::Data, ending, report::Report};
 
 /// Only ever used on loopback, by gateways that this program starts.
 const SECRET: &str = "a secret of the load tester, on loopback only";
@@ -33,9 +33,15 @@ fn keep(file: &mut Option<fs::File>, line: &str) {
     }
 }
 
+fn child(process: &Mutex<Child>) -> MutexGuard<'_, Child> {
+    process.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A server process, killed when dropped.
 pub(crate) struct Server {
-    process: Child,
+    process: Arc<Mutex<Child>>,
+    /// Of the process.
+    id: u32,
     pub(crate) address: String,
     /// Of health and metrics.
     internal: String,
@@ -78,18 +84,30 @@ impl Server {
         Self::start(&mut command, common.logs.as_deref())
     }
 
+    fn new(process: Arc<Mutex<Child>>, address: String) -> Self {
+        let id = child(&process).id();
+        Self {
+            process,
+            id,
+            address,
+            internal: String::new(),
+            _output: None,
+        }
+    }
+
     fn start(command: &mut Command, logs: Option<&Path>) -> anyhow::Result<Self> {
-        let mut process = command.stderr(Stdio::piped()).spawn()?;
+        let process = ending::spawn(command.stderr(Stdio::piped()))?;
+        let mut server = Self::new(process, String::new());
         let kept = logs.map(|directory| {
             fs::create_dir_all(directory)?;
-            fs::File::create(directory.join(format!("gateway-{}.log", process.id())))
+            fs::File::create(directory.join(format!("gateway-{}.log", server.id)))
         });
         let mut kept = kept.transpose()?;
-        let Some(log) = process.stderr.take() else {
+        let Some(log) = child(&server.process).stderr.take() else {
             bail!("the gateway has no log")
         };
         let mut lines = BufReader::new(log).lines();
-        let (address, internal) = loop {
+        (server.address, server.internal) = loop {
             let Some(line) = lines.next() else {
                 bail!("the gateway did not start: see its log")
             };
@@ -113,12 +131,7 @@ impl Server {
                 }
             }
         });
-        Ok(Self {
-            process,
-            address,
-            internal,
-            _output: None,
-        })
+        Ok(server)
     }
 
     /// Runs `chat-gateway import` on the same data.
@@ -163,29 +176,21 @@ impl Server {
 
     /// A server of another kind; the first line that it prints is its address.
     pub(crate) fn other(command: &mut Command) -> anyhow::Result<Self> {
-        let mut process = command.stdout(Stdio::piped()).spawn()?;
-        let Some(output) = process.stdout.take() else {
+        let process = ending::spawn(command.stdout(Stdio::piped()))?;
+        let mut server = Self::new(process, String::new());
+        let Some(output) = child(&server.process).stdout.take() else {
             bail!("it has no output")
         };
         let mut output = BufReader::new(output);
-        let mut address = String::new();
-        output.read_line(&mut address)?;
-        Ok(Self {
-            process,
-            address: address.trim().to_owned(),
-            internal: String::new(),
-            _output: Some(output),
-        })
+        output.read_line(&mut server.address)?;
+        server.address.truncate(server.address.trim_end().len());
+        server._output = Some(output);
+        Ok(server)
     }
 
     /// A server of another kind that listens on this address, when it does.
     pub(crate) fn listening(command: &mut Command, address: String) -> anyhow::Result<Self> {
-        let server = Self {
-            process: command.spawn()?,
-            address,
-            internal: String::new(),
-            _output: None,
-        };
+        let server = Self::new(ending::spawn(command)?, address);
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(&server.address).is_err() {
             if Instant::now() > until {
@@ -196,26 +201,27 @@ impl Server {
         Ok(server)
     }
 
-    pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
-        self.process.kill()?;
-        self.process.wait()?;
+    pub(crate) fn kill(&self) -> anyhow::Result<()> {
+        let mut process = child(&self.process);
+        process.kill()?;
+        process.wait()?;
         Ok(())
     }
 
     /// CPU time of all its threads, user and system.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        cpu(self.process.id())
+        cpu(self.id)
     }
 
     /// Resident memory in KiB.
     pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
-        resident_kib(self.process.id())
+        resident_kib(self.id)
     }
 
     /// Looks at its CPU and memory from now on.
     pub(crate) fn watch(&self) -> Watch {
         const EACH: Duration = Duration::from_millis(250);
-        let (process, running) = (self.process.id(), Arc::new(AtomicBool::new(true)));
+        let (process, running) = (self.id, Arc::new(AtomicBool::new(true)));
         let goes_on = running.clone();
         let thread = std::thread::spawn(move || {
             let mut usage = Usage::default();
@@ -299,8 +305,7 @@ fn resident_kib(process: u32) -> anyhow::Result<f64> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.kill();
     }
 }
 

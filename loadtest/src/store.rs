@@ -21,6 +21,7 @@ use crate::{
     client::Client,
     crowd::body,
     data::Data,
+    ending,
     report::Report,
     server::Server,
 };
@@ -229,7 +230,7 @@ fn counters(server: &Server) -> anyhow::Result<(f64, f64)> {
 
 /// Messages per second of a loop that only writes as many rows, with as many fsyncs.
 fn bare(cost: &Cost, options: &Options) -> anyhow::Result<f64> {
-    let directory = tempfile::tempdir()?;
+    let directory = ending::directory()?;
     let database = Database::builder(directory.path())
         .manual_journal_persist(true)
         .open()?;

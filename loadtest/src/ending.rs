@@ -1,0 +1,74 @@
+//! Told to end (SIGINT, SIGTERM, SIGHUP), a load test leaves no server running and no data on the disk.
+
+use std::{
+    fs, io,
+    process::{self, Child, Command},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+};
+
+use tempfile::TempDir;
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+};
+
+static LEFT: Mutex<Left> = Mutex::new(Left {
+    processes: Vec::new(),
+    directories: Vec::new(),
+});
+
+/// What is to go, unless it has gone by itself.
+struct Left {
+    processes: Vec<Weak<Mutex<Child>>>,
+    directories: Vec<Weak<TempDir>>,
+}
+
+fn left() -> MutexGuard<'static, Left> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn spawn(command: &mut Command) -> io::Result<Arc<Mutex<Child>>> {
+    let mut left = left();
+    let process = Arc::new(Mutex::new(command.spawn()?));
+    left.processes.push(Arc::downgrade(&process));
+    Ok(process)
+}
+
+pub(crate) fn directory() -> io::Result<Arc<TempDir>> {
+    let mut left = left();
+    let directory = Arc::new(tempfile::tempdir()?);
+    left.directories.push(Arc::downgrade(&directory));
+    Ok(directory)
+}
+
+/// From now on.
+pub(crate) fn watch() -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+    let entered = runtime.enter();
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let mut hung_up = signal(SignalKind::hangup())?;
+    drop(entered);
+    thread::spawn(move || {
+        let code = runtime.block_on(async {
+            tokio::select! {
+                _ = interrupted.recv() => 130,
+                _ = terminated.recv() => 143,
+                _ = hung_up.recv() => 129,
+            }
+        });
+        // Held to the end: nothing new is begun meanwhile.
+        let left = left();
+        for process in left.processes.iter().filter_map(Weak::upgrade) {
+            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        for directory in left.directories.iter().filter_map(Weak::upgrade) {
+            let _ = fs::remove_dir_all(directory.path());
+        }
+        process::exit(code);
+    });
+    Ok(())
+}
