@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::{
     Common,
-    client::{Client, send_frame},
+    client::{Client, is_reply, request_frame, send_frame},
     data::Data,
     fanout::{Before, WARM_UP, public_channel, spinner},
     report::Report,
@@ -221,41 +221,38 @@ pub(crate) fn channel(owner: &mut Client, participants: usize) -> anyhow::Result
         json!({"type": "create", "kind": "channel", "name": "celebrity", "participants": first});
     let channel = owner.create(create)?;
     let progress = ProgressBar::new(others.len() as u64);
-    pipeline(
-        owner,
-        others.len(),
-        &progress,
-        |n| json!({"type": "add", "conversation": channel, "user": others[n]}),
-    )?;
+    pipeline(owner, others.len(), &progress, |n| {
+        request_frame(json!({"type": "add", "conversation": channel, "user": others[n]}))
+    })?;
     progress.finish_and_clear();
     Ok(channel)
 }
 
 fn send(owner: &mut Client, channel: &str, messages: usize) -> anyhow::Result<()> {
-    pipeline(
-        owner,
-        messages,
-        &ProgressBar::hidden(),
-        |n| json!({"type": "send", "conversation": channel, "client_id": uuid::Uuid::new_v4(), "body": format!("hello {n}")}),
-    )
+    pipeline(owner, messages, &ProgressBar::hidden(), |n| {
+        send_frame(channel, &format!("hello {n}"))
+    })
 }
 
-/// Makes `count` requests, some at once; each must succeed.
+/// Makes `count` requests, some at once; each must succeed. They go out half a window at a time.
 pub(crate) fn pipeline(
     client: &mut Client,
     count: usize,
     progress: &ProgressBar,
-    request: impl Fn(usize) -> serde_json::Value,
+    request: impl Fn(usize) -> Vec<u8>,
 ) -> anyhow::Result<()> {
     let (mut begun, mut done) = (0, 0);
+    let mut frames = Vec::new();
     while done < count {
-        while begun < count && begun - done < WINDOW {
-            client.begin(request(begun))?;
-            begun += 1;
+        if begun < count && begun - done <= WINDOW / 2 {
+            while begun < count && begun - done < WINDOW {
+                frames.extend_from_slice(&request(begun));
+                begun += 1;
+            }
+            client.say(&frames)?;
+            frames.clear();
         }
-        let reply = client.next()?;
-        if reply["id"].is_number() {
-            anyhow::ensure!(reply["type"] != "error", "refused: {reply}");
+        if is_reply(&client.hear()?)? {
             done += 1;
             progress.inc(1);
         }

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use memchr::memmem;
+use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -113,10 +114,46 @@ pub(crate) fn text_frame(text: &str) -> Vec<u8> {
     frame(TEXT, text.as_bytes())
 }
 
-/// The request to send a message; all such have the same id, since replies are only counted.
+/// Of requests whose replies are only counted.
+const COUNTED: u32 = 1;
+
+/// The request to send a message, whose reply is only counted.
 pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
-    let frame = json!({"type": "send", "id": 1, "conversation": conversation, "client_id": Uuid::new_v4(), "body": body});
-    text_frame(&frame.to_string())
+    #[derive(Serialize)]
+    struct Send<'a> {
+        r#type: &'a str,
+        id: u32,
+        conversation: &'a str,
+        client_id: Uuid,
+        body: &'a str,
+    }
+    counted_frame(&Send {
+        r#type: "send",
+        id: COUNTED,
+        conversation,
+        client_id: Uuid::new_v4(),
+        body,
+    })
+}
+
+/// Any other such request.
+pub(crate) fn request_frame(mut request: Value) -> Vec<u8> {
+    request["id"] = COUNTED.into();
+    counted_frame(&request)
+}
+
+fn counted_frame(request: &impl Serialize) -> Vec<u8> {
+    // What cannot be text is nothing that is ever sent.
+    frame(TEXT, &serde_json::to_vec(request).unwrap_or_default())
+}
+
+/// Whether this is a reply, and none that refuses. Looks no closer: a load tester's work must not hide the server's.
+pub(crate) fn is_reply(frame: &[u8]) -> anyhow::Result<bool> {
+    let is_reply = memmem::find(frame, b"\"id\":1").is_some();
+    if is_reply && memmem::find(frame, b"\"type\":\"error\"").is_some() {
+        bail!("refused: {}", String::from_utf8_lossy(frame));
+    }
+    Ok(is_reply)
 }
 
 /// The request to read what a client lacks, as much as a page holds.

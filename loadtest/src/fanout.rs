@@ -3,6 +3,7 @@
 
 use std::{
     net::TcpStream,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -41,12 +42,15 @@ pub(crate) struct Options {
     /// Measures so many gateways too, over one store, with the subscribers spread over them; needs --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
+    /// Measures another build of the gateway too: what a change is worth
+    #[arg(long)]
+    beside: Option<PathBuf>,
 }
 
 /// Of all goals: how much more CPU than the raw loop a paced delivery may cost.
 pub(crate) const PACED_RATIO_MAX: f64 = 1.1;
 /// Each part is measured in so many pieces.
-const ROUNDS: u32 = 4;
+const ROUNDS: u32 = 8;
 /// Not measured.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -73,13 +77,27 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             Some(Subject::gateways("gateways", servers, options)?)
         }
     };
+    let other = Data::new(common)?;
+    let mut beside = match &options.beside {
+        None => None,
+        Some(program) => {
+            let common = Common {
+                gateway: Some(program.clone()),
+                ..common.clone()
+            };
+            let servers = vec![Server::gateway(&common, &other)?];
+            Some(Subject::gateways("beside", servers, options)?)
+        }
+    };
     let mut all: Vec<&mut Subject<'_>> = vec![&mut gateway, &mut raw];
     all.extend(&mut several);
+    all.extend(&mut beside);
     compare(&mut all, options, &mut report)?;
     let p50: Vec<f64> = several.as_ref().map_or_else(Vec::new, |s| s.p50_ms.clone());
     let (paced, saturated) = gateway.finish(&mut report)?;
     let (raw_paced, raw_saturated) = raw.finish(&mut report)?;
     let together = several.map(|s| s.finish(&mut report)).transpose()?;
+    let beside = beside.map(|s| s.finish(&mut report)).transpose()?;
 
     println!("ratios:");
     report.at_most(
@@ -98,6 +116,19 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         saturated.per_second / raw_saturated.per_second,
         "",
     );
+    if let Some((other_paced, other_saturated)) = beside {
+        let (paced, saturated) = (paced.cpu_us, saturated.cpu_us);
+        report.figure(
+            "paced CPU, gateway / beside",
+            paced / other_paced.cpu_us,
+            "",
+        );
+        report.figure(
+            "saturated CPU, gateway / beside",
+            saturated / other_saturated.cpu_us,
+            "",
+        );
+    }
     if let Some((together, _)) = together {
         report.figure(
             "paced CPU, gateways / gateway",

@@ -12,7 +12,12 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use crate::{
-    Common, celebrity::pipeline, client::Client, crowd::latencies, data::Data, report::Report,
+    Common,
+    celebrity::pipeline,
+    client::{Client, send_frame},
+    crowd::latencies,
+    data::Data,
+    report::Report,
     server::Server,
 };
 
@@ -86,10 +91,7 @@ fn fill(
         &mut writer,
         conversations * options.messages,
         &progress,
-        |n| {
-            let conversation = ids[n % ids.len()];
-            json!({"type": "send", "conversation": conversation, "client_id": uuid::Uuid::new_v4(), "body": format!("number {n}")})
-        },
+        |n| send_frame(ids[n % ids.len()], &format!("number {n}")),
     )?;
     progress.finish_and_clear();
     Ok(expected)

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::{
     Common,
     celebrity::{fan, pipeline},
-    client::Client,
+    client::{Client, send_frame},
     crowd::body,
     data::Data,
     ending,
@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// Messages measured each time
     #[arg(long, default_value_t = 30_000)]
     messages: usize,
+    /// Clients that send at once where the rate is measured, each to a conversation of its own
+    #[arg(long, default_value_t = 4)]
+    senders: usize,
     /// Bytes of a body
     #[arg(long, default_value_t = 200)]
     size: usize,
@@ -49,9 +52,6 @@ const CASSANDRA_CPU_US_MAX: f64 = 120.0;
 const ROW_BYTES: usize = 60;
 const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
 
-/// Who sends at once where the rate is measured, each to a conversation of its own.
-const SENDERS: usize = 4;
-
 /// Conversations that messages are sent to, and who sends to each.
 struct Place {
     server: Server,
@@ -69,7 +69,7 @@ struct Cost {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("store", &common.outputs);
-    let mut place = groups(common, 2, SENDERS)?;
+    let mut place = groups(common, 2, options.senders)?;
     let cost = place.send(options)?;
     drop(place);
     report.figure("stored messages, one recipient", cost.per_second, "/s");
@@ -191,7 +191,7 @@ impl Place {
                         scope.spawn(move || {
                             pipeline(client, each, &ProgressBar::hidden(), |n| {
                                 let body = body(n as u64, Duration::ZERO, options.size);
-                                json!({"type": "send", "conversation": conversation, "client_id": Uuid::new_v4(), "body": body})
+                                send_frame(conversation, &body)
                             })
                         })
                     })

@@ -4,6 +4,7 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
@@ -19,10 +20,15 @@ use tokio::{
     },
 };
 
+/// Of one read.
+const READ_BYTES: usize = 8 << 10;
+
 /// A connection as HTTP and the WebSocket library see it.
 #[derive(Debug)]
 pub struct Wire {
     reading: OwnedReadHalf,
+    /// Read already: more than was asked for.
+    ahead: Bytes,
     line: Arc<Line>,
 }
 
@@ -59,7 +65,11 @@ impl Wire {
             busy: false,
         };
         let line = Arc::new(Line(Mutex::new(writing)));
-        Self { reading, line }
+        Self {
+            reading,
+            ahead: Bytes::new(),
+            line,
+        }
     }
 
     #[must_use]
@@ -104,13 +114,30 @@ impl Writing {
     }
 }
 
+/// The WebSocket library reads little at a time, because each connection keeps that much memory. What a client sends in one
+/// go is read in one go all the same; only what is left over is kept, and only until it is asked for.
 impl AsyncRead for Wire {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.reading).poll_read(context, buffer)
+        if self.ahead.is_empty() {
+            let mut bytes = [const { MaybeUninit::uninit() }; READ_BYTES];
+            let mut read = ReadBuf::uninit(&mut bytes);
+            ready!(Pin::new(&mut self.reading).poll_read(context, &mut read))?;
+            let (now, later) = read
+                .filled()
+                .split_at(buffer.remaining().min(read.filled().len()));
+            buffer.put_slice(now);
+            if !later.is_empty() {
+                self.ahead = Bytes::copy_from_slice(later);
+            }
+        } else {
+            let count = buffer.remaining().min(self.ahead.len());
+            buffer.put_slice(&self.ahead.split_to(count));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -170,6 +197,22 @@ mod tests {
         let mut all = [0; 13];
         client.read_exact(&mut all).await.unwrap();
         assert_eq!(&all, b"one two three");
+    }
+
+    #[tokio::test]
+    async fn whatever_is_read_at_once_is_given_bit_by_bit() {
+        let (mut wire, mut client) = pair().await;
+        let sent: Vec<u8> = (0..3 * READ_BYTES).map(|n| (n % 251) as u8).collect();
+        client.write_all(&sent).await.unwrap();
+        client.shutdown().await.unwrap();
+        let (mut all, mut some) = (Vec::new(), [0; 500]);
+        loop {
+            match wire.read(&mut some).await.unwrap() {
+                0 => break,
+                count => all.extend_from_slice(&some[..count]),
+            }
+        }
+        assert_eq!(all, sent);
     }
 
     #[tokio::test]

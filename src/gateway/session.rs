@@ -284,14 +284,15 @@ impl Session {
             let reading = live.replies.len() < REQUESTS_IN_FLIGHT_MAX && leave_at.is_none();
             let step = select! {
                 biased;
-                queued = live.subscriber.outbox.take(&mut frames) => match queued {
-                    Ok(()) => self.write(&live.subscriber, &mut frames).await,
-                    Err(Closing(code)) => Err(code),
-                },
+                // All replies that are ready, before anything is written: they go out in one flush.
                 Some(reply) = live.replies.next(), if !live.replies.is_empty() => {
                     self.reply(live, reply);
                     Ok(())
                 }
+                queued = live.subscriber.outbox.take(&mut frames) => match queued {
+                    Ok(()) => self.write(&live.subscriber, &mut frames).await,
+                    Err(Closing(code)) => Err(code),
+                },
                 frame = self.socket.next(), if reading => {
                     silent_pings = 0;
                     match self.incoming(frame) {
