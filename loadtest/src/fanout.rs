@@ -345,14 +345,16 @@ pub(crate) fn compare(
     let progress = spinner();
     for _ in 0..ROUNDS {
         for subject in &mut *subjects {
-            subject.pace(options.rate, length, &progress)?;
+            let paced = subject.pace(options.rate, length, &progress);
+            paced.with_context(|| format!("{}, paced", subject.name))?;
         }
         subjects.reverse();
     }
     progress.suspend(|| subjects.iter_mut().for_each(|s| s.tell_paced(report)));
     for _ in 0..ROUNDS {
         for subject in &mut *subjects {
-            subject.saturate(options.window, length, &progress)?;
+            let saturated = subject.saturate(options.window, length, &progress);
+            saturated.with_context(|| format!("{}, saturated", subject.name))?;
         }
         subjects.reverse();
     }

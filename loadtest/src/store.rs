@@ -228,13 +228,17 @@ fn counters(server: &Server) -> anyhow::Result<(f64, f64)> {
     ))
 }
 
-/// Messages per second of a loop that only writes as many rows, with as many fsyncs.
+/// Messages per second of a loop that only writes as many rows, with as many fsyncs. Their keys are as long and as alike as
+/// the gateway's, because the store compares them: a log in order, and for each send a row of a random place.
 fn bare(cost: &Cost, options: &Options) -> anyhow::Result<f64> {
+    const EPOCH: [u8; 8] = [0; 8];
     let directory = ending::directory()?;
     let database = Database::builder(directory.path())
         .manual_journal_persist(true)
         .open()?;
+    let log = database.keyspace("log", KeyspaceCreateOptions::default)?;
     let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
+    let conversations: Vec<Uuid> = (0..options.senders).map(|_| Uuid::new_v4()).collect();
     let commits = (cost.fsyncs * options.messages as f64).ceil().max(1.0) as usize;
     let per_commit = options.messages.div_ceil(commits);
     let small = (cost.rows - 1.0).max(0.0);
@@ -244,13 +248,27 @@ fn bare(cost: &Cost, options: &Options) -> anyhow::Result<f64> {
         let mut batch = database.batch();
         for _ in 0..per_commit {
             number += 1;
-            // The message in order, the others anywhere.
+            let sender = number as usize % conversations.len();
+            let conversation = conversations[sender].as_bytes();
             let body = body(number, Duration::ZERO, options.size + ROW_BYTES);
-            batch.insert(&rows, number.to_be_bytes(), body);
+            let seq = number.to_be_bytes();
+            batch.insert(
+                &log,
+                [&b"l"[..], &conversation[..], &seq, &EPOCH].concat(),
+                body,
+            );
             owed += small;
             while owed >= 1.0 {
                 owed -= 1.0;
-                batch.insert(&rows, Uuid::new_v4().as_bytes(), [0; ROW_BYTES]);
+                let (user, id) = (format!("sender-{sender}"), Uuid::new_v4());
+                let key = [
+                    &b"s\0day"[..],
+                    &conversation[..],
+                    user.as_bytes(),
+                    id.as_bytes(),
+                    &EPOCH,
+                ];
+                batch.insert(&rows, key.concat(), seq);
             }
         }
         batch.commit()?;
