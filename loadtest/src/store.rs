@@ -32,8 +32,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 30_000)]
     messages: usize,
     /// Clients that send at once where the rate is measured, each to a conversation of its own
-    #[arg(long, default_value_t = 4)]
-    senders: usize,
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..))]
+    senders: u8,
     /// Bytes of a body
     #[arg(long, default_value_t = 200)]
     size: usize,
@@ -69,7 +69,7 @@ struct Cost {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("store", &common.outputs);
-    let mut place = groups(common, 2, options.senders)?;
+    let mut place = groups(common, 2, options.senders.into())?;
     let cost = place.send(options)?;
     drop(place);
     report.figure("stored messages, one recipient", cost.per_second, "/s");
