@@ -1,6 +1,7 @@
 """Who gets in, what is too much, and how a gateway says goodbye."""
 import asyncio
 import json
+import signal
 import socket
 import struct
 import time
@@ -12,7 +13,7 @@ import websockets
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from support import Gateway, Refused, eventually, uuid4
+from support import PATIENCE, Gateway, Refused, eventually, uuid4
 from test_messages import refused
 
 SECRET = "a secret of more than thirty-two bytes"
@@ -294,7 +295,7 @@ async def test_a_drain_loses_nothing(start, codec):
     stopping = asyncio.create_task(stopping)
     for client in (alice, bob):
         assert 0 <= (await client.event("reconnect"))["after_ms"] <= 500
-    with pytest.raises((websockets.InvalidStatus, OSError)):
+    with pytest.raises((websockets.InvalidHandshake, OSError)):
         await gateway.open()
     assert [await client.closed() for client in (alice, bob)] == [1012, 1012]
     assert await stopping == 0
@@ -305,6 +306,27 @@ async def test_a_drain_loses_nothing(start, codec):
     assert len(log) >= len(answered) and [m["seq"] for m in log] == list(range(1, len(log) + 1))
     assert (await back.inbox(dm))["unread"] == len(log)
     await back.close()
+
+
+async def test_who_asked_before_the_drain_gets_an_answer(start):
+    gateway = start(limits__connects_burst_per_address=1000)
+    # The kernel takes connections and what is sent on them; the gateway finds them together with the signal.
+    gateway.process.send_signal(signal.SIGSTOP)
+    host, port = gateway.client.split(":")
+    sockets = [await asyncio.open_connection(host, port) for _ in range(50)]
+    head = f"GET /v1/ws HTTP/1.1\r\nHost: {gateway.client}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    for _, writer in sockets:
+        writer.write(head.encode())
+        await writer.drain()
+    gateway.process.send_signal(signal.SIGTERM)
+    gateway.process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(PATIENCE):
+        answers = [await reader.readline() for reader, _ in sockets]
+    assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"101", b"503"}
+    for _, writer in sockets:
+        writer.close()
+    assert await asyncio.to_thread(gateway.process.wait) == 0
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(start):
