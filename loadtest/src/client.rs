@@ -116,6 +116,9 @@ pub(crate) fn text_frame(text: &str) -> Vec<u8> {
 
 /// Of requests whose replies are only counted.
 const COUNTED: u32 = 1;
+/// What such a reply has in it, and no event.
+const COUNTED_REPLY: &[u8] = b"\"id\":1";
+const REFUSAL: &[u8] = b"\"type\":\"error\"";
 
 /// The request to send a message, whose reply is only counted.
 pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
@@ -149,8 +152,8 @@ fn counted_frame(request: &impl Serialize) -> Vec<u8> {
 
 /// Whether this is a reply, and none that refuses. Looks no closer: a load tester's work must not hide the server's.
 pub(crate) fn is_reply(frame: &[u8]) -> anyhow::Result<bool> {
-    let is_reply = memmem::find(frame, b"\"id\":1").is_some();
-    if is_reply && memmem::find(frame, b"\"type\":\"error\"").is_some() {
+    let is_reply = memmem::find(frame, COUNTED_REPLY).is_some();
+    if is_reply && memmem::find(frame, REFUSAL).is_some() {
         bail!("refused: {}", String::from_utf8_lossy(frame));
     }
     Ok(is_reply)

@@ -69,15 +69,15 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let data = Data::new(common)?;
     let mut gateway = Subject::gateways("gateway", vec![Server::gateway(common, &data)?], options)?;
     let mut raw = Subject::raw(&gateway.sample()?, options)?;
-    let shared = Data::new(common)?;
     let mut several = match options.gateways {
         0 | 1 => None,
         count => {
-            let servers = Server::gateways(common, &shared, count)?;
-            Some(Subject::gateways("gateways", servers, options)?)
+            let data = Data::new(common)?;
+            let servers = Server::gateways(common, &data, count)?;
+            let several = Subject::gateways("gateways", servers, options)?;
+            Some((several, data))
         }
     };
-    let other = Data::new(common)?;
     let mut beside = match &options.beside {
         None => None,
         Some(program) => {
@@ -85,19 +85,23 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
                 gateway: Some(program.clone()),
                 ..common.clone()
             };
-            let servers = vec![Server::gateway(&common, &other)?];
-            Some(Subject::gateways("beside", servers, options)?)
+            let data = Data::new(&common)?;
+            let servers = vec![Server::gateway(&common, &data)?];
+            let beside = Subject::gateways("beside", servers, options)?;
+            Some((beside, data))
         }
     };
     let mut all: Vec<&mut Subject<'_>> = vec![&mut gateway, &mut raw];
-    all.extend(&mut several);
-    all.extend(&mut beside);
+    all.extend(several.iter_mut().map(|(subject, _)| subject));
+    all.extend(beside.iter_mut().map(|(subject, _)| subject));
     compare(&mut all, options, &mut report)?;
-    let p50: Vec<f64> = several.as_ref().map_or_else(Vec::new, |s| s.p50_ms.clone());
+    let p50: Vec<f64> = several.iter().flat_map(|(s, _)| s.p50_ms.clone()).collect();
     let (paced, saturated) = gateway.finish(&mut report)?;
     let (raw_paced, raw_saturated) = raw.finish(&mut report)?;
-    let together = several.map(|s| s.finish(&mut report)).transpose()?;
-    let beside = beside.map(|s| s.finish(&mut report)).transpose()?;
+    let together = several
+        .map(|(s, _data)| s.finish(&mut report))
+        .transpose()?;
+    let beside = beside.map(|(s, _data)| s.finish(&mut report)).transpose()?;
 
     println!("ratios:");
     report.at_most(

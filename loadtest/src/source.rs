@@ -14,7 +14,7 @@ use anyhow::bail;
 use indicatif::ProgressBar;
 
 use crate::{
-    client::{Frame, Frames},
+    client::{Frame, Frames, is_reply},
     crowd::{Counts, Crowd, body},
     report::Report,
 };
@@ -165,7 +165,7 @@ struct Publisher {
 #[derive(Default)]
 struct Replies {
     sent: u64,
-    refused: Vec<String>,
+    refused: Vec<anyhow::Error>,
 }
 
 /// Answers that have not come after so long without any do not come.
@@ -199,7 +199,7 @@ impl Publisher {
         };
         println!("  {acknowledged} of {sent} messages acknowledged as stored");
         if let Some(why) = refused.first() {
-            bail!("{} messages were refused: {why}", refused.len());
+            bail!("{} messages, the first {why}", refused.len());
         }
         if acknowledged != sent {
             bail!("{} messages were not acknowledged", sent - acknowledged);
@@ -217,11 +217,9 @@ fn replies(mut reading: TcpStream, over: &AtomicBool) -> Replies {
             Ok(0) => return replies,
             Ok(count) => frames.feed(&buffer[..count], |frame| {
                 let Frame::Content(text) = frame else { return };
-                let is = |mark: &[u8]| text.windows(mark.len()).any(|w| w == mark);
-                if is(br#""type":"sent""#) {
-                    replies.sent += 1;
-                } else if is(br#""type":"error""#) {
-                    replies.refused.push(String::from_utf8_lossy(text).into());
+                match is_reply(text) {
+                    Ok(reply) => replies.sent += u64::from(reply),
+                    Err(refused) => replies.refused.push(refused),
                 }
             }),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {

@@ -140,21 +140,19 @@ async fn read_after(
     reader: Reader<'_>,
     conversation: ConversationId,
     after: Seq,
-    limit: u64,
+    entries_max: u64,
 ) -> Result<Missing, chat::Error> {
-    let (actor, operation) = {
-        let limit = usize::try_from(limit).unwrap_or_default().max(1);
-        match reader {
-            Reader::User(user) => {
-                let range = LogRange::After(after);
-                (user.clone(), Operation::History { range, limit })
-            }
-            Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
+    let limit = usize::try_from(entries_max).unwrap_or_default().max(1);
+    let (actor, operation) = match reader {
+        Reader::User(user) => {
+            let range = LogRange::After(after);
+            (user.clone(), Operation::History { range, limit })
         }
+        Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
     };
     match gateway.router.ask(conversation, actor, operation).await? {
         Outcome::History(page) if page.head <= after => Ok(Missing::Nothing),
-        Outcome::History(page) if page.head - after > limit => {
+        Outcome::History(page) if page.head - after > entries_max => {
             let head = page.head;
             Ok(Missing::Other(Event::Resync { conversation, head }))
         }
