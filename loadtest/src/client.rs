@@ -134,9 +134,14 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
         r#type: "send",
         id: COUNTED,
         conversation,
-        client_id: Uuid::new_v4(),
+        client_id: client_id(),
         body,
     })
+}
+
+/// A random UUID without a call of the system.
+pub(crate) fn client_id() -> Uuid {
+    uuid::Builder::from_random_bytes(rand::random()).into_uuid()
 }
 
 /// Any other such request.

@@ -123,11 +123,8 @@ pub(crate) struct Counts {
 
 /// The body of message `number`, of `size` bytes, which should be sent at `at`.
 pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
-    let mut body = format!("n{number:012}t{:016}.", at.as_micros());
-    while body.len() < size {
-        body.push('x');
-    }
-    body
+    let body = format!("n{number:012}t{:016}.", at.as_micros());
+    format!("{body:x<size$}")
 }
 
 impl Crowd {

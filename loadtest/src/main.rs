@@ -32,6 +32,10 @@ use clap::{Args, Parser, Subcommand};
 
 use report::Outputs;
 
+/// The gateway's: the bare store is measured beside it in this process.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 #[derive(Parser)]
 #[command(version, about)]
 struct Arguments {

@@ -122,19 +122,19 @@ impl Entry {
     /// What the inbox shows of it.
     #[must_use]
     pub fn preview(&self) -> String {
-        match &self.content {
+        let whole = match &self.content {
             Content::Text {
                 body, attachments, ..
             } if body.is_empty() => attachments
                 .first()
-                .map(|a| a.name.clone().unwrap_or_else(|| a.url.clone()))
-                .unwrap_or_default()
-                .chars()
-                .take(PREVIEW_CHARS)
-                .collect(),
-            Content::Text { body, .. } => body.chars().take(PREVIEW_CHARS).collect(),
-            Content::System(_) => String::new(),
-        }
+                .map_or("", |a| a.name.as_ref().unwrap_or(&a.url)),
+            Content::Text { body, .. } => body,
+            Content::System(_) => "",
+        };
+        let end = whole.char_indices().nth(PREVIEW_CHARS);
+        end.and_then(|(end, _)| whole.get(..end))
+            .unwrap_or(whole)
+            .to_owned()
     }
 
     #[must_use]
