@@ -12,14 +12,14 @@ async def test_inbox_is_newest_first_with_preview_and_unread(people):
     group = await carol.create("group", bob.user, name="G")
     await alice.send(dm, "one")
     await later(bob)
-    await alice.send(dm, "y" * 500)
+    await alice.send(dm, "ý" * 500)
     items = await bob.inbox()
     assert [i["conversation"] for i in items] == [dm, group]
     item = items[0]
     assert (item["kind"], item["name"], item["last_seq"], item["unread"], item["read_seq"], item["rev"]) == (
         "dm", alice.user, 2, 2, 0, 0)
     last = item["last_message"]
-    assert (last["seq"], last["sender"], last["preview"]) == (2, alice.user, "y" * 100)
+    assert (last["seq"], last["sender"], last["preview"]) == (2, alice.user, "ý" * 100)
     assert (await alice.inbox(dm))["unread"] == 0, "who sends has read"
     await later(bob)
     await carol.send(group, "newer")
