@@ -96,7 +96,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     place.send(few, options.size)?;
     let mut cost = Cost::default();
     for _ in 0..ROUNDS {
-        let part = place.send(options.messages / ROUNDS, options.size)?;
+        let part = place.send(options.messages.div_ceil(ROUNDS), options.size)?;
         if let Some(bare) = &mut bare {
             bare.write(&part)?;
         }
