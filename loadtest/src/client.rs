@@ -130,7 +130,7 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
         client_id: Uuid,
         body: &'a str,
     }
-    counted_frame(&Send {
+    json_frame(&Send {
         r#type: "send",
         id: COUNTED,
         conversation,
@@ -139,35 +139,35 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
     })
 }
 
+/// Any other such request.
+pub(crate) fn request_frame(mut request: Value) -> Vec<u8> {
+    request["id"] = COUNTED.into();
+    json_frame(&request)
+}
+
 /// A random UUID without a call of the system.
 pub(crate) fn client_id() -> Uuid {
     uuid::Builder::from_random_bytes(rand::random()).into_uuid()
 }
 
-/// Any other such request.
-pub(crate) fn request_frame(mut request: Value) -> Vec<u8> {
-    request["id"] = COUNTED.into();
-    counted_frame(&request)
-}
-
-fn counted_frame(request: &impl Serialize) -> Vec<u8> {
-    // What cannot be text is nothing that is ever sent.
-    frame(TEXT, &serde_json::to_vec(request).unwrap_or_default())
-}
-
-/// Whether this is a reply, and none that refuses. Looks no closer: a load tester's work must not hide the server's.
+/// Whether this is such a reply; an error if it refuses anything. Looks no closer: a load tester's work must not hide the server's.
 pub(crate) fn is_reply(frame: &[u8]) -> anyhow::Result<bool> {
-    let is_reply = memmem::find(frame, COUNTED_REPLY).is_some();
-    if is_reply && memmem::find(frame, REFUSAL).is_some() {
+    if memmem::find(frame, REFUSAL).is_some() {
         bail!("refused: {}", String::from_utf8_lossy(frame));
     }
-    Ok(is_reply)
+    Ok(memmem::find(frame, COUNTED_REPLY).is_some())
 }
 
 /// The request to read what a client lacks, as much as a page holds.
 pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
-    let frame = json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": PAGE});
-    text_frame(&frame.to_string())
+    json_frame(
+        &json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": PAGE}),
+    )
+}
+
+fn json_frame(request: &impl Serialize) -> Vec<u8> {
+    // What cannot be text is nothing that is ever sent.
+    frame(TEXT, &serde_json::to_vec(request).unwrap_or_default())
 }
 
 /// A client's binary frame.
@@ -310,7 +310,7 @@ impl Client {
         let id = self.next_id;
         self.next_id += 1;
         request["id"] = id.into();
-        self.stream.write_all(&text_frame(&request.to_string()))?;
+        self.stream.write_all(&json_frame(&request))?;
         Ok(id)
     }
 

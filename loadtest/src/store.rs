@@ -52,6 +52,9 @@ const CPU_US_MAX: f64 = 100.0;
 const CASSANDRA_CPU_US_MAX: f64 = 120.0;
 /// The gateway and the bare store take turns, so that what else the machine does meanwhile meets both alike.
 const ROUNDS: usize = 5;
+/// The gateway's, by default: `store.embedded.cache_mib`, and `JOURNAL_BYTES_MAX` of `src/store/embedded.rs`.
+const CACHE_BYTES: u64 = 64 << 20;
+const JOURNAL_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of a row beside its body, about.
 const ROW_BYTES: usize = 60;
 const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
@@ -271,8 +274,8 @@ impl Bare {
     fn new(options: &Options) -> anyhow::Result<Self> {
         let directory = ending::directory()?;
         let database = Database::builder(directory.path())
-            .cache_size(64 << 20)
-            .max_journaling_size(256 << 20)
+            .cache_size(CACHE_BYTES)
+            .max_journaling_size(JOURNAL_BYTES_MAX)
             .manual_journal_persist(true)
             .open()?;
         let senders = 0..options.senders;
