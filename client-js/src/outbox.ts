@@ -50,7 +50,8 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   /** Set while this tab may send. */
   #turn: AbortSignal | undefined;
   #tabs: BroadcastChannel | undefined;
-  #saved: Promise<unknown> = Promise.resolve();
+  /** How often this tab has changed the storage. */
+  #writes = 0;
 
   constructor(storage: OutboxStorage, scope: string, ask: (request: Send) => Promise<Sent>) {
     super();
@@ -66,7 +67,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
       if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', 'outbox full'));
-      else this.#queue({ ...draft, client_id: uuid(), user: this.#user ?? '', at: 0, waiting: { resolve, reject } });
+      else this.#queue({ ...draft, client_id: uuid(), user: this.#user!, at: 0, waiting: { resolve, reject } });
     });
     // The list shows what became of it; nobody has to wait for it.
     sent.catch(() => {});
@@ -109,7 +110,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       this.#store(entry);
     }
     if (this.#storage.shared) {
-      this.#tabs = new BroadcastChannel(this.#name());
+      this.#tabs = new BroadcastChannel(`chat ${this.#scope} ${user}`);
       this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
     }
     await this.#load();
@@ -124,10 +125,10 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       if (signal.aborted) return;
       this.#turn = signal;
       this.#sendAll();
-      await new Promise((end) => signal.addEventListener('abort', end));
+      return new Promise((end) => signal.addEventListener('abort', end));
     };
-    const locks = this.#storage.shared && globalThis.navigator?.locks;
-    if (locks) locks.request(this.#name(), { signal }, turn).catch(() => {});
+    const locks = this.#tabs && globalThis.navigator?.locks;
+    if (locks) locks.request(this.#tabs!.name, { signal }, turn).catch(() => {});
     else void turn();
   }
 
@@ -145,32 +146,28 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     this.#entries.clear();
   }
 
-  #name(): string {
-    return `chat ${this.#scope} ${this.#user}`;
-  }
-
   #queue(entry: Local): void {
     const last = [...this.#entries.values()].at(-1);
     entry.at = Math.max(Date.now(), (last?.at ?? 0) + 1);
     this.#entries.set(entry.client_id, entry);
     this.#store(entry);
-    this.emit('changed', entry.conversation);
     this.#send(entry.conversation);
   }
 
   #forget(entry: Local): void {
     this.#entries.delete(entry.client_id);
     this.#store(entry, true);
-    this.emit('changed', entry.conversation);
   }
 
   /** The storage as it is now, and what this tab alone knows. */
   async #load(): Promise<void> {
-    const user = this.#user;
+    const user = this.#user!;
+    const writes = this.#writes;
     try {
-      await this.#saved;
-      const stored = user ? await this.#storage.entries(user) : [];
+      const stored = await this.#storage.entries(user);
       if (this.#user !== user) return;
+      // What this tab put or removed meanwhile is not in it.
+      if (this.#writes !== writes) return this.#load();
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
@@ -187,21 +184,21 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     }
   }
 
-  /** One write after the other, so that the storage has them in order. */
+  /** It has changed. Does not wait for the write before: the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
+    this.emit('changed', entry.conversation);
     if (!this.#user) return;
     const { sent: _, tried: __, unsaved: ___, waiting: ____, ...plain } = entry;
     entry.unsaved = !remove;
-    this.#saved = this.#saved
-      .then(() => (remove ? this.#storage.remove(plain.client_id) : this.#storage.put(plain)))
-      .then(
-        () => {
-          entry.unsaved = false;
-          this.#tabs?.postMessage({});
-        },
-        // It stays in memory, and is sent from there.
-        (error) => this.emit('failed', error as Error),
-      );
+    this.#writes++;
+    (remove ? this.#storage.remove(plain.client_id) : this.#storage.put(plain)).then(
+      () => {
+        entry.unsaved = false;
+        this.#tabs?.postMessage({});
+      },
+      // It stays in memory, and is sent from there.
+      (error) => this.emit('failed', error as Error),
+    );
   }
 
   #heard({ sent }: Note): void {
@@ -242,9 +239,9 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   /** Returns why it is to be tried again. */
   async #sendOne(entry: Local): Promise<ChatError | undefined> {
     const { client_id, conversation, body, attachments, reply_to, tried: retry } = entry;
+    entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS) throw new ChatError('expired', 'too late');
-      entry.tried = true;
       const sent = await this.#ask({ type: 'send', client_id, conversation, body, attachments, reply_to, retry });
       entry.sent = sent;
       entry.waiting?.resolve(sent);
@@ -257,7 +254,6 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       entry.waiting?.reject(error);
       this.#store(entry);
     }
-    this.emit('changed', conversation);
     return undefined;
   }
 }

@@ -16,6 +16,7 @@ export interface OutboxEntry {
   failed?: { code: string; message: string };
 }
 
+/** Calls are not awaited one by one: they take effect, and see the effects, in the order in which they are made. */
 export interface OutboxStorage {
   /** Other tabs of this browser see the same: one of them sends. */
   readonly shared: boolean;
@@ -61,6 +62,8 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
   const run = async <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> => {
     const transaction = (await database()).transaction('outbox', mode);
     const request = work(transaction.objectStore('outbox'));
+    // Not only once this tab has heard that the request succeeded: it may be closed before.
+    transaction.commit();
     return new Promise((resolve, reject) => {
       transaction.oncomplete = () => resolve(request.result);
       transaction.onabort = () => reject(transaction.error);

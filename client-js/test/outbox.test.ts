@@ -159,6 +159,45 @@ test('two clients on one storage send each message once', async () => {
   await until(async () => (await storage.entries(a)).length === 0);
 });
 
+test('what is stored while the storage is being read is not sent again', async () => {
+  const server = new FakeServer();
+  server.answers.send = () => undefined;
+  const memory = memoryStorage();
+  const reads: (() => void)[] = [];
+  let slow = false;
+  const storage: OutboxStorage = {
+    ...memory,
+    shared: true,
+    entries: async (name) => {
+      const entries = await memory.entries(name);
+      if (slow) await new Promise<void>((end) => reads.push(end));
+      return entries;
+    },
+  };
+  const options = { user: 'alice', WebSocket: server.WebSocket, storage };
+  const client = new ChatClient('ws://fake', { ...options, token: 't' });
+  await client.connect();
+  const otherTab = new ChatClient('ws://fake', { ...options, token: () => Promise.reject(new Error('no network')) });
+  otherTab.connect().catch(() => {});
+  void client.conversation('c').send('one');
+  await until(() => server.received('send').length);
+
+  slow = true;
+  void otherTab.conversation('d').send('of the other tab');
+  await until(() => reads.length);
+  const { id, client_id } = server.received('send')[0]!;
+  const stored = { seq: 1, message_id: 'm', at: 1 };
+  server.socket.say({ type: 'sent', id, ...stored, duplicate: false });
+  server.socket.say({ type: 'message', conversation: 'c', sender: 'alice', client_id, kind: 'text', body: 'one', ...stored });
+  await until(async () => (await memory.entries('alice')).length === 1);
+  slow = false;
+  for (const end of reads) end();
+  await until(() => server.received('send').some(({ conversation }) => conversation === 'd'));
+  expect(server.received('send').map(({ body }) => body)).toEqual(['one', 'of the other tab']);
+  client.disconnect();
+  otherTab.disconnect();
+});
+
 test('the outbox is bounded, and keeps no more than it may', async () => {
   const client = new ChatClient('ws://fake', { token: 't', WebSocket: new FakeServer().WebSocket, storage: memoryStorage() });
   const conversation = client.conversation('c');

@@ -90,6 +90,19 @@ const write = async (page: Page, text: string) => {
   await page.keyboard.press('Enter');
 };
 const texts = (page: Page) => page.locator('.message .body').allTextContents();
+/** How many messages wait in the browser's database. */
+const waiting = (page: Page) =>
+  page.evaluate(
+    () =>
+      new Promise<number>((resolve) => {
+        const opening = indexedDB.open('chat-gateway');
+        opening.onsuccess = () => {
+          const counting = opening.result.transaction('outbox').objectStore('outbox').count();
+          counting.onsuccess = () => resolve(counting.result);
+          opening.result.close();
+        };
+      }),
+  );
 const states = (page: Page) =>
   page.locator('.message[data-state]').evaluateAll((rows) => rows.map((row) => row.getAttribute('data-state')));
 
@@ -157,6 +170,8 @@ test('a message written in a tunnel, with the tab closed and opened again, is se
   await gateway.kill();
   for (const text of ['first', 'second', 'third']) await write(alice, text);
   await until(async () => (await states(alice)).filter((state) => state === 'sending').length === 3);
+  // On screen at once; what is in the browser's database survives the tab.
+  await until(async () => (await waiting(alice)) === 3);
   await alice.close();
   await gateway.start();
   const again = await context.newPage();
