@@ -17,6 +17,10 @@ pub enum Mutation {
     Hold,
     /// A home says done before the gateways with sockets have.
     EndToEnd,
+    /// What a user's place has become is told once, and not again by a takeover.
+    Place,
+    /// A home that was another one's meanwhile believes what it remembers of its users.
+    Remember,
 }
 
 thread_local! {

@@ -127,6 +127,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!("chat_inbox_rows_written_total", "Inbox rows written");
     describe_counter!(
+        "chat_places_remembered_total",
+        "Sessions that came back without a read of the store"
+    );
+    describe_counter!(
         "chat_store_fsyncs_total",
         "Group commits of the embedded store"
     );

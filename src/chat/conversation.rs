@@ -42,6 +42,7 @@ use super::{
 use crate::{
     clock,
     model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    mutation::{Mutation, broken},
     store::{self, Activity, LogRow, Store},
 };
 
@@ -197,6 +198,8 @@ enum Done {
         audience: Audience,
         handed: InHand,
     },
+    /// What a user's place has become is known at the user's home.
+    Placed(Seq),
     Lost(store::Error),
 }
 
@@ -353,6 +356,7 @@ impl Owner {
                 self.queue_inbox(&entry, audience);
                 drop(handed);
             }
+            Done::Placed(seq) => self.log.release(seq),
             Done::Lost(error) => {
                 tracing::warn!(conversation = %self.id, %error, "the conversation is given up");
                 self.failed = Some(error.into());
@@ -451,7 +455,7 @@ impl Owner {
         self.environment.inbox.queue(self.id, members, entry);
     }
 
-    fn publish_place(&self, place: Place, seq: Seq, audience: Audience) {
+    fn publish_place(&mut self, place: Place, seq: Seq, audience: Audience) {
         let Some(participants) = &self.participants else {
             return;
         };
@@ -463,8 +467,19 @@ impl Owner {
             details,
             audience,
         };
-        // Nobody waits for it: a client that misses it sees the same in its inbox.
-        drop(self.environment.publish.publish(publication));
+        let handed = self.environment.publish.publish(publication);
+        if let Handed::Waiting(delivered) = handed
+            && !broken(Mutation::Place)
+        {
+            // Rule [remember]: until then a successor publishes it again.
+            self.log.hold(seq);
+            self.work.push(Box::pin(async move {
+                match delivered.await {
+                    Ok(_) => Done::Placed(seq),
+                    Err(_) => std::future::pending().await,
+                }
+            }));
+        }
     }
 
     fn publish_receipt(

@@ -52,10 +52,8 @@ struct Publishing {
     publication: Publication,
     parts: BTreeMap<u64, Part>,
     next_part: u64,
-    /// None: nobody waits, or it has been told.
+    /// None: it has been told, or nobody waits.
     waiting: Option<oneshot::Sender<InHand>>,
-    /// It is done when all parts are: nobody has to take it out of hand.
-    forget: bool,
 }
 
 /// Given to one home.
@@ -141,7 +139,7 @@ impl Delivery {
     }
 
     /// Gives a publication to the homes of its users, and keeps it in hand.
-    fn give(&self, publication: Publication, waiting: Option<oneshot::Sender<InHand>>) {
+    fn give(&self, publication: Publication, waiting: oneshot::Sender<InHand>) {
         let to_send = {
             let mut hands = self.hands();
             // Under the lock: a new version is either seen here, or sees this in hand.
@@ -150,11 +148,10 @@ impl Delivery {
             let id = hands.next;
             let users = users_of(publication.audience()).cloned().collect();
             let mut publishing = Publishing {
-                forget: waiting.is_none(),
                 publication,
                 parts: BTreeMap::new(),
                 next_part: 0,
-                waiting,
+                waiting: Some(waiting),
             };
             let mut to_send = ToSend::new();
             publishing.cut(id, users, &ring, &mut to_send);
@@ -186,7 +183,6 @@ impl Delivery {
     pub(super) fn published(&self, part_id: u64, home: GatewayId, taken: bool) {
         tracing::trace!(me = %self.me, part = part_id, %home, taken, "published");
         let mut told = None;
-        let mut over = None;
         {
             let mut hands = self.hands();
             let id = part_id >> PARTS_BITS;
@@ -206,14 +202,9 @@ impl Delivery {
             }
             part.done = true;
             if publishing.parts.values().all(|part| part.done) {
-                if let Some(waiting) = publishing.waiting.take() {
-                    told = Some((waiting, id));
-                } else if publishing.forget {
-                    over = hands.publishing.remove(&id);
-                }
+                told = publishing.waiting.take().map(|waiting| (waiting, id));
             }
         }
-        drop(over);
         if let Some((waiting, id)) = told {
             let held = Held {
                 delivery: self.myself.clone(),
@@ -319,15 +310,16 @@ impl Publish for Delivery {
             return Handed::Done;
         }
         match &publication {
-            Publication::Entry { .. } => {
-                let (waiting, delivered) = oneshot::channel();
-                self.give(publication, Some(waiting));
-                Handed::Waiting(delivered)
-            }
-            // Nobody waits for it, but it must arrive: sessions are subscribed by it.
-            Publication::Place { .. } => {
-                self.give(publication, None);
+            // Nobody is left in it.
+            Publication::Entry { .. } | Publication::Place { .. }
+                if users_of(publication.audience()).next().is_none() =>
+            {
                 Handed::Done
+            }
+            Publication::Entry { .. } | Publication::Place { .. } => {
+                let (waiting, delivered) = oneshot::channel();
+                self.give(publication, waiting);
+                Handed::Waiting(delivered)
             }
             Publication::Receipt { .. } | Publication::Typing { .. } => {
                 let mut to_send = ToSend::new();
@@ -337,7 +329,6 @@ impl Publish for Delivery {
                     parts: BTreeMap::new(),
                     next_part: 0,
                     waiting: None,
-                    forget: true,
                 };
                 once.cut(0, users, &self.ring.load(), &mut to_send);
                 if peers.have_room() {

@@ -21,6 +21,7 @@ use super::{
     membership::Learned,
     message::{Delivered, Interest, Message, encode},
     peers::Peers,
+    places::{Face, InboxPlace, Places},
     presence::Presence,
     ring::Ring,
 };
@@ -50,6 +51,7 @@ pub struct Home {
     /// The current one and the one before it.
     overlays: [Overlay; 2],
     current: AtomicUsize,
+    places: Places,
 }
 
 /// Of whom this gateway is the home, and whether it knows where they are.
@@ -115,6 +117,7 @@ impl Home {
             held: Mutex::default(),
             overlays: [Overlay::new(), Overlay::new()],
             current: AtomicUsize::new(0),
+            places: Places::default(),
         }
     }
 
@@ -132,6 +135,13 @@ impl Home {
             rings.since.push(after.clone());
         } else {
             rings.since.clear();
+        }
+        // Rule [remember]: whoever was at home elsewhere meanwhile is not known.
+        if !broken(Mutation::Remember) {
+            let known = !rings.since.is_empty();
+            let stayed =
+                |user: &UserId| [&before, after].map(|ring| ring.home(user)) == [Some(self.me); 2];
+            self.places.retain(|user| known && stayed(user));
         }
         let version = after.version();
         let gone =
@@ -397,11 +407,27 @@ impl Home {
             if *user == entry.sender {
                 laid.read_seq = laid.read_seq.max(Some(entry.seq));
             }
+            let face = Face {
+                seq: last.seq,
+                kind: members.kind,
+                joined_seq: *joined_seq,
+                last_seq: Some(last.seq),
+            };
+            self.places.note(user, conversation, Some(face), None);
         }
     }
 
     /// Notes a user's joining or leaving.
     fn placed(&self, write: &InboxWrite) {
+        self.lay(write);
+        let face = write.face.as_ref().map(Face::of);
+        if face.is_some() || write.left_seq.is_some() {
+            self.places
+                .note(&write.user, write.conversation, face, write.left_seq);
+        }
+    }
+
+    fn lay(&self, write: &InboxWrite) {
         let mut laid = self.overlay().entry(write.user.clone()).or_default();
         let laid = laid.entry(write.conversation).or_default();
         let row = laid
@@ -412,6 +438,24 @@ impl Home {
 
     /// All of a user's conversations as they are now.
     pub(super) async fn inbox(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
+        let mut rows = self.rows(user).await?;
+        rows.retain(is_in);
+        Ok(rows)
+    }
+
+    /// Which these are; from memory, if this gateway remembers them, and `may` believe that.
+    pub(super) async fn places(&self, user: &UserId, may: bool) -> store::Result<Vec<InboxPlace>> {
+        if may && let Some(places) = self.places.of(user) {
+            counter!("chat_places_remembered_total").increment(1);
+            return Ok(places);
+        }
+        let known = self.places.begin(user);
+        let rows = self.rows(user).await?;
+        Ok(self.places.learn(user, &known, &rows))
+    }
+
+    /// As stored and as published since; those that the user is no longer in too.
+    async fn rows(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
         let numbered = rows.iter().enumerate();
         let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
@@ -428,7 +472,6 @@ impl Home {
                 laid.lay_over(&mut rows[place], user);
             }
         }
-        rows.retain(is_in);
         Ok(rows)
     }
 

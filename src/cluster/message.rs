@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use super::places::InboxPlace;
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
@@ -13,7 +14,7 @@ use crate::{
 };
 
 /// Gateways of another one refuse each other.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -91,7 +92,7 @@ pub(super) enum Ask {
         actor: UserId,
         operation: Operation,
     },
-    /// Of a user's home: a session has come; answered with the user's inbox.
+    /// Of a user's home: a session has come; answered with the user's places.
     Register {
         user: UserId,
         version: Epoch,
@@ -122,6 +123,7 @@ pub(super) enum Ask {
 pub(super) enum Answer {
     Outcome(Result<Outcome, Error>),
     Inbox(Result<Vec<InboxRow>, Error>),
+    Places(Result<Vec<InboxPlace>, Error>),
     Presence(Result<PresenceItem, Error>),
     Head(Result<Seq, Error>),
     Disconnected(usize),
@@ -133,10 +135,12 @@ impl Answer {
         match self {
             Self::Outcome(Err(error))
             | Self::Inbox(Err(error))
+            | Self::Places(Err(error))
             | Self::Presence(Err(error))
             | Self::Head(Err(error)) => *error == Error::MOVED,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
+            | Self::Places(Ok(_))
             | Self::Presence(Ok(_))
             | Self::Head(Ok(_))
             | Self::Disconnected(_) => false,

@@ -15,6 +15,7 @@ use super::{
     message::{Answer, Ask, Interest, Message, encode},
     news::Listener,
     peers::Peers,
+    places::InboxPlace,
     ring::Ring,
 };
 use crate::{
@@ -180,7 +181,15 @@ impl Router {
                 actor,
                 operation,
             } => Answer::Outcome(self.ask_here(conversation, actor, operation).await),
-            Ask::Register { user, .. } | Ask::Inbox { user } => {
+            Ask::Register { user, .. } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    // Who was paused or cut off may have missed anything.
+                    Ok(self.home.places(&user, self.may_serve()).await?)
+                };
+                Answer::Places(read.await)
+            }
+            Ask::Inbox { user } => {
                 let read = async {
                     self.at_home(&user).await?;
                     Ok(self.home.inbox(&user).await?)
@@ -324,19 +333,22 @@ impl Router {
         self.ask_wherever(|ring| ring.home(user), ask).await
     }
 
-    /// Subscribes a session to its user, at the user's home, and reads the inbox. Everything published from then on
-    /// reaches the session: rule [register], then read.
+    /// Subscribes a session to its user, at the user's home, and reads which conversations the user is in. Everything
+    /// published from then on reaches the session: rule [register], then read.
     ///
     /// # Errors
-    /// When the inbox cannot be read in time.
-    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRow>, Error> {
+    /// When that cannot be read in time.
+    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxPlace>, Error> {
         let user = &session.user;
         self.edge.subscribe(&Topic::User(user.clone()), session);
         let ask = |version| Ask::Register {
             user: user.clone(),
             version,
         };
-        inbox(self.ask_home(user, ask).await?)
+        match self.ask_home(user, ask).await? {
+            Answer::Places(places) => places,
+            _ => Err(Error::CLOSED),
+        }
     }
 
     /// Ends everything that `register` and `subscribe` began.

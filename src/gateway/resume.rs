@@ -6,27 +6,23 @@ use std::{collections::HashMap, sync::Arc};
 use super::{Gateway, requests};
 use crate::{
     chat::{self, LogRange, Operation, Outcome},
+    cluster::InboxPlace,
     fanout::{Frame, Subscriber},
     model::{
         Content, ConversationId, Cursor, Entry, Kind, Seq, UserId,
         limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX},
     },
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
-    store::InboxRow,
 };
 
 /// Subscribes a session to the channels its user is in.
 pub(super) async fn follow_channels(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
-    rows: &[InboxRow],
+    places: &[InboxPlace],
 ) {
-    let is_channel = |row: &&InboxRow| row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel);
-    let channels: Vec<ConversationId> = rows
-        .iter()
-        .filter(is_channel)
-        .map(|row| row.conversation)
-        .collect();
+    let channels = places.iter().filter(|place| place.kind == Kind::Channel);
+    let channels: Vec<ConversationId> = channels.map(|place| place.conversation).collect();
     gateway.router.follow(session, &channels).await;
 }
 
@@ -35,7 +31,7 @@ pub(super) struct Missed<'a> {
     gateway: &'a Gateway,
     user: UserId,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
-    rows: HashMap<ConversationId, InboxRow>,
+    places: HashMap<ConversationId, InboxPlace>,
     left: u64,
     unknown: usize,
 }
@@ -45,19 +41,17 @@ impl<'a> Missed<'a> {
         gateway: &'a Gateway,
         user: UserId,
         cursors: HashMap<ConversationId, Cursor>,
-        rows: Vec<InboxRow>,
+        places: Vec<InboxPlace>,
     ) -> Self {
         let cursors: Vec<_> = cursors.into_iter().take(CURSORS_MAX).collect();
-        let rows = rows
-            .into_iter()
-            .map(|row| (row.conversation, row))
-            .collect();
+        let places = places.into_iter();
+        let places = places.map(|place| (place.conversation, place)).collect();
         let cursors = cursors.into_iter();
         Self {
             gateway,
             user,
             cursors,
-            rows,
+            places,
             left: RESUME_ENTRIES_TOTAL_MAX,
             unknown: 0,
         }
@@ -75,14 +69,14 @@ impl<'a> Missed<'a> {
     }
 
     async fn after(&mut self, conversation: ConversationId, after: Seq) -> Missing {
-        // The inbox, read through the user's home, knows the newest entry of every dm and group: most
-        // cursors are up to date, and cost nothing more.
-        let row = self.rows.get(&conversation);
-        let last = row.and_then(|r| Some(r.face.as_ref()?.last.as_ref()?.seq));
+        // The user's home knows the newest entry of every dm and group: most cursors are up to date, and cost nothing
+        // more.
+        let place = self.places.get(&conversation);
+        let last = place.and_then(|place| place.last_seq);
         if last.is_some_and(|last| last <= after) {
             return Missing::Nothing;
         }
-        if row.is_none() {
+        if place.is_none() {
             // An empty dm, or one that the user is no longer in; many of them are made up.
             self.unknown += 1;
             if self.unknown > UNKNOWN_CURSORS_MAX {
@@ -90,9 +84,9 @@ impl<'a> Missed<'a> {
             }
         }
         let limit = RESUME_ENTRIES_MAX.min(self.left);
-        // Who is in it is said by the row already: a channel's owner need not look.
-        let is_in = row.is_some_and(|row| row.face.is_some());
-        let reader = if is_in {
+        // A channel's owner need not look in the store who is in it: the user's home has said so. Others know it.
+        let is_channel = place.is_some_and(|place| place.kind == Kind::Channel);
+        let reader = if is_channel {
             Reader::Gateway
         } else {
             Reader::User(&self.user)

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     auth::{Identity, TokenError},
     clock,
+    cluster::InboxPlace,
     fanout::{Admitted, Closing, Frame, Line, Subscriber, message_bytes},
     model::{
         ConversationId, SessionId,
@@ -37,7 +38,6 @@ use crate::{
         Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Named, Refusal, Reply,
         Request, Users,
     },
-    store::InboxRow,
 };
 
 /// A close frame that cannot be sent by then is given up.
@@ -189,7 +189,10 @@ impl Session {
         let outbox_bytes = gateway.limits.outbox_bytes;
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
         let begun = match gateway.router.register(&subscriber).await {
-            Ok(rows) => self.begin(&identity, &subscriber, id, connect, rows).await,
+            Ok(places) => {
+                self.begin(&identity, &subscriber, id, connect, places)
+                    .await
+            }
             Err(error) => {
                 tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
                 let (code, text) = (ErrorCode::Unavailable, error.to_string());
@@ -219,14 +222,14 @@ impl Session {
         subscriber: &Arc<Subscriber>,
         id: Option<u32>,
         connect: Connect,
-        rows: Vec<InboxRow>,
+        places: Vec<InboxPlace>,
     ) -> Result<(), End> {
         let gateway = self.gateway.clone();
         let Connect {
             device, cursors, ..
         } = connect;
         tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
-        resume::follow_channels(&gateway, subscriber, &rows).await;
+        resume::follow_channels(&gateway, subscriber, &places).await;
         let connected = Connected {
             user: identity.user.clone(),
             session: self.id.to_string(),
@@ -244,7 +247,7 @@ impl Session {
         let Some(cursors) = cursors.filter(|c| !c.is_empty()) else {
             return Ok(());
         };
-        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, rows);
+        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, places);
         let mut unflushed = 0;
         while let Some((conversation, missing)) = missed.next().await {
             let (entries, other) = match missing {
