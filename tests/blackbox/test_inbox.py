@@ -240,3 +240,51 @@ async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
             break
     await flowing
     assert seen == {group: total + 1, channel: total + 1}
+
+
+async def test_what_is_remembered_of_who_comes_back_follows_every_change(people, gateway, codec):
+    alice, bob = await people("alice", "bob")
+    both = [await alice.create("group", bob.user), await alice.create("channel", bob.user)]
+    await bob.close()
+    seqs = {conversation: 1 for conversation in both}
+
+    async def back():
+        return await gateway.connect(bob.user, codec, cursors={c: [seq, 0] for c, seq in seqs.items()})
+
+    async def both_send(body):
+        return [await alice.send(conversation, body) for conversation in both]
+
+    async def gets(client, body):
+        for conversation in both:
+            seqs[conversation] = (await client.message(conversation, body))["seq"]
+
+    await (await back()).close()
+    def remembered():
+        return gateway.metrics().get("chat_places_remembered_total", 0)
+
+    before = remembered()
+    for number in range(3):
+        await both_send(f"missed {number}")
+        client = await back()
+        await gets(client, f"missed {number}")
+        await client.close()
+    assert remembered() > before
+
+    client = await back()
+    for conversation in both:
+        await alice.ask("remove", conversation=conversation, user=bob.user)
+        await client.event("conversation", lambda e: e["change"] == "removed" and e["conversation"] == conversation)
+    await client.close()
+    await both_send("not for bob")
+    client = await back()
+    for conversation in both:
+        await client.event("conversation", lambda e: e["change"] == "removed" and e["conversation"] == conversation)
+    assert "message" not in {e["type"] for e in await client.quiet()}
+    await client.close()
+
+    for conversation in both:
+        await alice.ask("add", conversation=conversation, user=bob.user)
+    client = await back()
+    await both_send("for bob again")
+    await gets(client, "for bob again")
+    await client.close()
