@@ -109,26 +109,14 @@ impl Places {
     ) -> Vec<InboxPlace> {
         let mut rows = lock(&known.0);
         for row in read {
-            let row_of = rows.row(row.conversation);
-            row_of.raise(row.face.as_ref().map(Face::of), row.left_seq);
+            let face = row.face.as_ref().map(Face::of);
+            rows.row(row.conversation).raise(face, row.left_seq);
         }
+        rows.rows.shrink_to_fit();
         rows.read = true;
-        let (places, weight) = (rows.places(), 1 + rows.rows.len() as u64);
+        let (places, count) = (rows.places(), rows.rows.len());
         drop(rows);
-        // If it was forgotten meanwhile, what was published since is not in it: then it stays forgotten. Somebody who is
-        // in no conversation is not worth remembering.
-        let weigh = |_: &_, kept: &mut Kept| {
-            if !Arc::ptr_eq(&kept.known, known) {
-                return EntryAction::Retain(());
-            }
-            kept.weight = weight;
-            if weight > 1 {
-                EntryAction::Retain(())
-            } else {
-                EntryAction::Remove
-            }
-        };
-        drop(self.0.entry(user, Some(Duration::ZERO), weigh));
+        self.weigh(user, known, count);
         places
     }
 
@@ -139,9 +127,34 @@ impl Places {
         face: Option<Face>,
         left_seq: Option<Seq>,
     ) {
-        if let Some(kept) = self.0.get(user) {
-            lock(&kept.known.0).row(conversation).raise(face, left_seq);
+        let Some(Kept { known, .. }) = self.0.get(user) else {
+            return;
+        };
+        let mut rows = lock(&known.0);
+        let before = rows.rows.len();
+        rows.row(conversation).raise(face, left_seq);
+        let (read, count) = (rows.read, rows.rows.len());
+        drop(rows);
+        if read && count > before {
+            self.weigh(user, &known, count);
         }
+    }
+
+    /// If it was forgotten meanwhile, it stays forgotten: what was published since is not in it. Somebody who is in no
+    /// conversation is not worth remembering.
+    fn weigh(&self, user: &UserId, known: &Arc<Known>, rows: usize) {
+        let weigh = |_: &_, kept: &mut Kept| {
+            if !Arc::ptr_eq(&kept.known, known) {
+                return EntryAction::Retain(());
+            }
+            kept.weight = 1 + rows as u64;
+            if rows == 0 {
+                EntryAction::Remove
+            } else {
+                EntryAction::Retain(())
+            }
+        };
+        drop(self.0.entry(user, Some(Duration::ZERO), weigh));
     }
 
     pub(super) fn retain(&self, stays: impl Fn(&UserId) -> bool) {

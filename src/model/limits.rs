@@ -73,7 +73,7 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 /// Conversations whose inbox rows wait to be written. At this number, appends are refused with `unavailable`.
 pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
 
-/// Users whose conversations their home remembers, and those conversations, all together: some 60 bytes each, 150 of a
+/// Users whose conversations their home remembers, and those conversations, all together: some 80 bytes each, 150 of a
 /// user. Of others the store is asked when they come back.
 pub const PLACES_KNOWN_MAX: usize = 1_000_000;
 
