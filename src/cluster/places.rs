@@ -34,7 +34,7 @@ pub(super) struct Places(Cache<UserId, Kept, ByRows>);
 #[derive(Clone)]
 struct Kept {
     known: Arc<Known>,
-    /// Of the rows when they were read; a cache counts on it not to change by itself.
+    /// Of the rows, as last weighed; the cache counts on it not to change by itself.
     weight: u64,
 }
 

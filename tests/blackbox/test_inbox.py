@@ -259,6 +259,7 @@ async def test_what_is_remembered_of_who_comes_back_follows_every_change(people,
             seqs[conversation] = (await client.message(conversation, body))["seq"]
 
     await (await back()).close()
+
     def remembered():
         return gateway.metrics().get("chat_places_remembered_total", 0)
 

@@ -543,7 +543,7 @@ impl World {
                 continue;
             };
             if self.below(2) == 0 {
-                let visitor = visitor(session * 10 + USERS as u64);
+                let visitor = visitor(session * 10 + VISITOR as u64);
                 let stays = self.millis(0, 500);
                 let asked = gateway.ask(async move {
                     let registered = cluster.router.register(&visitor).await;
