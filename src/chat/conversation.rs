@@ -429,17 +429,12 @@ impl Owner {
             Handed::Waiting(delivered) => {
                 // Until then a successor publishes it again.
                 self.log.hold(entry_seq);
-                self.work.push(Box::pin(async move {
-                    let handed = match delivered.await {
-                        Ok(handed) => handed,
-                        Err(_) => std::future::pending().await,
-                    };
-                    Done::Published {
+                self.work
+                    .push(Box::pin(arrived(delivered).map(|handed| Done::Published {
                         entry,
                         audience,
                         handed,
-                    }
-                }));
+                    })));
             }
         }
         if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
@@ -473,12 +468,8 @@ impl Owner {
         {
             // Rule [remember]: until then a successor publishes it again.
             self.log.hold(seq);
-            self.work.push(Box::pin(async move {
-                match delivered.await {
-                    Ok(_) => Done::Placed(seq),
-                    Err(_) => std::future::pending().await,
-                }
-            }));
+            self.work
+                .push(Box::pin(arrived(delivered).map(move |_| Done::Placed(seq))));
         }
     }
 
@@ -541,6 +532,14 @@ impl Owner {
                 tracing::debug!(conversation = %self.id, %error, "left without a settled mark");
             }
         }
+    }
+}
+
+/// Whoever is never told waits for ever, and a successor publishes it again.
+async fn arrived(delivered: oneshot::Receiver<InHand>) -> InHand {
+    match delivered.await {
+        Ok(handed) => handed,
+        Err(_) => std::future::pending().await,
     }
 }
 

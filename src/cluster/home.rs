@@ -62,6 +62,13 @@ struct Rings {
     announced: BTreeMap<GatewayId, Epoch>,
 }
 
+impl Rings {
+    /// Whether it is known where this user was, at home here, in every version since.
+    fn stayed(&self, user: &UserId, me: GatewayId) -> bool {
+        !self.since.is_empty() && self.since.iter().all(|ring| ring.home(user) == Some(me))
+    }
+}
+
 /// A publication for users of whom this gateway has just become the home.
 struct Held {
     publication: Publication,
@@ -138,10 +145,7 @@ impl Home {
         }
         // Rule [remember]: whoever was at home elsewhere meanwhile is not known.
         if !broken(Mutation::Remember) {
-            let known = !rings.since.is_empty();
-            let stayed =
-                |user: &UserId| [&before, after].map(|ring| ring.home(user)) == [Some(self.me); 2];
-            self.places.retain(|user| known && stayed(user));
+            self.places.retain(|user| rings.stayed(user, self.me));
         }
         let version = after.version();
         let gone =
@@ -227,11 +231,10 @@ impl Home {
         if rings.now.home(user) != Some(self.me) {
             return AtHome::No;
         }
-        let stayed = || {
-            let mut since = rings.since.iter();
-            !rings.since.is_empty() && since.all(|ring| ring.home(user) == Some(self.me))
-        };
-        if self.complete.load(Ordering::Acquire) || stayed() || broken(Mutation::Hold) {
+        if self.complete.load(Ordering::Acquire)
+            || rings.stayed(user, self.me)
+            || broken(Mutation::Hold)
+        {
             AtHome::Yes
         } else {
             AtHome::NotYet
@@ -419,21 +422,19 @@ impl Home {
 
     /// Notes a user's joining or leaving.
     fn placed(&self, write: &InboxWrite) {
-        self.lay(write);
+        {
+            let mut laid = self.overlay().entry(write.user.clone()).or_default();
+            let laid = laid.entry(write.conversation).or_default();
+            let row = laid
+                .place
+                .get_or_insert_with(|| InboxRow::empty(write.conversation));
+            row.merge(write.face.clone(), write.read_seq, write.left_seq);
+        }
         let face = write.face.as_ref().map(Face::of);
         if face.is_some() || write.left_seq.is_some() {
             self.places
                 .note(&write.user, write.conversation, face, write.left_seq);
         }
-    }
-
-    fn lay(&self, write: &InboxWrite) {
-        let mut laid = self.overlay().entry(write.user.clone()).or_default();
-        let laid = laid.entry(write.conversation).or_default();
-        let row = laid
-            .place
-            .get_or_insert_with(|| InboxRow::empty(write.conversation));
-        row.merge(write.face.clone(), write.read_seq, write.left_seq);
     }
 
     /// All of a user's conversations as they are now.
