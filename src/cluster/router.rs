@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use metrics::counter;
 use tokio::time::{sleep, timeout};
 
@@ -152,10 +152,13 @@ impl Router {
         }
     }
 
-    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    /// No `async fn`: that would hold `asked` twice, and every request is a copy of all it holds.
+    fn in_time<T>(
+        &self,
+        asked: impl Future<Output = Result<T, Error>>,
+    ) -> impl Future<Output = Result<T, Error>> {
         timeout(self.operation_timeout, asked)
-            .await
-            .unwrap_or(Err(Error::unavailable("it took too long")))
+            .map(|asked| asked.unwrap_or(Err(Error::unavailable("it took too long"))))
     }
 
     /// As `ask`, for a message.
@@ -163,9 +166,6 @@ impl Router {
     /// # Errors
     /// As `ask`.
     pub async fn send(&self, conversation: ConversationId, draft: Draft) -> Result<Sent, Error> {
-        if self.cluster.is_none() {
-            return self.conversations.send(conversation, draft).await;
-        }
         let sender = draft.sender.clone();
         let sent = self
             .ask(conversation, sender, Operation::Send(draft))

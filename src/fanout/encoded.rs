@@ -14,6 +14,8 @@ use crate::protocol::{Codec, Event};
 
 /// The longest header of a WebSocket frame from a server (RFC 6455, 5.2).
 const HEADER_MAX: usize = 10;
+/// Room for a reply without growing; an event with a short body grows once.
+const FRAME_BYTES: usize = 256;
 
 /// One frame, as the WebSocket library takes it and as it is on the wire: the same bytes.
 #[derive(Clone, Debug)]
@@ -24,7 +26,8 @@ pub struct Frame {
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
-        let mut bytes = vec![0; HEADER_MAX];
+        let mut bytes = Vec::with_capacity(FRAME_BYTES);
+        bytes.resize(HEADER_MAX, 0);
         codec.encode_onto(frame, &mut bytes);
         let length = bytes.len() - HEADER_MAX;
         let data = match codec {

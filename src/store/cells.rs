@@ -113,11 +113,15 @@ const DELIVERED: u8 = b'd';
 const FACE: u8 = b'f';
 const LEFT: u8 = b'l';
 
+/// Room for a key of most users, and for a row of most messages, without growing.
+const KEY_BYTES: usize = 80;
+const VALUE_BYTES: usize = 384;
+
 struct Key(Vec<u8>);
 
 impl Key {
     fn new(table: u8) -> Self {
-        let mut key = Vec::with_capacity(48);
+        let mut key = Vec::with_capacity(KEY_BYTES);
         key.push(table);
         Self(key)
     }
@@ -175,9 +179,10 @@ fn today() -> u32 {
 
 /// Values are MessagePack arrays: fields in order, none skipped, new ones at the end.
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    let encoded = rmp_serde::to_vec(value);
+    let mut bytes = Vec::with_capacity(VALUE_BYTES);
+    let encoded = rmp_serde::encode::write(&mut bytes, value);
     debug_assert!(encoded.is_ok(), "a row must always encode: {encoded:?}");
-    encoded.unwrap_or_default()
+    bytes
 }
 
 fn corrupt(operation: &'static str, reason: impl ToString) -> Error {

@@ -91,7 +91,7 @@ impl Cassandra {
             serial: serial(settings.consistency),
         };
         let (session, statements) = loop {
-            match Self::try_open(settings, &profiles).await {
+            match Box::pin(Self::try_open(settings, &profiles)).await {
                 Ok(opened) => break opened,
                 Err(error) => {
                     tracing::warn!(%error, "the cluster is not ready; trying again");
