@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::quality::RandomState;
+
 use crate::{
     model::{
         ClientId, Draft, Entry, Epoch, MessageId, Millis, Seq, UserId,
@@ -27,8 +29,10 @@ pub(super) struct Log {
     /// Committed entries of which something is yet to be done, and how much: to be applied to the other rows, to be
     /// published.
     unfinished: BTreeMap<Seq, u32>,
-    seqs: HashMap<Origin, Seq>,
-    origins: VecDeque<Origin>,
+    /// Where client ids are in the log: of the last [`RECENT_CLIENT_IDS`] at least.
+    seqs: HashMap<Origin, Seq, RandomState>,
+    /// Those before: forgotten all at once, because to look for the oldest one costs more than to add one.
+    older_seqs: HashMap<Origin, Seq, RandomState>,
     recent: VecDeque<Arc<Entry>>,
 }
 
@@ -70,8 +74,8 @@ impl Log {
             head: 0,
             in_flight: VecDeque::new(),
             unfinished: BTreeMap::new(),
-            seqs: HashMap::new(),
-            origins: VecDeque::new(),
+            seqs: HashMap::default(),
+            older_seqs: HashMap::default(),
             recent: VecDeque::new(),
         }
     }
@@ -158,7 +162,7 @@ impl Log {
     }
 
     /// Gives `draft` the next place in the log.
-    pub(super) fn append(&mut self, draft: &Draft, message_id: MessageId, at: Millis) -> Appended {
+    pub(super) fn append(&mut self, draft: Draft, message_id: MessageId, at: Millis) -> Appended {
         if let Some(seq) = self.find(&draft.sender, draft.client_id) {
             return Appended::Repeated(seq);
         }
@@ -169,9 +173,9 @@ impl Log {
             seq: self.next(),
             message_id,
             client_id: draft.client_id,
-            sender: draft.sender.clone(),
+            sender: draft.sender,
             at,
-            content: draft.content.clone(),
+            content: draft.content,
         });
         self.remember_origin(&entry);
         self.in_flight.push_back(Pending {
@@ -187,7 +191,9 @@ impl Log {
 
     /// The place that a client id has in the log or on the way to it, as far as memory goes.
     pub(super) fn find(&self, sender: &UserId, client_id: ClientId) -> Option<Seq> {
-        self.seqs.get(&(sender.clone(), client_id)).copied()
+        let origin = (sender.clone(), client_id);
+        let seq = self.seqs.get(&origin);
+        seq.or_else(|| self.older_seqs.get(&origin)).copied()
     }
 
     /// The store has the entry.
@@ -257,15 +263,11 @@ impl Log {
 
     /// Notes where a client id was found in the store.
     pub(super) fn remember_origin_at(&mut self, sender: &UserId, client_id: ClientId, seq: Seq) {
-        let origin = (sender.clone(), client_id);
-        if self.seqs.insert(origin.clone(), seq).is_none() {
-            self.origins.push_back(origin);
+        if self.seqs.len() == RECENT_CLIENT_IDS {
+            std::mem::swap(&mut self.seqs, &mut self.older_seqs);
+            self.seqs.clear();
         }
-        while self.origins.len() > RECENT_CLIENT_IDS {
-            if let Some(oldest) = self.origins.pop_front() {
-                self.seqs.remove(&oldest);
-            }
-        }
+        self.seqs.insert((sender.clone(), client_id), seq);
     }
 
     fn remember_origin(&mut self, entry: &Entry) {
@@ -302,14 +304,14 @@ mod tests {
     fn row(seq: Seq, epoch: Epoch, client: u128, committed: Seq) -> LogRow {
         let mut log = Log::empty(epoch);
         log.head = seq - 1;
-        let Appended::New(row) = log.append(&draft(client), clock::message_id(1), 1) else {
+        let Appended::New(row) = log.append(draft(client), clock::message_id(1), 1) else {
             panic!()
         };
         LogRow { committed, ..row }
     }
 
     fn append(log: &mut Log, client: u128) -> Appended {
-        log.append(&draft(client), clock::message_id(1), 1)
+        log.append(draft(client), clock::message_id(1), 1)
     }
 
     fn seqs(entries: &[Arc<Entry>]) -> Vec<Seq> {
@@ -363,9 +365,25 @@ mod tests {
         let mut other = draft(7);
         other.sender = UserId::new("bob").unwrap();
         assert!(matches!(
-            log.append(&other, clock::message_id(1), 1),
+            log.append(other, clock::message_id(1), 1),
             Appended::New(_)
         ));
+    }
+
+    #[test]
+    fn enough_client_ids_are_remembered_and_not_for_ever() {
+        let mut log = Log::empty(1);
+        let sender = draft(0).sender;
+        let newest = 3 * RECENT_CLIENT_IDS as u128 + 7;
+        for client in 1..=newest {
+            let client_id = ClientId(uuid::Uuid::from_u128(client));
+            log.remember_origin_at(&sender, client_id, client as Seq);
+        }
+        let find = |client: u128| log.find(&sender, ClientId(uuid::Uuid::from_u128(client)));
+        for client in newest - RECENT_CLIENT_IDS as u128 + 1..=newest {
+            assert_eq!(find(client), Some(client as Seq));
+        }
+        assert_eq!(find(newest - 2 * RECENT_CLIENT_IDS as u128), None);
     }
 
     #[test]
@@ -385,7 +403,7 @@ mod tests {
         let mut log = Log::empty(1);
         let mut joining = draft(1);
         joining.content = Content::System(SystemChange::Joined);
-        log.append(&joining, clock::message_id(1), 1);
+        log.append(joining, clock::message_id(1), 1);
         append(&mut log, 2);
         log.stored(1);
         log.stored(2);

@@ -301,7 +301,7 @@ impl Publish for Delivery {
                         .sent(entry.sender.clone(), *conversation, entry.seq);
                     self.edge.publication(&publication);
                 }
-                _ => self.home.pass_on(publication, &Token::new(|_| {})),
+                _ => self.home.pass_on(publication, None),
             }
             return Handed::Done;
         };

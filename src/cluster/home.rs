@@ -11,6 +11,7 @@ use std::{
 };
 
 use dashmap::DashMap;
+use foldhash::quality::RandomState;
 use metrics::{counter, gauge};
 
 use super::{
@@ -35,7 +36,7 @@ use crate::{
 /// For how long a publication is laid over the stored rows, at least; twice that at most.
 pub(crate) const OVERLAY: Duration = Duration::from_secs(30);
 
-type Overlay = DashMap<UserId, BTreeMap<ConversationId, Laid>>;
+type Overlay = DashMap<UserId, BTreeMap<ConversationId, Laid>, RandomState>;
 
 pub struct Home {
     me: GatewayId,
@@ -122,7 +123,7 @@ impl Home {
             }),
             complete: AtomicBool::new(false),
             held: Mutex::default(),
-            overlays: [Overlay::new(), Overlay::new()],
+            overlays: [Overlay::default(), Overlay::default()],
             current: AtomicUsize::new(0),
             places: Places::default(),
         }
@@ -289,18 +290,18 @@ impl Home {
             self.release();
             return;
         }
-        self.pass_on(publication, &done);
+        self.pass_on(publication, Some(&done));
     }
 
     /// As `publication`, for users who are all at home here.
-    pub(super) fn pass_on(&self, publication: Publication, done: &Arc<Token>) {
+    pub(super) fn pass_on(&self, publication: Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: noted first, then delivered. Whoever registers in between is told twice, never not at all.
         tracing::trace!(me = %self.me, publication = %named(&publication), gateways = ?self.by_gateway(&publication).keys(), "passed on");
         self.note(&publication);
         if let Some(peers) = &self.peers {
             for (gateway, publication) in self.by_gateway(&publication) {
                 let deliver = Message::Deliver(Delivered::Publication(publication));
-                let done = (!broken(Mutation::EndToEnd)).then(|| done.clone());
+                let done = done.filter(|_| !broken(Mutation::EndToEnd)).cloned();
                 peers.send(gateway, encode(&deliver), done);
             }
         }

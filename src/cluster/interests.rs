@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dashmap::{DashMap, mapref::entry::Entry};
+use foldhash::quality::RandomState;
 
 use crate::model::{Epoch, GatewayId, Topic};
 
@@ -11,7 +12,7 @@ type Noted = BTreeMap<GatewayId, Epoch>;
 
 #[derive(Default)]
 pub(super) struct Interests {
-    topics: DashMap<Topic, Noted>,
+    topics: DashMap<Topic, Noted, RandomState>,
 }
 
 impl Interests {

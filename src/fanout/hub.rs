@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
+use foldhash::quality::RandomState;
 use indexmap::IndexMap;
 use metrics::{Counter, counter};
 use tokio::time::Instant;
@@ -115,7 +116,7 @@ impl Pace {
 
 /// All subscriptions of this gateway's sessions.
 pub struct Hub {
-    topics: DashMap<Topic, Subscribers>,
+    topics: DashMap<Topic, Subscribers, RandomState>,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
@@ -125,7 +126,7 @@ pub struct Hub {
 impl Default for Hub {
     fn default() -> Self {
         Self {
-            topics: DashMap::new(),
+            topics: DashMap::default(),
             sessions: AtomicUsize::new(0),
             frames_queued: counter!("chat_frames_queued_total"),
             frames_sent: counter!("chat_frames_sent_total"),

@@ -147,7 +147,7 @@ impl Owner {
             return;
         };
         let at = draft.at.unwrap_or_else(clock::wall);
-        match self.log.append(&draft, clock::message_id(at), at) {
+        match self.log.append(draft, clock::message_id(at), at) {
             Appended::New(row) => {
                 let mut waiting = Waiting::of(participants, &row.entry);
                 waiting.replies.push((reply, false));
@@ -260,7 +260,7 @@ impl Owner {
             retry: false,
         };
         let at = at.unwrap_or_else(clock::wall);
-        let Appended::New(row) = self.log.append(&draft, clock::message_id(at), at) else {
+        let Appended::New(row) = self.log.append(draft, clock::message_id(at), at) else {
             drop(reply.send(Err(Error::BUSY)));
             return;
         };
