@@ -6,7 +6,8 @@ use std::{
 };
 
 use dashmap::{DashMap, mapref::entry::Entry as Place};
-use futures_util::{StreamExt, stream};
+use foldhash::quality::RandomState;
+use futures_util::{FutureExt, StreamExt, future::Either, stream};
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -40,7 +41,7 @@ pub struct Conversations {
 }
 
 struct Shared {
-    open: DashMap<ConversationId, Handle>,
+    open: DashMap<ConversationId, Handle, RandomState>,
     environment: Arc<Environment>,
     history: History,
     tasks: Tasks,
@@ -54,6 +55,28 @@ struct Handle {
     term: Arc<Term>,
     /// Fires when the owner has let go and another one may be made.
     gone: CancellationToken,
+}
+
+impl Handle {
+    fn offer(&self, command: Command) -> Result<Arc<Term>, Unoffered> {
+        if command.operation.only_reads() && self.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT {
+            return Err(Unoffered::Refused(Error::BUSY));
+        }
+        match self.mailbox.try_send(command) {
+            Ok(()) => Ok(self.term.clone()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Unoffered::Refused(Error::BUSY)),
+            Err(mpsc::error::TrySendError::Closed(command)) => {
+                Err(Unoffered::Closing(self.gone.clone(), Box::new(command)))
+            }
+        }
+    }
+}
+
+/// Why a command is not in an owner's mailbox.
+enum Unoffered {
+    Refused(Error),
+    /// The owner is letting go: once it has gone, the next one may have it.
+    Closing(CancellationToken, Box<Command>),
 }
 
 impl Conversations {
@@ -77,7 +100,7 @@ impl Conversations {
         let environment = Arc::new(Environment::new(
             gateway, store, publish, inbox, lease, settings,
         ));
-        let open = DashMap::new();
+        let open = DashMap::default();
         let closing = CancellationToken::new();
         Self {
             shared: Arc::new(Shared {
@@ -90,56 +113,115 @@ impl Conversations {
         }
     }
 
-    /// Asks the owner of a conversation. Operations that one caller begins one after the other (that is,
-    /// polls for the first time) reach the owner in that order.
+    /// Asks the owner of a conversation, which gets operations in the order in which this is called.
+    ///
+    /// No `async fn`: what is asked is in the owner's mailbox by the time this returns, and not in the future, of whose
+    /// size every request is a copy.
     ///
     /// # Errors
     /// As the operation; `Unavailable` when the owner is overloaded, cannot reach the store in time, or has lost
     /// the conversation.
-    pub async fn ask(
+    pub fn ask(
         &self,
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
-    ) -> Result<Outcome, Error> {
-        let Shared {
-            environment,
-            history,
-            ..
-        } = &*self.shared;
+    ) -> impl Future<Output = Result<Outcome, Error>> {
         if let Operation::Repair = operation {
-            // Boxed: it asks this very function.
-            Box::pin(repair::conversation(self, environment, conversation)).await?;
-            // Written, before anyone forgets that there was something to repair.
-            return if environment.inbox.flush().await {
-                Ok(Outcome::Done)
-            } else {
-                Err(Error::unavailable("the store did not answer"))
-            };
+            return Either::Left(Box::pin(self.repair_one(conversation)));
         }
-        let answered = async {
-            let (answer, term) = self.answer(conversation, actor, operation).await?;
-            match answer {
+        let (reply, answer) = oneshot::channel();
+        let command = Command {
+            actor,
+            operation,
+            reply,
+        };
+        let offered = self.offer(conversation, command);
+        let answered = async move {
+            let term = match offered {
+                Ok(term) => term,
+                Err(Unoffered::Refused(error)) => return Err(error),
+                Err(Unoffered::Closing(gone, command)) => {
+                    Box::pin(self.offer_next(conversation, gone, command)).await?
+                }
+            };
+            match answer.await.unwrap_or(Err(Error::CLOSED))? {
                 Answer::Ready(outcome) => Ok(outcome),
-                Answer::ReadLog { from, to, head } => {
-                    let entries = history.read(conversation, from, to).await?;
-                    // Read under the lease, or not at all.
-                    if !term.holds(Instant::now()) {
-                        return Err(Error::CLOSED);
-                    }
-                    Ok(Outcome::History(Page {
-                        entries: entries.to_vec(),
-                        head,
-                    }))
-                }
-                Answer::ReadParticipants { after, limit } => {
-                    self.read_participants(conversation, after, limit).await
-                }
+                read => Box::pin(self.read(conversation, &term, read)).await,
             }
         };
-        timeout(environment.settings.operation_timeout, answered)
-            .await
-            .unwrap_or(Err(Error::unavailable("it took too long")))
+        let limit = self.shared.environment.settings.operation_timeout;
+        Either::Right(timeout(limit, answered).map(|answered| {
+            answered.unwrap_or_else(|_| Err(Error::unavailable("it took too long")))
+        }))
+    }
+
+    /// Puts a command into the owner's mailbox.
+    fn offer(
+        &self,
+        conversation: ConversationId,
+        command: Command,
+    ) -> Result<Arc<Term>, Unoffered> {
+        if let Some(handle) = self.shared.open.get(&conversation) {
+            return handle.offer(command);
+        }
+        let handle = self.open(conversation).map_err(Unoffered::Refused)?;
+        handle.offer(command)
+    }
+
+    /// As `offer`, to the owner after the one that closes.
+    async fn offer_next(
+        &self,
+        conversation: ConversationId,
+        mut gone: CancellationToken,
+        mut command: Box<Command>,
+    ) -> Result<Arc<Term>, Error> {
+        loop {
+            gone.cancelled().await;
+            match self.offer(conversation, *command) {
+                Ok(term) => return Ok(term),
+                Err(Unoffered::Refused(error)) => return Err(error),
+                Err(Unoffered::Closing(next, returned)) => (gone, command) = (next, returned),
+            }
+        }
+    }
+
+    /// Reads what the owner says may be read.
+    async fn read(
+        &self,
+        conversation: ConversationId,
+        term: &Term,
+        read: Answer,
+    ) -> Result<Outcome, Error> {
+        match read {
+            Answer::Ready(outcome) => Ok(outcome),
+            Answer::ReadLog { from, to, head } => {
+                let entries = self.shared.history.read(conversation, from, to).await?;
+                // Read under the lease, or not at all.
+                if !term.holds(Instant::now()) {
+                    return Err(Error::CLOSED);
+                }
+                Ok(Outcome::History(Page {
+                    entries: entries.to_vec(),
+                    head,
+                }))
+            }
+            Answer::ReadParticipants { after, limit } => {
+                self.read_participants(conversation, after, limit).await
+            }
+        }
+    }
+
+    /// As `repair`, of one conversation.
+    async fn repair_one(&self, conversation: ConversationId) -> Result<Outcome, Error> {
+        let environment = &self.shared.environment;
+        repair::conversation(self, environment, conversation).await?;
+        // Written, before anyone forgets that there was something to repair.
+        if environment.inbox.flush().await {
+            Ok(Outcome::Done)
+        } else {
+            Err(Error::unavailable("the store did not answer"))
+        }
     }
 
     /// As `ask`, for a message.
@@ -152,10 +234,8 @@ impl Conversations {
         draft: crate::model::Draft,
     ) -> Result<Sent, Error> {
         let sender = draft.sender.clone();
-        Self::sent(
-            self.ask(conversation, sender, Operation::Send(draft))
-                .await?,
-        )
+        let asked = self.ask(conversation, sender, Operation::Send(draft));
+        Self::sent(asked.await?)
     }
 
     /// What a message's outcome says.
@@ -182,39 +262,8 @@ impl Conversations {
         }
     }
 
-    async fn answer(
-        &self,
-        conversation: ConversationId,
-        actor: UserId,
-        operation: Operation,
-    ) -> Result<(Answer, Arc<Term>), Error> {
-        let (reply, answer) = oneshot::channel();
-        let mut command = Command {
-            actor,
-            operation,
-            reply,
-        };
-        let term = loop {
-            let handle = self.owner(conversation)?;
-            if command.operation.only_reads()
-                && handle.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT
-            {
-                return Err(Error::BUSY);
-            }
-            match handle.mailbox.try_send(command) {
-                Ok(()) => break handle.term,
-                Err(mpsc::error::TrySendError::Full(_)) => return Err(Error::BUSY),
-                Err(mpsc::error::TrySendError::Closed(returned)) => {
-                    handle.gone.cancelled().await;
-                    command = returned;
-                }
-            }
-        };
-        let answer = answer.await.unwrap_or(Err(Error::CLOSED))?;
-        Ok((answer, term))
-    }
-
-    fn owner(&self, conversation: ConversationId) -> Result<Handle, Error> {
+    /// Makes an owner, if there is none.
+    fn open(&self, conversation: ConversationId) -> Result<Handle, Error> {
         let Shared {
             open,
             environment,
@@ -222,9 +271,6 @@ impl Conversations {
             closing,
             ..
         } = &*self.shared;
-        if let Some(handle) = open.get(&conversation) {
-            return Ok(handle.clone());
-        }
         if closing.is_cancelled() {
             return Err(Error::MOVED);
         }

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use futures_util::{FutureExt, future::join_all};
+use futures_util::{
+    FutureExt,
+    future::{Either, join_all},
+};
 use metrics::counter;
 use tokio::time::{sleep, timeout};
 
@@ -96,17 +99,22 @@ impl Router {
     ///
     /// # Errors
     /// As the operation; `Unavailable` when the owner cannot be reached.
-    pub async fn ask(
+    pub fn ask(
         &self,
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
-    ) -> Result<Outcome, Error> {
-        let Some(cluster) = &self.cluster else {
-            return self.conversations.ask(conversation, actor, operation).await;
-        };
-        self.in_time(self.ask_owner(cluster, conversation, actor, operation))
-            .await
+    ) -> impl Future<Output = Result<Outcome, Error>> {
+        match &self.cluster {
+            None => Either::Left(self.conversations.ask(conversation, actor, operation)),
+            // Boxed: who is alone is not to carry it.
+            Some(cluster) => Either::Right(Box::pin(self.in_time(self.ask_owner(
+                cluster,
+                conversation,
+                actor,
+                operation,
+            )))),
+        }
     }
 
     async fn ask_owner(
@@ -165,12 +173,14 @@ impl Router {
     ///
     /// # Errors
     /// As `ask`.
-    pub async fn send(&self, conversation: ConversationId, draft: Draft) -> Result<Sent, Error> {
+    pub fn send(
+        &self,
+        conversation: ConversationId,
+        draft: Draft,
+    ) -> impl Future<Output = Result<Sent, Error>> {
         let sender = draft.sender.clone();
-        let sent = self
-            .ask(conversation, sender, Operation::Send(draft))
-            .await?;
-        Conversations::sent(sent)
+        let asked = self.ask(conversation, sender, Operation::Send(draft));
+        asked.map(|asked| asked.and_then(Conversations::sent))
     }
 
     /// Answers what this gateway is asked, by a session here or by a peer, as an owner or a home.

@@ -42,6 +42,7 @@ pub struct Gateway {
     next_session: AtomicU64,
     connects: DefaultKeyedRateLimiter<IpAddr>,
     sent: session::Counters,
+    metrics: requests::Metrics,
 }
 
 impl Gateway {
@@ -70,6 +71,7 @@ impl Gateway {
             next_session: AtomicU64::new(1),
             connects,
             sent: session::Counters::default(),
+            metrics: requests::Metrics::default(),
         }
     }
 

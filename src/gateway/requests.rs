@@ -2,7 +2,11 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use metrics::{counter, histogram};
+use futures_util::{
+    FutureExt, TryFutureExt,
+    future::{Either, Ready, ready},
+};
+use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
 
 use super::{Gateway, resume::encoded_bytes};
@@ -20,59 +24,73 @@ use crate::{
     },
 };
 
+/// Of messages; other requests are looked up by name.
+pub(super) struct Metrics {
+    sent: Counter,
+    send_seconds: Histogram,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            sent: answered("send", "ok"),
+            send_seconds: histogram!("chat_send_seconds"),
+        }
+    }
+}
+
+fn answered(name: &'static str, result: &'static str) -> Counter {
+    counter!("chat_requests_total", "type" => name, "result" => result)
+}
+
 /// Items of a page when the client does not say.
 const PAGE_ITEMS_DEFAULT: usize = 50;
 
 /// Answers a request; `None` for those that have no reply.
-pub(super) async fn handle(gateway: &Gateway, user: UserId, request: Request) -> Option<Answer> {
+pub(super) fn handle(
+    gateway: &Gateway,
+    user: UserId,
+    request: Request,
+) -> impl Future<Output = Option<Answer>> {
     let name = name(&request);
     let quiet = matches!(request, Request::Typing(_));
-    let answer = answer(gateway, user, request)
-        .await
-        .unwrap_or_else(|error| refused(&error));
-    let result = match &answer {
-        Answer::Error(refusal) => code_label(refusal.code),
-        _ => "ok",
-    };
-    counter!("chat_requests_total", "type" => name, "result" => result).increment(1);
-    (!quiet || matches!(answer, Answer::Error(_))).then_some(answer)
+    let answer = answer(gateway, user, request);
+    answer.map(move |answer| {
+        let answer = answer.unwrap_or_else(|error| refused(&error));
+        match &answer {
+            Answer::Sent(_) => gateway.metrics.sent.increment(1),
+            Answer::Error(refusal) => answered(name, code_label(refusal.code)).increment(1),
+            _ => answered(name, "ok").increment(1),
+        }
+        (!quiet || matches!(answer, Answer::Error(_))).then_some(answer)
+    })
 }
 
-async fn answer(gateway: &Gateway, user: UserId, request: Request) -> Result<Answer, chat::Error> {
-    match request {
-        Request::Inbox(request) => inbox(gateway, &user, request).await,
-        Request::Create(request) => create(gateway, user, request).await,
-        Request::Conversation(named) => details(gateway, user, named.conversation).await,
-        Request::Participants(request) => participants(gateway, user, request).await,
-        Request::Send(request) => send(gateway, user, request).await,
-        Request::History(request) => history(gateway, user, request).await,
-        Request::Public(request) => public(gateway, request).await,
-        Request::Add(r) => {
-            change(
-                gateway,
-                user,
-                r.conversation,
-                Operation::Add { user: r.user },
-            )
-            .await
-        }
-        Request::Remove(r) => {
-            change(
-                gateway,
-                user,
-                r.conversation,
-                Operation::Remove { user: r.user },
-            )
-            .await
-        }
-        Request::Join(r) => change(gateway, user, r.conversation, Operation::Join).await,
-        Request::Leave(r) => change(gateway, user, r.conversation, Operation::Leave).await,
+/// Messages, of which there are many more than of anything else, do not carry what other requests may hold.
+fn answer(
+    gateway: &Gateway,
+    user: UserId,
+    request: Request,
+) -> impl Future<Output = Result<Answer, chat::Error>> {
+    let change = |conversation, operation| {
+        let changed = change(gateway, user.clone(), conversation, operation);
+        changed.boxed()
+    };
+    Either::Right(match request {
+        Request::Send(request) => return Either::Left(send(gateway, user, request)),
+        Request::Inbox(request) => inbox(gateway, user, request).boxed(),
+        Request::Create(request) => create(gateway, user, request).boxed(),
+        Request::Conversation(named) => details(gateway, user, named.conversation).boxed(),
+        Request::Participants(request) => participants(gateway, user, request).boxed(),
+        Request::History(request) => history(gateway, user, request).boxed(),
+        Request::Public(request) => public(gateway, request).boxed(),
+        Request::Add(r) => change(r.conversation, Operation::Add { user: r.user }),
+        Request::Remove(r) => change(r.conversation, Operation::Remove { user: r.user }),
+        Request::Join(r) => change(r.conversation, Operation::Join),
+        Request::Leave(r) => change(r.conversation, Operation::Leave),
         Request::SetRole(r) => {
-            let operation = Operation::SetRole {
-                user: r.user,
-                role: r.role,
-            };
-            change(gateway, user, r.conversation, operation).await
+            let (user, role) = (r.user, r.role);
+            change(r.conversation, Operation::SetRole { user, role })
         }
         Request::Update(r) => {
             let operation = Operation::Update {
@@ -80,43 +98,31 @@ async fn answer(gateway: &Gateway, user: UserId, request: Request) -> Result<Ans
                 posting: r.posting,
                 public: r.public,
             };
-            change(gateway, user, r.conversation, operation).await
+            change(r.conversation, operation)
         }
-        Request::Read(r) => {
-            change(
-                gateway,
-                user,
-                r.conversation,
-                Operation::Read { seq: r.seq },
-            )
-            .await
-        }
-        Request::Delivered(r) => {
-            change(
-                gateway,
-                user,
-                r.conversation,
-                Operation::Delivered { seq: r.seq },
-            )
-            .await
-        }
-        Request::Typing(r) => change(gateway, user, r.conversation, Operation::Typing).await,
-        Request::Unsupported => Err(chat::Error::Invalid("not supported".into())),
+        Request::Read(r) => change(r.conversation, Operation::Read { seq: r.seq }),
+        Request::Delivered(r) => change(r.conversation, Operation::Delivered { seq: r.seq }),
+        Request::Typing(r) => change(r.conversation, Operation::Typing),
+        Request::Unsupported => refuse("not supported").boxed(),
         Request::Connect(_)
         | Request::Refresh(_)
         | Request::Watch(_)
         | Request::Unwatch(_)
         | Request::Subscribe(_)
         | Request::Unsubscribe(_)
-        | Request::Ping => Err(chat::Error::Invalid("only on a WebSocket".into())),
-    }
+        | Request::Ping => refuse("only on a WebSocket").boxed(),
+    })
 }
 
-async fn inbox(gateway: &Gateway, user: &UserId, r: InboxRequest) -> Result<Answer, chat::Error> {
+fn refuse(text: &str) -> Ready<Result<Answer, chat::Error>> {
+    ready(Err(chat::Error::Invalid(text.into())))
+}
+
+async fn inbox(gateway: &Gateway, user: UserId, r: InboxRequest) -> Result<Answer, chat::Error> {
     let limit = items(r.limit)?;
     let page = gateway
         .router
-        .inbox(user, r.before.as_deref(), limit)
+        .inbox(&user, r.before.as_deref(), limit)
         .await?;
     Ok(Answer::Inbox {
         items: page.items,
@@ -239,7 +245,11 @@ async fn change(
     }
 }
 
-async fn send(gateway: &Gateway, user: UserId, r: Send) -> Result<Answer, chat::Error> {
+fn send(
+    gateway: &Gateway,
+    user: UserId,
+    r: Send,
+) -> impl Future<Output = Result<Answer, chat::Error>> {
     let Send {
         conversation,
         client_id,
@@ -261,20 +271,23 @@ async fn send(gateway: &Gateway, user: UserId, r: Send) -> Result<Answer, chat::
         retry,
     };
     let began = Instant::now();
-    let sent = gateway.router.send(conversation, draft).await?;
-    histogram!("chat_send_seconds").record(began.elapsed().as_secs_f64());
-    let chat::Sent {
-        seq,
-        message_id,
-        at,
-        duplicate,
-    } = sent;
-    Ok(Answer::Sent(Sent {
-        seq,
-        message_id,
-        at,
-        duplicate,
-    }))
+    let sent = gateway.router.send(conversation, draft);
+    sent.map_ok(move |sent| {
+        let seconds = began.elapsed().as_secs_f64();
+        gateway.metrics.send_seconds.record(seconds);
+        let chat::Sent {
+            seq,
+            message_id,
+            at,
+            duplicate,
+        } = sent;
+        Answer::Sent(Sent {
+            seq,
+            message_id,
+            at,
+            duplicate,
+        })
+    })
 }
 
 async fn history(
