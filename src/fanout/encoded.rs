@@ -14,8 +14,8 @@ use crate::protocol::{Codec, Event};
 
 /// The longest header of a WebSocket frame from a server (RFC 6455, 5.2).
 const HEADER_MAX: usize = 10;
-/// Room for a reply without growing; an event with a short body grows once.
-const FRAME_BYTES: usize = 256;
+/// Room for a frame without growing, but for its body.
+const FRAME_BYTES: usize = 320;
 
 /// One frame, as the WebSocket library takes it and as it is on the wire: the same bytes.
 #[derive(Clone, Debug)]
@@ -26,7 +26,10 @@ pub struct Frame {
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
-        let mut bytes = Vec::with_capacity(FRAME_BYTES);
+        Self::encode_into(Vec::with_capacity(FRAME_BYTES), codec, frame)
+    }
+
+    fn encode_into<T: Serialize>(mut bytes: Vec<u8>, codec: Codec, frame: &T) -> Self {
         bytes.resize(HEADER_MAX, 0);
         codec.encode_onto(frame, &mut bytes);
         let length = bytes.len() - HEADER_MAX;
@@ -103,7 +106,14 @@ impl Encoded {
             Codec::Json => &self.json,
             Codec::MessagePack => &self.message_pack,
         };
-        encoded.get_or_init(|| Frame::encode(codec, &self.event))
+        encoded.get_or_init(|| {
+            let body = match &self.event {
+                Event::Message(message) => message.body.len(),
+                _ => 0,
+            };
+            let bytes = Vec::with_capacity(FRAME_BYTES + body);
+            Frame::encode_into(bytes, codec, &self.event)
+        })
     }
 }
 

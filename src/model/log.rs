@@ -131,10 +131,16 @@ impl Entry {
             Content::Text { body, .. } => body,
             Content::System(_) => "",
         };
-        let end = whole.char_indices().nth(PREVIEW_CHARS);
-        end.and_then(|(end, _)| whole.get(..end))
-            .unwrap_or(whole)
-            .to_owned()
+        let first = match whole.as_bytes().first_chunk::<PREVIEW_CHARS>() {
+            // No more characters than bytes.
+            None => whole,
+            Some(bytes) if bytes.is_ascii() => &whole[..PREVIEW_CHARS],
+            Some(_) => {
+                let end = whole.char_indices().nth(PREVIEW_CHARS);
+                end.map_or(whole, |(end, _)| &whole[..end])
+            }
+        };
+        first.to_owned()
     }
 
     #[must_use]

@@ -1,6 +1,11 @@
 //! Bytes ↔ frames: JSON in text messages, MessagePack in binary ones, the same maps in both.
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
 
 use super::frame::{Incoming, Request};
 
@@ -26,6 +31,43 @@ struct Header {
     id: Option<u32>,
 }
 
+/// A header as far as it was read.
+#[derive(Default)]
+struct Begun {
+    kind: Option<String>,
+    id: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Field {
+    Type,
+    Id,
+    #[serde(other)]
+    Other,
+}
+
+/// Reads no further than until both are there: most frames begin with them.
+impl<'de> Visitor<'de> for &mut Begun {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a frame")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while self.kind.is_none() || self.id.is_none() {
+            match map.next_key()? {
+                None => break,
+                Some(Field::Type) => self.kind = Some(map.next_value()?),
+                Some(Field::Id) => self.id = map.next_value()?,
+                Some(Field::Other) => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Codec {
     /// The WebSocket subprotocols, and what each means.
     pub const SUBPROTOCOLS: [(&'static str, Self); 2] = [
@@ -39,8 +81,18 @@ impl Codec {
     /// [`BadFrame`] when the bytes are no map with a `type` that is text and, if there is one, an `id`
     /// that is a u32. Whatever else is wrong is in [`Incoming::request`], to be answered under the id.
     pub fn decode(self, bytes: &[u8]) -> Result<Incoming, BadFrame> {
-        // Twice over the bytes: first what it is, then as exactly that. A tagged enum would copy every
-        // value into an intermediate tree, and could not say which request a mistake belongs to.
+        // First what it is, then as exactly that. A tagged enum would copy every value into an intermediate tree, and
+        // could not say which request a mistake belongs to.
+        let Begun { kind, id } = self.begin(bytes);
+        if let (Some(kind), Some(_)) = (kind, id)
+            && let Ok(request) = self.request(&kind, bytes)
+        {
+            return Ok(Incoming {
+                id,
+                request: Ok(request),
+            });
+        }
+        // Whether it is a frame with a mistake in it, or none at all.
         let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
         Ok(Incoming {
             id,
@@ -72,10 +124,33 @@ impl Codec {
             "subscribe" => Request::Subscribe(self.read(bytes)?),
             "unsubscribe" => Request::Unsubscribe(self.read(bytes)?),
             "public" => Request::Public(self.read(bytes)?),
-            "ping" => Request::Ping,
-            "edit" | "delete" | "react" | "unreact" | "changes" => Request::Unsupported,
+            "ping" => {
+                let IgnoredAny = self.read(bytes)?;
+                Request::Ping
+            }
+            "edit" | "delete" | "react" | "unreact" | "changes" => {
+                let IgnoredAny = self.read(bytes)?;
+                Request::Unsupported
+            }
             unknown => return Err(format!("unknown type {:?}", truncated(unknown))),
         })
+    }
+
+    fn begin(self, bytes: &[u8]) -> Begun {
+        let mut begun = Begun::default();
+        // What ends early is an error for the decoder, and what is wrong is found by whoever reads it all.
+        match self {
+            Self::Json => {
+                let mut decoder = serde_json::Deserializer::from_slice(bytes);
+                drop(decoder.deserialize_map(&mut begun));
+            }
+            Self::MessagePack => {
+                let mut decoder = rmp_serde::Deserializer::new(bytes);
+                decoder.set_max_depth(DEPTH_MAX);
+                drop(decoder.deserialize_map(&mut begun));
+            }
+        }
+        begun
     }
 
     fn read<T: DeserializeOwned>(self, bytes: &[u8]) -> Result<T, String> {
@@ -152,6 +227,27 @@ mod tests {
     }
 
     #[test]
+    fn type_and_id_may_stand_anywhere() {
+        for json in [
+            r#"{"type":"read","id":3,"conversation":"0199c0de-0000-7000-8000-000000000001","seq":5}"#,
+            r#"{"id":3,"conversation":"0199c0de-0000-7000-8000-000000000001","seq":5,"type":"read"}"#,
+            r#"{"type":"read","conversation":"0199c0de-0000-7000-8000-000000000001","seq":5,"id":3}"#,
+        ] {
+            for (codec, bytes) in both(json) {
+                let incoming = codec.decode(&bytes).unwrap();
+                assert_eq!(incoming.id, Some(3));
+                assert!(matches!(incoming.request, Ok(Request::Read(mark)) if mark.seq == 5));
+            }
+        }
+        let json = r#"{"type":"typing","conversation":"0199c0de-0000-7000-8000-000000000001"}"#;
+        for (codec, bytes) in both(json) {
+            let incoming = codec.decode(&bytes).unwrap();
+            assert_eq!(incoming.id, None);
+            assert!(matches!(incoming.request, Ok(Request::Typing(_))));
+        }
+    }
+
+    #[test]
     fn binary_uuids_and_cursors_are_understood() {
         #[derive(Serialize)]
         struct Frame<'a> {
@@ -195,6 +291,9 @@ mod tests {
             r#"{"type":1}"#,
             r#"{"type":"ping","id":-1}"#,
             "{\"type\":",
+            r#"{"type":"ping","id":1"#,
+            r#"{"type":"ping","id":1} "x""#,
+            r#"{"type":"typing","id":1,"conversation":"#,
         ] {
             assert!(Codec::Json.decode(noise.as_bytes()).is_err(), "{noise}");
         }

@@ -4,10 +4,10 @@
 //!
 //! Keys sort as they are read; numbers are big endian. This layout is the on-disk format.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use super::{
     Activity, Applied, ConversationRow, Error, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow,
@@ -192,7 +192,7 @@ fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
     }
 }
 
-fn decode<T: DeserializeOwned>(operation: &'static str, bytes: &[u8]) -> Result<T> {
+fn decode<'a, T: Deserialize<'a>>(operation: &'static str, bytes: &'a [u8]) -> Result<T> {
     rmp_serde::from_slice(bytes).map_err(|e| corrupt(operation, e))
 }
 
@@ -212,19 +212,23 @@ fn take_conversation(operation: &'static str, bytes: &[u8], at: usize) -> Result
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredEntry(
+struct StoredEntry<'a>(
     MessageId,
     ClientId,
     UserId,
     Millis,
     Seq, // committed
-    StoredContent,
+    #[serde(borrow)] StoredContent<'a>,
 );
 
 #[derive(Serialize, Deserialize)]
-enum StoredContent {
+enum StoredContent<'a> {
     #[serde(rename = "t")]
-    Text(String, Vec<StoredAttachment>, Option<Seq>),
+    Text(
+        #[serde(borrow)] Cow<'a, str>,
+        Vec<StoredAttachment>,
+        Option<Seq>,
+    ),
     /// As JSON: rare, and readable without the program.
     #[serde(rename = "s")]
     System(String),
@@ -244,7 +248,7 @@ fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
                 attachments,
                 reply_to,
             } => StoredContent::Text(
-                body.clone(),
+                body.into(),
                 attachments
                     .iter()
                     .cloned()
@@ -289,7 +293,7 @@ fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         decode(operation, &cell.value)?;
     let content = match content {
         StoredContent::Text(body, attachments, reply_to) => Content::Text {
-            body,
+            body: body.into_owned(),
             attachments: attachments
                 .into_iter()
                 .map(|StoredAttachment(url, name, mime, size)| Attachment {
