@@ -56,8 +56,8 @@ impl History {
                 rows.into_iter().map(|r| r.entry).collect::<Vec<_>>(),
             ))
         };
-        // Boxed: whoever asks for something else pays for its size too.
-        Box::pin(self.pages.try_get_with((conversation, from, to), load))
+        self.pages
+            .try_get_with((conversation, from, to), load)
             .await
             .map_err(|error| {
                 tracing::warn!(%conversation, %error, "a page could not be read");

@@ -26,10 +26,12 @@ pub struct Frame {
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
-        Self::encode_into(Vec::with_capacity(FRAME_BYTES), codec, frame)
+        Self::encode_in(FRAME_BYTES, codec, frame)
     }
 
-    fn encode_into<T: Serialize>(mut bytes: Vec<u8>, codec: Codec, frame: &T) -> Self {
+    /// As `encode`, beginning with so much room.
+    fn encode_in<T: Serialize>(room: usize, codec: Codec, frame: &T) -> Self {
+        let mut bytes = Vec::with_capacity(room);
         bytes.resize(HEADER_MAX, 0);
         codec.encode_onto(frame, &mut bytes);
         let length = bytes.len() - HEADER_MAX;
@@ -111,8 +113,7 @@ impl Encoded {
                 Event::Message(message) => message.body.len(),
                 _ => 0,
             };
-            let bytes = Vec::with_capacity(FRAME_BYTES + body);
-            Frame::encode_into(bytes, codec, &self.event)
+            Frame::encode_in(FRAME_BYTES + body, codec, &self.event)
         })
     }
 }

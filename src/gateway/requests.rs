@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use futures_util::{
     FutureExt, TryFutureExt,
-    future::{Either, Ready, ready},
+    future::{Either, ready},
 };
 use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
@@ -76,6 +76,7 @@ fn answer(
         let changed = change(gateway, user.clone(), conversation, operation);
         changed.boxed()
     };
+    let invalid = |text: &str| ready(Err(chat::Error::invalid(text))).boxed();
     Either::Right(match request {
         Request::Send(request) => return Either::Left(send(gateway, user, request)),
         Request::Inbox(request) => inbox(gateway, user, request).boxed(),
@@ -103,19 +104,15 @@ fn answer(
         Request::Read(r) => change(r.conversation, Operation::Read { seq: r.seq }),
         Request::Delivered(r) => change(r.conversation, Operation::Delivered { seq: r.seq }),
         Request::Typing(r) => change(r.conversation, Operation::Typing),
-        Request::Unsupported => refuse("not supported").boxed(),
+        Request::Unsupported => invalid("not supported"),
         Request::Connect(_)
         | Request::Refresh(_)
         | Request::Watch(_)
         | Request::Unwatch(_)
         | Request::Subscribe(_)
         | Request::Unsubscribe(_)
-        | Request::Ping => refuse("only on a WebSocket").boxed(),
+        | Request::Ping => invalid("only on a WebSocket"),
     })
-}
-
-fn refuse(text: &str) -> Ready<Result<Answer, chat::Error>> {
-    ready(Err(chat::Error::Invalid(text.into())))
 }
 
 async fn inbox(gateway: &Gateway, user: UserId, r: InboxRequest) -> Result<Answer, chat::Error> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
 use super::frame::{Incoming, Request};
@@ -59,8 +59,10 @@ impl<'de> Visitor<'de> for &mut Begun {
         while self.kind.is_none() || self.id.is_none() {
             match map.next_key()? {
                 None => break,
-                Some(Field::Type) => self.kind = Some(map.next_value()?),
-                Some(Field::Id) => self.id = map.next_value()?,
+                Some(Field::Type) if self.kind.is_none() => self.kind = Some(map.next_value()?),
+                Some(Field::Id) if self.id.is_none() => self.id = map.next_value()?,
+                // The second one, before the other is there.
+                Some(Field::Type | Field::Id) => return Err(A::Error::custom("no frame")),
                 Some(Field::Other) => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -292,6 +294,8 @@ mod tests {
             r#"{"type":"ping","id":-1}"#,
             "{\"type\":",
             r#"{"type":"ping","id":1"#,
+            r#"{"type":"read","type":"ping","id":1}"#,
+            r#"{"id":1,"id":2,"type":"ping"}"#,
             r#"{"type":"ping","id":1} "x""#,
             r#"{"type":"typing","id":1,"conversation":"#,
         ] {
