@@ -1,14 +1,14 @@
 //! Which gateways have sockets that a topic concerns: kept by a user's home, and by a channel's owner.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use foldhash::quality::RandomState;
 
 use crate::model::{Epoch, GatewayId, Topic};
 
-/// With each gateway, the version as of which it said so.
-type Noted = BTreeMap<GatewayId, Epoch>;
+/// With each gateway, the version as of which it said so. A list: nearly always of one.
+type Noted = Vec<(GatewayId, Epoch)>;
 
 #[derive(Default)]
 pub(super) struct Interests {
@@ -20,8 +20,15 @@ impl Interests {
     pub(super) fn note(&self, topic: &Topic, gateway: GatewayId, version: Epoch) -> bool {
         let mut noted = self.topics.entry(topic.clone()).or_default();
         let first = noted.is_empty();
-        let known = noted.entry(gateway).or_default();
-        *known = version.max(*known);
+        match noted.iter_mut().find(|(noted, _)| *noted == gateway) {
+            Some((_, known)) => *known = version.max(*known),
+            None => {
+                if first {
+                    noted.reserve_exact(1);
+                }
+                noted.push((gateway, version));
+            }
+        }
         first
     }
 
@@ -30,7 +37,7 @@ impl Interests {
         let Entry::Occupied(mut noted) = self.topics.entry(topic.clone()) else {
             return false;
         };
-        noted.get_mut().remove(&gateway);
+        noted.get_mut().retain(|(noted, _)| *noted != gateway);
         let empty = noted.get().is_empty();
         if empty {
             noted.remove();
@@ -40,7 +47,9 @@ impl Interests {
 
     pub(super) fn of(&self, topic: &Topic) -> Vec<GatewayId> {
         let noted = self.topics.get(topic);
-        noted.map_or_else(Vec::new, |noted| noted.keys().copied().collect())
+        noted.map_or_else(Vec::new, |noted| {
+            noted.iter().map(|(gateway, _)| *gateway).collect()
+        })
     }
 
     pub(super) fn any(&self, topic: &Topic) -> bool {
@@ -51,7 +60,7 @@ impl Interests {
     pub(super) fn retain(&self, keep: impl Fn(&Topic, GatewayId, Epoch) -> bool) -> Vec<Topic> {
         let mut empty = Vec::new();
         self.topics.retain(|topic, noted| {
-            noted.retain(|&gateway, version| keep(topic, gateway, *version));
+            noted.retain(|&(gateway, version)| keep(topic, gateway, version));
             if noted.is_empty() {
                 empty.push(topic.clone());
             }
