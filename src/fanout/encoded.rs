@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use axum::extract::ws::{Message, Utf8Bytes};
 use bytes::Bytes;
 use serde::Serialize;
 use tokio_tungstenite::tungstenite::protocol::frame::{
@@ -17,12 +16,9 @@ const HEADER_MAX: usize = 10;
 /// Room for a frame without growing, but for its body.
 const FRAME_BYTES: usize = 320;
 
-/// One frame, as the WebSocket library takes it and as it is on the wire: the same bytes.
+/// One frame as it is on the wire, with its WebSocket header; clones share the bytes.
 #[derive(Clone, Debug)]
-pub struct Frame {
-    message: Message,
-    wire: Bytes,
-}
+pub struct Frame(Bytes);
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
@@ -46,41 +42,12 @@ impl Frame {
         let begins = HEADER_MAX - header.len(length as u64);
         let written = header.format(length as u64, &mut &mut bytes[begins..HEADER_MAX]);
         debug_assert!(written.is_ok(), "there is room for every header");
-        let wire = Bytes::from(bytes).slice(begins..);
-        let payload = wire.slice(HEADER_MAX - begins..);
-        let message = match codec {
-            // The JSON encoder writes UTF-8 only; what is not would be its bug, and is shown as such.
-            Codec::Json => Message::Text(Utf8Bytes::try_from(payload).unwrap_or_default()),
-            Codec::MessagePack => Message::Binary(payload),
-        };
-        Self { message, wire }
-    }
-
-    /// With its WebSocket header.
-    #[must_use]
-    pub(super) fn wire(&self) -> &Bytes {
-        &self.wire
-    }
-
-    /// Shares the bytes.
-    #[must_use]
-    pub fn message(&self) -> Message {
-        self.message.clone()
+        Self(Bytes::from(bytes).slice(begins..))
     }
 
     #[must_use]
-    pub fn into_message(self) -> Message {
-        self.message
-    }
-}
-
-/// The bytes of its content.
-#[must_use]
-pub fn message_bytes(message: &Message) -> usize {
-    match message {
-        Message::Text(text) => text.len(),
-        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
-        Message::Close(_) => 0,
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
     }
 }
 
@@ -130,10 +97,9 @@ mod tests {
             let text = "x".repeat(length);
             for codec in [Codec::Json, Codec::MessagePack] {
                 let frame = Frame::encode(codec, &text);
-                let mut socket = FrameSocket::new(std::io::Cursor::new(frame.wire().to_vec()));
+                let mut socket = FrameSocket::new(std::io::Cursor::new(frame.bytes().to_vec()));
                 let read = socket.read(None).unwrap().unwrap();
                 assert!(read.header().is_final && read.header().mask.is_none());
-                assert_eq!(read.payload(), &frame.message().into_data()[..]);
                 assert_eq!(read.payload(), codec.encode(&text));
             }
         }

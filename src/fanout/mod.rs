@@ -6,7 +6,7 @@ mod hub;
 mod outbox;
 mod wire;
 
-pub use encoded::{Encoded, Frame, message_bytes};
+pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber};
 pub use outbox::{Closing, Outbox};
 pub use wire::{Line, Wire};

@@ -9,35 +9,36 @@ use std::{
     task::{Poll, Waker},
 };
 
-use axum::extract::ws::Message;
-
 use super::{
-    encoded::{Frame, message_bytes},
+    encoded::Frame,
     wire::{Line, Written},
 };
 use crate::protocol::{CloseCode, Codec};
 
+/// In this order, what every frame needs is in its first 48 bytes: see [`Subscriber`](super::Subscriber).
 #[derive(Debug)]
+#[repr(C)]
 pub struct Outbox {
     codec: Codec,
-    bytes_max: usize,
     state: Mutex<State>,
+    bytes_max: usize,
 }
 
 #[derive(Debug, Default)]
+#[repr(C)]
 struct State {
-    queue: VecDeque<Message>,
-    /// Of everything pushed and not yet flushed, taken frames included.
-    bytes: usize,
-    /// Of these, what the session has taken, or what it has to flush although it is not in the queue.
-    taken: usize,
-    /// A frame was written in part: a flush writes the rest.
-    in_part: bool,
     /// Set while frames may go past the session.
     line: Option<Arc<Line>>,
+    /// Of everything pushed and not yet flushed, taken frames included.
+    bytes: usize,
     /// Set once: the session must end, and why.
     closing: Option<CloseCode>,
+    /// A frame was written in part: a flush writes the rest.
+    in_part: bool,
+    /// Of `bytes`, what the session has taken, or what it has to flush although it is not in the queue.
+    taken: usize,
     waker: Option<Waker>,
+    queue: VecDeque<Frame>,
 }
 
 /// The socket is to be closed with this code.
@@ -65,8 +66,8 @@ impl Outbox {
     }
 
     /// Queues a frame, or marks the socket as too slow.
-    pub fn push(&self, message: Message) {
-        self.change(|state| self.queue(state, message));
+    pub fn push(&self, frame: Frame) {
+        self.change(|state| self.queue(state, frame));
     }
 
     /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
@@ -75,7 +76,7 @@ impl Outbox {
         let mut state = self.state();
         let line = state.line.as_ref().filter(|_| state.bytes == 0);
         let written = match line {
-            Some(line) if state.closing.is_none() => line.write(frame.wire()),
+            Some(line) if state.closing.is_none() => line.write(frame.bytes()),
             _ => Written::Nothing,
         };
         let waker = match written {
@@ -86,7 +87,7 @@ impl Outbox {
                 state.waker.take()
             }
             Written::Nothing => {
-                self.queue(&mut state, frame.message());
+                self.queue(&mut state, frame.clone());
                 state.waker.take()
             }
         };
@@ -97,17 +98,17 @@ impl Outbox {
         written != Written::Nothing
     }
 
-    fn queue(&self, state: &mut State, message: Message) {
+    fn queue(&self, state: &mut State, frame: Frame) {
         if state.closing.is_some() {
             return;
         }
-        let bytes = message_bytes(&message);
+        let bytes = frame.bytes().len();
         if state.bytes + bytes > self.bytes_max {
             state.closing = Some(CloseCode::TooSlow);
             state.queue = VecDeque::new();
         } else {
             state.bytes += bytes;
-            state.queue.push_back(message);
+            state.queue.push_back(frame);
         }
     }
 
@@ -135,7 +136,7 @@ impl Outbox {
     ///
     /// # Errors
     /// [`Closing`] when the session is to end.
-    pub async fn take(&self, frames: &mut VecDeque<Message>) -> Result<(), Closing> {
+    pub async fn take(&self, frames: &mut VecDeque<Frame>) -> Result<(), Closing> {
         debug_assert!(frames.is_empty(), "what was taken before has been written");
         poll_fn(|context| {
             let mut state = self.state();
@@ -182,8 +183,11 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    fn frame(bytes: usize) -> Message {
-        Message::Binary(vec![0; bytes].into())
+    /// With so many bytes, its header included.
+    fn frame(bytes: usize) -> Frame {
+        let frame = Frame::encode(Codec::Json, &"x".repeat(bytes - 4));
+        assert_eq!(frame.bytes().len(), bytes);
+        frame
     }
 
     async fn taken(outbox: &Outbox) -> Result<usize, Closing> {
@@ -219,7 +223,7 @@ mod tests {
     async fn the_first_reason_to_close_stays() {
         let outbox = Outbox::new(Codec::Json, 100);
         outbox.close(CloseCode::Disconnected);
-        outbox.push(frame(1000));
+        outbox.push(frame(101));
         assert_eq!(outbox.closing().await, Closing(CloseCode::Disconnected));
     }
 }

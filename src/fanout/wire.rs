@@ -1,44 +1,50 @@
-//! The socket below the WebSocket library. Whoever publishes writes a frame to an idle socket itself: waking the
-//! session's task to do the same costs as much again as the kernel's part. What cannot be written at once is the
-//! session's to write.
+//! The socket below the WebSocket library, which reads, and writes what it has to say itself: pings, pongs, the end.
+//! All other frames go past it, because they are encoded already. Whoever publishes writes a frame to an idle socket
+//! itself: waking the session's task to do the same costs as much again as the kernel's part. What cannot be written
+//! at once is the session's to write.
 
 use std::{
-    io,
+    collections::VecDeque,
+    future::poll_fn,
+    io::{self, IoSlice},
     mem::MaybeUninit,
+    net::Shutdown,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{
-        TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    net::TcpStream,
 };
+
+use super::encoded::Frame;
 
 /// Of one read.
 const READ_BYTES: usize = 8 << 10;
+/// Frames of one write.
+const WRITE_FRAMES: usize = 64;
 
 /// A connection as HTTP and the WebSocket library see it.
 #[derive(Debug)]
 pub struct Wire {
-    reading: OwnedReadHalf,
     /// Read already: more than was asked for.
     ahead: Bytes,
     line: Arc<Line>,
 }
 
-/// The writing side of a [`Wire`], to write whole frames past the WebSocket library.
+/// The socket of a [`Wire`], to write whole frames past the WebSocket library.
 #[derive(Debug)]
-pub struct Line(Mutex<Writing>);
+pub struct Line {
+    stream: TcpStream,
+    writing: Mutex<Writing>,
+}
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Writing {
-    half: OwnedWriteHalf,
     /// What is left of a frame that went past the library: goes out before anything else does.
     rest: Bytes,
     /// The library has begun to write, and not said yet that it is done: it may be within a frame.
@@ -58,17 +64,10 @@ pub(super) enum Written {
 impl Wire {
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
-        let (reading, half) = stream.into_split();
-        let writing = Writing {
-            half,
-            rest: Bytes::new(),
-            busy: false,
-        };
-        let line = Arc::new(Line(Mutex::new(writing)));
+        let writing = Mutex::default();
         Self {
-            reading,
             ahead: Bytes::new(),
-            line,
+            line: Arc::new(Line { stream, writing }),
         }
     }
 
@@ -86,7 +85,7 @@ impl Line {
             return Written::Nothing;
         }
         // Asked of the kernel directly: whether the runtime believes it to be writable is one more thing to look at.
-        match SockRef::from(writing.half.as_ref()).send(frame) {
+        match SockRef::from(&self.stream).send(frame) {
             Err(_) | Ok(0) => Written::Nothing,
             Ok(count) if count == frame.len() => Written::Whole,
             Ok(count) => {
@@ -96,21 +95,99 @@ impl Line {
         }
     }
 
-    fn writing(&self) -> MutexGuard<'_, Writing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// True while the library may be within a frame: it must flush before anything is written past it.
+    pub fn busy(&self) -> bool {
+        self.writing().busy
     }
-}
 
-impl Writing {
-    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.rest.is_empty() {
-            let count = ready!(Pin::new(&mut self.half).poll_write(context, &self.rest))?;
-            if count == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+    /// Writes all of the frames, many at once. Safe to drop at any time: what is left of a frame goes out with the next
+    /// ones. Only while the library is not [`busy`](Self::busy).
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub async fn write_all(&self, frames: &mut VecDeque<Frame>) -> io::Result<()> {
+        poll_fn(|context| self.poll_write_all(context, frames)).await
+    }
+
+    fn poll_write_all(
+        &self,
+        context: &mut Context<'_>,
+        frames: &mut VecDeque<Frame>,
+    ) -> Poll<io::Result<()>> {
+        let mut writing = self.writing();
+        loop {
+            ready!(self.poll_rest(&mut writing, context))?;
+            if frames.is_empty() {
+                return Poll::Ready(Ok(()));
             }
-            self.rest.advance(count);
+            let mut slices = [IoSlice::new(&[]); WRITE_FRAMES];
+            let slices = &mut slices[..frames.len().min(WRITE_FRAMES)];
+            for (slice, frame) in slices.iter_mut().zip(&*frames) {
+                *slice = IoSlice::new(frame.bytes());
+            }
+            let mut count = ready!(self.poll_write(context, slices))?;
+            while let Some(frame) = frames.pop_front_if(|_| count > 0) {
+                let written = count.min(frame.bytes().len());
+                writing.rest = frame.bytes().slice(written..);
+                count -= written;
+            }
+        }
+    }
+
+    fn writing(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One byte at least, if there is one.
+    fn poll_write(
+        &self,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(context))?;
+            match self.stream.try_write_vectored(slices) {
+                Ok(0) if slices.iter().any(|slice| !slice.is_empty()) => {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn poll_rest(&self, writing: &mut Writing, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !writing.rest.is_empty() {
+            let count = ready!(self.poll_write(context, &[IoSlice::new(&writing.rest)]))?;
+            writing.rest = writing.rest.slice(count..);
         }
         Poll::Ready(Ok(()))
+    }
+
+    fn poll_read(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(context))?;
+            let (room, mut count) = (buffer.remaining(), 0);
+            let read = self.stream.try_io(Interest::READABLE, || {
+                count = self.stream.try_read_buf(buffer)?;
+                // That was all there is, and what comes next is told anew: no need to ask the kernel for it.
+                if 0 < count && count < room {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Ok(())
+            });
+            match read {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Poll::Ready(Err(error));
+                }
+                Err(_) if count == 0 => {}
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }
 
@@ -125,7 +202,7 @@ impl AsyncRead for Wire {
         if self.ahead.is_empty() {
             let mut bytes = [const { MaybeUninit::uninit() }; READ_BYTES];
             let mut read = ReadBuf::uninit(&mut bytes);
-            ready!(Pin::new(&mut self.reading).poll_read(context, &mut read))?;
+            ready!(self.line.poll_read(context, &mut read))?;
             let (now, later) = read
                 .filled()
                 .split_at(buffer.remaining().min(read.filled().len()));
@@ -149,32 +226,38 @@ impl AsyncWrite for Wire {
     ) -> Poll<io::Result<usize>> {
         let mut writing = self.line.writing();
         writing.busy = true;
-        ready!(writing.poll_rest(context))?;
-        Pin::new(&mut writing.half).poll_write(context, bytes)
+        ready!(self.line.poll_rest(&mut writing, context))?;
+        self.line.poll_write(context, &[IoSlice::new(bytes)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut writing = self.line.writing();
-        ready!(writing.poll_rest(context))?;
+        ready!(self.line.poll_rest(&mut writing, context))?;
         writing.busy = false;
-        Pin::new(&mut writing.half).poll_flush(context)
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut writing = self.line.writing();
-        ready!(writing.poll_rest(context))?;
-        Pin::new(&mut writing.half).poll_shutdown(context)
+        ready!(self.line.poll_rest(&mut writing, context))?;
+        match SockRef::from(&self.line.stream).shutdown(Shutdown::Write) {
+            // Whoever is gone already needs no goodbye.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            shut => Poll::Ready(shut),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
     };
 
     use super::*;
+    use crate::protocol::Codec;
 
     async fn pair() -> (Wire, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -237,5 +320,32 @@ mod tests {
         };
         let (all, ()) = tokio::join!(reading, writing);
         assert_eq!(all, [&frame[..], b"after"].concat());
+    }
+
+    #[tokio::test]
+    async fn many_frames_arrive_whole_and_in_order_however_little_is_taken_at_once() {
+        let (mut wire, mut client) = pair().await;
+        let line = wire.line().clone();
+        let text = |n: usize| "x".repeat(n * 131 % 40_000);
+        let frame = |n| Frame::encode(Codec::Json, &text(n));
+        let mut frames: VecDeque<Frame> = (0..10 * WRITE_FRAMES).map(frame).collect();
+        let expected: Vec<Bytes> = frames.iter().map(|f| f.bytes().clone()).collect();
+        // Nobody reads yet: what was begun is given up, and goes on later.
+        assert!(line.write_all(&mut frames).now_or_never().is_none());
+        let left = frames.len();
+        assert!(left > 0 && left < expected.len());
+        let reading = async {
+            let mut all = Vec::new();
+            client.read_to_end(&mut all).await.unwrap();
+            all
+        };
+        let writing = async {
+            line.write_all(&mut frames).await.unwrap();
+            wire.write_all(b"after").await.unwrap();
+            wire.shutdown().await.unwrap();
+        };
+        let (all, ()) = tokio::join!(reading, writing);
+        assert!(frames.is_empty());
+        assert!(all == [&expected.concat()[..], b"after"].concat());
     }
 }

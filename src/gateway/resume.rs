@@ -188,7 +188,7 @@ pub(super) async fn subscribe(
         };
         for event in events {
             let frame = Frame::encode(session.outbox.codec(), &event);
-            session.outbox.push(frame.into_message());
+            session.outbox.push(frame);
         }
     }
     Answer::Ok(Okay {

@@ -29,7 +29,7 @@ use crate::{
     auth::{Identity, TokenError},
     clock,
     cluster::InboxPlace,
-    fanout::{Admitted, Closing, Frame, Line, Subscriber, message_bytes},
+    fanout::{Admitted, Closing, Frame, Line, Subscriber},
     model::{
         ConversationId, SessionId,
         limits::{REQUESTS_IN_FLIGHT_MAX, SUBSCRIPTIONS_MAX, WATCHED_MAX},
@@ -44,8 +44,8 @@ use crate::{
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Frames that an idle session's queue has room for.
 const FRAMES_KEPT: usize = 8;
-/// What was missed is flushed whenever it is more than this.
-const RESUME_FLUSH_BYTES: usize = 64 << 10;
+/// What was missed is written whenever it is more than this.
+const RESUME_WRITE_BYTES: usize = 64 << 10;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
 
@@ -248,7 +248,7 @@ impl Session {
             return Ok(());
         };
         let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, places);
-        let mut unflushed = 0;
+        let (mut frames, mut bytes) = (VecDeque::new(), 0);
         while let Some((conversation, missing)) = missed.next().await {
             let (entries, other) = match missing {
                 Missing::Entries(entries) => (entries, None),
@@ -260,17 +260,15 @@ impl Session {
                 .map(|entry| resume::message(conversation, entry));
             for event in events.chain(other) {
                 let frame = Frame::encode(self.codec, &event);
-                let message = frame.into_message();
-                unflushed += message_bytes(&message);
-                self.feed(message).await?;
-                if unflushed > RESUME_FLUSH_BYTES {
-                    self.flush(subscriber).await?;
-                    unflushed = 0;
+                bytes += frame.bytes().len();
+                frames.push_back(frame);
+                if bytes > RESUME_WRITE_BYTES {
+                    self.write(subscriber, &mut frames).await?;
+                    bytes = 0;
                 }
             }
         }
-        self.flush(subscriber).await?;
-        Ok(())
+        self.write(subscriber, &mut frames).await
     }
 
     async fn live(&mut self, live: &mut Live) -> End {
@@ -314,7 +312,7 @@ impl Session {
                         Err(CloseCode::ConnectTimeout)
                     } else {
                         silent_pings += 1;
-                        let ping = self.send_to(&live.subscriber, Message::Ping(Default::default())).await;
+                        let ping = self.ping(&live.subscriber).await;
                         timer.as_mut().reset(next_wake(now + ping_interval, live, leave_at));
                         ping
                     }
@@ -328,7 +326,8 @@ impl Session {
                     timer.as_mut().reset(at);
                     let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
                     let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
-                    self.send(event).await
+                    live.subscriber.outbox.push(event);
+                    Ok(())
                 }
             };
             if let Err(code) = step {
@@ -470,52 +469,36 @@ impl Session {
     /// Replies go through the outbox too: whatever is ready together is written together.
     fn reply(&self, live: &Live, reply: Option<Reply>) {
         if let Some(reply) = reply {
-            live.subscriber
-                .outbox
-                .push(Frame::encode(self.codec, &reply).into_message());
+            let frame = Frame::encode(self.codec, &reply);
+            live.subscriber.outbox.push(frame);
         }
     }
 
-    /// Feeds all frames, then flushes once.
     async fn write(
         &mut self,
         subscriber: &Subscriber,
-        frames: &mut VecDeque<Message>,
+        frames: &mut VecDeque<Frame>,
     ) -> Result<(), End> {
         self.gateway.sent.frames.increment(frames.len() as u64);
-        let fed = async {
-            for frame in frames.drain(..) {
-                self.socket.feed(frame).await?;
-            }
-            self.socket.flush().await
-        };
-        let written = patiently(&self.gateway, subscriber, fed).await;
+        let writing = write_all(&mut self.socket, &self.line, frames);
+        let written = patiently(&self.gateway, subscriber, writing).await;
         // A burst's queue is not kept for ever.
         frames.shrink_to(FRAMES_KEPT);
         subscriber.outbox.flushed();
         written
     }
 
-    async fn feed(&mut self, message: Message) -> Result<(), End> {
-        self.gateway.sent.frames.increment(1);
-        self.socket
-            .feed(message)
-            .await
-            .map_err(|_| CloseCode::GoingAway)
-    }
-
-    async fn flush(&mut self, subscriber: &Subscriber) -> Result<(), End> {
-        patiently(&self.gateway, subscriber, self.socket.flush()).await
-    }
-
+    /// For the time before there is an outbox.
     async fn send(&mut self, frame: Frame) -> Result<(), End> {
-        self.feed(frame.into_message()).await?;
-        self.socket.flush().await.map_err(|_| CloseCode::GoingAway)
+        self.gateway.sent.frames.increment(1);
+        let mut frames = VecDeque::from([frame]);
+        let written = write_all(&mut self.socket, &self.line, &mut frames).await;
+        written.map_err(|_| CloseCode::GoingAway)
     }
 
-    async fn send_to(&mut self, subscriber: &Subscriber, message: Message) -> Result<(), End> {
-        self.feed(message).await?;
-        self.flush(subscriber).await
+    async fn ping(&mut self, subscriber: &Subscriber) -> Result<(), End> {
+        let ping = self.socket.send(Message::Ping(Default::default()));
+        patiently(&self.gateway, subscriber, ping).await
     }
 
     /// The next frame with content, for the time before `connect`.
@@ -577,6 +560,18 @@ impl Session {
         };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
     }
+}
+
+/// Past the WebSocket library, once that has written what it has begun: a pong.
+async fn write_all(
+    socket: &mut WebSocket,
+    line: &Line,
+    frames: &mut VecDeque<Frame>,
+) -> Result<(), axum::Error> {
+    if line.busy() {
+        socket.flush().await?;
+    }
+    line.write_all(frames).await.map_err(axum::Error::new)
 }
 
 /// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is

@@ -19,8 +19,8 @@ use crate::{fanout::Line, model::SessionId, protocol::Codec};
 
 /// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
 const READ_BUFFER_BYTES: usize = 512;
-/// Queued frames are gathered up to this size before they are written; the buffer stays that large afterwards.
-const WRITE_BUFFER_BYTES: usize = 16 << 10;
+/// Pongs to whoever pings and reads nothing; all other frames go past the library.
+const CONTROL_BYTES_MAX: usize = 4 << 10;
 
 pub(super) async fn upgrade(
     State(gateway): State<Arc<Gateway>>,
@@ -74,9 +74,8 @@ pub(super) async fn upgrade(
     let tasks = gateway.tasks.clone();
     upgrade
         .read_buffer_size(READ_BUFFER_BYTES)
-        .write_buffer_size(WRITE_BUFFER_BYTES)
-        // The outbox is bounded; this only has to be more than it.
-        .max_write_buffer_size(gateway.limits.outbox_bytes * 2 + WRITE_BUFFER_BYTES)
+        .write_buffer_size(0)
+        .max_write_buffer_size(CONTROL_BYTES_MAX)
         .max_message_size(frame_bytes)
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {

@@ -12,7 +12,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    io,
+    io::{self, Cursor},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -21,7 +21,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use axum::extract::ws::Message as Queued;
 use bytes::Bytes;
 use chat_gateway::{
     chat::{Conversations, Creation, LogRange, Operation, Outcome, Settings},
@@ -45,6 +44,7 @@ use tokio::{
     sync::{Notify, mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_tungstenite::tungstenite::protocol::frame::FrameSocket;
 use uuid::Uuid;
 
 const USERS: usize = 4;
@@ -691,8 +691,9 @@ impl Device {
                 None => continue,
             }
             for frame in frames.drain(..) {
-                let Queued::Text(text) = frame else { continue };
-                let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+                let mut wire = FrameSocket::new(Cursor::new(frame.bytes().to_vec()));
+                let read = wire.read(None).unwrap().unwrap();
+                let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
                 let id = event["conversation"].as_str().unwrap_or_default();
                 let position = world.conversations.iter().position(|c| c.to_string() == id);
                 let Some(conversation) = position else {
