@@ -70,6 +70,11 @@ impl Outbox {
         self.change(|state| self.queue(state, frame));
     }
 
+    /// As `push`, of the session itself: it looks at its queue before it waits, and needs not be woken.
+    pub fn push_own(&self, frame: Frame) {
+        self.queue(&mut self.state(), frame);
+    }
+
     /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
     /// it was written.
     pub fn write_or_push(&self, frame: &Frame) -> bool {

@@ -275,7 +275,9 @@ mod tests {
         wire.write_all(b"two ").await.unwrap();
         let between = Bytes::from_static(b"never ");
         assert_eq!(line.write(&between), Written::Nothing);
+        assert!(line.busy());
         wire.flush().await.unwrap();
+        assert!(!line.busy());
         assert_eq!(line.write(&Bytes::from_static(b"three")), Written::Whole);
         let mut all = [0; 13];
         client.read_exact(&mut all).await.unwrap();

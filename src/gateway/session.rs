@@ -326,7 +326,7 @@ impl Session {
                     timer.as_mut().reset(at);
                     let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
                     let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
-                    live.subscriber.outbox.push(event);
+                    live.subscriber.outbox.push_own(event);
                     Ok(())
                 }
             };
@@ -470,7 +470,7 @@ impl Session {
     fn reply(&self, live: &Live, reply: Option<Reply>) {
         if let Some(reply) = reply {
             let frame = Frame::encode(self.codec, &reply);
-            live.subscriber.outbox.push(frame);
+            live.subscriber.outbox.push_own(frame);
         }
     }
 
