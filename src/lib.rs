@@ -1,10 +1,11 @@
 //! The chat gateway. ARCHITECTURE.md is the map; the rooms, from the bottom up:
-//! `model`, `protocol`, `store`, `chat`, `fanout`, `cluster`, `gateway`; `node` wires them.
+//! `model`, `protocol`, `store`, `chat`, `fanout`, `cluster`, `gateway`; `node` wires them; `command` is the command line.
 
 pub mod auth;
 pub mod chat;
 pub mod clock;
 pub mod cluster;
+pub mod command;
 pub mod config;
 pub mod fanout;
 pub mod gateway;

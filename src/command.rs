@@ -1,0 +1,289 @@
+//! The command line. Here and not in `main.rs`, which only has the allocator: what it runs is compiled once, with the rest,
+//! and for the tests too.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    auth::Tokens,
+    cluster,
+    config::{Config, Loaded},
+    import,
+    model::UserId,
+    node::{Node, open_store},
+    store::cassandra::{self, schema},
+    tasks::Tasks,
+    telemetry,
+};
+
+/// A real-time chat gateway: every message stored, ordered, and found again.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The settings; without it, the defaults. The environment (CHAT__…) overlays both.
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a gateway (the default)
+    Serve,
+    /// Print a token for a user
+    Token {
+        user: UserId,
+        /// How long it is valid: 90s, 15m, 1h, 7d
+        #[arg(long, default_value = "1h", value_parser = duration)]
+        ttl: Duration,
+        /// `service`: a back end, which may act for any user
+        #[arg(long, value_parser = ["service"])]
+        role: Option<String>,
+    },
+    /// Check or show the settings
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Import conversations and messages from JSON lines; no gateway may run on the store meanwhile
+    Import { file: PathBuf },
+    /// Make or show the tables of Cassandra or ScyllaDB
+    Schema {
+        #[command(subcommand)]
+        command: SchemaCommand,
+    },
+    /// Look at the gateways on the store of Cassandra or ScyllaDB
+    Cluster {
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
+    /// Ask a running gateway whether it is ready; for container health checks
+    Health,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Exit with 0 if all settings are right, otherwise name those that are wrong
+    Check,
+    /// Print every setting with its origin, secrets hidden
+    Show,
+}
+
+#[derive(Subcommand)]
+enum SchemaCommand {
+    /// Make the keyspace and its tables, or bring them to this version; nothing is done twice
+    Apply,
+    /// Print them, for cqlsh
+    Print,
+}
+
+#[derive(Subcommand)]
+enum ClusterCommand {
+    /// Print the ring: its version, and each gateway with its address and whether its heart beats
+    Status,
+}
+
+/// Runs what the command line says.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("chat-gateway: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let loaded = Config::load(arguments.config)?;
+    match arguments.command.unwrap_or(Command::Serve) {
+        Command::Serve => runtime()?.block_on(serve(&loaded.config)),
+        Command::Token { user, ttl, role } => {
+            let tokens = Tokens::new(&loaded.config)?;
+            println!("{}", tokens.sign(&user, role.as_deref(), ttl.as_secs())?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config {
+            command: ConfigCommand::Check,
+        } => {
+            Tokens::new(&loaded.config)?;
+            println!("the settings are right");
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config {
+            command: ConfigCommand::Show,
+        } => {
+            println!("{}", loaded.show());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Import { file } => {
+            let report = runtime()?.block_on(import::import(&loaded.config, &file))?;
+            let import::Report {
+                conversations,
+                messages,
+                skipped,
+            } = report;
+            println!(
+                "{conversations} conversations and {messages} messages imported, {skipped} messages were there already"
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Schema {
+            command: SchemaCommand::Apply,
+        } => runtime()?.block_on(apply_schema(&loaded.config)),
+        Command::Schema {
+            command: SchemaCommand::Print,
+        } => {
+            print!(
+                "{}",
+                loaded.config.store.cassandra.settings().keyspace.print()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Cluster {
+            command: ClusterCommand::Status,
+        } => runtime()?.block_on(cluster_status(&loaded.config)),
+        Command::Health => health(&loaded),
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime could not start")
+}
+
+async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+    telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
+    let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
+    let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut config = config.clone();
+    let node = loop {
+        let node = tokio::select! {
+            node = Node::start(&config, metrics.clone()) => node?,
+            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+        };
+        tracing::info!(
+            clients = %node.client_address,
+            internal = %node.internal_address,
+            open_files_max = files,
+            "ready"
+        );
+        if config.development() {
+            tracing::warn!(
+                "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+            );
+        }
+        tokio::select! {
+            _ = terminate.recv() => break node,
+            _ = interrupt.recv() => break node,
+            () = node.removed() => {}
+        }
+        if !config.cluster.enabled {
+            tracing::error!("another gateway has taken over this store");
+            return Ok(ExitCode::FAILURE);
+        }
+        // It was paused, or cut off: nothing of what it knew is to be trusted.
+        tracing::warn!("removed by the other gateways; coming back as a new one");
+        config.client.listen = node.client_address;
+        config.internal.listen = node.internal_address;
+        node.stop().await;
+    };
+    tracing::info!("draining");
+    let stopped = tokio::select! {
+        stopped = node.stop() => stopped,
+        _ = terminate.recv() => bail!("stopped at once by a second signal"),
+        _ = interrupt.recv() => bail!("stopped at once by a second signal"),
+    };
+    if stopped {
+        tracing::info!("stopped: everything is stored");
+        Ok(ExitCode::SUCCESS)
+    } else {
+        tracing::warn!("stopped before everything was finished");
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
+    let settings = config.store.cassandra.settings();
+    let session = cassandra::connect(&settings).await?;
+    let done = schema::apply(&session, &settings.keyspace).await?;
+    let (name, version) = (&settings.keyspace.name, schema::wanted());
+    let what = if done { "now has" } else { "had already" };
+    println!("keyspace {name} {what} version {version} of the tables");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the ring and the heartbeats from the store, so that no gateway has to answer.
+async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
+    let tasks = Tasks::default();
+    let store = open_store(config, &tasks).await?;
+    if !store.is_shared() {
+        bail!("an embedded store belongs to one gateway alone: ask its /health/ready");
+    }
+    match cluster::status(&*store).await? {
+        None => println!("no gateway has ever run on this store"),
+        Some(status) => {
+            println!("ring version {}", status.version);
+            for member in status.members {
+                let heart = if member.beats { "alive" } else { "silent" };
+                println!("{} {} {heart}", member.gateway, member.address);
+            }
+        }
+    }
+    store.close().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks `/health/ready` on the internal port.
+fn health(loaded: &Loaded) -> anyhow::Result<ExitCode> {
+    const TIMEOUT: Duration = Duration::from_secs(3);
+    let address = loaded.config.internal.listen;
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)
+        .with_context(|| format!("no gateway answers on {address}"))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream
+        .write_all(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
+    println!("{body}");
+    Ok(if head.starts_with("HTTP/1.1 200") {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A number and one of s, m, h, d.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "a number and one of s, m, h, d: such as 90s or 1h".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
+}
