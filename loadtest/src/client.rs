@@ -5,11 +5,12 @@ use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::LazyLock,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -26,6 +27,11 @@ pub(crate) const PAGE: usize = 200;
 
 /// Of HTTP's head.
 const HEAD_END: &[u8] = b"\r\n\r\n";
+
+/// The longest header of a client's frame.
+const HEADER_MAX: usize = 14;
+/// Room for a request without growing, but for a long body.
+const REQUEST_BYTES: usize = 512;
 
 const TEXT: u8 = 0x81;
 const BINARY: u8 = 0x82;
@@ -117,8 +123,8 @@ pub(crate) fn text_frame(text: &str) -> Vec<u8> {
 /// Of requests whose replies are only counted.
 const COUNTED: u32 = 1;
 /// What such a reply has in it, and no event.
-const COUNTED_REPLY: &[u8] = b"\"id\":1";
-const REFUSAL: &[u8] = b"\"type\":\"error\"";
+static COUNTED_REPLY: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"id\":1"));
+static REFUSAL: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"type\":\"error\""));
 
 /// The request to send a message, whose reply is only counted.
 pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
@@ -152,10 +158,10 @@ pub(crate) fn client_id() -> Uuid {
 
 /// Whether this is such a reply; an error if it refuses anything. Looks no closer: a load tester's work must not hide the server's.
 pub(crate) fn is_reply(frame: &[u8]) -> anyhow::Result<bool> {
-    if memmem::find(frame, REFUSAL).is_some() {
+    if REFUSAL.find(frame).is_some() {
         bail!("refused: {}", String::from_utf8_lossy(frame));
     }
-    Ok(memmem::find(frame, COUNTED_REPLY).is_some())
+    Ok(COUNTED_REPLY.find(frame).is_some())
 }
 
 /// The request to read what a client lacks, as much as a page holds.
@@ -166,8 +172,10 @@ pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
 }
 
 fn json_frame(request: &impl Serialize) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(REQUEST_BYTES);
     // What cannot be text is nothing that is ever sent.
-    frame(TEXT, &serde_json::to_vec(request).unwrap_or_default())
+    let _ = serde_json::to_writer(&mut payload, request);
+    frame(TEXT, &payload)
 }
 
 /// A client's binary frame.
@@ -177,7 +185,8 @@ pub(crate) fn binary_frame(payload: &[u8]) -> Vec<u8> {
 
 /// The mask is zero, which leaves the payload as it is.
 fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![kind];
+    let mut frame = Vec::with_capacity(HEADER_MAX + payload.len());
+    frame.push(kind);
     match payload.len() {
         short @ 0..126 => frame.push(0x80 | short as u8),
         middle @ 126..65_536 => {

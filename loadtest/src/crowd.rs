@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    fmt::Write as _,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
     time::{Duration, Instant},
@@ -123,8 +124,11 @@ pub(crate) struct Counts {
 
 /// The body of message `number`, of `size` bytes, which should be sent at `at`.
 pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
-    let body = format!("n{number:012}t{:016}.", at.as_micros());
-    format!("{body:x<size$}")
+    let mut body = String::with_capacity(size);
+    // Writing to a string cannot fail.
+    let _ = write!(body, "n{number:012}t{:016}.", at.as_micros());
+    body.push_str(&"x".repeat(size.saturating_sub(body.len())));
+    body
 }
 
 impl Crowd {
