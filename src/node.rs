@@ -70,7 +70,7 @@ impl Node {
         let speaking = speaking(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
-        let hub = Arc::new(Hub::default());
+        let hub = Arc::new(Hub::new(config.fanout.coalesce(), upkeep.clone()));
         let cluster = Cluster::new(
             &members,
             &store,

@@ -72,6 +72,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Entries committed in all conversations"
     );
     describe_counter!(
+        "chat_events_held_total",
+        "Events held back to go out together with others of a busy channel"
+    );
+    describe_counter!(
         "chat_frames_queued_total",
         "Event frames queued for sockets"
     );

@@ -397,7 +397,7 @@ mod tests {
     /// was told that nobody is interested.
     #[test]
     fn an_answer_of_an_earlier_time_says_nothing() {
-        let edge = Edge::new(Arc::new(Hub::default()));
+        let edge = Edge::new(Arc::default());
         let channel = ConversationId(uuid::Uuid::from_u128(1));
         let topic = Topic::Channel(channel);
         let session = |n| {
@@ -442,7 +442,7 @@ mod tests {
     /// What the owner said counts for as long as everything that followed has passed by here.
     #[test]
     fn a_head_is_known_while_nothing_is_missing() {
-        let edge = Edge::new(Arc::new(Hub::default()));
+        let edge = Edge::new(Arc::default());
         let channel = ConversationId(uuid::Uuid::from_u128(1));
         let user = UserId::new("alice").unwrap();
         let session = Arc::new(Subscriber::new(

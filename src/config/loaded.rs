@@ -16,6 +16,7 @@ impl Loaded {
             auth,
             limits,
             session,
+            fanout,
             store,
             cluster,
             drain,
@@ -106,6 +107,11 @@ impl Loaded {
             session.request_timeout_ms >= 100,
             "session.request_timeout_ms",
             "must be at least 100",
+        );
+        check(
+            fanout.coalesce_ms_max <= 1_000,
+            "fanout.coalesce_ms_max",
+            "may be at most 1000",
         );
         check(
             store.embedded.cache_mib >= 8,

@@ -12,7 +12,7 @@ use figment::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{chat, store};
+use crate::{chat, fanout::Coalesce, store};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -24,6 +24,7 @@ pub struct Config {
     pub auth: Auth,
     pub limits: Limits,
     pub session: Session,
+    pub fanout: Fanout,
     pub conversation: Conversation,
     pub drain: Drain,
     pub log: Log,
@@ -213,6 +214,13 @@ pub struct Session {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+pub struct Fanout {
+    pub coalesce_us_per_socket: u64,
+    pub coalesce_ms_max: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Conversation {
     pub idle_s: u64,
 }
@@ -335,6 +343,15 @@ impl Default for Session {
     }
 }
 
+impl Default for Fanout {
+    fn default() -> Self {
+        Self {
+            coalesce_us_per_socket: 25,
+            coalesce_ms_max: 25,
+        }
+    }
+}
+
 impl Default for Conversation {
     fn default() -> Self {
         Self { idle_s: 300 }
@@ -406,6 +423,16 @@ impl Config {
     #[must_use]
     pub fn development(&self) -> bool {
         self.auth.keys.is_empty()
+    }
+}
+
+impl Fanout {
+    #[must_use]
+    pub fn coalesce(&self) -> Coalesce {
+        Coalesce {
+            per_socket: Duration::from_micros(self.coalesce_us_per_socket),
+            max: Duration::from_millis(self.coalesce_ms_max),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! An event, encoded at most once per codec, however many sockets get it.
+//! Events, encoded at most once per codec, however many sockets get them.
 
-use std::sync::OnceLock;
+use std::{iter, sync::OnceLock};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -16,9 +16,12 @@ const HEADER_MAX: usize = 10;
 /// Room for a frame without growing, but for its body.
 const FRAME_BYTES: usize = 320;
 
-/// One frame as it is on the wire, with its WebSocket header; clones share the bytes.
+/// One frame as it is on the wire, with its WebSocket header, or some that go out together; clones share the bytes.
 #[derive(Clone, Debug)]
-pub struct Frame(Bytes);
+pub struct Frame {
+    bytes: Bytes,
+    count: u32,
+}
 
 impl Frame {
     pub fn encode<T: Serialize>(codec: Codec, frame: &T) -> Self {
@@ -42,19 +45,40 @@ impl Frame {
         let begins = HEADER_MAX - header.len(length as u64);
         let written = header.format(length as u64, &mut &mut bytes[begins..HEADER_MAX]);
         debug_assert!(written.is_ok(), "there is room for every header");
-        Self(Bytes::from(bytes).slice(begins..))
+        Self {
+            bytes: Bytes::from(bytes).slice(begins..),
+            count: 1,
+        }
+    }
+
+    fn joined(frames: &[Self]) -> Self {
+        let mut bytes = Vec::with_capacity(frames.iter().map(|f| f.bytes.len()).sum());
+        for frame in frames {
+            bytes.extend_from_slice(&frame.bytes);
+        }
+        Self {
+            bytes: Bytes::from(bytes),
+            count: frames.iter().map(|f| f.count).sum(),
+        }
     }
 
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
-        &self.0
+        &self.bytes
+    }
+
+    /// How many frames these are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.into()
     }
 }
 
-/// An event on its way to many sockets.
-#[derive(Debug)]
+/// An event on its way to many sockets, or some that go together.
+#[derive(Clone, Debug)]
 pub struct Encoded {
     event: Event,
+    more: Vec<Event>,
     json: OnceLock<Frame>,
     message_pack: OnceLock<Frame>,
 }
@@ -64,9 +88,26 @@ impl Encoded {
     pub fn new(event: Event) -> Self {
         Self {
             event,
+            more: Vec::new(),
             json: OnceLock::new(),
             message_pack: OnceLock::new(),
         }
+    }
+
+    /// These go behind.
+    pub(super) fn append(&mut self, others: Self) {
+        self.more.push(others.event);
+        self.more.extend(others.more);
+        (self.json, self.message_pack) = Default::default();
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        1 + self.more.len() as u64
+    }
+
+    /// About as many as they have encoded.
+    pub(super) fn bytes(&self) -> usize {
+        room(&self.event) + self.more.iter().map(room).sum::<usize>()
     }
 
     #[must_use]
@@ -75,13 +116,21 @@ impl Encoded {
             Codec::Json => &self.json,
             Codec::MessagePack => &self.message_pack,
         };
+        let encode = |event| Frame::encode_in(room(event), codec, event);
         encoded.get_or_init(|| {
-            let body = match &self.event {
-                Event::Message(message) => message.body.len(),
-                _ => 0,
-            };
-            Frame::encode_in(FRAME_BYTES + body, codec, &self.event)
+            if self.more.is_empty() {
+                return encode(&self.event);
+            }
+            let events = iter::once(&self.event).chain(&self.more);
+            Frame::joined(&events.map(encode).collect::<Vec<_>>())
         })
+    }
+}
+
+fn room(event: &Event) -> usize {
+    match event {
+        Event::Message(message) => FRAME_BYTES + message.body.len(),
+        _ => FRAME_BYTES,
     }
 }
 

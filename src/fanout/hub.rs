@@ -1,20 +1,32 @@
 //! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
 
-use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use dashmap::{DashMap, mapref::entry::Entry};
+use dashmap::{
+    DashMap,
+    mapref::{entry::Entry, one::Ref},
+};
 use foldhash::quality::RandomState;
 use indexmap::IndexMap;
 use metrics::{Counter, counter};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-use super::{encoded::Encoded, outbox::Outbox};
+use super::{
+    coalescing::{Coalesce, Coalescing, Fate, Going},
+    encoded::Encoded,
+    lock,
+    outbox::Outbox,
+};
 use crate::{
     model::{SessionId, Topic, UserId},
     protocol::{CloseCode, Codec},
+    tasks::Tasks,
 };
 
 /// One session, as far as publications are concerned. Behind an `Arc`'s two counts, what every frame needs of the outbox
@@ -62,6 +74,8 @@ struct Subscribers {
     /// The same, to be walked without holding the map; made when it is needed.
     shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     pace: Pace,
+    /// It was large once: something may be held back.
+    coalesced: AtomicBool,
 }
 
 impl Subscribers {
@@ -102,6 +116,11 @@ impl Default for Pace {
 }
 
 impl Pace {
+    /// How long it is since the last frame.
+    fn since(&self, now_us: u64) -> Duration {
+        Duration::from_micros(now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed)))
+    }
+
     fn rests(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
         let rest = now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed));
@@ -127,31 +146,40 @@ impl Pace {
 /// All subscriptions of this gateway's sessions.
 pub struct Hub {
     topics: DashMap<Topic, Subscribers, RandomState>,
+    coalescing: Coalescing,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
+    events_held: Counter,
     began: Instant,
+    tasks: Tasks,
 }
 
+/// Holds nothing back.
 impl Default for Hub {
     fn default() -> Self {
-        Self {
-            topics: DashMap::default(),
-            sessions: AtomicUsize::new(0),
-            frames_queued: counter!("chat_frames_queued_total"),
-            frames_sent: counter!("chat_frames_sent_total"),
-            began: Instant::now(),
-        }
+        Self::new(Coalesce::default(), Tasks::default())
     }
 }
 
 impl Hub {
+    #[must_use]
+    pub fn new(coalesce: Coalesce, tasks: Tasks) -> Self {
+        Self {
+            topics: DashMap::default(),
+            coalescing: Coalescing::new(coalesce),
+            sessions: AtomicUsize::new(0),
+            frames_queued: counter!("chat_frames_queued_total"),
+            frames_sent: counter!("chat_frames_sent_total"),
+            events_held: counter!("chat_events_held_total"),
+            began: Instant::now(),
+            tasks,
+        }
+    }
+
     /// Subscribes a session, unless it has left. Once is enough, twice is harmless.
     pub fn subscribe(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
-        let mut topics = subscriber
-            .topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut topics = lock(&subscriber.topics);
         let Some(topics) = &mut *topics else { return };
         let entry = self.topics.entry(topic.clone());
         let mut subscribers = entry.or_insert_with(Subscribers::of_one);
@@ -169,23 +197,22 @@ impl Hub {
     }
 
     pub fn unsubscribe(&self, topic: &Topic, subscriber: &Subscriber) {
-        let mut topics = subscriber
-            .topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut topics = lock(&subscriber.topics);
         let Some(topics) = &mut *topics else { return };
+        let going = self.coalescing.going(topic);
+        let _going = going.as_ref().map(|going| lock(going));
+        // It was published while this session was subscribed.
+        if let Some(held) = self.coalescing.held(topic) {
+            let outbox = &subscriber.outbox;
+            outbox.push(held.frame(outbox.codec()).clone());
+        }
         topics.retain(|t| t != topic);
         self.remove(topic, subscriber.session);
     }
 
     /// Ends all subscriptions of a session; returns them.
     pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
-        let topics = subscriber
-            .topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let topics = topics.unwrap_or_default();
+        let topics = lock(&subscriber.topics).take().unwrap_or_default();
         for topic in &topics {
             self.remove(topic, subscriber.session);
         }
@@ -220,18 +247,69 @@ impl Hub {
         sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
     }
 
-    /// Queues an event for every subscriber of the topic: one buffer, shared by all.
-    pub fn deliver(&self, topic: &Topic, event: &Encoded) {
+    /// Writes an event to every subscriber of the topic, or queues it: now, or in a moment together with others. Not to be
+    /// called twice at the same time for a topic.
+    pub fn deliver(self: &Arc<Self>, topic: &Topic, event: &Encoded) {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
         };
+        let window = self.coalescing.when.window(subscribers.sessions.len());
+        if window.is_none() && !subscribers.coalesced.load(Ordering::Relaxed) {
+            return self.send(topic, subscribers, event);
+        }
+        subscribers.coalesced.store(true, Ordering::Relaxed);
+        let since = subscribers.pace.since(self.now_us());
+        drop(subscribers);
+        let left = window.and_then(|window| window.checked_sub(since));
+        match self.coalescing.hold(topic, event, left.is_some()) {
+            Fate::Goes => return self.send_to(topic, event),
+            Fate::Held => {}
+            Fate::First(going) => {
+                let left = left.unwrap_or_default();
+                let letting_go = self.clone().let_go(topic.clone(), left, going);
+                self.tasks.spawn(letting_go);
+            }
+            Fate::Full(going) => self.go(topic, &going),
+        }
+        self.events_held.increment(1);
+    }
+
+    /// Lets go what is held back of a topic, window by window, until there was none in one.
+    async fn let_go(self: Arc<Self>, topic: Topic, first: Duration, going: Going) {
+        let mut window = first;
+        loop {
+            sleep(window).await;
+            self.go(&topic, &going);
+            if self.coalescing.ended(&topic) {
+                return;
+            }
+            let sockets = self.subscribers(&topic);
+            window = self.coalescing.when.window(sockets).unwrap_or_default();
+        }
+    }
+
+    fn go(&self, topic: &Topic, going: &Going) {
+        let _going = lock(going);
+        if let Some(events) = self.coalescing.take(topic) {
+            self.send_to(topic, &events);
+        }
+    }
+
+    fn send_to(&self, topic: &Topic, event: &Encoded) {
+        if let Some(subscribers) = self.topics.get(topic) {
+            self.send(topic, subscribers, event);
+        }
+    }
+
+    /// One buffer, shared by all.
+    fn send(&self, topic: &Topic, subscribers: Ref<'_, Topic, Subscribers>, event: &Encoded) {
         let count = subscribers.sessions.len();
         let began = self.now_us();
         if count > AT_ONCE_MAX || !subscribers.pace.rests(began) {
             for Subscriber { outbox, .. } in subscribers.sessions.values().map(|s| &**s) {
                 outbox.push(event.frame(outbox.codec()).clone());
             }
-            self.frames_queued.increment(count as u64);
+            self.frames_queued.increment(count as u64 * event.count());
             subscribers.pace.queued(self.now_us());
             return;
         }
@@ -252,8 +330,9 @@ impl Hub {
             }
             written
         };
-        self.frames_sent.increment(written as u64);
-        self.frames_queued.increment((count - written) as u64);
+        self.frames_sent.increment(written as u64 * event.count());
+        let queued = (count - written) as u64 * event.count();
+        self.frames_queued.increment(queued);
     }
 
     fn now_us(&self) -> u64 {
@@ -298,15 +377,23 @@ impl Drop for Admitted {
 mod tests {
     use std::collections::VecDeque;
 
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::{
+        fanout::Frame,
         model::ConversationId,
         protocol::{Event, PresenceItem},
     };
 
     fn subscriber(session: u64) -> Arc<Subscriber> {
         let user = UserId::new("alice").unwrap();
-        Arc::new(Subscriber::new(SessionId(session), user, Codec::Json, 1000))
+        Arc::new(Subscriber::new(
+            SessionId(session),
+            user,
+            Codec::Json,
+            1 << 20,
+        ))
     }
 
     /// Of frames that each take 1 ms, and come so long after the last one has ended: which are written at once?
@@ -346,9 +433,106 @@ mod tests {
         assert_eq!(after[20..], [false, false, true, true]);
     }
 
+    fn event(online: bool) -> Encoded {
+        let user = UserId::new("bob").unwrap();
+        Encoded::new(Event::Presence(PresenceItem {
+            user,
+            online,
+            last_seen: None,
+        }))
+    }
+
+    /// A hub that holds back for 2 ms what goes to two sockets, and nothing that goes to one.
+    fn coalescing() -> (Arc<Hub>, Topic) {
+        let coalesce = Coalesce {
+            per_socket: Duration::from_micros(999),
+            max: Duration::from_millis(25),
+        };
+        let hub = Arc::new(Hub::new(coalesce, Tasks::default()));
+        (hub, Topic::Channel(ConversationId::random()))
+    }
+
+    /// The frames that each of those there have gone out with.
+    fn counts(subscriber: &Subscriber) -> Vec<u64> {
+        let mut frames = VecDeque::new();
+        let taken = subscriber.outbox.take(&mut frames).now_or_never();
+        assert!(taken.is_none_or(|taken| taken.is_ok()));
+        subscriber.outbox.flushed();
+        frames.iter().map(Frame::count).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_too_soon_goes_out_together_when_it_is_time() {
+        let (hub, topic) = coalescing();
+        let (one, other) = (subscriber(1), subscriber(2));
+        hub.subscribe(&topic, &one);
+        hub.subscribe(&topic, &other);
+        sleep(Duration::from_secs(1)).await;
+        for _ in 0..3 {
+            hub.deliver(&topic, &event(true));
+        }
+        assert_eq!(counts(&one), [1], "after a rest, nothing waits");
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(counts(&one), [0; 0]);
+        sleep(Duration::from_millis(2)).await;
+        assert_eq!(counts(&one), [2]);
+        hub.deliver(&topic, &event(true));
+        assert_eq!(counts(&one), [0; 0]);
+        assert!(hub.coalescing.going(&topic).is_some());
+        sleep(Duration::from_secs(1)).await;
+        assert!(hub.coalescing.going(&topic).is_none(), "nothing is kept");
+        hub.deliver(&topic, &event(true));
+        assert_eq!(counts(&one), [1, 1]);
+        assert_eq!(counts(&other), [1, 2, 1, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn much_does_not_wait() {
+        let (hub, topic) = coalescing();
+        let (one, other) = (subscriber(1), subscriber(2));
+        hub.subscribe(&topic, &one);
+        hub.subscribe(&topic, &other);
+        for _ in 0..1_000 {
+            hub.deliver(&topic, &event(true));
+        }
+        let gone: u64 = counts(&one).iter().sum();
+        assert!((700..1_000).contains(&gone));
+        sleep(Duration::from_millis(3)).await;
+        assert_eq!(gone + counts(&one).iter().sum::<u64>(), 1_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_back_is_for_all_that_were_subscribed_and_in_order() {
+        let (hub, topic) = coalescing();
+        let (one, other) = (subscriber(1), subscriber(2));
+        hub.subscribe(&topic, &one);
+        hub.subscribe(&topic, &other);
+        hub.deliver(&topic, &event(true));
+        hub.deliver(&topic, &event(true));
+        hub.unsubscribe(&topic, &other);
+        assert_eq!(counts(&other), [2]);
+        hub.deliver(&topic, &event(false));
+        assert_eq!(
+            counts(&one),
+            [0; 0],
+            "it is small now, and waits all the same"
+        );
+        sleep(Duration::from_millis(3)).await;
+        hub.deliver(&topic, &event(true));
+        let mut frames = VecDeque::new();
+        one.outbox.take(&mut frames).await.unwrap();
+        let all = frames.iter().flat_map(|frame| frame.bytes().to_vec());
+        let all = String::from_utf8_lossy(&all.collect::<Vec<_>>()).into_owned();
+        let (before, after) = all.split_once("false").unwrap();
+        assert_eq!(before.matches("true").count(), 2, "{all}");
+        assert_eq!(after.matches("true").count(), 1, "{all}");
+        assert_eq!(counts(&other), [0; 0]);
+    }
+
     #[tokio::test]
     async fn one_buffer_goes_to_all_and_none_to_who_has_left() {
-        let (hub, topic) = (Hub::default(), Topic::Channel(ConversationId::random()));
+        let hub = Arc::new(Hub::default());
+        let topic = Topic::Channel(ConversationId::random());
         let (one, other, gone) = (subscriber(1), subscriber(2), subscriber(3));
         for subscriber in [&one, &other, &gone, &one] {
             hub.subscribe(&topic, subscriber);
@@ -356,13 +540,7 @@ mod tests {
         hub.leave(&gone);
         hub.subscribe(&topic, &gone);
         assert_eq!(hub.subscribers(&topic), 2);
-        let user = UserId::new("bob").unwrap();
-        let item = PresenceItem {
-            user,
-            online: true,
-            last_seen: None,
-        };
-        hub.deliver(&topic, &Encoded::new(Event::Presence(item)));
+        hub.deliver(&topic, &event(true));
         let (mut to_one, mut to_other) = (VecDeque::new(), VecDeque::new());
         one.outbox.take(&mut to_one).await.unwrap();
         other.outbox.take(&mut to_other).await.unwrap();

@@ -1,12 +1,20 @@
 //! The sockets of this gateway: who is subscribed to what, the queue of each socket, and the way past it. A publication
 //! is encoded once per codec and shared by all of them.
 
+mod coalescing;
 mod encoded;
 mod hub;
 mod outbox;
 mod wire;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber};
 pub use outbox::{Closing, Outbox};
 pub use wire::{Line, Wire};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

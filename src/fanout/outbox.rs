@@ -5,12 +5,13 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     task::{Poll, Waker},
 };
 
 use super::{
     encoded::Frame,
+    lock,
     wire::{Line, Written},
 };
 use crate::protocol::{CloseCode, Codec};
@@ -180,7 +181,7 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

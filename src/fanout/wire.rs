@@ -10,7 +10,7 @@ use std::{
     mem::MaybeUninit,
     net::Shutdown,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, ready},
 };
 
@@ -21,7 +21,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::encoded::Frame;
+use super::{encoded::Frame, lock};
 
 /// Of one read.
 const READ_BYTES: usize = 8 << 10;
@@ -135,7 +135,7 @@ impl Line {
     }
 
     fn writing(&self) -> MutexGuard<'_, Writing> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.writing)
     }
 
     /// One byte at least, if there is one.

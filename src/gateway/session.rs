@@ -479,7 +479,8 @@ impl Session {
         subscriber: &Subscriber,
         frames: &mut VecDeque<Frame>,
     ) -> Result<(), End> {
-        self.gateway.sent.frames.increment(frames.len() as u64);
+        let count = frames.iter().map(Frame::count).sum();
+        self.gateway.sent.frames.increment(count);
         let writing = write_all(&mut self.socket, &self.line, frames);
         let written = patiently(&self.gateway, subscriber, writing).await;
         // A burst's queue is not kept for ever.

@@ -151,6 +151,27 @@ async def test_participants_are_paged(people):
         assert sorted(seen) == sorted([alice.user, *users])
 
 
+async def test_a_busy_channel_is_written_to_together_in_order_and_to_all_that_were_in_it(start, codec):
+    gateway = start(fanout__coalesce_us_per_socket=200_000, fanout__coalesce_ms_max=400)
+    alice, bob, carol = [await gateway.connect(user, codec) for user in ("alice", "bob", "carol")]
+    channel = await alice.create("channel", "bob", "carol")
+    sent = [str(n) for n in range(30)]
+    for body in sent:
+        await alice.send(channel, body)
+    assert gateway.metrics()["chat_events_held_total"] > 0
+    removed = (await alice.ask("remove", conversation=channel, user="carol"))["seq"]
+    assert [(await carol.message(channel))["seq"] for _ in range(1, removed)] == list(range(1, removed))
+    assert (await carol.event("conversation", lambda e: e["change"] == "removed"))["conversation"] == channel
+    await alice.send(channel, "without carol")
+    for client in (alice, bob):
+        heard = [await client.message(channel) for _ in range(1, removed + 2)]
+        assert [m["seq"] for m in heard] == list(range(1, removed + 2))
+        assert [m["body"] for m in heard if m["body"] in sent] == sent
+    assert not [e for e in await carol.quiet() if e.get("body") == "without carol"]
+    for client in (alice, bob, carol):
+        await client.close()
+
+
 async def test_a_public_channel_is_listed_joined_and_left(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     channel = await alice.create("channel", name="news", public=True, posting="admins")

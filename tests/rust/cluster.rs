@@ -26,7 +26,7 @@ use chat_gateway::{
     chat::{Conversations, Creation, LogRange, Operation, Outcome, Settings},
     clock::simulate as simulate_clock,
     cluster::{Cluster, Connection, Members, Network, Speaking},
-    fanout::{Hub, Subscriber},
+    fanout::{Coalesce, Hub, Subscriber},
     model::{
         ClientId, Content, ConversationId, Draft, GatewayId, Kind, Posting, Seq, SessionId, UserId,
     },
@@ -313,8 +313,12 @@ impl World {
                     Err(_) => sleep(Duration::from_millis(200)).await,
                 }
             };
-            let hub = Arc::new(Hub::default());
             let tasks = starting.tasks.clone();
+            let coalesce = Coalesce {
+                per_socket: Duration::from_millis(20),
+                max: Duration::from_millis(25),
+            };
+            let hub = Arc::new(Hub::new(coalesce, tasks.clone()));
             let settings = Settings {
                 body_bytes_max: 1000,
                 group_participants_max: 100,
@@ -690,9 +694,9 @@ impl Device {
                 Some(Err(_)) => return,
                 None => continue,
             }
-            for frame in frames.drain(..) {
-                let mut wire = FrameSocket::new(Cursor::new(frame.bytes().to_vec()));
-                let read = wire.read(None).unwrap().unwrap();
+            let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
+            let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
+            while let Some(read) = wire.read(None).unwrap() {
                 let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
                 let id = event["conversation"].as_str().unwrap_or_default();
                 let position = world.conversations.iter().position(|c| c.to_string() == id);
