@@ -3,10 +3,7 @@
 use std::{
     io::{ErrorKind, Read, Write},
     net::TcpStream,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -159,7 +156,8 @@ impl<'a> Source<'a> {
 struct Publisher {
     stream: TcpStream,
     replies: Option<std::thread::JoinHandle<Replies>>,
-    over: Arc<AtomicBool>,
+    /// How many replies there will be; set in the end.
+    expected: Arc<OnceLock<u64>>,
 }
 
 #[derive(Default)]
@@ -170,17 +168,19 @@ struct Replies {
 
 /// Answers that have not come after so long without any do not come.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// How long one read waits.
+const READ_WITHIN: Duration = Duration::from_millis(100);
 
 impl Publisher {
     fn new(stream: TcpStream, acknowledged: bool) -> anyhow::Result<Self> {
-        stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
-        let (reading, over) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
-        let ends = over.clone();
+        stream.set_read_timeout(Some(READ_WITHIN))?;
+        let (reading, expected) = (stream.try_clone()?, Arc::new(OnceLock::new()));
+        let ends = expected.clone();
         let replies = acknowledged.then(|| std::thread::spawn(move || replies(reading, &ends)));
         Ok(Self {
             stream,
             replies,
-            over,
+            expected,
         })
     }
 
@@ -189,7 +189,7 @@ impl Publisher {
         let Some(replies) = self.replies.take() else {
             return Ok(());
         };
-        self.over.store(true, Ordering::Relaxed);
+        self.expected.get_or_init(|| sent);
         let Ok(Replies {
             sent: acknowledged,
             refused,
@@ -208,26 +208,32 @@ impl Publisher {
     }
 }
 
-/// What comes back, until nothing does any more and it is over.
-fn replies(mut reading: TcpStream, over: &AtomicBool) -> Replies {
+/// What comes back, until all is there or nothing comes any more.
+fn replies(mut reading: TcpStream, expected: &OnceLock<u64>) -> Replies {
     let (mut frames, mut buffer, mut replies) =
         (Frames::default(), vec![0; 64 << 10], Replies::default());
+    let mut last = Instant::now();
     loop {
         match reading.read(&mut buffer) {
             Ok(0) => return replies,
-            Ok(count) => frames.feed(&buffer[..count], |frame| {
-                let Frame::Content(text) = frame else { return };
-                match is_reply(text) {
-                    Ok(reply) => replies.sent += u64::from(reply),
-                    Err(refused) => replies.refused.push(refused),
-                }
-            }),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                if over.load(Ordering::Relaxed) {
-                    return replies;
-                }
+            Ok(count) => {
+                last = Instant::now();
+                frames.feed(&buffer[..count], |frame| {
+                    let Frame::Content(text) = frame else { return };
+                    match is_reply(text) {
+                        Ok(reply) => replies.sent += u64::from(reply),
+                        Err(refused) => replies.refused.push(refused),
+                    }
+                });
             }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(_) => return replies,
+        }
+        let answered = replies.sent + replies.refused.len() as u64;
+        if let Some(&expected) = expected.get()
+            && (answered >= expected || last.elapsed() > ANSWERED_WITHIN)
+        {
+            return replies;
         }
     }
 }
