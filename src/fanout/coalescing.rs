@@ -48,24 +48,25 @@ pub(super) struct Coalescing {
 
 /// Of one topic, from the first event that came too soon until a window ends without any.
 struct Held {
-    /// None: all have gone out.
+    /// None: all have been flushed.
     events: Option<Encoded>,
-    going: Going,
+    bytes: usize,
+    flushing: Flushing,
 }
 
-/// Locked while what was held back of a topic goes out, so that two never do at the same time.
-pub(super) type Going = Arc<Mutex<()>>;
+/// Locked while what was held back of a topic is written or queued: two flushes would overtake each other.
+pub(super) type Flushing = Arc<Mutex<()>>;
 
 /// What is to become of an event.
 pub(super) enum Fate {
-    /// It goes out at once.
-    Goes,
-    /// It is held back, with others that somebody lets go.
+    /// It goes out now.
+    Now,
+    /// It is held back with others, whose flush is under way.
     Held,
-    /// It is the first one held back: the others are to be let go when it is time.
-    First(Going),
-    /// They are many: they are to be let go now.
-    Full(Going),
+    /// It is the first one held back: a flush is to begin when it is time.
+    First(Flushing),
+    /// It is one of many: they are to be flushed now.
+    Full(Flushing),
 }
 
 impl Coalescing {
@@ -78,49 +79,51 @@ impl Coalescing {
 
     /// Holds an event back if others of its topic are, or if it comes `soon` after the last one.
     pub(super) fn hold(&self, topic: &Topic, event: &Encoded, soon: bool) -> Fate {
+        let bytes = event.bytes();
         match self.topics.entry(topic.clone()) {
-            Entry::Vacant(_) if !soon => Fate::Goes,
+            Entry::Vacant(_) if !soon => Fate::Now,
             Entry::Vacant(place) => {
-                let (events, going) = (Some(event.clone()), Going::default());
+                let flushing = Flushing::default();
                 place.insert(Held {
-                    events,
-                    going: going.clone(),
+                    events: Some(event.clone()),
+                    bytes,
+                    flushing: flushing.clone(),
                 });
-                Fate::First(going)
+                Fate::First(flushing)
             }
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
-                let bytes = match &mut held.events {
-                    None => held.events.insert(event.clone()).bytes(),
-                    Some(events) => {
-                        events.append(event.clone());
-                        events.bytes()
-                    }
-                };
-                if bytes < HELD_BYTES_MAX {
+                match &mut held.events {
+                    Some(events) => events.append(event.clone()),
+                    None => held.events = Some(event.clone()),
+                }
+                held.bytes += bytes;
+                if held.bytes < HELD_BYTES_MAX {
                     Fate::Held
                 } else {
-                    Fate::Full(held.going.clone())
+                    Fate::Full(held.flushing.clone())
                 }
             }
         }
     }
 
-    /// Set while events of the topic are held back, or going out.
-    pub(super) fn going(&self, topic: &Topic) -> Option<Going> {
-        self.topics.get(topic).map(|held| held.going.clone())
+    /// Set while events of the topic are held back, or flushed.
+    pub(super) fn flushing(&self, topic: &Topic) -> Option<Flushing> {
+        self.topics.get(topic).map(|held| held.flushing.clone())
     }
 
     pub(super) fn held(&self, topic: &Topic) -> Option<Encoded> {
         self.topics.get(topic)?.events.clone()
     }
 
-    /// To be called with `going` locked, until they are out.
+    /// To be called with `flushing` locked, until they are written or queued.
     pub(super) fn take(&self, topic: &Topic) -> Option<Encoded> {
-        self.topics.get_mut(topic)?.events.take()
+        let mut held = self.topics.get_mut(topic)?;
+        held.bytes = 0;
+        held.events.take()
     }
 
-    /// True if nothing was held back since the last ones went out: what comes next is a first one again.
+    /// True if nothing was held back since the last flush: what comes next is a first one again.
     pub(super) fn ended(&self, topic: &Topic) -> bool {
         self.topics
             .remove_if(topic, |_, held| held.events.is_none())

@@ -107,7 +107,7 @@ impl Encoded {
 
     /// About as many as they have encoded.
     pub(super) fn bytes(&self) -> usize {
-        room(&self.event) + self.more.iter().map(room).sum::<usize>()
+        iter::once(&self.event).chain(&self.more).map(room).sum()
     }
 
     #[must_use]

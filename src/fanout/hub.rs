@@ -18,7 +18,7 @@ use metrics::{Counter, counter};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    coalescing::{Coalesce, Coalescing, Fate, Going},
+    coalescing::{Coalesce, Coalescing, Fate, Flushing},
     encoded::Encoded,
     lock,
     outbox::Outbox,
@@ -199,8 +199,8 @@ impl Hub {
     pub fn unsubscribe(&self, topic: &Topic, subscriber: &Subscriber) {
         let mut topics = lock(&subscriber.topics);
         let Some(topics) = &mut *topics else { return };
-        let going = self.coalescing.going(topic);
-        let _going = going.as_ref().map(|going| lock(going));
+        let flushing = self.coalescing.flushing(topic);
+        let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
         // It was published while this session was subscribed.
         if let Some(held) = self.coalescing.held(topic) {
             let outbox = &subscriber.outbox;
@@ -247,8 +247,8 @@ impl Hub {
         sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
     }
 
-    /// Writes an event to every subscriber of the topic, or queues it: now, or in a moment together with others. Not to be
-    /// called twice at the same time for a topic.
+    /// Writes an event to every subscriber of the topic, or queues it: now, or in a moment together with others. Events
+    /// keep the order of these calls, one after the other.
     pub fn deliver(self: &Arc<Self>, topic: &Topic, event: &Encoded) {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
@@ -262,24 +262,24 @@ impl Hub {
         drop(subscribers);
         let left = window.and_then(|window| window.checked_sub(since));
         match self.coalescing.hold(topic, event, left.is_some()) {
-            Fate::Goes => return self.send_to(topic, event),
+            Fate::Now => return self.send_to(topic, event),
             Fate::Held => {}
-            Fate::First(going) => {
+            Fate::First(flushing) => {
                 let left = left.unwrap_or_default();
-                let letting_go = self.clone().let_go(topic.clone(), left, going);
-                self.tasks.spawn(letting_go);
+                let later = self.clone().flush_later(topic.clone(), left, flushing);
+                self.tasks.spawn(later);
             }
-            Fate::Full(going) => self.go(topic, &going),
+            Fate::Full(flushing) => self.flush(topic, &flushing),
         }
         self.events_held.increment(1);
     }
 
-    /// Lets go what is held back of a topic, window by window, until there was none in one.
-    async fn let_go(self: Arc<Self>, topic: Topic, first: Duration, going: Going) {
-        let mut window = first;
+    /// Flushes what is held back of a topic, window by window, until there was none in one.
+    async fn flush_later(self: Arc<Self>, topic: Topic, left: Duration, flushing: Flushing) {
+        let mut window = left;
         loop {
             sleep(window).await;
-            self.go(&topic, &going);
+            self.flush(&topic, &flushing);
             if self.coalescing.ended(&topic) {
                 return;
             }
@@ -288,8 +288,8 @@ impl Hub {
         }
     }
 
-    fn go(&self, topic: &Topic, going: &Going) {
-        let _going = lock(going);
+    fn flush(&self, topic: &Topic, flushing: &Flushing) {
+        let _flushing = lock(flushing);
         if let Some(events) = self.coalescing.take(topic) {
             self.send_to(topic, &events);
         }
@@ -478,9 +478,9 @@ mod tests {
         assert_eq!(counts(&one), [2]);
         hub.deliver(&topic, &event(true));
         assert_eq!(counts(&one), [0; 0]);
-        assert!(hub.coalescing.going(&topic).is_some());
+        assert!(hub.coalescing.flushing(&topic).is_some());
         sleep(Duration::from_secs(1)).await;
-        assert!(hub.coalescing.going(&topic).is_none(), "nothing is kept");
+        assert!(hub.coalescing.flushing(&topic).is_none(), "nothing is kept");
         hub.deliver(&topic, &event(true));
         assert_eq!(counts(&one), [1, 1]);
         assert_eq!(counts(&other), [1, 2, 1, 1]);
