@@ -1,4 +1,13 @@
 import { defineConfig } from 'vitest/config';
+import { BaseSequencer, type TestSpecification } from 'vitest/node';
+
+/** So that none is left to run alone. */
+class LongestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const isLongest = (file: TestSpecification) => Number(file.moduleId.endsWith('network.test.ts'));
+    return (await super.sort(files)).sort((a, b) => isLongest(b) - isLongest(a));
+  }
+}
 
 export default defineConfig({
   test: {
@@ -7,6 +16,7 @@ export default defineConfig({
     hookTimeout: 120_000,
     // Two cores, and real gateways and browsers.
     maxWorkers: 2,
+    sequence: { sequencer: LongestFirst },
     reporters: ['default'],
   },
 });

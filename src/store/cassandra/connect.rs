@@ -34,6 +34,8 @@ pub(super) const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy =
 /// A node that answers no keep-alive for so long is not asked any more.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often nodes are asked whether they agree on the schema. Each table waits for that once.
+const AGREED_EVERY: Duration = Duration::from_millis(20);
 
 /// How to reach a cluster, and what is expected of it. Not to be printed: it holds a password.
 #[derive(Clone)]
@@ -78,6 +80,9 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
         .connection_timeout(settings.timeout)
         .keepalive_interval(KEEPALIVE)
         .keepalive_timeout(KEEPALIVE_TIMEOUT)
+        .schema_agreement_interval(AGREED_EVERY)
+        // Once, when all tables are there: see `schema::apply`.
+        .refresh_metadata_on_auto_schema_agreement(false)
         .default_execution_profile_handle(
             profile(settings, None).into_handle_with_label("transactions".into()),
         );

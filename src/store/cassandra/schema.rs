@@ -143,6 +143,12 @@ pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
         keyspace = keyspace.name,
         "bringing the tables up to date; every node must agree"
     );
+    let changed = bring_up_to_date(session, keyspace).await?;
+    session.refresh_metadata().await.map_err(failed)?;
+    Ok(changed)
+}
+
+async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool> {
     run(session, &keyspace.create()).await?;
     run(session, &keyspace.create_state()).await?;
     let me = Uuid::new_v4();
