@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -13,6 +13,11 @@ use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFuture},
     task::TaskTracker,
 };
+
+/// Locks what tasks share, whether or not one of them panicked meanwhile.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// All tasks of a gateway, and the one signal to stop. Cheap to clone.
 #[derive(Clone, Default, Debug)]
@@ -36,17 +41,17 @@ struct State {
 
 impl Process {
     pub fn pause(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).paused = true;
+        lock(&self.0).paused = true;
     }
 
     pub fn resume(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         state.paused = false;
         state.waiting.drain(..).for_each(Waker::wake);
     }
 
     pub fn kill(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         state.killed = true;
         state.waiting.drain(..).for_each(Waker::wake);
     }
@@ -70,11 +75,7 @@ impl<F: Future> Future for Running<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let killed = {
-            let mut state = self
-                .process
-                .0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.process.0);
             if !state.killed && !state.paused {
                 None
             } else {

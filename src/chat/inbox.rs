@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -20,6 +20,7 @@ use crate::{
         ConversationId, Entry, Kind, Last, Seq, UserId, limits::INBOX_CONVERSATIONS_PENDING_MAX,
     },
     store::{InboxWrite, Store},
+    tasks::lock,
 };
 
 /// How long rows wait for more of their conversation.
@@ -139,7 +140,7 @@ impl InboxWriter {
     }
 
     fn pending(&self) -> MutexGuard<'_, BTreeMap<ConversationId, Pending>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 }
 

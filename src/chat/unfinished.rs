@@ -3,10 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
-use crate::model::ConversationId;
+use crate::{model::ConversationId, tasks::lock};
 
 #[derive(Default)]
 pub(super) struct Unfinished(Mutex<Lost>);
@@ -45,6 +45,6 @@ impl Unfinished {
     }
 
     fn get(&self) -> MutexGuard<'_, Lost> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

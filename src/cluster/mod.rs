@@ -24,10 +24,7 @@ mod ring;
 mod router;
 mod status;
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 pub use delivery::Delivery;
 pub use edge::Edge;
@@ -49,7 +46,7 @@ use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     store::Store,
-    tasks::Tasks,
+    tasks::{Tasks, lock},
 };
 
 /// What is still in flight in a conversation when its owner leaves has so long to end; then the next owner ends it.
@@ -193,8 +190,4 @@ impl Cluster {
             drop(timeout(limit, exchange.said()).await);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,8 +11,8 @@ use std::{
 use dashmap::{DashMap, mapref::entry::Entry};
 use foldhash::quality::RandomState;
 
-use super::encoded::Encoded;
-use crate::model::Topic;
+use super::encoded::{Encoded, Frame};
+use crate::{model::Topic, protocol::Codec};
 
 /// About as many bytes are held back at most.
 const HELD_BYTES_MAX: usize = 64 << 10;
@@ -112,8 +112,10 @@ impl Coalescing {
         self.topics.get(topic).map(|held| held.flushing.clone())
     }
 
-    pub(super) fn held(&self, topic: &Topic) -> Option<Encoded> {
-        self.topics.get(topic)?.events.clone()
+    /// What is held back now, for who does not wait for the flush.
+    pub(super) fn held(&self, topic: &Topic, codec: Codec) -> Option<Frame> {
+        let held = self.topics.get(topic)?;
+        Some(held.events.as_ref()?.frame(codec).clone())
     }
 
     /// To be called with `flushing` locked, until they are written or queued.

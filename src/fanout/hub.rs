@@ -117,14 +117,13 @@ impl Default for Pace {
 
 impl Pace {
     /// How long it is since the last frame.
-    fn since(&self, now_us: u64) -> Duration {
-        Duration::from_micros(now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed)))
+    fn since_us(&self, now_us: u64) -> u64 {
+        now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
     }
 
     fn rests(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
-        let rest = now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed));
-        let rest = rest.min(took) * 1_000 / took;
+        let rest = self.since_us(now_us).min(took) * 1_000 / took;
         let average = (self.rest.load(Ordering::Relaxed) * (MEMORY - 1) + rest) / MEMORY;
         self.rest.store(average, Ordering::Relaxed);
         average >= 500
@@ -202,9 +201,9 @@ impl Hub {
         let flushing = self.coalescing.flushing(topic);
         let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
         // It was published while this session was subscribed.
-        if let Some(held) = self.coalescing.held(topic) {
-            let outbox = &subscriber.outbox;
-            outbox.push(held.frame(outbox.codec()).clone());
+        let outbox = &subscriber.outbox;
+        if let Some(held) = self.coalescing.held(topic, outbox.codec()) {
+            outbox.push(held);
         }
         topics.retain(|t| t != topic);
         self.remove(topic, subscriber.session);
@@ -258,7 +257,7 @@ impl Hub {
             return self.send(topic, subscribers, event);
         }
         subscribers.coalesced.store(true, Ordering::Relaxed);
-        let since = subscribers.pace.since(self.now_us());
+        let since = Duration::from_micros(subscribers.pace.since_us(self.now_us()));
         drop(subscribers);
         let left = window.and_then(|window| window.checked_sub(since));
         match self.coalescing.hold(topic, event, left.is_some()) {
@@ -442,17 +441,22 @@ mod tests {
         }))
     }
 
-    /// A hub that holds back for 2 ms what goes to two sockets, and nothing that goes to one.
-    fn coalescing() -> (Arc<Hub>, Topic) {
+    /// A hub that holds back for 2 ms what goes to two sockets, and nothing that goes to one; a topic with two.
+    fn coalescing() -> (Arc<Hub>, Topic, [Arc<Subscriber>; 2]) {
         let coalesce = Coalesce {
             per_socket: Duration::from_micros(999),
             max: Duration::from_millis(25),
         };
         let hub = Arc::new(Hub::new(coalesce, Tasks::default()));
-        (hub, Topic::Channel(ConversationId::random()))
+        let topic = Topic::Channel(ConversationId::random());
+        let both = [subscriber(1), subscriber(2)];
+        for subscriber in &both {
+            hub.subscribe(&topic, subscriber);
+        }
+        (hub, topic, both)
     }
 
-    /// The frames that each of those there have gone out with.
+    /// Of all that is queued, how many frames go out together each time.
     fn counts(subscriber: &Subscriber) -> Vec<u64> {
         let mut frames = VecDeque::new();
         let taken = subscriber.outbox.take(&mut frames).now_or_never();
@@ -463,10 +467,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_comes_too_soon_goes_out_together_when_it_is_time() {
-        let (hub, topic) = coalescing();
-        let (one, other) = (subscriber(1), subscriber(2));
-        hub.subscribe(&topic, &one);
-        hub.subscribe(&topic, &other);
+        let (hub, topic, [one, other]) = coalescing();
         sleep(Duration::from_secs(1)).await;
         for _ in 0..3 {
             hub.deliver(&topic, &event(true));
@@ -488,10 +489,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn much_does_not_wait() {
-        let (hub, topic) = coalescing();
-        let (one, other) = (subscriber(1), subscriber(2));
-        hub.subscribe(&topic, &one);
-        hub.subscribe(&topic, &other);
+        let (hub, topic, [one, _]) = coalescing();
         for _ in 0..1_000 {
             hub.deliver(&topic, &event(true));
         }
@@ -503,10 +501,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_held_back_is_for_all_that_were_subscribed_and_in_order() {
-        let (hub, topic) = coalescing();
-        let (one, other) = (subscriber(1), subscriber(2));
-        hub.subscribe(&topic, &one);
-        hub.subscribe(&topic, &other);
+        let (hub, topic, [one, other]) = coalescing();
         hub.deliver(&topic, &event(true));
         hub.deliver(&topic, &event(true));
         hub.unsubscribe(&topic, &other);

@@ -7,14 +7,10 @@ mod hub;
 mod outbox;
 mod wire;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber};
 pub use outbox::{Closing, Outbox};
 pub use wire::{Line, Wire};
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::tasks::lock;

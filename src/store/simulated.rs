@@ -18,6 +18,7 @@ use super::{
     Error, Result,
     cells::{Cell, CellStore, Cells, Range},
 };
+use crate::tasks::lock;
 
 /// How long whoever cannot reach the store waits for it.
 const OUT_OF_REACH: Duration = Duration::from_millis(500);
@@ -145,9 +146,7 @@ impl State {
 
 impl Replicas {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Fails after a while if the store cannot be reached.
@@ -178,10 +177,7 @@ impl Replicas {
                     #[expect(clippy::disallowed_methods, reason = "a hint outlives its writer")]
                     tokio::spawn(async move {
                         tokio::time::sleep(delay).await;
-                        let mut state = state
-                            .lock()
-                            .unwrap_or_else(std::sync::PoisonError::into_inner);
-                        state.land(replica, &cells);
+                        lock(&state).land(replica, &cells);
                     });
                 }
                 Fate::Lost => {}

@@ -11,7 +11,7 @@ pub mod schema;
 mod statements;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -42,7 +42,7 @@ use self::{
 use super::{Error, LogRow, Result};
 use crate::{
     model::{ConversationId, Seq},
-    tasks::Tasks,
+    tasks::{Tasks, lock},
 };
 
 /// For a read of the ring: a lease depends on it, and readiness on its outcome.
@@ -74,9 +74,7 @@ impl Cassandra {
     }
 
     fn unreachable(&self) -> MutexGuard<'_, Option<String>> {
-        self.unreachable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.unreachable)
     }
 
     /// Connects to the cluster, and waits until it can be reached and has its tables: until then, nothing can
