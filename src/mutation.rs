@@ -21,6 +21,8 @@ pub enum Mutation {
     Place,
     /// A home that was another one's meanwhile believes what it remembers of its users.
     Remember,
+    /// A session panics when it refreshes its token.
+    SessionPanic,
 }
 
 thread_local! {

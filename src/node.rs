@@ -269,7 +269,7 @@ async fn keep_up(gateway: Arc<Gateway>, store: Arc<dyn Store>, metrics: Promethe
         sleep(UPKEEP_EVERY).await;
         store.measure();
         metrics.run_upkeep();
-        gateway.forget_addresses();
+        gateway.forget_rates();
         gateway.flush_presence().await;
     }
 }

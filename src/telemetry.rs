@@ -143,6 +143,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Store operations repeated because their outcome was unknown"
     );
     describe_counter!(
+        "chat_panics_total",
+        "Tasks that panicked and were cleaned up after, by what they did; each is a bug"
+    );
+    describe_counter!(
         "chat_connects_refused_total",
         "Connections refused before a session, by reason"
     );

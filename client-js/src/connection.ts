@@ -28,6 +28,9 @@ export type Step =
 /** For a token; for the socket and the answer to `connect`. */
 const TOKEN_TIMEOUT_MS = 30_000;
 const CONNECT_TIMEOUT_MS = 10_000;
+/** Cursors that a gateway uses, and that one frame has. */
+const CURSORS_MAX = 5_000;
+const CURSORS_AT_ONCE = 500;
 /** For any frame after a ping. */
 const PROBE_TIMEOUT_MS = 3_000;
 /** A connection that held so long begins to count its failures anew. */
@@ -167,7 +170,12 @@ export class Connection {
     this.#after(CONNECT_TIMEOUT_MS, () => this.#lost(1006));
     socket.onopen = () => {
       const { device, cursors } = this.#hooks;
-      const connect = this.ask({ type: 'connect', token: text, cursors: cursors(), device });
+      // In parts, each far smaller than a frame may be.
+      const known = Object.entries(cursors()).slice(-CURSORS_MAX);
+      const part = () => Object.fromEntries(known.splice(0, CURSORS_AT_ONCE));
+      const more = () => (known.length > 0 ? { more: true } : {});
+      const connect = this.ask({ type: 'connect', token: text, cursors: part(), device, ...more() });
+      while (known.length > 0) this.post({ type: 'cursors', cursors: part(), ...more() });
       // If it is refused, the close code that follows says what to do.
       connect.then(
         (hello) => this.#opened(hello),

@@ -134,6 +134,7 @@ export interface Limits {
   requests_per_second: number;
   requests_burst: number;
   watched_users: number;
+  cursors: number;
 }
 
 export interface Connected {
@@ -174,7 +175,8 @@ type In<Type extends string> = { type: Type; conversation: ConversationId };
 
 /** Every request a client may make; its id is added by the connection. */
 export type Request =
-  | { type: 'connect'; token: string; device?: string; cursors?: Record<ConversationId, [Seq, number]> }
+  | { type: 'connect'; token: string; device?: string; cursors?: Record<ConversationId, [Seq, number]>; more?: boolean }
+  | { type: 'cursors'; cursors: Record<ConversationId, [Seq, number]>; more?: boolean }
   | { type: 'refresh'; token: string }
   | { type: 'inbox'; limit?: number; before?: string }
   | {
@@ -202,6 +204,8 @@ export type Request =
 /** What each request is answered with, if not with an error. */
 export interface Replies {
   connect: Connected;
+  /** Has no reply: that of `connect` comes after the last of them. */
+  cursors: unknown;
   refresh: { expires_at: Millis };
   inbox: { items: InboxItem[]; next?: string };
   create: { conversation: ConversationId; existed: boolean };

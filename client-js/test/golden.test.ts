@@ -28,6 +28,8 @@ const golden = () => JSON.parse(readText(FILE)) as Golden;
 /** Every request with every field. */
 const requests: Request[] = [
   { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] } },
+  { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] }, more: true },
+  { type: 'cursors', cursors: { [conversation]: [4, 0] }, more: true },
   { type: 'refresh', token: 'd.e.f' },
   { type: 'inbox', limit: 20, before: '1795000000123.7' },
   { type: 'create', kind: 'dm', participants: ['bob'] },
@@ -66,6 +68,7 @@ const requests: Request[] = [
 /** What each request is answered with, and every event: the compiler sees to it that none is left out. */
 const replyOf: { [Type in keyof Replies]: string } = {
   connect: 'connected',
+  cursors: 'none',
   refresh: 'refreshed',
   inbox: 'inbox',
   create: 'created',

@@ -171,8 +171,8 @@ struct Owner {
     waiting: VecDeque<Waiting>,
     /// Appended since the last write to the store.
     unwritten: Vec<LogRow>,
-    /// Committed changes whose effects are being stored, with who waits for that.
-    applying: BTreeMap<Seq, Vec<Reply>>,
+    /// Committed changes whose effects are being stored, or told, with who waits for that.
+    applying: BTreeMap<Seq, Applying>,
     /// Taken from the mailbox, not yet handled.
     backlog: VecDeque<Command>,
     parked: Parked,
@@ -180,6 +180,12 @@ struct Owner {
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
     failed: Option<Error>,
+}
+
+/// What is yet to happen before a committed change is acknowledged.
+struct Applying {
+    replies: Vec<Reply>,
+    left: usize,
 }
 
 /// Something the owner was waiting for.
@@ -198,8 +204,12 @@ enum Done {
         audience: Audience,
         handed: InHand,
     },
-    /// What a user's place has become is known at the user's home.
-    Placed(Seq),
+    /// What a user's place has become is known at the user's home, and on every gateway with their sockets.
+    Placed {
+        seq: Seq,
+        /// The change is acknowledged only then.
+        awaited: bool,
+    },
     Lost(store::Error),
 }
 
@@ -329,9 +339,7 @@ impl Owner {
             }
             Done::Applied(seq) => {
                 self.log.release(seq);
-                for reply in self.applying.remove(&seq).unwrap_or_default() {
-                    drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
-                }
+                self.one_less_to_apply(seq);
             }
             Done::Marked {
                 user,
@@ -355,8 +363,16 @@ impl Owner {
                 self.log.release(entry.seq);
                 self.queue_inbox(&entry, audience);
                 drop(handed);
+                if entry.content.makes_private() {
+                    self.one_less_to_apply(entry.seq);
+                }
             }
-            Done::Placed(seq) => self.log.release(seq),
+            Done::Placed { seq, awaited } => {
+                self.log.release(seq);
+                if awaited {
+                    self.one_less_to_apply(seq);
+                }
+            }
             Done::Lost(error) => {
                 tracing::warn!(conversation = %self.id, %error, "the conversation is given up");
                 self.failed = Some(error.into());
@@ -389,10 +405,9 @@ impl Owner {
                 }
             }
             Some(applied) => {
-                self.applying.insert(
-                    entry.seq,
-                    replies.into_iter().map(|(reply, _)| reply).collect(),
-                );
+                let replies = replies.into_iter().map(|(reply, _)| reply).collect();
+                let applying = Applying { replies, left: 1 };
+                self.applying.insert(entry.seq, applying);
                 let (id, environment, seq) = (self.id, self.environment.clone(), entry.seq);
                 let term = self.term.clone();
                 self.work.push(Box::pin(async move {
@@ -429,6 +444,10 @@ impl Owner {
             Handed::Waiting(delivered) => {
                 // Until then a successor publishes it again.
                 self.log.hold(entry_seq);
+                // Rule [private]: acknowledged when no gateway sends what follows to those who may not see it.
+                if entry.content.makes_private() {
+                    self.one_more_to_apply(entry_seq);
+                }
                 self.work
                     .push(Box::pin(arrived(delivered).map(|handed| Done::Published {
                         entry,
@@ -439,6 +458,26 @@ impl Owner {
         }
         if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
             self.publish_place(place, entry_seq, users);
+        }
+    }
+
+    fn one_more_to_apply(&mut self, seq: Seq) {
+        if let Some(applying) = self.applying.get_mut(&seq) {
+            applying.left += 1;
+        }
+    }
+
+    /// Acknowledges a change once nothing is left to be done about it.
+    fn one_less_to_apply(&mut self, seq: Seq) {
+        if let Some(applying) = self.applying.get_mut(&seq) {
+            applying.left -= 1;
+            if applying.left > 0 {
+                return;
+            }
+        }
+        let applied = self.applying.remove(&seq);
+        for reply in applied.into_iter().flat_map(|applied| applied.replies) {
+            drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
         }
     }
 
@@ -468,8 +507,14 @@ impl Owner {
         {
             // Rule [remember]: until then a successor publishes it again.
             self.log.hold(seq);
-            self.work
-                .push(Box::pin(arrived(delivered).map(move |_| Done::Placed(seq))));
+            // Rule [private]: a removal is acknowledged when none of the user's sockets gets what follows.
+            let awaited = place == Place::Removed;
+            if awaited {
+                self.one_more_to_apply(seq);
+            }
+            self.work.push(Box::pin(
+                arrived(delivered).map(move |_| Done::Placed { seq, awaited }),
+            ));
         }
     }
 
@@ -514,7 +559,8 @@ impl Owner {
             drop(command.reply.send(Err(Error::MOVED)));
         }
         let waiting = self.waiting.drain(..).flat_map(|w| w.replies);
-        let applying = std::mem::take(&mut self.applying).into_values().flatten();
+        let applying = std::mem::take(&mut self.applying).into_values();
+        let applying = applying.flat_map(|applying| applying.replies);
         for reply in waiting.map(|(reply, _)| reply).chain(applying) {
             drop(reply.send(Err(error.clone())));
         }

@@ -12,8 +12,11 @@ use super::{
 };
 use crate::{
     chat::{Audience, Error, Head, Operation, Outcome, Publication},
-    fanout::Subscriber,
-    model::{ConversationId, Kind, Seq, Topic, UserId, limits::RESUME_ENTRIES_MAX},
+    fanout::{Subscriber, TooMany},
+    model::{
+        ConversationId, Kind, Seq, Topic, UserId,
+        limits::{RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
+    },
 };
 
 /// How long a new session waits for a channel's owner.
@@ -23,41 +26,69 @@ impl Router {
     /// Subscribes a session to a channel it may read, and answers with the channel's head as of then.
     ///
     /// # Errors
-    /// As reading the channel; `Invalid` if it is no channel.
+    /// As reading the channel; `Invalid` if it is no channel; `TooLarge` if the session looks into too many.
     pub async fn subscribe(
         &self,
         session: &Arc<Subscriber>,
         conversation: ConversationId,
     ) -> Result<Head, Error> {
-        let topic = Topic::Channel(conversation);
+        let topics = &[Topic::Channel(conversation)];
         let head = || self.ask(conversation, session.user.clone(), Operation::Head);
-        // Asked twice: first whether it may, then, subscribed, where the channel has got to.
-        let Outcome::Head(first) = head().await? else {
-            return Err(Error::UnknownConversation);
-        };
-        if first.details.kind != Kind::Channel {
-            return Err(Error::Invalid("only channels can be looked into".into()));
-        }
-        self.edge.subscribe(&topic, session);
-        let followed = async {
-            self.follow_owner(conversation).await?;
-            head().await
-        };
-        match followed.await {
-            Ok(Outcome::Head(head)) => Ok(head),
-            other => {
-                self.unsubscribe(session, conversation);
-                other.and(Err(Error::UnknownConversation))
+        let subscribed = async {
+            // Asked twice: first whether it may, then, subscribed, where the channel has got to. A channel that is made
+            // private in between says so to the second question, or ends the subscription.
+            let Outcome::Head(first) = head().await? else {
+                return Err(Error::UnknownConversation);
+            };
+            if first.details.kind != Kind::Channel {
+                return Err(Error::Invalid("only channels can be looked into".into()));
             }
+            let requested = self.edge.request(topics, session, SUBSCRIPTIONS_MAX);
+            requested.map_err(|TooMany| Error::TooLarge {
+                what: "the channels that a session looks into".into(),
+                max: SUBSCRIPTIONS_MAX,
+            })?;
+            self.follow_owner(conversation).await?;
+            let Outcome::Head(head) = head().await? else {
+                return Err(Error::UnknownConversation);
+            };
+            if self.edge.hub().confirm(topics, session) {
+                Ok(head)
+            } else {
+                Err(Error::unavailable("the subscription has ended meanwhile"))
+            }
+        };
+        let subscribed = subscribed.await;
+        match &subscribed {
+            Ok(_) => {}
+            Err(Error::UnknownConversation | Error::Forbidden(_)) => {
+                self.unsubscribe(session, topics);
+            }
+            Err(_) => self.give_up(session, topics),
+        }
+        subscribed
+    }
+
+    /// Ends the subscriptions of those who are not in a channel if it is not public any more: entries were left out that
+    /// may have said so.
+    pub(super) async fn check_spectators(&self, channel: ConversationId) {
+        let asked = self.ask(channel, UserId::gateway(), Operation::Head).await;
+        let is_public = match asked {
+            Ok(Outcome::Head(head)) => head.details.public,
+            Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
+            // Nobody can say; whoever follows the channel next asks again.
+            Ok(_) | Err(_) => true,
+        };
+        if !is_public {
+            self.edge.end_spectators(channel);
         }
     }
 
     /// Subscribes a session to channels whose participant its user is. When it returns, every entry that follows
     /// reaches the session, or it is told to read them.
     pub async fn follow(&self, session: &Arc<Subscriber>, channels: &[ConversationId]) {
-        for channel in channels {
-            self.edge.subscribe(&Topic::Channel(*channel), session);
-        }
+        let topics: Vec<Topic> = channels.iter().copied().map(Topic::Channel).collect();
+        self.edge.follow(&topics, session);
         if self.cluster.is_none() {
             return;
         }
@@ -132,6 +163,7 @@ impl Router {
         let Some(after) = after.filter(|after| head <= after.saturating_add(RESUME_ENTRIES_MAX))
         else {
             self.edge.resync(channel, head);
+            self.check_spectators(channel).await;
             return Ok(());
         };
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);

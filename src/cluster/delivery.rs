@@ -106,26 +106,35 @@ impl Delivery {
     }
 
     /// One frame for each gateway with subscribers, whatever their number there.
-    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) {
+    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Handed {
         let Publication::Entry {
             conversation,
             entry,
             ..
         } = publication
         else {
-            return self.edge.publication(publication);
+            self.edge.publication(publication);
+            return Handed::Done;
         };
         self.sent(peers, *conversation, entry);
         let gateways = self.interests.of(&Topic::Channel(*conversation));
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
+        let mut handed = Handed::Done;
         if others.peek().is_some() {
             let deliver = Message::Deliver(Delivered::Publication(publication.clone()));
             let bytes = encode(&deliver);
+            // Rule [private]: nobody who is not in the channel gets what follows, on any gateway.
+            let token = entry.content.makes_private().then(|| {
+                let (done, everywhere) = oneshot::channel();
+                handed = Handed::Waiting(everywhere);
+                Token::new(move |_| drop(done.send(InHand(Arc::new(())))))
+            });
             for gateway in others {
-                peers.send(gateway, bytes.clone(), None);
+                peers.send(gateway, bytes.clone(), token.clone());
             }
         }
         self.edge.publication(publication);
+        handed
     }
 
     fn sent(&self, peers: &Arc<Peers>, channel: ConversationId, entry: &Entry) {
@@ -306,8 +315,7 @@ impl Publish for Delivery {
             return Handed::Done;
         };
         if matches!(publication.audience(), Audience::Channel) {
-            self.to_channel(peers, &publication);
-            return Handed::Done;
+            return self.to_channel(peers, &publication);
         }
         match &publication {
             // Nobody is left in it.

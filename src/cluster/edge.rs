@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     chat::{Audience, Head, Place, Publication},
-    fanout::{Encoded, Hub, Subscriber},
+    fanout::{Encoded, Hub, Subscriber, TooMany},
     model::{Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId},
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
 };
@@ -125,34 +125,35 @@ impl Edge {
         tell()
     }
 
-    /// Tells of it if nobody here is interested any more.
-    pub(super) fn unsubscribe(
+    /// Subscribes a session that connects to channels that its user is in.
+    pub(super) fn follow(&self, channels: &[Topic], session: &Arc<Subscriber>) {
+        let _telling = lock(&self.telling);
+        self.hub.follow(channels, session);
+    }
+
+    /// Subscribes a session to what it asked for: see [`Hub::request`].
+    pub(super) fn request(
         &self,
-        topic: &Topic,
-        session: &Subscriber,
-        tell: impl FnOnce(&Topic),
-    ) {
+        topics: &[Topic],
+        session: &Arc<Subscriber>,
+        max: usize,
+    ) -> Result<(), TooMany> {
         let _telling = lock(&self.telling);
-        self.hub.unsubscribe(topic, session);
-        self.ended(topic, tell);
+        self.hub.request(topics, session, max)
     }
 
-    /// As `unsubscribe`, for all that a session is subscribed to.
-    pub(super) fn leave(&self, session: &Subscriber, tell: impl Fn(&Topic)) {
+    /// Ends subscriptions by `end`, and tells of those topics in which nobody here is interested any more.
+    pub(super) fn end(&self, end: impl FnOnce(&Hub) -> Vec<Topic>, tell: impl Fn(&Topic)) {
         let _telling = lock(&self.telling);
-        for topic in self.hub.leave(session) {
-            self.ended(&topic, &tell);
+        for topic in end(&self.hub) {
+            if self.hub.subscribers(&topic) > 0 {
+                continue;
+            }
+            if let Topic::Channel(channel) = topic {
+                lock(&self.channels).remove(&channel);
+            }
+            tell(&topic);
         }
-    }
-
-    fn ended(&self, topic: &Topic, tell: impl FnOnce(&Topic)) {
-        if self.hub.subscribers(topic) > 0 {
-            return;
-        }
-        if let Topic::Channel(channel) = topic {
-            lock(&self.channels).remove(channel);
-        }
-        tell(topic);
     }
 
     /// Everything that sockets here are interested in; told in one go, see `telling`.
@@ -277,10 +278,13 @@ impl Edge {
             } => {
                 let message = Message::of(*conversation, entry.as_ref().clone());
                 self.send(*conversation, audience, Event::Message(Box::new(message)));
-                if matches!(audience, Audience::Channel)
-                    && let Some(passed) = lock(&self.channels).get_mut(conversation)
-                {
-                    passed.passed_entry(entry);
+                if matches!(audience, Audience::Channel) {
+                    if let Some(passed) = lock(&self.channels).get_mut(conversation) {
+                        passed.passed_entry(entry);
+                    }
+                    if entry.content.makes_private() {
+                        self.end_spectators(*conversation);
+                    }
                 }
             }
             Publication::Receipt {
@@ -339,14 +343,11 @@ impl Edge {
                             self.following.notify_one();
                         }
                     }
-                    Place::Removed => self.hub.unsubscribe(&topic, &session),
+                    Place::Removed => self.hub.removed(&topic, &session),
                     Place::Updated => {}
                 }
             }
-            // The owner is told by the next version: until then it sends what nobody here takes.
-            if self.hub.subscribers(&topic) == 0 {
-                lock(&self.channels).remove(&conversation);
-            }
+            self.forget_unless_subscribed(conversation);
         }
         let change = match place {
             Place::Added => ConversationChange::Added,
@@ -359,6 +360,31 @@ impl Edge {
             details: (place != Place::Removed).then(|| details.clone()),
         };
         self.send(conversation, audience, Event::Conversation(event));
+    }
+
+    /// The owner is told by the next version: until then it sends what nobody here takes.
+    fn forget_unless_subscribed(&self, channel: ConversationId) {
+        if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
+            lock(&self.channels).remove(&channel);
+        }
+    }
+
+    /// A channel is no longer public: whoever looks into it without being in it is told that this is over.
+    pub(super) fn end_spectators(&self, channel: ConversationId) {
+        let event = Encoded::new(Event::Conversation(ConversationEvent {
+            conversation: channel,
+            change: ConversationChange::Removed,
+            details: None,
+        }));
+        for Subscriber { outbox, .. } in self
+            .hub
+            .end_spectators(&Topic::Channel(channel))
+            .iter()
+            .map(|session| &**session)
+        {
+            outbox.push(event.frame(outbox.codec()).clone());
+        }
+        self.forget_unless_subscribed(channel);
     }
 
     fn send(&self, conversation: ConversationId, audience: &Audience, event: Event) {
@@ -409,7 +435,7 @@ mod tests {
         assert_eq!(edge.asking(channel), None, "nobody is here");
         edge.subscribe(&topic, &first);
         let asked = edge.asking(channel).unwrap();
-        edge.unsubscribe(&topic, &first, |_| {});
+        edge.end(|hub| hub.leave(&first), |_| {});
         edge.subscribe(&topic, &second);
         edge.confirmed(channel, asked, 10);
         assert!(!edge.follows(channel), "the owner was told otherwise since");

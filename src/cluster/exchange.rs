@@ -459,6 +459,12 @@ impl Receive for Exchange {
                 if let Delivered::Publication(publication) = &delivered {
                     tracing::trace!(me = %self.me, %from, publication = %super::home::named(publication), "delivered");
                 }
+                if let Delivered::Resync { channel, .. } = delivered {
+                    let router = self.router.clone();
+                    self.tasks.spawn_until_drained(async move {
+                        router.check_spectators(channel).await;
+                    });
+                }
                 self.router.edge().deliver(delivered);
             }
             Message::Interests { version, topics } => {

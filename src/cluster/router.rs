@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     chat::{Conversations, Error, Operation, Outcome, Sent},
-    fanout::Subscriber,
-    model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId},
+    fanout::{Hub, Subscriber, TooMany},
+    model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId, limits::WATCHED_MAX},
     protocol::PresenceItem,
     store::{InboxRow, PublicRow, Store},
     tasks::Tasks,
@@ -363,7 +363,8 @@ impl Router {
 
     /// Ends everything that `register` and `subscribe` began.
     pub fn leave(&self, session: &Subscriber) {
-        self.edge.leave(session, |topic| self.uninterested(topic));
+        self.edge
+            .end(|hub| hub.leave(session), |topic| self.uninterested(topic));
     }
 
     fn uninterested(&self, topic: &Topic) {
@@ -386,29 +387,46 @@ impl Router {
         inbox(self.ask_home(user, ask).await?)
     }
 
-    pub fn unsubscribe(&self, session: &Subscriber, channel: ConversationId) {
-        let topic = Topic::Channel(channel);
-        self.edge
-            .unsubscribe(&topic, session, |topic| self.uninterested(topic));
+    /// Ends what a session asked for: looking into channels, watching users.
+    pub fn unsubscribe(&self, session: &Subscriber, topics: &[Topic]) {
+        let end = |hub: &Hub| hub.end_requested(topics, session);
+        self.edge.end(end, |topic| self.uninterested(topic));
+    }
+
+    /// A request for these failed.
+    pub(super) fn give_up(&self, session: &Subscriber, topics: &[Topic]) {
+        let end = |hub: &Hub| hub.give_up(topics, session);
+        self.edge.end(end, |topic| self.uninterested(topic));
     }
 
     /// Whether each user is online; and from now on, when that changes.
     ///
     /// # Errors
-    /// When the store cannot be read, or a user's home not be reached.
+    /// `TooLarge` if the session would watch too many; else when the store cannot be read, or a user's home not be
+    /// reached. Then nothing has changed.
     pub async fn watch(
         &self,
         session: &Arc<Subscriber>,
         users: &[UserId],
     ) -> Result<Vec<PresenceItem>, Error> {
-        for user in users {
-            self.edge.subscribe(&Topic::Presence(user.clone()), session);
-        }
+        let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
+        let requested = self.edge.request(&topics, session, WATCHED_MAX);
+        requested.map_err(|TooMany| Error::TooLarge {
+            what: "the users that a session watches".into(),
+            max: WATCHED_MAX,
+        })?;
         let mut items = Vec::with_capacity(users.len());
         for users in users.chunks(HEADS_AT_ONCE) {
             items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
         }
-        items.into_iter().collect()
+        let items: Result<Vec<_>, Error> = items.into_iter().collect();
+        if items.is_err() {
+            self.give_up(session, &topics);
+        } else {
+            // What was unwatched meanwhile has ended; the answer is right all the same.
+            let _ = self.edge.hub().confirm(&topics, session);
+        }
+        items
     }
 
     async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {
@@ -417,14 +435,6 @@ impl Router {
             version,
         };
         presence(self.ask_home(user, ask).await?)
-    }
-
-    pub fn unwatch(&self, session: &Subscriber, users: &[UserId]) {
-        for user in users {
-            let topic = Topic::Presence(user.clone());
-            self.edge
-                .unsubscribe(&topic, session, |topic| self.uninterested(topic));
-        }
     }
 
     /// # Errors

@@ -78,6 +78,15 @@ impl Loaded {
             ),
             ("limits.requests_burst", limits.requests_burst as usize),
             (
+                "limits.creations_per_minute",
+                limits.creations_per_minute as usize,
+            ),
+            ("limits.creations_burst", limits.creations_burst as usize),
+            (
+                "limits.invitations_per_minute",
+                limits.invitations_per_minute as usize,
+            ),
+            (
                 "limits.connects_per_second_per_address",
                 limits.connects_per_second_per_address as usize,
             ),
@@ -88,6 +97,11 @@ impl Loaded {
         ] {
             check(value >= 1, key, "must be at least 1");
         }
+        check(
+            limits.invitations_burst as usize >= limits.group_participants,
+            "limits.invitations_burst",
+            "must be at least limits.group_participants, which one creation may name",
+        );
         check(
             limits.group_participants <= 10_000,
             "limits.group_participants",

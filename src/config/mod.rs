@@ -196,6 +196,16 @@ pub struct Limits {
     pub group_participants: usize,
     pub requests_per_second: u32,
     pub requests_burst: u32,
+    /// Conversations that a user may create: on average, and at once. More get `rate_limited`.
+    ///
+    /// default: 60 and 200
+    pub creations_per_minute: u32,
+    pub creations_burst: u32,
+    /// Other users that a user may bring into conversations, by creating them or by adding. More get `rate_limited`.
+    ///
+    /// default: 600 and 2000
+    pub invitations_per_minute: u32,
+    pub invitations_burst: u32,
     pub connections: usize,
     pub connections_per_user: usize,
     pub connects_per_second_per_address: u32,
@@ -323,6 +333,10 @@ impl Default for Limits {
             group_participants: 1_000,
             requests_per_second: 100,
             requests_burst: 500,
+            creations_per_minute: 60,
+            creations_burst: 200,
+            invitations_per_minute: 600,
+            invitations_burst: 2_000,
             connections: 1_000_000,
             connections_per_user: 20,
             connects_per_second_per_address: 500,
@@ -445,7 +459,7 @@ impl Limits {
 
     #[must_use]
     pub fn protocol(&self) -> crate::protocol::Limits {
-        use crate::model::limits::{ATTACHMENTS_MAX, PAGE_ENTRIES_MAX, WATCHED_MAX};
+        use crate::model::limits::{ATTACHMENTS_MAX, CURSORS_MAX, PAGE_ENTRIES_MAX, WATCHED_MAX};
         crate::protocol::Limits {
             frame_bytes: self.frame_bytes,
             body_bytes: self.body_bytes,
@@ -455,6 +469,7 @@ impl Limits {
             requests_per_second: self.requests_per_second,
             requests_burst: self.requests_burst,
             watched_users: WATCHED_MAX,
+            cursors: CURSORS_MAX,
         }
     }
 }

@@ -5,12 +5,14 @@ mod coalescing;
 mod encoded;
 mod hub;
 mod outbox;
+mod subscriptions;
 mod wire;
 
 pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber};
 pub use outbox::{Closing, Outbox};
+pub use subscriptions::TooMany;
 pub use wire::{Line, Wire};
 
 use crate::tasks::lock;

@@ -1,6 +1,7 @@
 //! The queue of one socket, bounded in bytes. Whoever publishes never waits: a frame is written at once if
 //! nothing is before it and the socket takes it, else queued; the session takes everything queued and flushes
-//! once. A full queue closes the socket (4003): the client comes back with its cursors and misses nothing.
+//! once. A queue full of events closes the socket (4003): the client comes back with its cursors and misses nothing.
+//! Replies press back instead.
 
 use std::{
     collections::VecDeque,
@@ -32,12 +33,15 @@ struct State {
     line: Option<Arc<Line>>,
     /// Of everything pushed and not yet flushed, taken frames included.
     bytes: usize,
+    /// Of `bytes`, replies: what the session itself asked for never closes it.
+    reply_bytes: usize,
     /// Set once: the session must end, and why.
     closing: Option<CloseCode>,
     /// A frame was written in part: a flush writes the rest.
     in_part: bool,
     /// Of `bytes`, what the session has taken, or what it has to flush although it is not in the queue.
     taken: usize,
+    taken_replies: usize,
     waker: Option<Waker>,
     queue: VecDeque<Frame>,
 }
@@ -71,9 +75,21 @@ impl Outbox {
         self.change(|state| self.queue(state, frame));
     }
 
-    /// As `push`, of the session itself: it looks at its queue before it waits, and needs not be woken.
-    pub fn push_own(&self, frame: Frame) {
-        self.queue(&mut self.state(), frame);
+    /// Queues what the session itself says to its client. It is never too much: the session begins no further requests
+    /// while [`reply_bytes`](Self::reply_bytes) is high. It looks at its queue before it waits, and needs not be woken.
+    pub fn push_reply(&self, frame: Frame) {
+        let mut state = self.state();
+        if state.closing.is_none() {
+            let bytes = frame.bytes().len();
+            state.bytes += bytes;
+            state.reply_bytes += bytes;
+            state.queue.push_back(frame);
+        }
+    }
+
+    /// Bytes of replies that are queued, or being written.
+    pub fn reply_bytes(&self) -> usize {
+        self.state().reply_bytes
     }
 
     /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
@@ -109,7 +125,7 @@ impl Outbox {
             return;
         }
         let bytes = frame.bytes().len();
-        if state.bytes + bytes > self.bytes_max {
+        if state.bytes - state.reply_bytes + bytes > self.bytes_max {
             state.closing = Some(CloseCode::TooSlow);
             state.queue = VecDeque::new();
         } else {
@@ -151,6 +167,7 @@ impl Outbox {
             }
             if !state.queue.is_empty() || state.in_part {
                 state.taken = state.bytes;
+                state.taken_replies = state.reply_bytes;
                 state.in_part = false;
                 std::mem::swap(&mut state.queue, frames);
                 return Poll::Ready(Ok(()));
@@ -178,6 +195,7 @@ impl Outbox {
     pub fn flushed(&self) {
         let mut state = self.state();
         state.bytes -= std::mem::take(&mut state.taken);
+        state.reply_bytes -= std::mem::take(&mut state.taken_replies);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -209,6 +227,25 @@ mod tests {
         assert_eq!(taken(&outbox).await.unwrap(), 2);
         // Taken is not flushed: the bytes are still ours.
         outbox.push(frame(40));
+        assert_eq!(
+            taken(&outbox).await.unwrap_err(),
+            Closing(CloseCode::TooSlow)
+        );
+    }
+
+    #[tokio::test]
+    async fn replies_leave_room_for_events() {
+        let outbox = Outbox::new(Codec::Json, 100);
+        outbox.push_reply(frame(90));
+        outbox.push_reply(frame(90));
+        outbox.push(frame(90));
+        assert_eq!(outbox.reply_bytes(), 180);
+        assert_eq!(taken(&outbox).await.unwrap(), 3);
+        outbox.push_reply(frame(90));
+        outbox.flushed();
+        assert_eq!(outbox.reply_bytes(), 90);
+        outbox.push(frame(90));
+        outbox.push(frame(90));
         assert_eq!(
             taken(&outbox).await.unwrap_err(),
             Closing(CloseCode::TooSlow)

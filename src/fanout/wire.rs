@@ -10,7 +10,10 @@ use std::{
     mem::MaybeUninit,
     net::Shutdown,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -41,6 +44,11 @@ pub struct Wire {
 pub struct Line {
     stream: TcpStream,
     writing: Mutex<Writing>,
+    /// Bytes written by waiting for the socket: who waits sees by it whether the client still reads.
+    written: AtomicU64,
+    /// Bytes read since the last message that the WebSocket library gave away, and how many there may be.
+    unread_message: AtomicUsize,
+    unread_message_max: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -64,10 +72,15 @@ pub(super) enum Written {
 impl Wire {
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
-        let writing = Mutex::default();
         Self {
             ahead: Bytes::new(),
-            line: Arc::new(Line { stream, writing }),
+            line: Arc::new(Line {
+                stream,
+                writing: Mutex::default(),
+                written: AtomicU64::new(0),
+                unread_message: AtomicUsize::new(0),
+                unread_message_max: AtomicUsize::new(usize::MAX),
+            }),
         }
     }
 
@@ -91,6 +104,38 @@ impl Line {
             Ok(count) => {
                 writing.rest = frame.slice(count..);
                 Written::Part(writing.rest.len())
+            }
+        }
+    }
+
+    /// From now on at most so many bytes may come without a whole message: tiny fragments, which the library collects, cost
+    /// as much as messages.
+    pub fn limit_message(&self, bytes: usize) {
+        self.unread_message_max.store(bytes, Ordering::Relaxed);
+    }
+
+    /// A whole message has come.
+    pub fn message_came(&self) {
+        self.unread_message.store(0, Ordering::Relaxed);
+    }
+
+    /// Rises while the client takes what is written.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection so that the client can still read what was written: says that nothing more comes, and reads
+    /// what the client sends, unseen, until it closes. A socket that is dropped with something unread is reset, and what
+    /// it wrote last may be lost.
+    pub async fn linger(&self) {
+        drop(SockRef::from(&self.stream).shutdown(Shutdown::Write));
+        let mut unseen = [0; READ_BYTES];
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut unseen) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
             }
         }
     }
@@ -151,9 +196,21 @@ impl Line {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                written => return Poll::Ready(written),
+                written => {
+                    let count = written.as_ref().map_or(0, |count| *count as u64);
+                    self.written.fetch_add(count, Ordering::Relaxed);
+                    return Poll::Ready(written);
+                }
             }
         }
+    }
+
+    fn count(&self, bytes: usize) -> io::Result<()> {
+        let before = self.unread_message.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > self.unread_message_max.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(())
     }
 
     fn poll_rest(&self, writing: &mut Writing, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -203,6 +260,7 @@ impl AsyncRead for Wire {
             let mut bytes = [const { MaybeUninit::uninit() }; READ_BYTES];
             let mut read = ReadBuf::uninit(&mut bytes);
             ready!(self.line.poll_read(context, &mut read))?;
+            self.line.count(read.filled().len())?;
             let (now, later) = read
                 .filled()
                 .split_at(buffer.remaining().min(read.filled().len()));

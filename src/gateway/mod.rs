@@ -6,6 +6,7 @@ mod http;
 mod listener;
 mod openapi;
 mod page;
+mod rates;
 mod requests;
 mod resume;
 mod session;
@@ -41,6 +42,7 @@ pub struct Gateway {
     pub(crate) tasks: Tasks,
     next_session: AtomicU64,
     connects: DefaultKeyedRateLimiter<IpAddr>,
+    rates: rates::Rates,
     sent: session::Counters,
     metrics: requests::Metrics,
 }
@@ -59,6 +61,7 @@ impl Gateway {
             limits.connects_per_second_per_address,
             limits.connects_burst_per_address,
         ));
+        let rates = rates::Rates::new(&limits);
         Self {
             router,
             hub,
@@ -70,15 +73,17 @@ impl Gateway {
             tasks,
             next_session: AtomicU64::new(1),
             connects,
+            rates,
             sent: session::Counters::default(),
             metrics: requests::Metrics::default(),
         }
     }
 
-    /// Forgets addresses that have not connected lately. To be called every minute.
-    pub fn forget_addresses(&self) {
+    /// Forgets addresses and users that have not come lately. To be called every few seconds.
+    pub fn forget_rates(&self) {
         self.connects.retain_recent();
         self.connects.shrink_to_fit();
+        self.rates.forget();
     }
 
     /// To be called every few seconds.

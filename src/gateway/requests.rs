@@ -46,6 +46,18 @@ fn answered(name: &'static str, result: &'static str) -> Counter {
 /// Items of a page when the client does not say.
 const PAGE_ITEMS_DEFAULT: usize = 50;
 
+/// Whether its answer may be as large as a page.
+pub(super) fn asks_for_a_page(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Inbox(_)
+            | Request::Participants(_)
+            | Request::History(_)
+            | Request::Public(_)
+            | Request::Subscribe(_)
+    )
+}
+
 /// Answers a request; `None` for those that have no reply.
 pub(super) fn handle(
     gateway: &Gateway,
@@ -106,6 +118,7 @@ fn answer(
         Request::Typing(r) => change(r.conversation, Operation::Typing),
         Request::Unsupported => invalid("not supported"),
         Request::Connect(_)
+        | Request::Cursors(_)
         | Request::Refresh(_)
         | Request::Watch(_)
         | Request::Unwatch(_)
@@ -129,6 +142,12 @@ async fn inbox(gateway: &Gateway, user: UserId, r: InboxRequest) -> Result<Answe
 
 async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, chat::Error> {
     let invalid = |text: &str| Err(chat::Error::Invalid(text.into()));
+    if r.participants.len() > gateway.limits.group_participants {
+        return Err(chat::Error::TooLarge {
+            what: "the participants that one request names".into(),
+            max: gateway.limits.group_participants,
+        });
+    }
     let conversation = match (r.kind, r.conversation) {
         (Kind::Dm, chosen) => {
             let mut others: Vec<_> = r.participants.iter().filter(|u| **u != user).collect();
@@ -453,6 +472,7 @@ fn code_label(code: ErrorCode) -> &'static str {
 fn name(request: &Request) -> &'static str {
     match request {
         Request::Connect(_) => "connect",
+        Request::Cursors(_) => "cursors",
         Request::Refresh(_) => "refresh",
         Request::Inbox(_) => "inbox",
         Request::Create(_) => "create",

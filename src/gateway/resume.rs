@@ -40,10 +40,14 @@ impl<'a> Missed<'a> {
     pub(super) fn new(
         gateway: &'a Gateway,
         user: UserId,
-        cursors: HashMap<ConversationId, Cursor>,
+        cursors: &HashMap<ConversationId, Cursor>,
         places: Vec<InboxPlace>,
     ) -> Self {
-        let cursors: Vec<_> = cursors.into_iter().take(CURSORS_MAX).collect();
+        let cursors: Vec<_> = cursors
+            .iter()
+            .map(|(id, cursor)| (*id, *cursor))
+            .take(CURSORS_MAX)
+            .collect();
         let places = places.into_iter();
         let places = places.map(|place| (place.conversation, place)).collect();
         let cursors = cursors.into_iter();
@@ -188,28 +192,13 @@ pub(super) async fn subscribe(
         };
         for event in events {
             let frame = Frame::encode(session.outbox.codec(), &event);
-            session.outbox.push(frame);
+            session.outbox.push_reply(frame);
         }
     }
     Answer::Ok(Okay {
         seq: None,
         head: Some(head),
     })
-}
-
-/// Answers `unsubscribe`: looking in ends; who is in the channel still gets its messages.
-pub(super) async fn unsubscribe(
-    gateway: &Gateway,
-    session: &Subscriber,
-    channel: ConversationId,
-) -> Answer {
-    let user = session.user.clone();
-    match gateway.router.ask(channel, user, Operation::Details).await {
-        Ok(Outcome::Details(view)) if view.role.is_some() => {}
-        Err(error @ chat::Error::Unavailable { .. }) => return requests::refused(&error),
-        _ => gateway.router.unsubscribe(session, channel),
-    }
-    Answer::Ok(Okay::default())
 }
 
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {

@@ -1,56 +1,41 @@
 //! One client connection: one task, one loop. Frames come in and become requests; replies and events go
 //! out, all that is queued in one flush.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+mod connecting;
+mod writing;
 
-use axum::extract::ws::{CloseFrame, Message, WebSocket};
-use futures_util::{FutureExt, SinkExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use governor::{
-    RateLimiter,
-    clock::{Clock, MonotonicClock},
-    middleware::NoOpMiddleware,
-    state::{InMemoryState, NotKeyed},
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use axum::extract::ws::{Message, WebSocket};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use metrics::{Counter, counter, gauge};
 use tokio::{
     select,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 
+use self::connecting::{Registered, expiry};
 use super::{
-    Gateway, quota, requests,
-    resume::{self, Missing},
+    Gateway,
+    rates::{UserRate, Wait},
+    requests, resume,
 };
 use crate::{
-    auth::{Identity, TokenError},
+    auth::Identity,
     clock,
-    cluster::InboxPlace,
     fanout::{Admitted, Closing, Frame, Line, Subscriber},
     model::{
-        ConversationId, SessionId,
-        limits::{REQUESTS_IN_FLIGHT_MAX, SUBSCRIPTIONS_MAX, WATCHED_MAX},
+        SessionId, Topic,
+        limits::{REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
     },
-    protocol::{
-        Answer, CloseCode, Codec, Connect, Connected, ErrorCode, Event, Named, Refusal, Reply,
-        Request, Users,
-    },
+    mutation::{Mutation, broken},
+    protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
 };
 
-/// A close frame that cannot be sent by then is given up.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Frames that an idle session's queue has room for.
-const FRAMES_KEPT: usize = 8;
-/// What was missed is written whenever it is more than this.
-const RESUME_WRITE_BYTES: usize = 64 << 10;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
-
-type Limiter =
-    RateLimiter<NotKeyed, InMemoryState, MonotonicClock, NoOpMiddleware<std::time::Instant>>;
+/// Bytes of a frame that may come in pieces, for each byte that it may have: the smallest sensible pieces are larger.
+const PIECES_OVERHEAD: usize = 4;
 
 #[derive(Clone)]
 pub(super) struct Counters {
@@ -72,10 +57,9 @@ pub(super) struct Session {
     gateway: Arc<Gateway>,
     socket: WebSocket,
     codec: Codec,
-    limiter: Limiter,
     /// To the socket, past the WebSocket library.
     line: Arc<Line>,
-    /// Requests refused in a row because of the rate limit.
+    /// Requests and control frames refused in a row because of the rate limit.
     refused: u32,
     _place: Admitted,
 }
@@ -83,12 +67,29 @@ pub(super) struct Session {
 /// After `connect`.
 struct Live {
     identity: Identity,
+    rate: Arc<UserRate>,
     subscriber: Arc<Subscriber>,
+    _registered: Registered,
     expires_at: Instant,
-    watched: HashSet<crate::model::UserId>,
-    /// Channels looked into without having joined.
-    looking_into: HashSet<ConversationId>,
-    replies: FuturesUnordered<BoxFuture<'static, Option<Reply>>>,
+    replies: FuturesUnordered<BoxFuture<'static, Finished>>,
+    /// What the requests under way may hold, all together.
+    asked_bytes: usize,
+}
+
+/// A request that has come to its end.
+struct Finished {
+    reply: Option<Reply>,
+    /// As counted when it began.
+    asked_bytes: usize,
+}
+
+/// What the loop remembers between two steps.
+struct Pace {
+    silent_pings: u32,
+    /// Once the gateway drains: when to close.
+    leave_at: Option<Instant>,
+    /// The last step wrote: now it is the client's turn.
+    wrote: bool,
 }
 
 type End = CloseCode;
@@ -102,15 +103,12 @@ impl Session {
         line: Arc<Line>,
         place: Admitted,
     ) -> Self {
-        let limits = &gateway.limits;
-        let quota = quota(limits.requests_per_second, limits.requests_burst);
-        let limiter = RateLimiter::direct_with_clock(quota, MonotonicClock);
+        line.limit_message(PIECES_OVERHEAD * gateway.limits.frame_bytes);
         Self {
             id,
             gateway,
             socket,
             codec,
-            limiter,
             line,
             refused: 0,
             _place: place,
@@ -128,7 +126,6 @@ impl Session {
                 live.subscriber.outbox.attach(self.line.clone());
                 let code = self.live(&mut live).await;
                 live.subscriber.outbox.close(code);
-                gateway.router.leave(&live.subscriber);
                 code
             }
         };
@@ -138,196 +135,50 @@ impl Session {
         gauge!("chat_sessions").set(gateway.hub.sessions().saturating_sub(1) as f64);
     }
 
-    /// Waits for the first frame, which must be `connect`, and answers it.
-    async fn connect(&mut self) -> Result<Live, End> {
-        let gateway = self.gateway.clone();
-        let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
-        let first = select! {
-            first = timeout(limit, self.next_frame()) => first.map_err(|_| CloseCode::ConnectTimeout)??,
-            () = gateway.tasks.draining() => return Err(CloseCode::Restart),
-        };
-        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
-        let id = incoming.id;
-        let connect = match incoming.request {
-            Ok(Request::Connect(connect)) => connect,
-            Ok(_) => {
-                let text = "the first frame must be connect";
-                return self
-                    .refuse(id, ErrorCode::Unauthorized, text, CloseCode::Unauthorized)
-                    .await;
-            }
-            Err(text) => {
-                return self
-                    .refuse(id, ErrorCode::BadRequest, &text, CloseCode::BadFrame)
-                    .await;
-            }
-        };
-        let identity = match gateway.tokens.check(&connect.token) {
-            Ok(identity) => identity,
-            Err(error) => {
-                let code = match error {
-                    TokenError::Expired => CloseCode::TokenExpired,
-                    TokenError::Rejected(_) => CloseCode::Unauthorized,
-                };
-                return self
-                    .refuse(id, ErrorCode::Unauthorized, &error.to_string(), code)
-                    .await;
-            }
-        };
-        let user = identity.user.clone();
-        if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
-            let text = "this user has too many connections";
-            return self
-                .refuse(
-                    id,
-                    ErrorCode::RateLimited,
-                    text,
-                    CloseCode::TooManyConnections,
-                )
-                .await;
-        }
-        let outbox_bytes = gateway.limits.outbox_bytes;
-        let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
-        let begun = match gateway.router.register(&subscriber).await {
-            Ok(places) => {
-                self.begin(&identity, &subscriber, id, connect, places)
-                    .await
-            }
-            Err(error) => {
-                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
-                let (code, text) = (ErrorCode::Unavailable, error.to_string());
-                self.refuse(id, code, &text, CloseCode::GoingAway).await
-            }
-        };
-        match begun {
-            Ok(()) => Ok(Live {
-                expires_at: expiry(&identity),
-                identity,
-                subscriber,
-                watched: HashSet::new(),
-                looking_into: HashSet::new(),
-                replies: FuturesUnordered::new(),
-            }),
-            Err(code) => {
-                gateway.router.leave(&subscriber);
-                Err(code)
-            }
-        }
-    }
-
-    /// Answers `connect`, and sends what was missed. Events that come meanwhile wait in the outbox.
-    async fn begin(
-        &mut self,
-        identity: &Identity,
-        subscriber: &Arc<Subscriber>,
-        id: Option<u32>,
-        connect: Connect,
-        places: Vec<InboxPlace>,
-    ) -> Result<(), End> {
-        let gateway = self.gateway.clone();
-        let Connect {
-            device, cursors, ..
-        } = connect;
-        tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
-        resume::follow_channels(&gateway, subscriber, &places).await;
-        let connected = Connected {
-            user: identity.user.clone(),
-            session: self.id.to_string(),
-            gateway: gateway.router.me().to_string(),
-            expires_at: identity.expires_at,
-            ping_interval_ms: gateway.session.ping_interval_ms,
-            limits: gateway.limits.protocol(),
-            time: clock::wall(),
-        };
-        let reply = Reply {
-            id,
-            answer: Answer::Connected(Box::new(connected)),
-        };
-        self.send(Frame::encode(self.codec, &reply)).await?;
-        let Some(cursors) = cursors.filter(|c| !c.is_empty()) else {
-            return Ok(());
-        };
-        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, places);
-        let (mut frames, mut bytes) = (VecDeque::new(), 0);
-        while let Some((conversation, missing)) = missed.next().await {
-            let (entries, other) = match missing {
-                Missing::Entries(entries) => (entries, None),
-                Missing::Other(event) => (Vec::new(), Some(event)),
-                Missing::Nothing => continue,
-            };
-            let events = entries
-                .iter()
-                .map(|entry| resume::message(conversation, entry));
-            for event in events.chain(other) {
-                let frame = Frame::encode(self.codec, &event);
-                bytes += frame.bytes().len();
-                frames.push_back(frame);
-                if bytes > RESUME_WRITE_BYTES {
-                    self.write(subscriber, &mut frames).await?;
-                    bytes = 0;
-                }
-            }
-        }
-        self.write(subscriber, &mut frames).await
-    }
-
     async fn live(&mut self, live: &mut Live) -> End {
         let gateway = self.gateway.clone();
         let ping_interval = Duration::from_millis(gateway.session.ping_interval_ms);
         let first = next_wake(Instant::now() + ping_interval, live, None);
         let mut timer = Box::pin(sleep_until(first));
-        let mut silent_pings = 0;
         let mut draining = std::pin::pin!(gateway.tasks.draining());
         let mut frames = VecDeque::new();
-        // Once the gateway drains: when to close.
-        let mut leave_at: Option<Instant> = None;
+        let mut pace = Pace {
+            silent_pings: 0,
+            leave_at: None,
+            wrote: false,
+        };
         loop {
-            let reading = live.replies.len() < REQUESTS_IN_FLIGHT_MAX && leave_at.is_none();
+            let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
             let step = select! {
                 biased;
-                // All replies that are ready, before anything is written: they go out in one flush.
-                Some(reply) = live.replies.next(), if !live.replies.is_empty() => {
-                    self.reply(live, reply);
-                    Ok(())
-                }
-                queued = live.subscriber.outbox.take(&mut frames) => match queued {
-                    Ok(()) => self.write(&live.subscriber, &mut frames).await,
-                    Err(Closing(code)) => Err(code),
-                },
-                frame = self.socket.next(), if reading => {
-                    silent_pings = 0;
-                    match self.incoming(frame) {
-                        Ok(Some(frame)) => self.receive(live, &frame),
-                        Ok(None) => Ok(()),
-                        Err(code) => Err(code),
-                    }
-                }
+                // First what no client may hold up, however much it sends or is sent.
                 () = timer.as_mut() => {
                     let now = Instant::now();
-                    if now >= live.expires_at {
-                        Err(CloseCode::TokenExpired)
-                    } else if leave_at.is_some_and(|at| now >= at) {
-                        Err(CloseCode::Restart)
-                    } else if silent_pings >= SILENT_PINGS_MAX {
-                        Err(CloseCode::ConnectTimeout)
-                    } else {
-                        silent_pings += 1;
-                        let ping = self.ping(&live.subscriber).await;
-                        timer.as_mut().reset(next_wake(now + ping_interval, live, leave_at));
-                        ping
-                    }
+                    let ended = self.time_passed(live, &mut pace, now).await;
+                    timer.as_mut().reset(next_wake(now + ping_interval, live, pace.leave_at));
+                    ended
                 }
-                () = draining.as_mut(), if leave_at.is_none() => {
-                    let spread = Duration::from_millis(gateway.drain.spread_ms);
-                    let delay = Duration::from_millis(gateway.drain.delay_ms);
-                    let after = delay + spread.mul_f64(rand::random::<f64>());
-                    let at = Instant::now() + after;
-                    leave_at = Some(at);
-                    timer.as_mut().reset(at);
-                    let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
-                    let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
-                    live.subscriber.outbox.push_own(event);
+                () = draining.as_mut(), if pace.leave_at.is_none() => {
+                    let at = self.announce_leaving(live);
+                    pace.leave_at = Some(at);
+                    timer.as_mut().reset(at.min(live.expires_at));
                     Ok(())
+                }
+                // All replies that are ready, before anything is written: they go out in one flush.
+                Some(finished) = live.replies.next(), if takes_replies => {
+                    self.finished(live, finished);
+                    Ok(())
+                }
+                next = next(&mut self.socket, &live.subscriber, &mut frames, reads, pace.wrote) => {
+                    pace.wrote = false;
+                    match next {
+                        Next::Came(frame) => self.came(live, &mut pace, frame),
+                        Next::Queued(Ok(())) => {
+                            pace.wrote = true;
+                            self.write(&live.subscriber, live.expires_at, &mut frames).await
+                        }
+                        Next::Queued(Err(Closing(code))) => Err(code),
+                    }
                 }
             };
             if let Err(code) = step {
@@ -336,24 +187,106 @@ impl Session {
                 }
                 return code;
             }
-            if leave_at.is_none() && timer.deadline() > live.expires_at {
+            if pace.leave_at.is_none() && timer.deadline() > live.expires_at {
                 timer.as_mut().reset(live.expires_at);
             }
         }
     }
 
+    /// Whether the loop takes further replies: those that it took must be written first.
+    fn takes_replies(&self, live: &Live) -> bool {
+        !live.replies.is_empty() && live.subscriber.outbox.reply_bytes() <= self.reply_bytes_max()
+    }
+
+    /// Whether the loop reads from its client: not while the requests under way may ask for more than is to be held.
+    fn reads(&self, live: &Live, pace: &Pace) -> bool {
+        live.replies.len() < REQUESTS_IN_FLIGHT_MAX
+            && live.asked_bytes <= self.reply_bytes_max()
+            && pace.leave_at.is_none()
+    }
+
+    /// Replies that may be queued before further requests wait.
+    fn reply_bytes_max(&self) -> usize {
+        self.gateway.limits.outbox_bytes / 2
+    }
+
+    /// The token may have expired, the time to leave may have come; else the client is pinged.
+    async fn time_passed(
+        &mut self,
+        live: &mut Live,
+        pace: &mut Pace,
+        now: Instant,
+    ) -> Result<(), End> {
+        if now >= live.expires_at {
+            return Err(CloseCode::TokenExpired);
+        }
+        if pace.leave_at.is_some_and(|at| now >= at) {
+            return Err(CloseCode::Restart);
+        }
+        if pace.silent_pings >= SILENT_PINGS_MAX {
+            return Err(CloseCode::ConnectTimeout);
+        }
+        // Who is not read from can give no sign of life.
+        if self.reads(live, pace) {
+            pace.silent_pings += 1;
+        }
+        self.ping(&live.subscriber, live.expires_at).await
+    }
+
+    /// The gateway drains: the client is told when it will be closed.
+    fn announce_leaving(&self, live: &Live) -> Instant {
+        let drain = &self.gateway.drain;
+        let spread = Duration::from_millis(drain.spread_ms);
+        let after = Duration::from_millis(drain.delay_ms) + spread.mul_f64(rand::random::<f64>());
+        let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
+        let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
+        live.subscriber.outbox.push_reply(event);
+        Instant::now() + after
+    }
+
     /// What the gateway has begun for this client it finishes, before it lets go.
     async fn finish_requests(&mut self, live: &mut Live) -> End {
-        while let Some(reply) = live.replies.next().await {
-            self.reply(live, reply);
-        }
         let mut frames = VecDeque::new();
-        while let Some(Ok(())) = live.subscriber.outbox.take(&mut frames).now_or_never() {
-            if let Err(code) = self.write(&live.subscriber, &mut frames).await {
-                return code;
+        loop {
+            let finished = live.replies.next().await;
+            let none_left = finished.is_none();
+            if let Some(finished) = finished {
+                self.finished(live, finished);
+            }
+            if none_left || !self.takes_replies(live) {
+                while let Some(Ok(())) = live.subscriber.outbox.take(&mut frames).now_or_never() {
+                    let written = self.write(&live.subscriber, live.expires_at, &mut frames);
+                    if let Err(code) = written.await {
+                        return code;
+                    }
+                }
+            }
+            if none_left {
+                return CloseCode::Restart;
             }
         }
-        CloseCode::Restart
+    }
+
+    /// Something came from the client.
+    fn came(&mut self, live: &mut Live, pace: &mut Pace, frame: Came) -> Result<(), End> {
+        pace.silent_pings = 0;
+        match self.incoming(frame)? {
+            Some(frame) => self.receive(live, &frame),
+            // A ping or a pong. They cost as much as a request.
+            None => match live.rate.check() {
+                Ok(()) => Ok(()),
+                Err(_) => self.refuse_one(),
+            },
+        }
+    }
+
+    /// One more was too much; who goes on and on is closed.
+    fn refuse_one(&mut self) -> Result<(), End> {
+        self.refused += 1;
+        if self.refused > self.gateway.limits.requests_burst {
+            return Err(CloseCode::RateLimit);
+        }
+        Ok(())
     }
 
     fn receive(&mut self, live: &mut Live, bytes: &[u8]) -> Result<(), End> {
@@ -361,99 +294,119 @@ impl Session {
             return Err(CloseCode::BadFrame);
         };
         let id = incoming.id;
-        if let Err(not_until) = self.limiter.check() {
-            self.refused += 1;
-            if self.refused > self.gateway.limits.requests_burst {
-                return Err(CloseCode::RateLimit);
-            }
-            let wait = not_until.wait_time_from(MonotonicClock.now());
-            let refusal = Refusal {
-                code: ErrorCode::RateLimited,
-                message: "too many requests".into(),
-                retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
-            };
-            self.reply(
-                live,
-                Some(Reply {
-                    id,
-                    answer: Answer::Error(refusal),
-                }),
-            );
-            return Ok(());
-        }
-        self.refused = 0;
-        let answer = match incoming.request {
-            Err(text) => requests::refusal(ErrorCode::BadRequest, text),
-            Ok(Request::Ping) => Answer::Pong {
-                time: clock::wall(),
-            },
-            Ok(Request::Connect(_)) => {
-                requests::refusal(ErrorCode::BadRequest, "already connected".into())
-            }
-            Ok(Request::Refresh(refresh)) => self.refresh(live, &refresh.token),
-            Ok(Request::Unwatch(users)) => {
-                for user in &users.users {
-                    live.watched.remove(user);
+        let answer = if let Err(wait) = live.rate.check() {
+            self.refuse_one()?;
+            rate_limited("too many requests", wait)
+        } else {
+            self.refused = 0;
+            match incoming.request {
+                Err(text) => requests::refusal(ErrorCode::BadRequest, text),
+                Ok(Request::Ping) => Answer::Pong {
+                    time: clock::wall(),
+                },
+                Ok(Request::Connect(_) | Request::Cursors(_)) => {
+                    requests::refusal(ErrorCode::BadRequest, "already connected".into())
                 }
-                self.gateway.router.unwatch(&live.subscriber, &users.users);
-                Answer::Presence { items: Vec::new() }
-            }
-            Ok(request) => {
-                self.begin_request(live, id, request);
-                return Ok(());
+                Ok(Request::Refresh(refresh)) => self.refresh(live, &refresh.token),
+                Ok(Request::Unwatch(Users { users })) => self.unwatch(live, users),
+                Ok(Request::Unsubscribe(Named { conversation })) => {
+                    let topic = Topic::Channel(conversation);
+                    let router = &self.gateway.router;
+                    router.unsubscribe(&live.subscriber, std::slice::from_ref(&topic));
+                    Answer::Ok(Default::default())
+                }
+                Ok(request) => match self.check(live, &request) {
+                    Err(answer) => answer,
+                    Ok(()) => {
+                        self.begin_request(live, id, request, bytes.len());
+                        return Ok(());
+                    }
+                },
             }
         };
         self.reply(live, Some(Reply { id, answer }));
         Ok(())
     }
 
+    fn unwatch(&self, live: &Live, users: Vec<crate::model::UserId>) -> Answer {
+        if users.len() > WATCHED_MAX {
+            return too_many_users();
+        }
+        let topics: Vec<_> = users.into_iter().map(Topic::Presence).collect();
+        self.gateway.router.unsubscribe(&live.subscriber, &topics);
+        Answer::Presence { items: Vec::new() }
+    }
+
+    /// Bounds of lists, before anything is done with them, and rates of what costs others most.
+    fn check(&self, live: &Live, request: &Request) -> Result<(), Answer> {
+        let user = &live.identity.user;
+        let rates = &self.gateway.rates;
+        let checked = match request {
+            Request::Watch(Users { users }) if users.len() > WATCHED_MAX => {
+                return Err(too_many_users());
+            }
+            // More than can be are refused before anyone looks at them.
+            Request::Create(create)
+                if create.participants.len() <= self.gateway.limits.group_participants =>
+            {
+                let others = create.participants.iter().filter(|u| *u != user);
+                let others = others.count();
+                rates.create(user).and_then(|()| rates.invite(user, others))
+            }
+            Request::Add(_) => rates.invite(user, 1),
+            _ => Ok(()),
+        };
+        checked.map_err(|wait| rate_limited("too many conversations or invitations", wait))
+    }
+
     /// Starts a request that takes time. Requests of one session begin in the order in which they came.
-    fn begin_request(&mut self, live: &mut Live, id: Option<u32>, request: Request) {
+    fn begin_request(
+        &mut self,
+        live: &mut Live,
+        id: Option<u32>,
+        request: Request,
+        frame_bytes: usize,
+    ) {
         let gateway = self.gateway.clone();
         let subscriber = live.subscriber.clone();
-        let reply = move |answer| Some(Reply { id, answer });
-        let mut replied: BoxFuture<'static, Option<Reply>> = match request {
-            Request::Watch(Users { users }) => {
-                live.watched.extend(users.iter().cloned());
-                if live.watched.len() > WATCHED_MAX {
-                    live.watched.retain(|user| !users.contains(user));
-                    let text = format!("a session watches at most {WATCHED_MAX} users");
-                    return self.reply(live, reply(requests::refusal(ErrorCode::TooLarge, text)));
-                }
-                Box::pin(async move { reply(requests::watch(&gateway, &subscriber, &users).await) })
-            }
-            Request::Subscribe(subscribe) => {
-                live.looking_into.insert(subscribe.conversation);
-                if live.looking_into.len() > SUBSCRIPTIONS_MAX {
-                    live.looking_into.remove(&subscribe.conversation);
-                    let text = format!("a session looks into at most {SUBSCRIPTIONS_MAX} channels");
-                    return self.reply(live, reply(requests::refusal(ErrorCode::TooLarge, text)));
-                }
-                Box::pin(async move {
-                    reply(resume::subscribe(&gateway, &subscriber, &subscribe).await)
-                })
-            }
-            Request::Unsubscribe(Named { conversation }) => {
-                live.looking_into.remove(&conversation);
-                Box::pin(async move {
-                    reply(resume::unsubscribe(&gateway, &subscriber, conversation).await)
-                })
-            }
+        let asked_bytes = if requests::asks_for_a_page(&request) {
+            gateway.limits.page_bytes()
+        } else {
+            frame_bytes
+        };
+        live.asked_bytes += asked_bytes;
+        let finished = move |answer: Option<Answer>| Finished {
+            reply: answer.map(|answer| Reply { id, answer }),
+            asked_bytes,
+        };
+        let mut replied: BoxFuture<'static, Finished> = match request {
+            Request::Watch(Users { users }) => Box::pin(async move {
+                finished(Some(requests::watch(&gateway, &subscriber, &users).await))
+            }),
+            Request::Subscribe(subscribe) => Box::pin(async move {
+                finished(Some(
+                    resume::subscribe(&gateway, &subscriber, &subscribe).await,
+                ))
+            }),
             request => Box::pin(async move {
                 let user = subscriber.user.clone();
-                requests::handle(&gateway, user, request)
-                    .await
-                    .and_then(reply)
+                finished(requests::handle(&gateway, user, request).await)
             }),
         };
         // Begun here and now, so that requests reach their owners in order.
         match (&mut replied).now_or_never() {
-            Some(reply) => self.reply(live, reply),
+            Some(done) => self.finished(live, done),
             None => live.replies.push(replied),
         }
     }
 
+    fn finished(&self, live: &mut Live, finished: Finished) {
+        live.asked_bytes -= finished.asked_bytes;
+        self.reply(live, finished.reply);
+    }
+
     fn refresh(&self, live: &mut Live, token: &str) -> Answer {
+        assert!(!broken(Mutation::SessionPanic), "as a test wants it");
         match self.gateway.tokens.check(token) {
             Ok(identity) if identity.user == live.identity.user => {
                 live.expires_at = expiry(&identity);
@@ -470,53 +423,13 @@ impl Session {
     fn reply(&self, live: &Live, reply: Option<Reply>) {
         if let Some(reply) = reply {
             let frame = Frame::encode(self.codec, &reply);
-            live.subscriber.outbox.push_own(frame);
-        }
-    }
-
-    async fn write(
-        &mut self,
-        subscriber: &Subscriber,
-        frames: &mut VecDeque<Frame>,
-    ) -> Result<(), End> {
-        let count = frames.iter().map(Frame::count).sum();
-        self.gateway.sent.frames.increment(count);
-        let writing = write_all(&mut self.socket, &self.line, frames);
-        let written = patiently(&self.gateway, subscriber, writing).await;
-        // A burst's queue is not kept for ever.
-        frames.shrink_to(FRAMES_KEPT);
-        subscriber.outbox.flushed();
-        written
-    }
-
-    /// For the time before there is an outbox.
-    async fn send(&mut self, frame: Frame) -> Result<(), End> {
-        self.gateway.sent.frames.increment(1);
-        let mut frames = VecDeque::from([frame]);
-        let written = write_all(&mut self.socket, &self.line, &mut frames).await;
-        written.map_err(|_| CloseCode::GoingAway)
-    }
-
-    async fn ping(&mut self, subscriber: &Subscriber) -> Result<(), End> {
-        let ping = self.socket.send(Message::Ping(Default::default()));
-        patiently(&self.gateway, subscriber, ping).await
-    }
-
-    /// The next frame with content, for the time before `connect`.
-    async fn next_frame(&mut self) -> Result<bytes::Bytes, End> {
-        loop {
-            let frame = self.socket.next().await;
-            if let Some(frame) = self.incoming(frame)? {
-                return Ok(frame);
-            }
+            live.subscriber.outbox.push_reply(frame);
         }
     }
 
     /// The bytes of a frame of this codec; `None` for what the WebSocket layer sees to itself.
-    fn incoming(
-        &self,
-        frame: Option<Result<Message, axum::Error>>,
-    ) -> Result<Option<bytes::Bytes>, End> {
+    fn incoming(&self, frame: Came) -> Result<Option<bytes::Bytes>, End> {
+        self.line.message_came();
         match frame {
             None | Some(Ok(Message::Close(_))) => Err(CloseCode::GoingAway),
             Some(Err(error)) => Err(ended_by(&error)),
@@ -526,99 +439,49 @@ impl Session {
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
         }
     }
-
-    /// Answers with an error, and ends the session.
-    async fn refuse<T>(
-        &mut self,
-        id: Option<u32>,
-        code: ErrorCode,
-        text: &str,
-        end: CloseCode,
-    ) -> Result<T, End> {
-        let reply = Reply {
-            id,
-            answer: requests::refusal(code, text.to_owned()),
-        };
-        self.send(Frame::encode(self.codec, &reply)).await?;
-        Err(end)
-    }
-
-    async fn close(&mut self, code: CloseCode) {
-        if code == CloseCode::GoingAway {
-            // The client closed, or is gone: complete the closing handshake if there is one.
-            let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
-            return;
-        }
-        let frame = CloseFrame {
-            code: code.number(),
-            reason: code.reason().into(),
-        };
-        let closed = async {
-            self.socket.send(Message::Close(Some(frame))).await?;
-            // Until the client has answered: closing at once could cost it the close code.
-            while let Some(Ok(_)) = self.socket.next().await {}
-            Ok::<_, axum::Error>(())
-        };
-        let _ = timeout(CLOSE_TIMEOUT, closed).await;
-    }
 }
 
-/// Past the WebSocket library, once that has written what it has begun: a pong.
-async fn write_all(
+type Came = Option<Result<Message, axum::Error>>;
+
+enum Next {
+    Queued(Result<(), Closing>),
+    Came(Came),
+}
+
+/// What is to be written, or else what the client sends; the other way round after a write, so that neither keeps the
+/// other waiting for ever.
+async fn next(
     socket: &mut WebSocket,
-    line: &Line,
+    subscriber: &Subscriber,
     frames: &mut VecDeque<Frame>,
-) -> Result<(), axum::Error> {
-    if line.busy() {
-        socket.flush().await?;
+    reads: bool,
+    after_write: bool,
+) -> Next {
+    if after_write {
+        return select! {
+            biased;
+            frame = socket.next(), if reads => Next::Came(frame),
+            queued = subscriber.outbox.take(frames) => Next::Queued(queued),
+        };
     }
-    line.write_all(frames).await.map_err(axum::Error::new)
-}
-
-/// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is
-/// full, that the gateway drains, or that its client is gone. What it waits for besides takes memory only when
-/// the write is not done at once, as most are.
-async fn patiently(
-    gateway: &Gateway,
-    subscriber: &Subscriber,
-    write: impl Future<Output = Result<(), axum::Error>>,
-) -> Result<(), End> {
-    let mut write = std::pin::pin!(write);
-    match (&mut write).now_or_never() {
-        Some(written) => written.map_err(|_| CloseCode::GoingAway),
-        None => Box::pin(wait_for(gateway, subscriber, write)).await,
-    }
-}
-
-async fn wait_for(
-    gateway: &Gateway,
-    subscriber: &Subscriber,
-    write: impl Future<Output = Result<(), axum::Error>>,
-) -> Result<(), End> {
-    let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
     select! {
         biased;
-        written = write => written.map_err(|_| CloseCode::GoingAway),
-        Closing(code) = subscriber.outbox.closing() => Err(code),
-        () = leave_time(gateway) => Err(CloseCode::Restart),
-        () = sleep(patience) => Err(CloseCode::TooSlow),
+        queued = subscriber.outbox.take(frames) => Next::Queued(queued),
+        frame = socket.next(), if reads => Next::Came(frame),
     }
 }
 
-/// Fires when the gateway drains and all clients should have left.
-async fn leave_time(gateway: &Gateway) {
-    gateway.tasks.draining().await;
-    sleep(Duration::from_millis(
-        gateway.drain.delay_ms + gateway.drain.spread_ms,
-    ))
-    .await;
+fn too_many_users() -> Answer {
+    let text = format!("one request may name at most {WATCHED_MAX} users");
+    requests::refusal(ErrorCode::TooLarge, text)
 }
 
-/// When the token expires, on the monotonic clock.
-fn expiry(identity: &Identity) -> Instant {
-    const FAR: u64 = 365 * 86_400_000;
-    let left_ms = u64::try_from(identity.expires_at - clock::wall()).unwrap_or_default();
-    Instant::now() + Duration::from_millis(left_ms.min(FAR))
+fn rate_limited(what: &str, Wait(wait): Wait) -> Answer {
+    Answer::Error(Refusal {
+        code: ErrorCode::RateLimited,
+        message: what.into(),
+        retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
+    })
 }
 
 fn next_wake(ping: Instant, live: &Live, leave_at: Option<Instant>) -> Instant {
@@ -630,8 +493,12 @@ fn next_wake(ping: Instant, live: &Live, leave_at: Option<Instant>) -> Instant {
 fn ended_by(error: &axum::Error) -> CloseCode {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
-        if cause.is::<std::io::Error>() {
-            return CloseCode::GoingAway;
+        if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+            return match error.kind() {
+                // Too many bytes without a message.
+                std::io::ErrorKind::InvalidData => CloseCode::BadFrame,
+                _ => CloseCode::GoingAway,
+            };
         }
         source = cause.source();
     }

@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -12,6 +13,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use futures_util::FutureExt as _;
 use metrics::counter;
 
 use super::{Gateway, session::Session};
@@ -81,7 +83,14 @@ pub(super) async fn upgrade(
         .on_upgrade(move |socket| {
             // Boxed: a future that owned it would hold it twice, as its argument and as its variable.
             let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
-            tasks.track(async move { session.run().await })
+            tasks.track(async move {
+                let run = AssertUnwindSafe(session.run()).catch_unwind().await;
+                if run.is_err() {
+                    // What the session held has been let go of; the panic itself is in the log.
+                    counter!("chat_panics_total", "task" => "session").increment(1);
+                    tracing::error!(session = %id, "a session panicked; its client must reconnect");
+                }
+            })
         })
 }
 

@@ -67,6 +67,9 @@ pub const WATCHED_MAX: usize = 500;
 /// Channels one session may look into without having joined.
 pub const SUBSCRIPTIONS_MAX: usize = 100;
 
+/// Channels that a user may be removed from while one of their sessions connects; at one more it must connect again.
+pub const REMOVED_WHILE_CONNECTING_MAX: usize = 100;
+
 /// Requests of one session under way at once; with more, its socket is not read.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 

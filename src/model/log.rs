@@ -55,6 +55,18 @@ impl Content {
             reply_to: None,
         }
     }
+
+    /// Whether the conversation is not public once this has happened, whatever it was before.
+    #[must_use]
+    pub fn makes_private(&self) -> bool {
+        matches!(
+            self,
+            Self::System(SystemChange::Updated {
+                public: Some(false),
+                ..
+            })
+        )
+    }
 }
 
 /// Something that happened to the conversation itself.

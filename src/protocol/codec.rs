@@ -105,6 +105,7 @@ impl Codec {
     fn request(self, kind: &str, bytes: &[u8]) -> Result<Request, String> {
         Ok(match kind {
             "connect" => Request::Connect(self.read(bytes)?),
+            "cursors" => Request::Cursors(self.read(bytes)?),
             "refresh" => Request::Refresh(self.read(bytes)?),
             "inbox" => Request::Inbox(self.read(bytes)?),
             "create" => Request::Create(self.read(bytes)?),

@@ -23,6 +23,7 @@ pub struct Incoming {
 #[derive(Debug)]
 pub enum Request {
     Connect(Connect),
+    Cursors(Cursors),
     Refresh(Refresh),
     Inbox(InboxRequest),
     Create(Create),
@@ -57,6 +58,17 @@ pub struct Connect {
     pub device: Option<String>,
     #[serde(default)]
     pub cursors: Option<HashMap<ConversationId, Cursor>>,
+    /// More cursors follow, in `cursors` frames.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// A further part of the cursors of a `connect`.
+#[derive(Debug, Deserialize)]
+pub struct Cursors {
+    pub cursors: HashMap<ConversationId, Cursor>,
+    #[serde(default)]
+    pub more: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -271,6 +283,7 @@ pub struct Limits {
     pub requests_per_second: u32,
     pub requests_burst: u32,
     pub watched_users: usize,
+    pub cursors: usize,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]

@@ -140,6 +140,7 @@ fn answers() -> Vec<Answer> {
             requests_per_second: 50,
             requests_burst: 200,
             watched_users: 500,
+            cursors: 5_000,
         },
         time: AT,
     };

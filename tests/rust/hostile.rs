@@ -177,6 +177,7 @@ fn value() -> impl Strategy<Value = Value> {
 fn near_miss() -> impl Strategy<Value = Value> {
     const TYPES: &[&str] = &[
         "connect",
+        "cursors",
         "refresh",
         "inbox",
         "create",
@@ -208,6 +209,7 @@ fn near_miss() -> impl Strategy<Value = Value> {
     const FIELDS: &[&str] = &[
         "id",
         "token",
+        "more",
         "cursors",
         "conversation",
         "user",

@@ -7,6 +7,7 @@ mod architecture;
 mod cluster;
 mod golden;
 mod hostile;
+mod panics;
 mod ring;
 mod simulation;
 mod stores;

@@ -238,8 +238,8 @@ impl Owner {
         let waiting = in_flight.and_then(|i| self.waiting.get_mut(usize::try_from(i).ok()?));
         if let Some(waiting) = waiting {
             waiting.replies.push((reply, true));
-        } else if let Some(replies) = self.applying.get_mut(&seq) {
-            replies.push(reply);
+        } else if let Some(applying) = self.applying.get_mut(&seq) {
+            applying.replies.push(reply);
         } else {
             drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
         }

@@ -1,0 +1,256 @@
+//! From an open WebSocket to a session that is served: `connect`, and what its client missed.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    select,
+    time::{Instant, timeout},
+};
+
+use super::{End, Live, Session};
+use crate::{
+    auth::{Identity, TokenError},
+    clock,
+    cluster::InboxPlace,
+    fanout::{Frame, Subscriber},
+    gateway::{
+        Gateway, requests,
+        resume::{self, Missing},
+    },
+    model::{ConversationId, Cursor, limits::CURSORS_MAX},
+    protocol::{Answer, CloseCode, Connect, Connected, Cursors, ErrorCode, Reply, Request},
+};
+
+/// What was missed is written whenever it is more than this.
+const RESUME_WRITE_BYTES: usize = 64 << 10;
+/// WebSocket pings and pongs before `connect`; a client has no reason for more.
+const CONTROL_FRAMES_MAX: usize = 16;
+/// Parts that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
+const CURSOR_PARTS_MAX: usize = 64;
+
+/// A session that other gateways know of. However it ends, they are told.
+pub(super) struct Registered {
+    gateway: Arc<Gateway>,
+    pub subscriber: Arc<Subscriber>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.subscriber.outbox.close(CloseCode::GoingAway);
+        self.gateway.router.leave(&self.subscriber);
+    }
+}
+
+/// A `connect` whose token was accepted.
+struct Accepted {
+    id: Option<u32>,
+    identity: Identity,
+    device: Option<String>,
+    cursors: HashMap<ConversationId, Cursor>,
+}
+
+impl Session {
+    /// Waits for `connect`, and answers it.
+    pub(super) async fn connect(&mut self) -> Result<Live, End> {
+        let gateway = self.gateway.clone();
+        let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
+        let accepted = select! {
+            accepted = timeout(limit, self.accept()) => accepted.map_err(|_| CloseCode::ConnectTimeout)??,
+            () = gateway.tasks.draining() => return Err(CloseCode::Restart),
+        };
+        let user = accepted.identity.user.clone();
+        if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
+            let text = "this user has too many connections";
+            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
+            return self.refuse(accepted.id, code, text, end).await;
+        }
+        let outbox_bytes = gateway.limits.outbox_bytes;
+        let rate = gateway.rates.of(&user);
+        let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
+        let registered = Registered {
+            gateway: gateway.clone(),
+            subscriber: subscriber.clone(),
+        };
+        match gateway.router.register(&subscriber).await {
+            Ok(places) => self.begin(&accepted, &subscriber, places).await?,
+            Err(error) => {
+                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
+                let (code, text) = (ErrorCode::Unavailable, error.to_string());
+                let end = CloseCode::GoingAway;
+                return self.refuse(accepted.id, code, &text, end).await;
+            }
+        }
+        Ok(Live {
+            expires_at: expiry(&accepted.identity),
+            identity: accepted.identity,
+            rate,
+            subscriber,
+            _registered: registered,
+            replies: FuturesUnordered::new(),
+            asked_bytes: 0,
+        })
+    }
+
+    /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors.
+    async fn accept(&mut self) -> Result<Accepted, End> {
+        let first = self.next_frame().await?;
+        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
+        let id = incoming.id;
+        let connect = match incoming.request {
+            Ok(Request::Connect(connect)) => connect,
+            Ok(_) => {
+                let text = "the first frame must be connect";
+                let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
+                return self.refuse(id, code, text, end).await;
+            }
+            Err(text) => {
+                let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
+                return self.refuse(id, code, &text, end).await;
+            }
+        };
+        let Connect {
+            token,
+            device,
+            cursors,
+            mut more,
+        } = connect;
+        let identity = match self.gateway.tokens.check(&token) {
+            Ok(identity) => identity,
+            Err(error) => {
+                let end = match error {
+                    TokenError::Expired => CloseCode::TokenExpired,
+                    TokenError::Rejected(_) => CloseCode::Unauthorized,
+                };
+                let (code, text) = (ErrorCode::Unauthorized, error.to_string());
+                return self.refuse(id, code, &text, end).await;
+            }
+        };
+        let mut cursors = cursors.unwrap_or_default();
+        let mut parts = 0;
+        while more {
+            parts += 1;
+            let part = self.next_frame().await?;
+            let part = self.codec.decode(&part).map_err(|_| CloseCode::BadFrame)?;
+            let Ok(Request::Cursors(part)) = part.request else {
+                let text = "more cursors were announced: cursors must follow connect";
+                let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
+                return self.refuse(part.id, code, text, end).await;
+            };
+            if parts > CURSOR_PARTS_MAX {
+                let text = "the cursors of one connect come in at most 64 parts";
+                let (code, end) = (ErrorCode::TooLarge, CloseCode::BadFrame);
+                return self.refuse(id, code, text, end).await;
+            }
+            let Cursors {
+                cursors: others,
+                more: further,
+            } = part;
+            let room = CURSORS_MAX.saturating_sub(cursors.len());
+            cursors.extend(others.into_iter().take(room));
+            more = further;
+        }
+        Ok(Accepted {
+            id,
+            identity,
+            device,
+            cursors,
+        })
+    }
+
+    /// Answers `connect`, and sends what was missed. Events that come meanwhile wait in the outbox.
+    async fn begin(
+        &mut self,
+        accepted: &Accepted,
+        subscriber: &Arc<Subscriber>,
+        places: Vec<InboxPlace>,
+    ) -> Result<(), End> {
+        let gateway = self.gateway.clone();
+        let Accepted {
+            id,
+            identity,
+            device,
+            cursors,
+        } = accepted;
+        tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
+        resume::follow_channels(&gateway, subscriber, &places).await;
+        let connected = Connected {
+            user: identity.user.clone(),
+            session: self.id.to_string(),
+            gateway: gateway.router.me().to_string(),
+            expires_at: identity.expires_at,
+            ping_interval_ms: gateway.session.ping_interval_ms,
+            limits: gateway.limits.protocol(),
+            time: clock::wall(),
+        };
+        let reply = Reply {
+            id: *id,
+            answer: Answer::Connected(Box::new(connected)),
+        };
+        self.send(Frame::encode(self.codec, &reply)).await?;
+        if cursors.is_empty() {
+            return Ok(());
+        }
+        let expires_at = expiry(identity);
+        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, places);
+        let (mut frames, mut bytes) = (VecDeque::new(), 0);
+        while let Some((conversation, missing)) = missed.next().await {
+            let (entries, other) = match missing {
+                Missing::Entries(entries) => (entries, None),
+                Missing::Other(event) => (Vec::new(), Some(event)),
+                Missing::Nothing => continue,
+            };
+            let events = entries
+                .iter()
+                .map(|entry| resume::message(conversation, entry));
+            for event in events.chain(other) {
+                let frame = Frame::encode(self.codec, &event);
+                bytes += frame.bytes().len();
+                frames.push_back(frame);
+                if bytes > RESUME_WRITE_BYTES {
+                    self.write(subscriber, expires_at, &mut frames).await?;
+                    bytes = 0;
+                }
+            }
+        }
+        self.write(subscriber, expires_at, &mut frames).await
+    }
+
+    /// Answers with an error, and ends the session.
+    async fn refuse<T>(
+        &mut self,
+        id: Option<u32>,
+        code: ErrorCode,
+        text: &str,
+        end: CloseCode,
+    ) -> Result<T, End> {
+        let reply = Reply {
+            id,
+            answer: requests::refusal(code, text.to_owned()),
+        };
+        self.send(Frame::encode(self.codec, &reply)).await?;
+        Err(end)
+    }
+
+    /// The next frame with content.
+    async fn next_frame(&mut self) -> Result<bytes::Bytes, End> {
+        for _ in 0..=CONTROL_FRAMES_MAX {
+            let frame = self.socket.next().await;
+            if let Some(frame) = self.incoming(frame)? {
+                return Ok(frame);
+            }
+        }
+        Err(CloseCode::RateLimit)
+    }
+}
+
+/// When the token expires, on the monotonic clock.
+pub(super) fn expiry(identity: &Identity) -> Instant {
+    const FAR: u64 = 365 * 86_400_000;
+    let left_ms = u64::try_from(identity.expires_at - clock::wall()).unwrap_or_default();
+    Instant::now() + Duration::from_millis(left_ms.min(FAR))
+}

@@ -1,0 +1,148 @@
+//! What a session writes, without ever waiting for longer than it may.
+
+use std::{collections::VecDeque, time::Duration};
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use futures_util::{FutureExt, SinkExt, StreamExt};
+use tokio::{
+    select,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{End, SILENT_PINGS_MAX, Session};
+use crate::{
+    fanout::{Closing, Frame, Line, Subscriber},
+    gateway::Gateway,
+    protocol::CloseCode,
+};
+
+/// A close frame that cannot be sent, and answered, by then is given up.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Frames that an idle session's queue has room for.
+const FRAMES_KEPT: usize = 8;
+
+impl Session {
+    pub(super) async fn write(
+        &mut self,
+        subscriber: &Subscriber,
+        expires_at: Instant,
+        frames: &mut VecDeque<Frame>,
+    ) -> Result<(), End> {
+        let count = frames.iter().map(Frame::count).sum();
+        self.gateway.sent.frames.increment(count);
+        let writing = write_all(&mut self.socket, &self.line, frames);
+        let written = patiently(&self.gateway, &self.line, subscriber, expires_at, writing).await;
+        // A burst's queue is not kept for ever.
+        frames.shrink_to(FRAMES_KEPT);
+        subscriber.outbox.flushed();
+        written
+    }
+
+    /// For the time before there is an outbox.
+    pub(super) async fn send(&mut self, frame: Frame) -> Result<(), End> {
+        self.gateway.sent.frames.increment(1);
+        let mut frames = VecDeque::from([frame]);
+        let limit = Duration::from_millis(self.gateway.session.connect_timeout_ms);
+        let writing = write_all(&mut self.socket, &self.line, &mut frames);
+        match timeout(limit, writing).await {
+            Ok(written) => written.map_err(|_| CloseCode::GoingAway),
+            Err(_) => Err(CloseCode::TooSlow),
+        }
+    }
+
+    pub(super) async fn ping(
+        &mut self,
+        subscriber: &Subscriber,
+        expires_at: Instant,
+    ) -> Result<(), End> {
+        let ping = self.socket.send(Message::Ping(Default::default()));
+        patiently(&self.gateway, &self.line, subscriber, expires_at, ping).await
+    }
+
+    pub(super) async fn close(&mut self, code: CloseCode) {
+        if code == CloseCode::GoingAway {
+            // The client closed, or is gone: complete the closing handshake if there is one.
+            let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
+            return;
+        }
+        let frame = CloseFrame {
+            code: code.number(),
+            reason: code.reason().into(),
+        };
+        let closed = async {
+            self.socket.send(Message::Close(Some(frame))).await?;
+            // Until the client has answered: closing at once could cost it the close code.
+            while let Some(Ok(_)) = self.socket.next().await {}
+            self.line.linger().await;
+            Ok::<_, axum::Error>(())
+        };
+        let _ = timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+/// Past the WebSocket library, once that has written what it has begun: a pong.
+async fn write_all(
+    socket: &mut WebSocket,
+    line: &Line,
+    frames: &mut VecDeque<Frame>,
+) -> Result<(), axum::Error> {
+    if line.busy() {
+        socket.flush().await?;
+    }
+    line.write_all(frames).await.map_err(axum::Error::new)
+}
+
+/// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is
+/// full, that its token expires, that the gateway drains, or that its client is gone. What it waits for besides takes
+/// memory only when the write is not done at once, as most are.
+async fn patiently(
+    gateway: &Gateway,
+    line: &Line,
+    subscriber: &Subscriber,
+    expires_at: Instant,
+    write: impl Future<Output = Result<(), axum::Error>>,
+) -> Result<(), End> {
+    let mut write = std::pin::pin!(write);
+    match (&mut write).now_or_never() {
+        Some(written) => written.map_err(|_| CloseCode::GoingAway),
+        None => Box::pin(wait_for(gateway, line, subscriber, expires_at, write)).await,
+    }
+}
+
+async fn wait_for(
+    gateway: &Gateway,
+    line: &Line,
+    subscriber: &Subscriber,
+    expires_at: Instant,
+    write: impl Future<Output = Result<(), axum::Error>>,
+) -> Result<(), End> {
+    select! {
+        biased;
+        Closing(code) = subscriber.outbox.closing() => Err(code),
+        () = sleep_until(expires_at) => Err(CloseCode::TokenExpired),
+        () = leave_time(gateway) => Err(CloseCode::Restart),
+        written = write => written.map_err(|_| CloseCode::GoingAway),
+        () = no_progress(gateway, line) => Err(CloseCode::TooSlow),
+    }
+}
+
+/// Fires when the client has taken nothing for as long as one may be silent.
+async fn no_progress(gateway: &Gateway, line: &Line) {
+    let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
+    loop {
+        let before = line.written();
+        sleep(patience).await;
+        if line.written() == before {
+            return;
+        }
+    }
+}
+
+/// Fires when the gateway drains and all clients should have left.
+async fn leave_time(gateway: &Gateway) {
+    gateway.tasks.draining().await;
+    sleep(Duration::from_millis(
+        gateway.drain.delay_ms + gateway.drain.spread_ms,
+    ))
+    .await;
+}
