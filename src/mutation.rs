@@ -21,6 +21,10 @@ pub enum Mutation {
     Place,
     /// A home that was another one's meanwhile believes what it remembers of its users.
     Remember,
+    /// A removal is acknowledged before the user's sockets are known to have heard of it.
+    Private,
+    /// A session that connects follows channels that its user was removed from meanwhile.
+    Follow,
     /// A session panics when it refreshes its token.
     SessionPanic,
 }

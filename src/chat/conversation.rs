@@ -508,7 +508,7 @@ impl Owner {
             // Rule [remember]: until then a successor publishes it again.
             self.log.hold(seq);
             // Rule [private]: a removal is acknowledged when none of the user's sockets gets what follows.
-            let awaited = place == Place::Removed;
+            let awaited = place == Place::Removed && !broken(Mutation::Private);
             if awaited {
                 self.one_more_to_apply(seq);
             }

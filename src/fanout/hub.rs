@@ -1,10 +1,9 @@
 //! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
 
 use std::{
-    collections::HashSet,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,10 +22,11 @@ use super::{
     encoded::Encoded,
     lock,
     outbox::Outbox,
-    subscriptions::{Reason, Subscriptions, TooMany},
+    pace::Pace,
+    subscriptions::Subscriptions,
 };
 use crate::{
-    model::{SessionId, Topic, UserId, limits::REMOVED_WHILE_CONNECTING_MAX},
+    model::{SessionId, Topic, UserId},
     protocol::{CloseCode, Codec},
     tasks::Tasks,
 };
@@ -40,7 +40,7 @@ pub struct Subscriber {
     pub session: SessionId,
     pub user: UserId,
     /// `None` once it has left, so that nothing subscribes it again.
-    subscriptions: Mutex<Option<Subscriptions>>,
+    pub(super) subscriptions: Mutex<Option<Subscriptions>>,
 }
 
 impl Subscriber {
@@ -60,21 +60,13 @@ impl Subscriber {
 const AT_ONCE_MAX: usize = 2_000;
 /// Of smaller topics the map is held while they are written to.
 const HELD_MAX: usize = 4;
-/// Each queued frame shortens what is remembered of the time that writing took by this part of it.
-const FORGET: u64 = 256;
-/// The last rest is this part of the average: after two or three frames close together the next is queued.
-const MEMORY: u64 = 4;
-/// As long as it takes at least to write to a few sockets and to wake a session: entries that were committed together
-/// are queued, and go out together.
-const TOOK_US_MIN: u64 = 100;
-
 /// Who is subscribed to a topic, and how long it takes to write to all of them.
 #[derive(Default)]
-struct Subscribers {
+pub(super) struct Subscribers {
     /// Dense, because it is walked for every message; by session, because sessions leave.
-    sessions: IndexMap<SessionId, Arc<Subscriber>>,
+    pub(super) sessions: IndexMap<SessionId, Arc<Subscriber>>,
     /// The same, to be walked without holding the map; made when it is needed.
-    shared: OnceLock<Arc<[Arc<Subscriber>]>>,
+    pub(super) shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     pace: Pace,
     /// It was large once: something may be held back.
     coalesced: AtomicBool,
@@ -82,72 +74,23 @@ struct Subscribers {
 
 impl Subscribers {
     /// With room for one: what most topics have, their user's own.
-    fn of_one() -> Self {
+    pub(super) fn of_one() -> Self {
         Self {
             sessions: IndexMap::with_capacity(1),
             ..Self::default()
         }
     }
 
-    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
+    pub(super) fn shared(&self) -> Arc<[Arc<Subscriber>]> {
         let all = || self.sessions.values().cloned().collect();
         self.shared.get_or_init(all).clone()
     }
 }
 
-/// Whether the sockets of a topic are written to at once, or frames are queued for them. Writing at once saves a
-/// wake-up for each; queueing lets a session write many frames in one go. So as long as there is rest between one
-/// frame and the next, on average for at least half as long as all the writes take, frames are written at once.
-struct Pace {
-    /// Of the last frame's last write or push. Microseconds, as the next.
-    ended_us: AtomicU64,
-    /// How long the last frame took that was written at once.
-    took_us: AtomicU64,
-    /// Rests beside that time, at most as long each; a moving average. Thousandths.
-    rest: AtomicU64,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            ended_us: AtomicU64::default(),
-            took_us: AtomicU64::default(),
-            rest: AtomicU64::new(1_000),
-        }
-    }
-}
-
-impl Pace {
-    /// How long it is since the last frame.
-    fn since_us(&self, now_us: u64) -> u64 {
-        now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
-    }
-
-    fn rests(&self, now_us: u64) -> bool {
-        let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
-        let rest = self.since_us(now_us).min(took) * 1_000 / took;
-        let average = (self.rest.load(Ordering::Relaxed) * (MEMORY - 1) + rest) / MEMORY;
-        self.rest.store(average, Ordering::Relaxed);
-        average >= 500
-    }
-
-    fn wrote(&self, began_us: u64, now_us: u64) {
-        self.took_us.store(now_us - began_us, Ordering::Relaxed);
-        self.ended_us.store(now_us, Ordering::Relaxed);
-    }
-
-    /// One that took long once, because it was interrupted, is forgotten bit by bit.
-    fn queued(&self, now_us: u64) {
-        let took = self.took_us.load(Ordering::Relaxed);
-        self.took_us.store(took - took / FORGET, Ordering::Relaxed);
-        self.ended_us.store(now_us, Ordering::Relaxed);
-    }
-}
-
 /// All subscriptions of this gateway's sessions.
 pub struct Hub {
-    topics: DashMap<Topic, Subscribers, RandomState>,
-    coalescing: Coalescing,
+    pub(super) topics: DashMap<Topic, Subscribers, RandomState>,
+    pub(super) coalescing: Coalescing,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
@@ -178,189 +121,13 @@ impl Hub {
         }
     }
 
-    /// Subscribes a session, unless it has left, because of who its user is: a channel's participant, or the user of a
-    /// topic of their own. Twice is harmless. A spectator becomes a participant.
-    pub fn subscribe(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
-        if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
-            subscriptions.not_removed(topic);
-            self.insert(topic, subscriber, subscriptions, Reason::Participant);
-        }
-    }
-
-    /// Subscribes a session that connects to the channels its user is in, but for those that the user was removed from
-    /// since it was registered: that news may have come before this.
-    pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
-        if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
-            let removed = subscriptions.removed.take().unwrap_or_default();
-            for topic in channels.iter().filter(|topic| !removed.contains(topic)) {
-                self.insert(topic, subscriber, subscriptions, Reason::Participant);
-            }
-        }
-    }
-
-    /// Subscribes a session that asked for it: a spectator of a channel, or somebody who watches users. All of the topics,
-    /// which are of one kind, or none.
-    ///
-    /// # Errors
-    /// If the session would have asked for more than `max` topics of this kind.
-    pub fn request(
-        &self,
-        topics: &[Topic],
-        subscriber: &Arc<Subscriber>,
-        max: usize,
-    ) -> Result<(), TooMany> {
-        let mut subscriptions = lock(&subscriber.subscriptions);
-        let Some(subscriptions) = &mut *subscriptions else {
-            return Ok(());
-        };
-        let missing: HashSet<&Topic> = topics
-            .iter()
-            .filter(|topic| !self.is_subscribed(topic, subscriber.session))
-            .collect();
-        let requested = topics.first().map_or(0, |t| *subscriptions.requested(t));
-        if requested + missing.len() > max {
-            return Err(TooMany);
-        }
-        for topic in missing {
-            self.insert(topic, subscriber, subscriptions, Reason::Asking);
-        }
-        Ok(())
-    }
-
-    /// A request for these topics succeeded. False if one of the subscriptions has ended meanwhile.
-    #[must_use]
-    pub fn confirm(&self, topics: &[Topic], subscriber: &Subscriber) -> bool {
-        let mut subscriptions = lock(&subscriber.subscriptions);
-        let Some(subscriptions) = &mut *subscriptions else {
-            return false;
-        };
-        let mut missing: HashSet<&Topic> = topics.iter().collect();
-        for subscription in &mut subscriptions.list {
-            if missing.remove(&subscription.topic) && subscription.reason == Reason::Asking {
-                subscription.reason = Reason::Asked;
-            }
-        }
-        missing.is_empty()
-    }
-
-    /// Ends what a request began that failed, unless another one for the same succeeded. Returns what has ended.
-    pub fn give_up(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
-        self.end(topics, subscriber, |reason| reason == Reason::Asking)
-    }
-
-    /// Ends what a session asked for; not what it has as a participant. Returns what has ended.
-    pub fn end_requested(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
-        self.end(topics, subscriber, |reason| reason != Reason::Participant)
-    }
-
-    /// Its user is no longer in the channel.
-    pub fn removed(&self, channel: &Topic, subscriber: &Subscriber) {
-        let mut subscriptions = lock(&subscriber.subscriptions);
-        let Some(subscriptions) = &mut *subscriptions else {
-            return;
-        };
-        let channel = std::slice::from_ref(channel);
-        if self
-            .end_of(subscriptions, channel, subscriber, |_| true)
-            .is_empty()
-            && let Some(removed) = &mut subscriptions.removed
-        {
-            if removed.len() < REMOVED_WHILE_CONNECTING_MAX {
-                removed.extend_from_slice(channel);
-            } else {
-                subscriber.outbox.close(CloseCode::GoingAway);
-            }
-        }
-    }
-
-    /// Ends the subscriptions of everyone who is not in the channel; returns these sessions.
-    pub fn end_spectators(&self, channel: &Topic) -> Vec<Arc<Subscriber>> {
-        let sessions = self.topics.get(channel).map(|s| s.shared());
-        let mut spectators = sessions.map_or_else(Vec::new, |sessions| sessions.to_vec());
-        spectators.retain(|session| {
-            let ended = self.end_requested(std::slice::from_ref(channel), session);
-            !ended.is_empty()
-        });
-        spectators
-    }
-
-    fn is_subscribed(&self, topic: &Topic, session: SessionId) -> bool {
-        let subscribers = self.topics.get(topic);
-        subscribers.is_some_and(|subscribers| subscribers.sessions.contains_key(&session))
-    }
-
-    fn insert(
-        &self,
-        topic: &Topic,
-        subscriber: &Arc<Subscriber>,
-        subscriptions: &mut Subscriptions,
-        reason: Reason,
-    ) {
-        let entry = self.topics.entry(topic.clone());
-        let mut subscribers = entry.or_insert_with(Subscribers::of_one);
-        subscribers.shared.take();
-        let known = subscribers
-            .sessions
-            .insert(subscriber.session, subscriber.clone());
-        drop(subscribers);
-        match known {
-            None => subscriptions.add(topic.clone(), reason),
-            Some(_) => subscriptions.promote(topic, reason),
-        }
-    }
-
-    fn end(
-        &self,
-        topics: &[Topic],
-        subscriber: &Subscriber,
-        which: impl Fn(Reason) -> bool,
-    ) -> Vec<Topic> {
-        match &mut *lock(&subscriber.subscriptions) {
-            Some(subscriptions) => self.end_of(subscriptions, topics, subscriber, which),
-            None => Vec::new(),
-        }
-    }
-
-    /// Ends those of these subscriptions that the session has for such a reason.
-    fn end_of(
-        &self,
-        subscriptions: &mut Subscriptions,
-        topics: &[Topic],
-        subscriber: &Subscriber,
-        which: impl Fn(Reason) -> bool,
-    ) -> Vec<Topic> {
-        let ended = subscriptions.end(topics, which);
-        for topic in &ended {
-            let flushing = self.coalescing.flushing(topic);
-            let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
-            // It was published while this session was subscribed.
-            let outbox = &subscriber.outbox;
-            if let Some(held) = self.coalescing.held(topic, outbox.codec()) {
-                outbox.push(held);
-            }
-            self.remove(topic, subscriber.session);
-        }
-        ended
-    }
-
-    /// Ends all subscriptions of a session; returns their topics.
-    pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
-        let subscriptions = lock(&subscriber.subscriptions).take();
-        let subscriptions = subscriptions.map_or_else(Vec::new, |s| s.list);
-        let topics: Vec<Topic> = subscriptions.into_iter().map(|s| s.topic).collect();
-        for topic in &topics {
-            self.remove(topic, subscriber.session);
-        }
-        topics
-    }
-
     /// Everything that any session is subscribed to.
     #[must_use]
     pub fn topics(&self) -> Vec<Topic> {
         self.topics.iter().map(|t| t.key().clone()).collect()
     }
 
-    fn remove(&self, topic: &Topic, session: SessionId) {
+    pub(super) fn remove(&self, topic: &Topic, session: SessionId) {
         if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
             subscribers.get_mut().shared.take();
             subscribers.get_mut().sessions.swap_remove(&session);
@@ -509,7 +276,7 @@ impl Drop for Admitted {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::VecDeque;
 
     use futures_util::FutureExt as _;
@@ -521,7 +288,7 @@ mod tests {
         protocol::{Event, PresenceItem},
     };
 
-    fn subscriber(session: u64) -> Arc<Subscriber> {
+    pub(in crate::fanout) fn subscriber(session: u64) -> Arc<Subscriber> {
         let user = UserId::new("alice").unwrap();
         Arc::new(Subscriber::new(
             SessionId(session),
@@ -529,43 +296,6 @@ mod tests {
             Codec::Json,
             1 << 20,
         ))
-    }
-
-    /// Of frames that each take 1 ms, and come so long after the last one has ended: which are written at once?
-    fn written_at_once(rests_us: impl IntoIterator<Item = u64>) -> Vec<bool> {
-        let (pace, mut now) = (Pace::default(), 0);
-        let at_once = |rest_us| {
-            now += rest_us;
-            let at_once = pace.rests(now);
-            if at_once {
-                pace.wrote(now, now + 1_000);
-                now += 1_000;
-            } else {
-                pace.queued(now);
-            }
-            at_once
-        };
-        rests_us.into_iter().map(at_once).collect()
-    }
-
-    #[test]
-    fn a_frame_that_comes_early_once_is_written_at_once_a_rush_is_queued() {
-        assert!(
-            written_at_once([600; 100])
-                .into_iter()
-                .all(|at_once| at_once)
-        );
-        let sometimes = (0..100).map(|n| if n % 3 == 0 { 0 } else { 2_000 });
-        assert!(
-            written_at_once(sometimes)
-                .into_iter()
-                .all(|at_once| at_once)
-        );
-        let rush = written_at_once([2_000].into_iter().chain([100; 20]));
-        assert!(rush[..3].iter().all(|at_once| *at_once));
-        assert!(rush[4..].iter().all(|at_once| !at_once));
-        let after = written_at_once([100; 20].into_iter().chain([2_000; 4]));
-        assert_eq!(after[20..], [false, false, true, true]);
     }
 
     fn event(online: bool) -> Encoded {
@@ -682,44 +412,5 @@ mod tests {
         hub.removed(&topic, &one);
         hub.leave(&other);
         assert!(hub.topics.is_empty());
-    }
-
-    /// The news that a user was removed from a channel may come before their session has followed the channels that the
-    /// user was in.
-    #[tokio::test]
-    async fn who_is_removed_while_connecting_follows_nothing() {
-        let hub = Arc::new(Hub::default());
-        let [gone, back, stays] = [(); 3].map(|()| Topic::Channel(ConversationId::random()));
-        let one = subscriber(1);
-        hub.removed(&gone, &one);
-        hub.removed(&back, &one);
-        hub.subscribe(&back, &one);
-        hub.follow(&[gone.clone(), back.clone(), stays.clone()], &one);
-        let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
-        assert_eq!(counts, [0, 1, 1]);
-        // Once connected, it is subscribed or not: there is nothing to remember.
-        hub.removed(&gone, &one);
-        hub.subscribe(&gone, &one);
-        assert_eq!(hub.subscribers(&gone), 1);
-    }
-
-    #[tokio::test]
-    async fn a_request_that_fails_ends_only_what_it_began() {
-        let hub = Arc::new(Hub::default());
-        let [one, other] = [(); 2].map(|()| Topic::Channel(ConversationId::random()));
-        let session = subscriber(1);
-        let request = |topic: &Topic| hub.request(std::slice::from_ref(topic), &session, 1);
-        assert_eq!(request(&one), Ok(()));
-        assert_eq!(request(&one), Ok(()), "twice is one place");
-        assert_eq!(request(&other), Err(TooMany));
-        assert!(hub.confirm(std::slice::from_ref(&one), &session));
-        assert!(hub.give_up(std::slice::from_ref(&one), &session).is_empty());
-        assert_eq!(hub.subscribers(&one), 1, "the other request succeeded");
-        assert_eq!(hub.end_spectators(&one).len(), 1);
-        assert_eq!(request(&other), Ok(()));
-        assert_eq!(hub.give_up(std::slice::from_ref(&other), &session).len(), 1);
-        assert!(!hub.confirm(std::slice::from_ref(&other), &session));
-        hub.subscribe(&one, &session);
-        assert!(hub.end_spectators(&one).is_empty());
     }
 }

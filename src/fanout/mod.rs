@@ -5,6 +5,7 @@ mod coalescing;
 mod encoded;
 mod hub;
 mod outbox;
+mod pace;
 mod subscriptions;
 mod wire;
 

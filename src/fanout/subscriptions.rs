@@ -1,8 +1,16 @@
 //! What one session is subscribed to, and why.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use crate::model::Topic;
+use super::{
+    hub::{Hub, Subscriber, Subscribers},
+    lock,
+};
+use crate::{
+    model::{SessionId, Topic, limits::REMOVED_WHILE_CONNECTING_MAX},
+    mutation::{Mutation, broken},
+    protocol::CloseCode,
+};
 
 /// Why a session is subscribed to a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,10 +105,194 @@ impl Subscriptions {
     }
 }
 
+impl Hub {
+    /// Subscribes a session, unless it has left, because of who its user is: a channel's participant, or the user of a
+    /// topic of their own. Twice is harmless. A spectator becomes a participant.
+    pub fn subscribe(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
+        if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
+            subscriptions.not_removed(topic);
+            self.insert(topic, subscriber, subscriptions, Reason::Participant);
+        }
+    }
+
+    /// Subscribes a session that connects to the channels its user is in, but for those that the user was removed from
+    /// since it was registered: that news may have come before this.
+    pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
+        if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
+            let mut removed = subscriptions.removed.take().unwrap_or_default();
+            if broken(Mutation::Follow) {
+                removed.clear();
+            }
+            for topic in channels.iter().filter(|topic| !removed.contains(topic)) {
+                self.insert(topic, subscriber, subscriptions, Reason::Participant);
+            }
+        }
+    }
+
+    /// Subscribes a session that asked for it: a spectator of a channel, or somebody who watches users. All of the topics,
+    /// which are of one kind, or none.
+    ///
+    /// # Errors
+    /// If the session would have asked for more than `max` topics of this kind.
+    pub fn request(
+        &self,
+        topics: &[Topic],
+        subscriber: &Arc<Subscriber>,
+        max: usize,
+    ) -> Result<(), TooMany> {
+        let mut subscriptions = lock(&subscriber.subscriptions);
+        let Some(subscriptions) = &mut *subscriptions else {
+            return Ok(());
+        };
+        let missing: HashSet<&Topic> = topics
+            .iter()
+            .filter(|topic| !self.is_subscribed(topic, subscriber.session))
+            .collect();
+        let requested = topics.first().map_or(0, |t| *subscriptions.requested(t));
+        if requested + missing.len() > max {
+            return Err(TooMany);
+        }
+        for topic in missing {
+            self.insert(topic, subscriber, subscriptions, Reason::Asking);
+        }
+        Ok(())
+    }
+
+    /// A request for these topics succeeded. False if one of the subscriptions has ended meanwhile.
+    #[must_use]
+    pub fn confirm(&self, topics: &[Topic], subscriber: &Subscriber) -> bool {
+        let mut subscriptions = lock(&subscriber.subscriptions);
+        let Some(subscriptions) = &mut *subscriptions else {
+            return false;
+        };
+        let mut missing: HashSet<&Topic> = topics.iter().collect();
+        for subscription in &mut subscriptions.list {
+            if missing.remove(&subscription.topic) && subscription.reason == Reason::Asking {
+                subscription.reason = Reason::Asked;
+            }
+        }
+        missing.is_empty()
+    }
+
+    /// Ends what a request began that failed, unless another one for the same succeeded. Returns what has ended.
+    pub fn give_up(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
+        self.end(topics, subscriber, |reason| reason == Reason::Asking)
+    }
+
+    /// Ends what a session asked for; not what it has as a participant. Returns what has ended.
+    pub fn end_requested(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
+        self.end(topics, subscriber, |reason| reason != Reason::Participant)
+    }
+
+    /// Its user is no longer in the channel.
+    pub fn removed(&self, channel: &Topic, subscriber: &Subscriber) {
+        let mut subscriptions = lock(&subscriber.subscriptions);
+        let Some(subscriptions) = &mut *subscriptions else {
+            return;
+        };
+        let channel = std::slice::from_ref(channel);
+        if self
+            .end_of(subscriptions, channel, subscriber, |_| true)
+            .is_empty()
+            && let Some(removed) = &mut subscriptions.removed
+        {
+            if removed.len() < REMOVED_WHILE_CONNECTING_MAX {
+                removed.extend_from_slice(channel);
+            } else {
+                subscriber.outbox.close(CloseCode::GoingAway);
+            }
+        }
+    }
+
+    /// Ends the subscriptions of everyone who is not in the channel; returns these sessions.
+    pub fn end_spectators(&self, channel: &Topic) -> Vec<Arc<Subscriber>> {
+        let sessions = self.topics.get(channel).map(|s| s.shared());
+        let mut spectators = sessions.map_or_else(Vec::new, |sessions| sessions.to_vec());
+        spectators.retain(|session| {
+            let ended = self.end_requested(std::slice::from_ref(channel), session);
+            !ended.is_empty()
+        });
+        spectators
+    }
+
+    fn is_subscribed(&self, topic: &Topic, session: SessionId) -> bool {
+        let subscribers = self.topics.get(topic);
+        subscribers.is_some_and(|subscribers| subscribers.sessions.contains_key(&session))
+    }
+
+    fn insert(
+        &self,
+        topic: &Topic,
+        subscriber: &Arc<Subscriber>,
+        subscriptions: &mut Subscriptions,
+        reason: Reason,
+    ) {
+        let entry = self.topics.entry(topic.clone());
+        let mut subscribers = entry.or_insert_with(Subscribers::of_one);
+        subscribers.shared.take();
+        let known = subscribers
+            .sessions
+            .insert(subscriber.session, subscriber.clone());
+        drop(subscribers);
+        match known {
+            None => subscriptions.add(topic.clone(), reason),
+            Some(_) => subscriptions.promote(topic, reason),
+        }
+    }
+
+    fn end(
+        &self,
+        topics: &[Topic],
+        subscriber: &Subscriber,
+        which: impl Fn(Reason) -> bool,
+    ) -> Vec<Topic> {
+        match &mut *lock(&subscriber.subscriptions) {
+            Some(subscriptions) => self.end_of(subscriptions, topics, subscriber, which),
+            None => Vec::new(),
+        }
+    }
+
+    /// Ends those of these subscriptions that the session has for such a reason.
+    fn end_of(
+        &self,
+        subscriptions: &mut Subscriptions,
+        topics: &[Topic],
+        subscriber: &Subscriber,
+        which: impl Fn(Reason) -> bool,
+    ) -> Vec<Topic> {
+        let ended = subscriptions.end(topics, which);
+        for topic in &ended {
+            let flushing = self.coalescing.flushing(topic);
+            let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
+            // It was published while this session was subscribed.
+            let outbox = &subscriber.outbox;
+            if let Some(held) = self.coalescing.held(topic, outbox.codec()) {
+                outbox.push(held);
+            }
+            self.remove(topic, subscriber.session);
+        }
+        ended
+    }
+
+    /// Ends all subscriptions of a session; returns their topics.
+    pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
+        let subscriptions = lock(&subscriber.subscriptions).take();
+        let subscriptions = subscriptions.map_or_else(Vec::new, |s| s.list);
+        let topics: Vec<Topic> = subscriptions.into_iter().map(|s| s.topic).collect();
+        for topic in &topics {
+            self.remove(topic, subscriber.session);
+        }
+        topics
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ConversationId, UserId};
+    use crate::{
+        fanout::hub::tests::subscriber,
+        model::{ConversationId, UserId},
+    };
 
     fn user(name: &str) -> Topic {
         Topic::Presence(UserId::new(name).unwrap())
@@ -122,5 +314,44 @@ mod tests {
         assert_eq!(ended, [user("alice")]);
         assert_eq!(*subscriptions.requested(&user("bob")), 0);
         assert_eq!(subscriptions.end(&[channel], |_| true).len(), 1);
+    }
+
+    /// The news that a user was removed from a channel may come before their session has followed the channels that the
+    /// user was in.
+    #[tokio::test]
+    async fn who_is_removed_while_connecting_follows_nothing() {
+        let hub = Arc::new(Hub::default());
+        let [gone, back, stays] = [(); 3].map(|()| Topic::Channel(ConversationId::random()));
+        let one = subscriber(1);
+        hub.removed(&gone, &one);
+        hub.removed(&back, &one);
+        hub.subscribe(&back, &one);
+        hub.follow(&[gone.clone(), back.clone(), stays.clone()], &one);
+        let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
+        assert_eq!(counts, [0, 1, 1]);
+        // Once connected, it is subscribed or not: there is nothing to remember.
+        hub.removed(&gone, &one);
+        hub.subscribe(&gone, &one);
+        assert_eq!(hub.subscribers(&gone), 1);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_fails_ends_only_what_it_began() {
+        let hub = Arc::new(Hub::default());
+        let [one, other] = [(); 2].map(|()| Topic::Channel(ConversationId::random()));
+        let session = subscriber(1);
+        let request = |topic: &Topic| hub.request(std::slice::from_ref(topic), &session, 1);
+        assert_eq!(request(&one), Ok(()));
+        assert_eq!(request(&one), Ok(()), "twice is one place");
+        assert_eq!(request(&other), Err(TooMany));
+        assert!(hub.confirm(std::slice::from_ref(&one), &session));
+        assert!(hub.give_up(std::slice::from_ref(&one), &session).is_empty());
+        assert_eq!(hub.subscribers(&one), 1, "the other request succeeded");
+        assert_eq!(hub.end_spectators(&one).len(), 1);
+        assert_eq!(request(&other), Ok(()));
+        assert_eq!(hub.give_up(std::slice::from_ref(&other), &session).len(), 1);
+        assert!(!hub.confirm(std::slice::from_ref(&other), &session));
+        hub.subscribe(&one, &session);
+        assert!(hub.end_spectators(&one).is_empty());
     }
 }

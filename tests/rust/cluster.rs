@@ -251,7 +251,36 @@ impl Checker {
     }
 }
 
+/// What the visitor may not see of the channel.
+#[derive(Default)]
+struct Secrets {
+    /// Whether the visitor may be in it, and whether it may be public.
+    rights: [bool; 2],
+    /// Sent since neither was so, as far as anybody was told.
+    sent: BTreeSet<ClientId>,
+}
+
+impl Secrets {
+    /// From now on that may be so.
+    fn visible(&mut self, right: usize) {
+        self.rights[right] = true;
+        self.sent.clear();
+    }
+
+    /// It is acknowledged that it is not so any more.
+    fn hidden(&mut self, right: usize) {
+        self.rights[right] = false;
+    }
+
+    fn sends(&mut self, client: ClientId) {
+        if self.rights == [false; 2] {
+            self.sent.insert(client);
+        }
+    }
+}
+
 struct World {
+    secrets: Mutex<Secrets>,
     random: Mutex<StdRng>,
     store: Simulated,
     wire: Arc<Mutex<Wire>>,
@@ -470,6 +499,9 @@ impl World {
                 _ => 2,
             };
             let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+            if KINDS[conversation] == Kind::Channel {
+                self.secrets.lock().unwrap().sends(client_id);
+            }
             let mut retry = false;
             *self.waiting.lock().unwrap() += 1;
             loop {
@@ -536,9 +568,9 @@ impl World {
         }
     }
 
-    /// Somebody comes into the group and the channel and goes again, and connects now and then.
+    /// Somebody is added to the group and the channel and removed again; the channel is made public and private again.
     async fn visit(self: Arc<Self>) {
-        for session in 0.. {
+        loop {
             sleep(self.millis(20, 1_000)).await;
             let Some(gateway) = self.some_gateway() else {
                 continue;
@@ -546,26 +578,96 @@ impl World {
             let Some(cluster) = gateway.cluster() else {
                 continue;
             };
-            if self.below(2) == 0 {
-                let visitor = visitor(session * 10 + VISITOR as u64);
-                let stays = self.millis(0, 500);
-                let asked = gateway.ask(async move {
-                    let registered = cluster.router.register(&visitor).await;
-                    sleep(stays).await;
-                    cluster.router.leave(&visitor);
-                    drop(registered);
-                });
-                asked.await;
-            } else if self.sending.load(Ordering::Relaxed) {
-                let id = self.conversations[self.below(2) * 2];
-                let user_id = user(VISITOR);
-                let operation = match self.below(2) {
-                    0 => Operation::Add { user: user_id },
-                    _ => Operation::Remove { user: user_id },
-                };
-                let asked =
-                    gateway.ask(async move { cluster.router.ask(id, user(0), operation).await });
-                drop(asked.await);
+            if !self.sending.load(Ordering::Relaxed) {
+                continue;
+            }
+            let which = self.below(2) * 2;
+            let id = self.conversations[which];
+            let user_id = user(VISITOR);
+            let public = |public| Operation::Update {
+                name: None,
+                posting: None,
+                public: Some(public),
+            };
+            let is_channel = KINDS[which] == Kind::Channel;
+            let (operation, right, gives) = match self.below(4) {
+                0 => (Operation::Add { user: user_id }, 0, true),
+                1 => (Operation::Remove { user: user_id }, 0, false),
+                2 => (public(true), 1, true),
+                _ => (public(false), 1, false),
+            };
+            if is_channel && gives {
+                self.secrets.lock().unwrap().visible(right);
+            }
+            let asked = gateway
+                .ask(async move { cluster.router.ask(id, user(0), operation).await })
+                .await;
+            if is_channel && !gives && matches!(asked, Some(Ok(_))) {
+                self.secrets.lock().unwrap().hidden(right);
+            }
+        }
+    }
+
+    /// The visitor connects now and then, looks into the channel if that is allowed, and must see nothing that was sent
+    /// after that was over.
+    async fn look(self: Arc<Self>) {
+        for session in 0.. {
+            sleep(self.millis(20, 600)).await;
+            let Some(gateway) = self.some_gateway() else {
+                continue;
+            };
+            let Some(cluster) = gateway.cluster() else {
+                continue;
+            };
+            let channel = self.conversations[2];
+            let visitor = visitor(session * 10 + VISITOR as u64);
+            let (router, registering) = (cluster.router.clone(), visitor.clone());
+            let (pause, looks) = (self.millis(0, 100), self.below(2) == 0);
+            let followed = gateway.ask(async move {
+                let places = router.register(&registering).await.ok()?;
+                sleep(pause).await;
+                if places.iter().any(|place| place.conversation == channel) {
+                    router.follow(&registering, &[channel]).await;
+                } else {
+                    router.follow(&registering, &[]).await;
+                }
+                if looks {
+                    drop(router.subscribe(&registering, channel).await);
+                }
+                Some(())
+            });
+            if let Some(Some(())) = followed.await {
+                let ends = Instant::now() + self.millis(0, 3_000);
+                while Instant::now() < ends && gateway.is_up() {
+                    self.sees(&visitor);
+                    sleep(Duration::from_millis(5)).await;
+                }
+            }
+            gateway
+                .ask(async move { cluster.router.leave(&visitor) })
+                .await;
+        }
+    }
+
+    /// Takes what the visitor has been sent.
+    fn sees(&self, visitor: &Subscriber) {
+        let mut frames = VecDeque::new();
+        if visitor.outbox.take(&mut frames).now_or_never().is_none() {
+            return;
+        }
+        visitor.outbox.flushed();
+        let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
+        let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
+        while let Some(read) = wire.read(None).unwrap() {
+            let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
+            let client = event["client_id"].as_str().and_then(|id| id.parse().ok());
+            if let Some(client) = client
+                && self.secrets.lock().unwrap().sent.contains(&client)
+            {
+                let seq = &event["seq"];
+                let text =
+                    format!("the visitor sees {seq} of the channel, sent after that was over");
+                self.checker.lock().unwrap().find(text);
             }
         }
     }
@@ -911,6 +1013,7 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
         ..Wire::default()
     };
     let world = Arc::new(World {
+        secrets: Mutex::default(),
         random: Mutex::new(random),
         store: Simulated::new(seed, Faults::BAD_DAY),
         wire: Arc::new(Mutex::new(wire)),
@@ -944,6 +1047,7 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
     }
     spawn(world.clone().churn());
     spawn(world.clone().visit());
+    spawn(world.clone().look());
     spawn(world.clone().read());
     for round in 0..ROUNDS {
         world.sending.store(true, Ordering::Relaxed);
@@ -1033,6 +1137,8 @@ fn each_broken_rule_of_the_cluster_is_found() {
         (Mutation::EndToEnd, 4_360),
         (Mutation::Place, 5_500),
         (Mutation::Remember, 100),
+        (Mutation::Private, 0),
+        (Mutation::Follow, 0),
     ] {
         let from = setting("CLUSTER_FROM", near);
         let found = (from..from + setting("CLUSTER_SEEDS", 2_000)).find_map(|seed| {
