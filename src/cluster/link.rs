@@ -10,18 +10,29 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use metrics::counter;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     lock,
-    message::{Answer, Ask, Batch, Message, Standing, encode},
+    message::{
+        ANSWER_BYTES_MAX, Answer, Ask, Batch, MESSAGE_BYTES_MAX, Message, Standing, decode, encode,
+    },
 };
-use crate::model::GatewayId;
+use crate::{
+    chat::Error,
+    model::{Epoch, GatewayId},
+};
 
-/// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused; what
-/// must arrive is bounded by the entries that owners may have in flight.
+/// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
+/// Bytes queued for one peer of what must arrive. So many wait only for a peer that cannot be reached, or does not keep
+/// up: at this number its link is given up, and one of the two leaves the ring, as when they cannot speak to each other.
+/// What this gateway's sockets are interested in does not count once: it is as long as it is.
+const BACKLOG_BYTES_MAX: usize = 128 << 20;
+/// What a queued message weighs besides its bytes.
+const QUEUED_BYTES: usize = 96;
 /// Operations forwarded to one peer and not answered.
 pub(super) const ASKS_MAX: usize = 16_384;
 /// Bytes of one batch, about.
@@ -61,6 +72,21 @@ pub(super) enum Unasked {
     /// Nobody knows whether it was done.
     Lost,
     Full,
+    /// The question is too long for one message.
+    TooLong,
+}
+
+impl From<Unasked> for Error {
+    fn from(unasked: Unasked) -> Self {
+        match unasked {
+            Unasked::Lost => Self::CLOSED,
+            Unasked::Full => Self::BUSY,
+            Unasked::TooLong => Self::TooLarge {
+                what: "a request to another gateway, in bytes,".into(),
+                max: MESSAGE_BYTES_MAX,
+            },
+        }
+    }
 }
 
 /// Why a connection is of no use: one of the two has forgotten the other meanwhile, and numbers from the beginning.
@@ -82,6 +108,8 @@ pub(super) struct Link {
     pub connection: tokio::sync::Mutex<()>,
     /// Fires when the peer is gone for good.
     pub closed: CancellationToken,
+    /// Fires when too much waited: until the peer or this gateway is out of the ring, the two don't speak any more.
+    pub given_up: CancellationToken,
 }
 
 #[derive(Default)]
@@ -97,14 +125,32 @@ struct State {
     /// The last one that came from the peer and was dealt with.
     received: u64,
     owes_acknowledgement: bool,
-    asks: BTreeMap<u64, oneshot::Sender<Answer>>,
+    asks: BTreeMap<u64, Waiting>,
     next_ask: u64,
     connected: bool,
+    peer_takes_parts: bool,
+    /// Bytes of the interests announced last, and as of which version.
+    announced: (Epoch, usize),
+    /// Of what is not sent any more, since the link was given up: done when the peer is gone.
+    undone: Vec<Arc<Token>>,
+}
+
+/// Waits for an answer.
+struct Waiting {
+    reply: oneshot::Sender<Answer>,
+    /// What has come of a long one.
+    parts: Vec<Bytes>,
 }
 
 struct Queued {
     bytes: Bytes,
-    _token: Option<Arc<Token>>,
+    token: Option<Arc<Token>>,
+}
+
+impl Queued {
+    fn weight(&self) -> usize {
+        self.bytes.len() + QUEUED_BYTES
+    }
 }
 
 impl Link {
@@ -116,24 +162,65 @@ impl Link {
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
+            given_up: CancellationToken::new(),
         }
     }
 
     /// Queues a message that must arrive. The token is kept until the peer has dealt with it.
     pub(super) fn send(&self, bytes: Bytes, token: Option<Arc<Token>>) {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            // Never: see there. Sent, it would break each connection that is made.
+            counter!("chat_peer_messages_too_long_total").increment(1);
+            tracing::error!(peer = %self.peer, bytes = bytes.len(), "a message is too long for a peer");
+            return;
+        }
         let mut state = self.state();
         if self.is_closed() {
             drop(state);
             drop(token); // Not under the lock: whoever waits for it may send.
             return;
         }
-        state.bytes += bytes.len();
-        state.queue.push_back(Queued {
-            bytes,
-            _token: token,
-        });
+        if self.is_given_up() {
+            state.undone.extend(token);
+            return;
+        }
+        let queued = Queued { bytes, token };
+        state.bytes += queued.weight();
+        state.queue.push_back(queued);
+        let given_up =
+            (state.bytes > BACKLOG_BYTES_MAX + state.announced.1).then(|| self.give_up(&mut state));
         drop(state);
+        drop(given_up);
         self.wake.notify_one();
+    }
+
+    /// As `send`, for what the sockets here are interested in as of a version.
+    pub(super) fn announce(&self, version: Epoch, bytes: Bytes) {
+        {
+            let mut state = self.state();
+            if state.announced.0 != version {
+                state.announced = (version, 0);
+            }
+            state.announced.1 += bytes.len() + QUEUED_BYTES;
+        }
+        self.send(bytes, None);
+    }
+
+    /// Nothing is sent any more, and nothing counts as done before the peer is gone: its sockets may still be there.
+    fn give_up(&self, state: &mut State) -> impl Drop + use<> {
+        counter!("chat_peer_links_given_up_total").increment(1);
+        tracing::error!(peer = %self.peer, bytes = state.bytes, "too much waits for a peer");
+        let queue = std::mem::take(&mut state.queue);
+        state
+            .undone
+            .extend(queue.into_iter().filter_map(|queued| queued.token));
+        state.bytes = 0;
+        self.given_up.cancel();
+        std::mem::take(&mut state.asks)
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.is_cancelled()
     }
 
     /// As `send`, for what can be done without.
@@ -168,23 +255,58 @@ impl Link {
             if self.is_closed() {
                 return Err(Unasked::Lost);
             }
-            if state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX {
+            let full = state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX;
+            if full || self.is_given_up() {
                 return Err(Unasked::Full);
             }
             state.next_ask += 1;
             let id = state.next_ask;
-            state.asks.insert(id, reply);
+            let parts = Vec::new();
+            state.asks.insert(id, Waiting { reply, parts });
             id
         };
-        self.send(encode(&Message::Ask { id, ask }), None);
+        let bytes = encode(&Message::Ask { id, ask });
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            self.state().asks.remove(&id);
+            return Err(Unasked::TooLong);
+        }
+        self.send(bytes, None);
         Ok((id, answer))
     }
 
     pub(super) fn answered(&self, id: u64, answer: Answer) {
         let asked = self.state().asks.remove(&id);
         if let Some(asked) = asked {
-            drop(asked.send(answer));
+            drop(asked.reply.send(answer));
         }
+    }
+
+    /// Some of an answer has come.
+    pub(super) fn answered_in_part(&self, id: u64, part: Bytes, last: bool) {
+        let asked = {
+            let mut state = self.state();
+            let Some(asked) = state.asks.get_mut(&id) else {
+                return; // Whoever asked has given up.
+            };
+            asked.parts.push(part);
+            let bytes: usize = asked.parts.iter().map(Bytes::len).sum();
+            if !last && bytes <= ANSWER_BYTES_MAX {
+                return;
+            }
+            state.asks.remove(&id)
+        };
+        let Some(Waiting { reply, parts }) = asked else {
+            return;
+        };
+        match decode(&parts.concat()) {
+            Ok(Message::Answer { answer, .. }) if last => drop(reply.send(answer)),
+            // Lost, and nothing else: the link is fine.
+            Ok(_) | Err(_) => tracing::error!(peer = %self.peer, "a long answer cannot be read"),
+        }
+    }
+
+    pub(super) fn takes_parts(&self) -> bool {
+        self.state().peer_takes_parts
     }
 
     /// From where this end goes on.
@@ -194,6 +316,7 @@ impl Link {
             numbering: self.numbering,
             peer: state.peer,
             received: state.received,
+            takes_parts: true,
         }
     }
 
@@ -214,6 +337,7 @@ impl Link {
         state.peer = Some(theirs.numbering);
         state.sent = state.acknowledged;
         state.connected = true;
+        state.peer_takes_parts = theirs.takes_parts;
         Ok(())
     }
 
@@ -275,7 +399,7 @@ impl Link {
             && let Some(queued) = state.queue.pop_front()
         {
             state.acknowledged += 1;
-            state.bytes -= queued.bytes.len();
+            state.bytes -= queued.weight();
             done.push(queued);
         }
         drop(state);
@@ -284,7 +408,7 @@ impl Link {
 
     /// The peer is gone for good: nothing is waited for any more.
     pub(super) fn close(&self) {
-        let (queue, asks) = {
+        let over = {
             let mut state = self.state();
             self.closed.cancel();
             state.bytes = 0;
@@ -293,9 +417,10 @@ impl Link {
             (
                 std::mem::take(&mut state.queue),
                 std::mem::take(&mut state.asks),
+                std::mem::take(&mut state.undone),
             )
         };
-        drop((queue, asks));
+        drop(over);
         self.wake.notify_one();
     }
 
@@ -305,7 +430,7 @@ impl Link {
 
     /// Whether everything sent was dealt with.
     pub(super) fn is_idle(&self) -> bool {
-        self.state().queue.is_empty()
+        self.state().queue.is_empty() && (self.is_closed() || !self.is_given_up())
     }
 
     pub(super) fn is_connected(&self) -> bool {

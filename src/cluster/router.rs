@@ -142,8 +142,8 @@ impl Router {
                     };
                     match cluster.peers.ask(owner, ask).await {
                         Ok(Answer::Outcome(outcome)) => outcome,
-                        Ok(_) | Err(Unasked::Lost) => Err(Error::CLOSED),
-                        Err(Unasked::Full) => Err(Error::BUSY),
+                        Ok(_) => Err(Error::CLOSED),
+                        Err(unasked) => Err(unasked.into()),
                     }
                 }
             };
@@ -325,8 +325,8 @@ impl Router {
                     (Some(ask), _) => Some(self.answer_here(ask).await),
                     (None, Some(asked)) => match asked.await {
                         Ok(answer) => Some(answer),
-                        Err(Unasked::Full) => return Err(Error::BUSY),
                         Err(Unasked::Lost) => None,
+                        Err(unasked) => return Err(unasked.into()),
                     },
                     (None, None) => None,
                 };
@@ -451,9 +451,10 @@ impl Router {
             for answer in answers.await? {
                 match answer {
                     Ok(Answer::Disconnected(there)) => closed += there,
+                    Ok(Answer::Outcome(Err(error))) => return Err(error),
                     // Gone, and its sessions with it.
                     Ok(_) | Err(Unasked::Lost) => {}
-                    Err(Unasked::Full) => return Err(Error::BUSY),
+                    Err(unasked) => return Err(unasked.into()),
                 }
             }
         }
