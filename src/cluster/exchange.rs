@@ -210,9 +210,7 @@ impl Exchange {
                     continue;
                 }
                 for topics in topics.chunks(TOPICS_AT_ONCE) {
-                    let topics = topics.to_vec();
-                    let message = Message::Interests { version, topics };
-                    self.peers.announce(gateway, version, encode(&message));
+                    self.peers.announce(gateway, version, topics.to_vec());
                 }
                 let announced = encode(&Message::Announced { version });
                 self.peers.send(gateway, announced, None);

@@ -2,7 +2,7 @@
 //! broken connection loses nothing and doubles nothing. No I/O.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -17,12 +17,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     message::{
-        ANSWER_BYTES_MAX, Answer, Ask, Batch, MESSAGE_BYTES_MAX, Message, Standing, decode, encode,
+        ANSWER_BYTES_MAX, Answer, Ask, Batch, Interest, MESSAGE_BYTES_MAX, Message, Standing,
+        decode, encode,
     },
 };
 use crate::{
     chat::Error,
-    model::{Epoch, GatewayId},
+    model::{Epoch, GatewayId, Topic},
 };
 
 /// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused.
@@ -33,6 +34,10 @@ pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
 const BACKLOG_BYTES_MAX: usize = 128 << 20;
 /// What a queued message weighs besides its bytes.
 const QUEUED_BYTES: usize = 96;
+/// Topics that nobody is interested in any more, and whose home or owner is to be told when there is room.
+const ENDED_MAX: usize = 100_000;
+/// Of these, told at once.
+const ENDED_AT_ONCE: usize = 1_000;
 /// Operations forwarded to one peer and not answered.
 pub(super) const ASKS_MAX: usize = 16_384;
 /// Bytes of one batch, about.
@@ -131,8 +136,35 @@ struct State {
     peer_takes_parts: bool,
     /// Bytes of the interests announced last, and as of which version.
     announced: (Epoch, usize),
+    /// What nobody here is interested in any more, to be told when there is room.
+    ended: BTreeSet<Topic>,
     /// Of what is not sent any more, since the link was given up: done when the peer is gone.
     undone: Vec<Arc<Token>>,
+}
+
+impl State {
+    fn push(&mut self, queued: Queued) {
+        self.bytes += queued.weight();
+        self.queue.push_back(queued);
+    }
+
+    /// Queues some of what has ended, if there is room. True if it did.
+    fn tell_ended(&mut self) -> bool {
+        if self.ended.is_empty() || self.bytes > QUEUE_BYTES_MAX / 2 {
+            return false;
+        }
+        for _ in 0..ENDED_AT_ONCE.min(self.ended.len()) {
+            if let Some(topic) = self.ended.pop_first() {
+                let bytes = uninterested(topic);
+                self.push(Queued { bytes, token: None });
+            }
+        }
+        true
+    }
+}
+
+fn uninterested(topic: Topic) -> Bytes {
+    encode(&Message::Uninterested { topic })
 }
 
 /// Waits for an answer.
@@ -184,9 +216,7 @@ impl Link {
             state.undone.extend(token);
             return;
         }
-        let queued = Queued { bytes, token };
-        state.bytes += queued.weight();
-        state.queue.push_back(queued);
+        state.push(Queued { bytes, token });
         let given_up =
             (state.bytes > BACKLOG_BYTES_MAX + state.announced.1).then(|| self.give_up(&mut state));
         drop(state);
@@ -195,7 +225,19 @@ impl Link {
     }
 
     /// As `send`, for what the sockets here are interested in as of a version.
-    pub(super) fn announce(&self, version: Epoch, bytes: Bytes) {
+    pub(super) fn announce(&self, version: Epoch, topics: Vec<Interest>) {
+        {
+            let mut state = self.state();
+            if !state.ended.is_empty() {
+                for interest in &topics {
+                    state.ended.remove(&interest.topic);
+                }
+            }
+        }
+        self.send_announced(version, encode(&Message::Interests { version, topics }));
+    }
+
+    fn send_announced(&self, version: Epoch, bytes: Bytes) {
         {
             let mut state = self.state();
             if state.announced.0 != version {
@@ -204,6 +246,27 @@ impl Link {
             state.announced.1 += bytes.len() + QUEUED_BYTES;
         }
         self.send(bytes, None);
+    }
+
+    /// Says that nobody here is interested in a topic any more: at once, or when there is room, unless somebody is again
+    /// by then.
+    pub(super) fn uninterested(&self, topic: &Topic) {
+        {
+            let mut state = self.state();
+            if self.is_closed() || self.is_given_up() {
+                return;
+            }
+            if state.bytes > QUEUE_BYTES_MAX {
+                // One that is not told brings what nobody here takes, until the next version. But a user would seem to
+                // be online, and costs its client a connection.
+                if state.ended.len() < ENDED_MAX || matches!(topic, Topic::User(_)) {
+                    state.ended.insert(topic.clone());
+                }
+                return;
+            }
+            state.ended.remove(topic);
+        }
+        self.send(uninterested(topic.clone()), None);
     }
 
     /// Nothing is sent any more, and nothing counts as done before the peer is gone: its sockets may still be there.
@@ -215,6 +278,7 @@ impl Link {
             .undone
             .extend(queue.into_iter().filter_map(|queued| queued.token));
         state.bytes = 0;
+        state.ended.clear();
         self.given_up.cancel();
         std::mem::take(&mut state.asks)
     }
@@ -265,10 +329,14 @@ impl Link {
             state.asks.insert(id, Waiting { reply, parts });
             id
         };
+        let interest = ask.interest();
         let bytes = encode(&Message::Ask { id, ask });
         if bytes.len() > MESSAGE_BYTES_MAX {
             self.state().asks.remove(&id);
             return Err(Unasked::TooLong);
+        }
+        if let Some((topic, _)) = interest {
+            self.state().ended.remove(&topic);
         }
         self.send(bytes, None);
         Ok((id, answer))
@@ -402,7 +470,11 @@ impl Link {
             state.bytes -= queued.weight();
             done.push(queued);
         }
+        let more = state.tell_ended();
         drop(state);
+        if more {
+            self.wake.notify_one();
+        }
         drop(done); // Not under the lock: whoever waits for them may send.
     }
 
@@ -412,6 +484,7 @@ impl Link {
             let mut state = self.state();
             self.closed.cancel();
             state.bytes = 0;
+            state.ended.clear();
             state.acknowledged = state.sent.max(state.acknowledged) + state.queue.len() as u64;
             state.sent = state.acknowledged;
             (
@@ -430,7 +503,10 @@ impl Link {
 
     /// Whether everything sent was dealt with.
     pub(super) fn is_idle(&self) -> bool {
-        self.state().queue.is_empty() && (self.is_closed() || !self.is_given_up())
+        let state = self.state();
+        state.queue.is_empty()
+            && state.ended.is_empty()
+            && (self.is_closed() || !self.is_given_up())
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -459,6 +535,7 @@ impl Drop for Forget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{ConversationId, Draft, UserId};
 
     fn sent(link: &Link) -> u64 {
         link.send(Bytes::from_static(b"x"), None);
@@ -500,5 +577,139 @@ mod tests {
         assert_eq!(connect(&a, &b), (Err(Stale::Mine), Err(Stale::Theirs)));
         let a = Link::new(GatewayId(uuid::Uuid::nil()));
         assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
+    }
+
+    fn link() -> Arc<Link> {
+        Arc::new(Link::new(GatewayId(uuid::Uuid::nil())))
+    }
+
+    fn watch(user: &str) -> Ask {
+        Ask::Watch {
+            user: UserId::new(user).unwrap(),
+            version: 1,
+        }
+    }
+
+    /// So many bytes that nothing is queued which can wait.
+    fn fill(link: &Link, bytes: usize) {
+        let message = Bytes::from(vec![0; 1 << 20]);
+        for _ in 0..bytes >> 20 {
+            link.send(message.clone(), None);
+        }
+    }
+
+    fn deal_with_all(link: &Link) {
+        while link.next_batch(false).is_some() {}
+        let sent = link.state().sent;
+        link.acknowledge(sent);
+    }
+
+    /// What is queued, of what can be read.
+    fn queued(link: &Link) -> Vec<Message> {
+        let state = link.state();
+        let bytes = state.queue.iter().map(|queued| decode(&queued.bytes));
+        bytes.filter_map(Result::ok).collect()
+    }
+
+    #[test]
+    fn a_question_that_is_too_long_fails_and_nothing_else() {
+        let link = link();
+        let ask = |bytes| Ask::Operation {
+            conversation: ConversationId(uuid::Uuid::nil()),
+            actor: UserId::new("alice").unwrap(),
+            operation: crate::chat::Operation::Send(Draft {
+                sender: UserId::new("alice").unwrap(),
+                client_id: crate::model::ClientId(uuid::Uuid::nil()),
+                content: crate::model::Content::text("x".repeat(bytes)),
+                at: None,
+                retry: false,
+            }),
+        };
+        let asked = link.begin_ask(ask(MESSAGE_BYTES_MAX));
+        assert_eq!(asked.err(), Some(Unasked::TooLong));
+        link.send(vec![0; MESSAGE_BYTES_MAX + 1].into(), None);
+        assert!(link.is_idle() && link.state().asks.is_empty());
+        assert!(link.begin_ask(ask(1_000)).is_ok());
+    }
+
+    #[test]
+    fn a_link_is_given_up_when_too_much_waits_and_nothing_counts_as_done() {
+        let link = link();
+        let done = Arc::new(AtomicBool::new(false));
+        let token = || {
+            let done = done.clone();
+            Token::new(move |_| done.store(true, Ordering::Relaxed))
+        };
+        link.send(Bytes::from_static(b"x"), Some(token()));
+        fill(&link, BACKLOG_BYTES_MAX - (1 << 20));
+        assert!(!link.is_given_up());
+        fill(&link, 1 << 20);
+        assert!(link.is_given_up() && !link.is_idle());
+        assert!(link.next_batch(false).is_none(), "nothing is sent any more");
+        link.send(Bytes::from_static(b"x"), Some(token()));
+        link.uninterested(&Topic::Presence(UserId::new("bob").unwrap()));
+        assert_eq!(link.begin_ask(watch("bob")).err(), Some(Unasked::Full));
+        assert!(link.queued().1 == 0 && !done.load(Ordering::Relaxed));
+        link.close();
+        assert!(done.load(Ordering::Relaxed), "the peer is gone");
+    }
+
+    #[test]
+    fn what_sockets_are_interested_in_is_announced_however_long_it_is() {
+        let link = link();
+        let announce = |version| {
+            for _ in 0..BACKLOG_BYTES_MAX >> 20 {
+                let bytes = Bytes::from_static(&[0; 1 << 20]);
+                link.send_announced(version, bytes);
+            }
+        };
+        announce(1);
+        assert!(!link.is_given_up());
+        announce(2);
+        assert!(link.is_given_up(), "but not again and again");
+    }
+
+    #[test]
+    fn what_ended_is_told_when_there_is_room_unless_it_began_again() {
+        let link = link();
+        let topic = |user| Topic::Presence(UserId::new(user).unwrap());
+        fill(&link, QUEUE_BYTES_MAX);
+        let (_, before) = link.queued();
+        for _ in 0..10_000 {
+            for user in ["alice", "bob", "carol"] {
+                link.uninterested(&topic(user));
+            }
+        }
+        assert_eq!(link.queued().1, before, "nothing was queued");
+        assert!(link.begin_ask(watch("alice")).is_err(), "nor asked");
+        let interest = Interest {
+            topic: topic("bob"),
+            passed: None,
+        };
+        link.announce(1, vec![interest]);
+        deal_with_all(&link);
+        let told: Vec<_> = queued(&link)
+            .into_iter()
+            .map(|message| match message {
+                Message::Uninterested { topic } => topic,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(told, [topic("alice"), topic("carol")]);
+    }
+
+    #[test]
+    fn whoever_asks_again_before_the_end_was_told_stays_interested() {
+        let link = link();
+        fill(&link, QUEUE_BYTES_MAX);
+        link.uninterested(&Topic::Presence(UserId::new("alice").unwrap()));
+        // Dealt with, up to where questions are taken again and what ended is not yet told.
+        for number in 0..4 {
+            link.next_batch(false);
+            link.acknowledge(number + 1);
+        }
+        let _asked = link.begin_ask(watch("alice")).unwrap();
+        deal_with_all(&link);
+        assert!(link.is_idle(), "{:?}", queued(&link));
     }
 }

@@ -153,9 +153,22 @@ pub(super) enum Ask {
 pub(super) type Refuse = fn(Error) -> Answer;
 
 impl Ask {
+    /// The topic in which whoever asks is interested from now on, as of a version.
+    pub(super) fn interest(&self) -> Option<(Topic, Epoch)> {
+        match self {
+            Self::Register { user, version } => Some((Topic::User(user.clone()), *version)),
+            Self::Watch { user, version } => Some((Topic::Presence(user.clone()), *version)),
+            Self::Follow { channel, version } => Some((Topic::Channel(*channel), *version)),
+            Self::Operation { .. }
+            | Self::Inbox { .. }
+            | Self::Presence { .. }
+            | Self::Disconnect { .. } => None,
+        }
+    }
+
     pub(super) fn refuse(&self) -> Refuse {
         match self {
-            // Of no other kind: there is no refusal among its answers.
+            // `Disconnected` cannot say that it was refused.
             Self::Operation { .. } | Self::Disconnect { .. } => |error| Answer::Outcome(Err(error)),
             Self::Register { .. } => |error| Answer::Places(Err(error)),
             Self::Inbox { .. } => |error| Answer::Inbox(Err(error)),

@@ -14,7 +14,7 @@ use futures_util::{SinkExt, StreamExt};
 use metrics::{counter, gauge};
 use tokio::{
     select,
-    sync::mpsc::{self, error::TrySendError},
+    sync::mpsc,
     time::{Instant, sleep, timeout},
 };
 
@@ -23,13 +23,13 @@ use super::{
     link::{ASKS_MAX, Link, Stale, Token, Unasked},
     lock,
     message::{
-        Answer, Ask, Challenge, Hello, Message, PROTOCOL, Response, Standing, Welcome, decode,
-        decode_batch, encode,
+        Answer, Ask, Challenge, Hello, Interest, Message, PROTOCOL, Response, Standing, Welcome,
+        decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
 use crate::{
-    model::{Epoch, GatewayId},
+    model::{Epoch, GatewayId, Topic},
     tasks::Tasks,
 };
 
@@ -382,12 +382,8 @@ impl Peers {
                         continue;
                     };
                     let answering = self.links().get(&link.peer).map(|k| k.answering.clone());
-                    // A peer asks no more at once than there is room for.
-                    if let Some(answering) = answering
-                        && let Err(TrySendError::Full(asked)) = answering.try_send(asked)
-                    {
-                        counter!("chat_peer_asks_refused_total").increment(1);
-                        link.send(encode(&asked.busy()), None);
+                    if let Some(answering) = answering {
+                        asked.begin(link, &answering);
                     }
                 }
             }
@@ -404,8 +400,13 @@ impl Peers {
     }
 
     /// As `send`, for what the sockets here are interested in as of a version.
-    pub(super) fn announce(self: &Arc<Self>, to: GatewayId, version: Epoch, bytes: Bytes) {
-        self.link(to).announce(version, bytes);
+    pub(super) fn announce(self: &Arc<Self>, to: GatewayId, version: Epoch, topics: Vec<Interest>) {
+        self.link(to).announce(version, topics);
+    }
+
+    /// As `send`, for a topic that nobody here is interested in any more.
+    pub(super) fn uninterested(self: &Arc<Self>, to: GatewayId, topic: &Topic) {
+        self.link(to).uninterested(topic);
     }
 
     /// As `send`, for what can be done without.

@@ -15,7 +15,7 @@ use super::{
     home::{AtHome, Home},
     link::Unasked,
     members::Members,
-    message::{Answer, Ask, Interest, Message, encode},
+    message::{Answer, Ask, Interest},
     news::Listener,
     peers::Peers,
     places::InboxPlace,
@@ -220,14 +220,8 @@ impl Router {
 
     /// Whoever asks here is told of it before anything else that comes from there: see [`Exchange`](super::Exchange).
     pub(super) fn note(&self, from: GatewayId, ask: &Ask) {
-        let (topic, version) = match ask {
-            Ask::Register { user, version } => (Topic::User(user.clone()), *version),
-            Ask::Watch { user, version } => (Topic::Presence(user.clone()), *version),
-            Ask::Follow { channel, version } => (Topic::Channel(*channel), *version),
-            Ask::Operation { .. }
-            | Ask::Inbox { .. }
-            | Ask::Presence { .. }
-            | Ask::Disconnect { .. } => return,
+        let Some((topic, version)) = ask.interest() else {
+            return;
         };
         tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
         let passed = None;
@@ -369,9 +363,7 @@ impl Router {
     fn uninterested(&self, topic: &Topic) {
         match (self.ring.load().place(topic), &self.cluster) {
             (Some(place), Some(cluster)) if place != self.me => {
-                let topic = topic.clone();
-                let message = encode(&Message::Uninterested { topic });
-                cluster.peers.send(place, message, None);
+                cluster.peers.uninterested(place, topic);
             }
             _ => self.home.uninterested(self.me, topic),
         }
