@@ -1082,11 +1082,12 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
     answers
 }
 
-async fn two_gateways() -> Arc<World> {
+async fn gateways(number: usize) -> Arc<World> {
     let world = World::new(1, Faults::NONE);
-    world.start();
-    world.start();
-    while world.serving().len() < 2 {
+    for _ in 0..number {
+        world.start();
+    }
+    while world.serving().len() < number {
         sleep(Duration::from_millis(100)).await;
     }
     create(&world).await;
@@ -1096,7 +1097,7 @@ async fn two_gateways() -> Arc<World> {
 /// Somebody is in so many conversations that what is said of them does not fit into a frame.
 async fn long_inbox() {
     const ROWS: u128 = 30_000;
-    let world = two_gateways().await;
+    let world = gateways(2).await;
     let row = |number: u128| InboxWrite {
         user: user(3),
         conversation: ConversationId(Uuid::from_u128(number)),
@@ -1139,24 +1140,27 @@ async fn long_inbox() {
     assert_eq!(world.wire.lock().unwrap().too_long, 0);
 }
 
-/// Pages of messages with ten long links each.
-async fn long_pages() {
-    const MESSAGES: usize = 500;
-    let world = two_gateways().await;
-    let group = world.conversations[0];
-    let attachment = Attachment {
+fn long_link() -> Attachment {
+    Attachment {
         url: format!("https://example.org/{}", "u".repeat(2_000)),
         name: Some("n".repeat(2_000)),
         mime: None,
         size: None,
-    };
+    }
+}
+
+/// Pages of messages with ten long links each.
+async fn long_pages() {
+    const MESSAGES: usize = 500;
+    let world = gateways(2).await;
+    let group = world.conversations[0];
     for number in 0..MESSAGES {
         let draft = Draft {
             sender: user(0),
             client_id: ClientId(Uuid::from_u128(number as u128 + 1)),
             content: Content::Text {
                 body: "ten links".into(),
-                attachments: vec![attachment.clone(); 10],
+                attachments: vec![long_link(); 10],
                 reply_to: None,
             },
             at: None,
@@ -1200,4 +1204,66 @@ fn a_cluster_answers_with_an_inbox_longer_than_a_frame() {
 #[test]
 fn a_cluster_answers_with_pages_longer_than_a_frame() {
     paused(1, long_pages());
+}
+
+/// The link to a gateway with subscribers is down for a second, in which more is sent to a channel than may wait. What
+/// was dropped never arrives there, so that gateway leaves the ring, and its clients reconnect.
+async fn too_much_waits() {
+    let world = gateways(3).await;
+    let serving = world.serving();
+    let (first, last) = (&serving[0], &serving[2]);
+    let router = first.cluster().unwrap().router.clone();
+    let draft = |links| Draft {
+        sender: user(0),
+        client_id: ClientId(Uuid::new_v4()),
+        content: Content::Text {
+            body: "long".into(),
+            attachments: vec![long_link(); links],
+            reply_to: None,
+        },
+        at: None,
+        retry: false,
+    };
+    // A channel that the first gateway owns: nothing takes time.
+    let channel = loop {
+        let channel = ConversationId(Uuid::new_v4());
+        let creation = Creation {
+            kind: Kind::Channel,
+            participants: vec![user(3)],
+            name: None,
+            public: false,
+            posting: Posting::Everyone,
+            at: None,
+        };
+        let create = Operation::Create(creation);
+        router.ask(channel, user(0), create).await.unwrap();
+        let began = Instant::now();
+        for _ in 0..5 {
+            router.send(channel, draft(0)).await.unwrap();
+        }
+        if began.elapsed().is_zero() {
+            break channel;
+        }
+    };
+    let subscriber = Arc::new(Subscriber::new(SessionId(1), user(3), Codec::Json, 1 << 22));
+    let there = last.cluster().unwrap();
+    there.router.register(&subscriber).await.unwrap();
+    there.router.follow(&subscriber, &[channel]).await;
+    let pair = (first.address.clone(), last.address.clone());
+    world.wire.lock().unwrap().cut.insert(pair.clone());
+    for _ in 0..3_500 {
+        router.send(channel, draft(10)).await.unwrap();
+    }
+    sleep(Duration::from_secs(1)).await;
+    world.wire.lock().unwrap().cut.remove(&pair);
+    world.wire.lock().unwrap().healed.notify_waiters();
+    sleep(Duration::from_secs(20)).await;
+    assert!(last.over.load(Ordering::Relaxed), "it left the ring");
+    assert_eq!(world.live(), 2);
+    router.send(channel, draft(0)).await.unwrap();
+}
+
+#[test]
+fn a_cluster_parts_from_who_does_not_take_what_it_is_sent() {
+    paused(1, too_much_waits());
 }
