@@ -1215,7 +1215,7 @@ async fn too_much_waits() {
     let router = first.cluster().unwrap().router.clone();
     let draft = |links| Draft {
         sender: user(0),
-        client_id: ClientId(Uuid::new_v4()),
+        client_id: ClientId(Uuid::from_u128(world.random.lock().unwrap().random())),
         content: Content::Text {
             body: "long".into(),
             attachments: vec![long_link(); links],
@@ -1226,7 +1226,9 @@ async fn too_much_waits() {
     };
     // A channel that the first gateway owns: nothing takes time.
     let channel = loop {
-        let channel = ConversationId(Uuid::new_v4());
+        let bytes = world.random.lock().unwrap().random();
+        let id = uuid::Builder::from_u128(bytes).with_version(uuid::Version::Random);
+        let channel = ConversationId(id.into_uuid());
         let creation = Creation {
             kind: Kind::Channel,
             participants: vec![user(3)],
@@ -1249,6 +1251,7 @@ async fn too_much_waits() {
     let there = last.cluster().unwrap();
     there.router.register(&subscriber).await.unwrap();
     there.router.follow(&subscriber, &[channel]).await;
+    sleep(Duration::from_secs(5)).await; // Until everyone's home knows the channel.
     let pair = (first.address.clone(), last.address.clone());
     world.wire.lock().unwrap().cut.insert(pair.clone());
     for _ in 0..3_500 {
