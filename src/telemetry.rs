@@ -131,6 +131,18 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!("chat_inbox_rows_written_total", "Inbox rows written");
     describe_counter!(
+        "chat_peer_asks_refused_total",
+        "Questions of other gateways refused because too many others were being answered"
+    );
+    describe_counter!(
+        "chat_peer_links_given_up_total",
+        "Links to other gateways given up because too much waited in their queue"
+    );
+    describe_counter!(
+        "chat_peer_messages_too_long_total",
+        "Messages to other gateways not sent because they do not fit into a frame"
+    );
+    describe_counter!(
         "chat_places_remembered_total",
         "Sessions that came back without a read of the store"
     );

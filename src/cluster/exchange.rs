@@ -14,6 +14,7 @@ use metrics::counter;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
+    answers::Asked,
     delivery::Delivery,
     home::Home,
     link::Token,
@@ -21,20 +22,22 @@ use super::{
     members::{Adopt, Members},
     membership::Learned,
     message::{Ask, Delivered, Interest, Message, encode},
-    peers::{Answering, Peers, Receive},
+    peers::{Peers, Receive},
     ring::Ring,
     router::Router,
     status::BEAT_SEEN,
 };
 use crate::{
-    chat::{Conversations, Error, InboxWriter, Operation, Outcome, Page},
+    chat::{Audience, Conversations, Error, InboxWriter, Operation, Outcome, Page, Publication},
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId, limits::RESUME_ENTRIES_MAX},
     store::Store,
     tasks::Tasks,
 };
 
 /// Topics in one frame.
-const TOPICS_AT_ONCE: usize = 1_000;
+pub(super) const TOPICS_AT_ONCE: usize = 1_000;
+/// Bytes of entries sent to a gateway that has missed them; more is a `resync`.
+const CATCH_UP_BYTES_MAX: usize = 4 << 20;
 /// Between two tries of what could not be done.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Between two looks for gateways that are gone and not repaired.
@@ -207,9 +210,7 @@ impl Exchange {
                     continue;
                 }
                 for topics in topics.chunks(TOPICS_AT_ONCE) {
-                    let topics = topics.to_vec();
-                    let message = Message::Interests { version, topics };
-                    self.peers.send(gateway, encode(&message), None);
+                    self.peers.announce(gateway, version, topics.to_vec());
                 }
                 let announced = encode(&Message::Announced { version });
                 self.peers.send(gateway, announced, None);
@@ -325,6 +326,9 @@ impl Exchange {
         if self.members.ring().load().owner(channel) != Some(self.me) {
             return true; // Its new owner is told by the gateway itself.
         }
+        if gateway != self.me && !self.peers.has_room(gateway) {
+            return false;
+        }
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let operation = Operation::CatchUp {
             after: passed,
@@ -336,18 +340,21 @@ impl Exchange {
             .await
         {
             Ok(Outcome::History(Page { entries, head })) => {
-                if head - passed.min(head) > RESUME_ENTRIES_MAX {
-                    let resync = Delivered::Resync { channel, head };
-                    self.deliver(gateway, &resync);
-                    return true;
-                }
-                for entry in entries {
-                    let publication = crate::chat::Publication::Entry {
+                let entry = |entry| {
+                    Delivered::Publication(Publication::Entry {
                         conversation: channel,
                         entry,
-                        audience: crate::chat::Audience::Channel,
-                    };
-                    self.deliver(gateway, &Delivered::Publication(publication));
+                        audience: Audience::Channel,
+                    })
+                };
+                let entries: Vec<_> = entries.into_iter().map(entry).collect();
+                let too_many = head - passed.min(head) > RESUME_ENTRIES_MAX;
+                if too_many || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
+                    self.deliver(gateway, &Delivered::Resync { channel, head });
+                } else {
+                    entries
+                        .iter()
+                        .for_each(|entry| self.deliver(gateway, entry));
                 }
                 true
             }
@@ -429,23 +436,36 @@ impl Exchange {
         Ok(self.store.heartbeat(gateway).await? != before)
     }
 
-    fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Answering {
+    fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Asked {
         counter!("chat_operations_forwarded_total").increment(1);
         // Noted at once: what comes after this on the link is from a gateway that is interested.
         self.router.note(from, &ask);
-        let router = self.router.clone();
-        Box::pin(async move {
-            let answer = router.answer_here(ask).await;
-            Message::Answer { id, answer }
-        })
+        let (refuse, router) = (ask.refuse(), self.router.clone());
+        Asked {
+            id,
+            refuse,
+            answer: Box::pin(async move { router.answer_here(ask).await }),
+        }
     }
 }
 
+/// Bytes of these between gateways, as far as that matters.
+fn encoded_bytes(entries: &[Delivered]) -> usize {
+    let mut bytes = 0;
+    for entry in entries {
+        bytes += encode(entry).len();
+        if bytes > CATCH_UP_BYTES_MAX {
+            break;
+        }
+    }
+    bytes
+}
+
 impl Receive for Exchange {
-    fn receive(&self, from: GatewayId, message: Message) -> Option<Answering> {
+    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked> {
         match message {
             Message::Ask { id, ask } => return Some(self.asked(from, id, ask)),
-            Message::Answer { .. } => {}
+            Message::Answer { .. } | Message::AnswerPart { .. } => {}
             Message::Publish { part, publication } => {
                 let peers = self.peers.clone();
                 let done = Token::new(move |taken| {

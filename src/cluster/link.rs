@@ -2,7 +2,7 @@
 //! broken connection loses nothing and doubles nothing. No I/O.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -10,18 +10,34 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use metrics::counter;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     lock,
-    message::{Answer, Ask, Batch, Message, Standing, encode},
+    message::{
+        ANSWER_BYTES_MAX, Answer, Ask, Batch, Interest, MESSAGE_BYTES_MAX, Message, Standing,
+        decode, encode,
+    },
 };
-use crate::model::GatewayId;
+use crate::{
+    chat::Error,
+    model::{Epoch, GatewayId, Topic},
+};
 
-/// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused; what
-/// must arrive is bounded by the entries that owners may have in flight.
+/// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
+/// Bytes queued for one peer of what must arrive. So many wait only for a peer that cannot be reached, or does not keep
+/// up: at this number its link is given up, and one of the two leaves the ring, as when they cannot speak to each other.
+/// What this gateway's sockets are interested in does not count once: it is as long as it is.
+const BACKLOG_BYTES_MAX: usize = 128 << 20;
+/// What a queued message weighs besides its bytes.
+const QUEUED_BYTES: usize = 96;
+/// Topics that nobody is interested in any more, and whose home or owner is to be told when there is room.
+const ENDED_MAX: usize = 100_000;
+/// Of these, told at once.
+const ENDED_AT_ONCE: usize = 1_000;
 /// Operations forwarded to one peer and not answered.
 pub(super) const ASKS_MAX: usize = 16_384;
 /// Bytes of one batch, about.
@@ -61,6 +77,21 @@ pub(super) enum Unasked {
     /// Nobody knows whether it was done.
     Lost,
     Full,
+    /// The question is too long for one message.
+    TooLong,
+}
+
+impl From<Unasked> for Error {
+    fn from(unasked: Unasked) -> Self {
+        match unasked {
+            Unasked::Lost => Self::CLOSED,
+            Unasked::Full => Self::BUSY,
+            Unasked::TooLong => Self::TooLarge {
+                what: "a request to another gateway, in bytes,".into(),
+                max: MESSAGE_BYTES_MAX,
+            },
+        }
+    }
 }
 
 /// Why a connection is of no use: one of the two has forgotten the other meanwhile, and numbers from the beginning.
@@ -82,6 +113,8 @@ pub(super) struct Link {
     pub connection: tokio::sync::Mutex<()>,
     /// Fires when the peer is gone for good.
     pub closed: CancellationToken,
+    /// Fires when too much waited: until the peer or this gateway is out of the ring, the two don't speak any more.
+    pub given_up: CancellationToken,
 }
 
 #[derive(Default)]
@@ -97,14 +130,59 @@ struct State {
     /// The last one that came from the peer and was dealt with.
     received: u64,
     owes_acknowledgement: bool,
-    asks: BTreeMap<u64, oneshot::Sender<Answer>>,
+    asks: BTreeMap<u64, Waiting>,
     next_ask: u64,
     connected: bool,
+    peer_takes_parts: bool,
+    /// Bytes of the interests announced last, and as of which version.
+    announced: (Epoch, usize),
+    /// What nobody here is interested in any more, to be told when there is room.
+    ended: BTreeSet<Topic>,
+    /// Of what is not sent any more, since the link was given up: done when the peer is gone.
+    undone: Vec<Arc<Token>>,
+}
+
+impl State {
+    fn push(&mut self, queued: Queued) {
+        self.bytes += queued.weight();
+        self.queue.push_back(queued);
+    }
+
+    /// Queues some of what has ended, if there is room. True if it did.
+    fn tell_ended(&mut self) -> bool {
+        if self.ended.is_empty() || self.bytes > QUEUE_BYTES_MAX / 2 {
+            return false;
+        }
+        for _ in 0..ENDED_AT_ONCE.min(self.ended.len()) {
+            if let Some(topic) = self.ended.pop_first() {
+                let bytes = uninterested(topic);
+                self.push(Queued { bytes, token: None });
+            }
+        }
+        true
+    }
+}
+
+fn uninterested(topic: Topic) -> Bytes {
+    encode(&Message::Uninterested { topic })
+}
+
+/// Waits for an answer.
+struct Waiting {
+    reply: oneshot::Sender<Answer>,
+    /// What has come of a long one.
+    parts: Vec<Bytes>,
 }
 
 struct Queued {
     bytes: Bytes,
-    _token: Option<Arc<Token>>,
+    token: Option<Arc<Token>>,
+}
+
+impl Queued {
+    fn weight(&self) -> usize {
+        self.bytes.len() + QUEUED_BYTES
+    }
 }
 
 impl Link {
@@ -116,24 +194,97 @@ impl Link {
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
+            given_up: CancellationToken::new(),
         }
     }
 
     /// Queues a message that must arrive. The token is kept until the peer has dealt with it.
     pub(super) fn send(&self, bytes: Bytes, token: Option<Arc<Token>>) {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            // Never: see there. Sent, it would break each connection that is made.
+            counter!("chat_peer_messages_too_long_total").increment(1);
+            tracing::error!(peer = %self.peer, bytes = bytes.len(), "a message is too long for a peer");
+            return;
+        }
         let mut state = self.state();
         if self.is_closed() {
             drop(state);
             drop(token); // Not under the lock: whoever waits for it may send.
             return;
         }
-        state.bytes += bytes.len();
-        state.queue.push_back(Queued {
-            bytes,
-            _token: token,
-        });
+        if self.is_given_up() {
+            state.undone.extend(token);
+            return;
+        }
+        state.push(Queued { bytes, token });
+        let given_up =
+            (state.bytes > BACKLOG_BYTES_MAX + state.announced.1).then(|| self.give_up(&mut state));
         drop(state);
+        drop(given_up);
         self.wake.notify_one();
+    }
+
+    /// As `send`, for what the sockets here are interested in as of a version.
+    pub(super) fn announce(&self, version: Epoch, topics: Vec<Interest>) {
+        {
+            let mut state = self.state();
+            if !state.ended.is_empty() {
+                for interest in &topics {
+                    state.ended.remove(&interest.topic);
+                }
+            }
+        }
+        self.send_announced(version, encode(&Message::Interests { version, topics }));
+    }
+
+    fn send_announced(&self, version: Epoch, bytes: Bytes) {
+        {
+            let mut state = self.state();
+            if state.announced.0 != version {
+                state.announced = (version, 0);
+            }
+            state.announced.1 += bytes.len() + QUEUED_BYTES;
+        }
+        self.send(bytes, None);
+    }
+
+    /// Says that nobody here is interested in a topic any more: at once, or when there is room, unless somebody is again
+    /// by then.
+    pub(super) fn uninterested(&self, topic: &Topic) {
+        {
+            let mut state = self.state();
+            if self.is_closed() || self.is_given_up() {
+                return;
+            }
+            if state.bytes > QUEUE_BYTES_MAX {
+                // One that is not told brings what nobody here takes, until the next version. But a user would seem to
+                // be online, and costs its client a connection.
+                if state.ended.len() < ENDED_MAX || matches!(topic, Topic::User(_)) {
+                    state.ended.insert(topic.clone());
+                }
+                return;
+            }
+            state.ended.remove(topic);
+        }
+        self.send(uninterested(topic.clone()), None);
+    }
+
+    /// Nothing is sent any more, and nothing counts as done before the peer is gone: its sockets may still be there.
+    fn give_up(&self, state: &mut State) -> impl Drop + use<> {
+        counter!("chat_peer_links_given_up_total").increment(1);
+        tracing::error!(peer = %self.peer, bytes = state.bytes, "too much waits for a peer");
+        let queue = std::mem::take(&mut state.queue);
+        state
+            .undone
+            .extend(queue.into_iter().filter_map(|queued| queued.token));
+        state.bytes = 0;
+        state.ended.clear();
+        self.given_up.cancel();
+        std::mem::take(&mut state.asks)
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.is_cancelled()
     }
 
     /// As `send`, for what can be done without.
@@ -168,23 +319,62 @@ impl Link {
             if self.is_closed() {
                 return Err(Unasked::Lost);
             }
-            if state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX {
+            let full = state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX;
+            if full || self.is_given_up() {
                 return Err(Unasked::Full);
             }
             state.next_ask += 1;
             let id = state.next_ask;
-            state.asks.insert(id, reply);
+            let parts = Vec::new();
+            state.asks.insert(id, Waiting { reply, parts });
             id
         };
-        self.send(encode(&Message::Ask { id, ask }), None);
+        let interest = ask.interest();
+        let bytes = encode(&Message::Ask { id, ask });
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            self.state().asks.remove(&id);
+            return Err(Unasked::TooLong);
+        }
+        if let Some((topic, _)) = interest {
+            self.state().ended.remove(&topic);
+        }
+        self.send(bytes, None);
         Ok((id, answer))
     }
 
     pub(super) fn answered(&self, id: u64, answer: Answer) {
         let asked = self.state().asks.remove(&id);
         if let Some(asked) = asked {
-            drop(asked.send(answer));
+            drop(asked.reply.send(answer));
         }
+    }
+
+    /// Some of an answer has come.
+    pub(super) fn answered_in_part(&self, id: u64, part: Bytes, last: bool) {
+        let asked = {
+            let mut state = self.state();
+            let Some(asked) = state.asks.get_mut(&id) else {
+                return; // Whoever asked has given up.
+            };
+            asked.parts.push(part);
+            let bytes: usize = asked.parts.iter().map(Bytes::len).sum();
+            if !last && bytes <= ANSWER_BYTES_MAX {
+                return;
+            }
+            state.asks.remove(&id)
+        };
+        let Some(Waiting { reply, parts }) = asked else {
+            return;
+        };
+        match decode(&parts.concat()) {
+            Ok(Message::Answer { answer, .. }) if last => drop(reply.send(answer)),
+            // Lost, and nothing else: the link is fine.
+            Ok(_) | Err(_) => tracing::error!(peer = %self.peer, "a long answer cannot be read"),
+        }
+    }
+
+    pub(super) fn takes_parts(&self) -> bool {
+        self.state().peer_takes_parts
     }
 
     /// From where this end goes on.
@@ -194,6 +384,7 @@ impl Link {
             numbering: self.numbering,
             peer: state.peer,
             received: state.received,
+            takes_parts: true,
         }
     }
 
@@ -214,6 +405,7 @@ impl Link {
         state.peer = Some(theirs.numbering);
         state.sent = state.acknowledged;
         state.connected = true;
+        state.peer_takes_parts = theirs.takes_parts;
         Ok(())
     }
 
@@ -275,27 +467,33 @@ impl Link {
             && let Some(queued) = state.queue.pop_front()
         {
             state.acknowledged += 1;
-            state.bytes -= queued.bytes.len();
+            state.bytes -= queued.weight();
             done.push(queued);
         }
+        let more = state.tell_ended();
         drop(state);
+        if more {
+            self.wake.notify_one();
+        }
         drop(done); // Not under the lock: whoever waits for them may send.
     }
 
     /// The peer is gone for good: nothing is waited for any more.
     pub(super) fn close(&self) {
-        let (queue, asks) = {
+        let over = {
             let mut state = self.state();
             self.closed.cancel();
             state.bytes = 0;
+            state.ended.clear();
             state.acknowledged = state.sent.max(state.acknowledged) + state.queue.len() as u64;
             state.sent = state.acknowledged;
             (
                 std::mem::take(&mut state.queue),
                 std::mem::take(&mut state.asks),
+                std::mem::take(&mut state.undone),
             )
         };
-        drop((queue, asks));
+        drop(over);
         self.wake.notify_one();
     }
 
@@ -305,7 +503,10 @@ impl Link {
 
     /// Whether everything sent was dealt with.
     pub(super) fn is_idle(&self) -> bool {
-        self.state().queue.is_empty()
+        let state = self.state();
+        state.queue.is_empty()
+            && state.ended.is_empty()
+            && (self.is_closed() || !self.is_given_up())
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -332,48 +533,4 @@ impl Drop for Forget {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sent(link: &Link) -> u64 {
-        link.send(Bytes::from_static(b"x"), None);
-        link.next_batch(false);
-        link.state().sent
-    }
-
-    fn connect(a: &Link, b: &Link) -> (Result<(), Stale>, Result<(), Stale>) {
-        let (from_a, from_b) = (a.standing(), b.standing());
-        (a.connected(from_b), b.connected(from_a))
-    }
-
-    #[test]
-    fn what_was_not_acknowledged_is_sent_again() {
-        let (a, b) = (
-            Link::new(GatewayId(uuid::Uuid::nil())),
-            Link::new(GatewayId(uuid::Uuid::nil())),
-        );
-        assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
-        assert_eq!((sent(&a), sent(&a)), (1, 2));
-        b.dealt_with(1);
-        assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
-        assert!(a.next_batch(false).is_some() && !a.is_idle());
-        b.dealt_with(2);
-        assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
-        assert!(a.is_idle());
-    }
-
-    #[test]
-    fn one_that_was_forgotten_begins_again() {
-        let (a, b) = (
-            Link::new(GatewayId(uuid::Uuid::nil())),
-            Link::new(GatewayId(uuid::Uuid::nil())),
-        );
-        assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
-        sent(&a);
-        b.dealt_with(1);
-        let b = Link::new(GatewayId(uuid::Uuid::nil())); // It has forgotten `a`.
-        assert_eq!(connect(&a, &b), (Err(Stale::Mine), Err(Stale::Theirs)));
-        let a = Link::new(GatewayId(uuid::Uuid::nil()));
-        assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::places::InboxPlace;
+use super::{network::FRAME_BYTES_MAX, places::InboxPlace};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
@@ -16,6 +16,29 @@ use crate::{
 /// Gateways of another one refuse each other.
 pub(super) const PROTOCOL: u32 = 2;
 
+/// Bytes of a batch's start, at most: three numbers and their names.
+const BATCH_START_BYTES_MAX: usize = 128;
+/// Bytes of one message: with the start of its batch it fits into a frame. Only answers may be longer, and those go in
+/// parts. All else is bounded by what it is made of:
+///
+/// | message | largest | bytes |
+/// |---|---|---|
+/// | `Ask` | a creation with 10,000 users of 64 bytes | 0.7 MB |
+/// | `Publish`, `Deliver` | the same, to these 10,000 users and when each joined | 1.5 MB |
+/// | `Publish`, `Deliver` | a body of 64 KiB and ten links, to 10,000 users | 0.9 MB |
+/// | `Interests` | 1,000 topics | 0.2 MB |
+/// | `AnswerPart` | `PART_BYTES` | 1 MB |
+/// | `Ring` | some gateways of 16 bytes | |
+/// | all others | one user, one conversation | 1 KB |
+///
+/// A test builds the largest ones.
+pub(super) const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX - BATCH_START_BYTES_MAX;
+/// Bytes of one part of a longer answer.
+pub(super) const PART_BYTES: usize = 1 << 20;
+/// Bytes of one answer, all its parts together: 500 entries of 64 KiB with ten links of 4 KiB, or an inbox of more than
+/// 100,000 rows.
+pub(super) const ANSWER_BYTES_MAX: usize = 64 << 20;
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
     Ask {
@@ -25,6 +48,13 @@ pub(super) enum Message {
     Answer {
         id: u64,
         answer: Answer,
+    },
+    /// Some bytes of an encoded `Answer`, in order. Only to a gateway that takes parts: see [`Standing`].
+    AnswerPart {
+        id: u64,
+        #[serde(with = "raw")]
+        bytes: Bytes,
+        last: bool,
     },
     /// From a conversation's owner to the home of all users it names.
     Publish {
@@ -119,6 +149,35 @@ pub(super) enum Ask {
     },
 }
 
+/// Makes the answer that refuses a question.
+pub(super) type Refuse = fn(Error) -> Answer;
+
+impl Ask {
+    /// The topic in which whoever asks is interested from now on, as of a version.
+    pub(super) fn interest(&self) -> Option<(Topic, Epoch)> {
+        match self {
+            Self::Register { user, version } => Some((Topic::User(user.clone()), *version)),
+            Self::Watch { user, version } => Some((Topic::Presence(user.clone()), *version)),
+            Self::Follow { channel, version } => Some((Topic::Channel(*channel), *version)),
+            Self::Operation { .. }
+            | Self::Inbox { .. }
+            | Self::Presence { .. }
+            | Self::Disconnect { .. } => None,
+        }
+    }
+
+    pub(super) fn refuse(&self) -> Refuse {
+        match self {
+            // `Disconnected` cannot say that it was refused.
+            Self::Operation { .. } | Self::Disconnect { .. } => |error| Answer::Outcome(Err(error)),
+            Self::Register { .. } => |error| Answer::Places(Err(error)),
+            Self::Inbox { .. } => |error| Answer::Inbox(Err(error)),
+            Self::Watch { .. } | Self::Presence { .. } => |error| Answer::Presence(Err(error)),
+            Self::Follow { .. } => |error| Answer::Head(Err(error)),
+        }
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Outcome(Result<Outcome, Error>),
@@ -183,6 +242,9 @@ pub(super) struct Standing {
     pub peer: Option<u64>,
     /// The number of the last message received in it.
     pub received: u64,
+    /// The sender understands answers in parts. Versions of the program before there were any do not say so.
+    #[serde(default)]
+    pub takes_parts: bool,
 }
 
 /// The start of a batch; its messages follow, one after the other.
@@ -193,6 +255,40 @@ pub(super) struct Batch {
     /// Everything up to this number was received and dealt with.
     pub acknowledged: u64,
     pub messages: u32,
+}
+
+/// Bytes as bytes, and not as a list of numbers.
+mod raw {
+    use std::fmt;
+
+    use bytes::Bytes;
+    use serde::{Deserializer, Serializer, de::Visitor};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+        struct Raw;
+
+        impl Visitor<'_> for Raw {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Bytes, E> {
+                Ok(Bytes::copy_from_slice(bytes))
+            }
+
+            fn visit_byte_buf<E>(self, bytes: Vec<u8>) -> Result<Bytes, E> {
+                Ok(bytes.into())
+            }
+        }
+
+        from.deserialize_bytes(Raw)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -221,4 +317,220 @@ pub(super) fn decode_batch(bytes: &[u8]) -> Result<(Batch, Vec<Message>), Unread
     let messages = (0..batch.messages).map(|_| Message::deserialize(&mut decoder));
     let messages = messages.collect::<Result<_, _>>().map_err(unreadable)?;
     Ok((batch, messages))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        chat::{Audience, Creation, LogRange, Members, Page, Place},
+        cluster::exchange::TOPICS_AT_ONCE,
+        model::{
+            Attachment, ClientId, Content, Details, Draft, Entry, Kind, Posting, SystemChange,
+            limits::{
+                ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, NAME_BYTES_MAX, RESUME_ENTRIES_MAX,
+                USER_ID_BYTES_MAX,
+            },
+        },
+    };
+
+    /// The largest that may be set.
+    const GROUP_PARTICIPANTS_MAX: usize = 10_000;
+    const BODY_BYTES_MAX: usize = 64 << 10;
+
+    fn user() -> UserId {
+        UserId::new(&"u".repeat(USER_ID_BYTES_MAX)).unwrap()
+    }
+
+    fn users() -> Vec<UserId> {
+        vec![user(); GROUP_PARTICIPANTS_MAX]
+    }
+
+    fn conversation() -> ConversationId {
+        ConversationId(Uuid::max())
+    }
+
+    fn name() -> Option<String> {
+        Some("n".repeat(NAME_BYTES_MAX))
+    }
+
+    fn entry(content: Content) -> Arc<Entry> {
+        Arc::new(Entry {
+            seq: Seq::MAX,
+            message_id: crate::clock::message_id(1),
+            client_id: ClientId(Uuid::max()),
+            sender: user(),
+            at: i64::MAX,
+            content,
+        })
+    }
+
+    fn text() -> Content {
+        let link = Attachment {
+            url: "u".repeat(ATTACHMENT_BYTES_MAX),
+            name: Some("n".repeat(ATTACHMENT_BYTES_MAX)),
+            mime: Some(String::new()),
+            size: Some(u64::MAX),
+        };
+        Content::Text {
+            body: "b".repeat(BODY_BYTES_MAX),
+            attachments: vec![link; ATTACHMENTS_MAX],
+            reply_to: Some(Seq::MAX),
+        }
+    }
+
+    fn largest() -> Vec<Message> {
+        let audience = Audience::Members(Arc::new(Members {
+            kind: Kind::Channel,
+            name: name(),
+            users: users().into_iter().map(|user| (user, Seq::MAX)).collect(),
+        }));
+        let created = Content::System(SystemChange::Created {
+            kind: Kind::Channel,
+            name: name(),
+            posting: Posting::Everyone,
+            public: true,
+            participants: users(),
+        });
+        let publications = [
+            Publication::Entry {
+                conversation: conversation(),
+                entry: entry(created),
+                audience: audience.clone(),
+            },
+            Publication::Entry {
+                conversation: conversation(),
+                entry: entry(text()),
+                audience: audience.clone(),
+            },
+            Publication::Receipt {
+                conversation: conversation(),
+                user: user(),
+                read_seq: Some(Seq::MAX),
+                delivered_seq: Some(Seq::MAX),
+                audience: audience.clone(),
+            },
+            Publication::Place {
+                conversation: conversation(),
+                seq: Seq::MAX,
+                place: Place::Updated,
+                details: Details {
+                    kind: Kind::Channel,
+                    name: name(),
+                    created_at: i64::MAX,
+                    created_by: user(),
+                    posting: Posting::Everyone,
+                    public: true,
+                },
+                audience,
+            },
+        ];
+        let operations = [
+            Operation::Create(Creation {
+                kind: Kind::Channel,
+                participants: users(),
+                name: name(),
+                public: true,
+                posting: Posting::Everyone,
+                at: Some(i64::MAX),
+            }),
+            Operation::Send(Draft {
+                sender: user(),
+                client_id: ClientId(Uuid::max()),
+                content: text(),
+                at: Some(i64::MAX),
+                retry: true,
+            }),
+            Operation::History {
+                range: LogRange::Around(Seq::MAX),
+                limit: usize::MAX,
+            },
+        ];
+        let interest = Interest {
+            topic: Topic::Presence(user()),
+            passed: Some(Seq::MAX),
+        };
+        let id = u64::MAX;
+        let part = u64::MAX;
+        let ask = |operation| Message::Ask {
+            id,
+            ask: Ask::Operation {
+                conversation: conversation(),
+                actor: user(),
+                operation,
+            },
+        };
+        let mut messages: Vec<_> = operations.into_iter().map(ask).collect();
+        for publication in publications {
+            messages.push(Message::Deliver(Delivered::Publication(
+                publication.clone(),
+            )));
+            messages.push(Message::Publish { part, publication });
+        }
+        messages.push(Message::Interests {
+            version: Epoch::MAX,
+            topics: vec![interest; TOPICS_AT_ONCE],
+        });
+        messages.push(Message::AnswerPart {
+            id,
+            bytes: vec![0; PART_BYTES].into(),
+            last: true,
+        });
+        messages
+    }
+
+    #[test]
+    fn the_largest_message_of_each_kind_fits_into_a_frame() {
+        for message in largest() {
+            let bytes = encode(&message).len();
+            assert!(bytes < 2 << 20, "{bytes}");
+        }
+        let start = Batch {
+            first: u64::MAX,
+            acknowledged: u64::MAX,
+            messages: u32::MAX,
+        };
+        assert!(encode(&start).len() <= BATCH_START_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_page_of_the_largest_entries_can_be_answered() {
+        let entries = vec![entry(text()); usize::try_from(RESUME_ENTRIES_MAX).unwrap()];
+        let answer = Answer::Outcome(Ok(Outcome::History(Page {
+            entries,
+            head: Seq::MAX,
+        })));
+        let bytes = encode(&Message::Answer { id: 1, answer }).len();
+        assert!(
+            MESSAGE_BYTES_MAX < bytes && bytes <= ANSWER_BYTES_MAX,
+            "{bytes}"
+        );
+    }
+
+    /// Gateways of the version before understand this one's handshake, and this one theirs.
+    #[test]
+    fn who_does_not_say_so_takes_no_parts() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Before {
+            numbering: u64,
+            peer: Option<u64>,
+            received: u64,
+        }
+        let before = Before {
+            numbering: 1,
+            peer: None,
+            received: 2,
+        };
+        let read: Standing = decode(&encode(&before)).unwrap();
+        assert!(!read.takes_parts);
+        let now = Standing {
+            takes_parts: true,
+            ..read
+        };
+        assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
+    }
 }

@@ -4,6 +4,7 @@
 //!
 //! With the embedded store the ring has one member and every hop is a function call.
 
+mod answers;
 mod channels;
 mod delivery;
 mod edge;

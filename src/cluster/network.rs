@@ -16,7 +16,7 @@ use tokio_tungstenite::{
 };
 
 /// Bytes of one frame between gateways: a batch, or one message that is longer.
-const FRAME_BYTES_MAX: usize = 16 << 20;
+pub(super) const FRAME_BYTES_MAX: usize = 16 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub type Frames = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;

@@ -10,7 +10,7 @@ use std::{
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
-use futures_util::{SinkExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{SinkExt, StreamExt};
 use metrics::{counter, gauge};
 use tokio::{
     select,
@@ -19,15 +19,19 @@ use tokio::{
 };
 
 use super::{
+    answers::{Asked, answer},
     link::{ASKS_MAX, Link, Stale, Token, Unasked},
     lock,
     message::{
-        Answer, Ask, Challenge, Hello, Message, PROTOCOL, Response, Standing, Welcome, decode,
-        decode_batch, encode,
+        Answer, Ask, Challenge, Hello, Interest, Message, PROTOCOL, Response, Standing, Welcome,
+        decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
-use crate::{model::GatewayId, tasks::Tasks};
+use crate::{
+    model::{Epoch, GatewayId, Topic},
+    tasks::Tasks,
+};
 
 /// Without anything from a peer for so long, the connection is given up and made again.
 const SILENT_MAX: Duration = Duration::from_secs(3);
@@ -42,12 +46,9 @@ const STRANGER_KEPT: Duration = Duration::from_secs(10);
 /// A peer that was removed, or has left, is listened to for so long.
 const LAST_WORD_WITHIN: Duration = Duration::from_secs(3);
 
-/// What an answer to a peer takes, and the answer.
-pub(super) type Answering = BoxFuture<'static, Message>;
-
 /// Takes what comes from peers, one after the other. Must not wait.
 pub(super) trait Receive: Send + Sync {
-    fn receive(&self, from: GatewayId, message: Message) -> Option<Answering>;
+    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked>;
 }
 
 pub(super) struct Peers {
@@ -63,7 +64,7 @@ pub(super) struct Peers {
 struct Known {
     link: Arc<Link>,
     /// Answers being worked out.
-    answering: mpsc::Sender<Answering>,
+    answering: mpsc::Sender<Asked>,
     dialled: bool,
     seen_at: Instant,
 }
@@ -204,7 +205,7 @@ impl Peers {
     }
 
     async fn dial(&self, link: Arc<Link>, address: &str) {
-        while !link.is_closed() {
+        while !link.is_closed() && !link.is_given_up() {
             let connected = async {
                 let connection = self.network.connect(address).await?;
                 self.connect(&link, connection).await
@@ -283,8 +284,8 @@ impl Peers {
         let expected = self.proof(hello.from, self.me, &hello, &nonce);
         self.check(&response.proof, &expected)?;
         let link = self.link(hello.from);
-        if link.is_closed() {
-            return Err(io::ErrorKind::ConnectionRefused.into()); // It was removed.
+        if link.is_closed() || link.is_given_up() {
+            return Err(io::ErrorKind::ConnectionRefused.into()); // It was removed, or is to be.
         }
         let _in_use = timeout(HANDSHAKE_TIMEOUT, link.connection.lock())
             .await
@@ -346,6 +347,7 @@ impl Peers {
             ended = reading => ended,
             ended = writing => ended,
             () = closing => Err(io::ErrorKind::ConnectionAborted.into()),
+            () = link.given_up.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
         };
         link.disconnected();
         tracing::info!(peer = %link.peer, "a link is down");
@@ -371,19 +373,17 @@ impl Peers {
             }
             match message {
                 Message::Answer { id, answer } => link.answered(id, answer),
+                Message::AnswerPart { id, bytes, last } => link.answered_in_part(id, bytes, last),
                 message => {
                     let Some(receive) = self.receive.get().and_then(Weak::upgrade) else {
                         continue;
                     };
-                    let Some(answer) = receive.receive(link.peer, message) else {
+                    let Some(asked) = receive.receive(link.peer, message) else {
                         continue;
                     };
                     let answering = self.links().get(&link.peer).map(|k| k.answering.clone());
-                    // A peer asks no more at once than there is room for.
-                    if let Some(answering) = answering
-                        && answering.try_send(answer).is_err()
-                    {
-                        tracing::error!(peer = %link.peer, "a peer asks too much");
+                    if let Some(answering) = answering {
+                        asked.begin(link, &answering);
                     }
                 }
             }
@@ -397,6 +397,16 @@ impl Peers {
     /// Queues a message for a peer. Dropped with its token if the peer is gone.
     pub(super) fn send(self: &Arc<Self>, to: GatewayId, bytes: Bytes, token: Option<Arc<Token>>) {
         self.link(to).send(bytes, token);
+    }
+
+    /// As `send`, for what the sockets here are interested in as of a version.
+    pub(super) fn announce(self: &Arc<Self>, to: GatewayId, version: Epoch, topics: Vec<Interest>) {
+        self.link(to).announce(version, topics);
+    }
+
+    /// As `send`, for a topic that nobody here is interested in any more.
+    pub(super) fn uninterested(self: &Arc<Self>, to: GatewayId, topic: &Topic) {
+        self.link(to).uninterested(topic);
     }
 
     /// As `send`, for what can be done without.
@@ -425,6 +435,11 @@ impl Peers {
         !self.links().values().any(|known| known.link.is_full())
     }
 
+    /// Whether the link to this one can take more.
+    pub(super) fn has_room(self: &Arc<Self>, peer: GatewayId) -> bool {
+        !self.link(peer).is_full()
+    }
+
     /// The peer was a member and is none any more: nothing is waited for.
     pub(super) fn forget(&self, gone: GatewayId) {
         let link = self.links().get(&gone).map(|known| known.link.clone());
@@ -450,23 +465,6 @@ impl Peers {
 
     fn links(&self) -> MutexGuard<'_, BTreeMap<GatewayId, Known>> {
         lock(&self.links)
-    }
-}
-
-/// Works out the answers for one peer, begun in the order in which they were asked for. Outlives connections.
-async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Answering>) {
-    let mut answering = FuturesUnordered::new();
-    loop {
-        select! {
-           biased;
-            Some(answer) = answering.next(), if !answering.is_empty() => {
-                link.send(encode(&answer), None);
-            }
-            more = work.recv() => match more {
-                Some(more) => answering.push(more),
-                None => return,
-            },
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     home::{AtHome, Home},
     link::Unasked,
     members::Members,
-    message::{Answer, Ask, Interest, Message, encode},
+    message::{Answer, Ask, Interest},
     news::Listener,
     peers::Peers,
     places::InboxPlace,
@@ -142,8 +142,8 @@ impl Router {
                     };
                     match cluster.peers.ask(owner, ask).await {
                         Ok(Answer::Outcome(outcome)) => outcome,
-                        Ok(_) | Err(Unasked::Lost) => Err(Error::CLOSED),
-                        Err(Unasked::Full) => Err(Error::BUSY),
+                        Ok(_) => Err(Error::CLOSED),
+                        Err(unasked) => Err(unasked.into()),
                     }
                 }
             };
@@ -220,14 +220,8 @@ impl Router {
 
     /// Whoever asks here is told of it before anything else that comes from there: see [`Exchange`](super::Exchange).
     pub(super) fn note(&self, from: GatewayId, ask: &Ask) {
-        let (topic, version) = match ask {
-            Ask::Register { user, version } => (Topic::User(user.clone()), *version),
-            Ask::Watch { user, version } => (Topic::Presence(user.clone()), *version),
-            Ask::Follow { channel, version } => (Topic::Channel(*channel), *version),
-            Ask::Operation { .. }
-            | Ask::Inbox { .. }
-            | Ask::Presence { .. }
-            | Ask::Disconnect { .. } => return,
+        let Some((topic, version)) = ask.interest() else {
+            return;
         };
         tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
         let passed = None;
@@ -325,8 +319,8 @@ impl Router {
                     (Some(ask), _) => Some(self.answer_here(ask).await),
                     (None, Some(asked)) => match asked.await {
                         Ok(answer) => Some(answer),
-                        Err(Unasked::Full) => return Err(Error::BUSY),
                         Err(Unasked::Lost) => None,
+                        Err(unasked) => return Err(unasked.into()),
                     },
                     (None, None) => None,
                 };
@@ -370,9 +364,7 @@ impl Router {
     fn uninterested(&self, topic: &Topic) {
         match (self.ring.load().place(topic), &self.cluster) {
             (Some(place), Some(cluster)) if place != self.me => {
-                let topic = topic.clone();
-                let message = encode(&Message::Uninterested { topic });
-                cluster.peers.send(place, message, None);
+                cluster.peers.uninterested(place, topic);
             }
             _ => self.home.uninterested(self.me, topic),
         }
@@ -461,9 +453,10 @@ impl Router {
             for answer in answers.await? {
                 match answer {
                     Ok(Answer::Disconnected(there)) => closed += there,
+                    Ok(Answer::Outcome(Err(error))) => return Err(error),
                     // Gone, and its sessions with it.
                     Ok(_) | Err(Unasked::Lost) => {}
-                    Err(Unasked::Full) => return Err(Error::BUSY),
+                    Err(unasked) => return Err(unasked.into()),
                 }
             }
         }

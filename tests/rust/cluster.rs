@@ -28,12 +28,13 @@ use chat_gateway::{
     cluster::{Cluster, Connection, Members, Network, Speaking},
     fanout::{Coalesce, Hub, Subscriber},
     model::{
-        ClientId, Content, ConversationId, Draft, GatewayId, Kind, Posting, Seq, SessionId, UserId,
+        Attachment, ClientId, Content, ConversationId, Draft, EntryKind, GatewayId, Kind, Last,
+        Posting, Seq, SessionId, UserId,
     },
     mutation::{Mutation, break_rule},
     protocol::Codec,
     store::{
-        Store,
+        InboxFace, InboxWrite, Store,
         simulated::{Faults, Simulated},
     },
     tasks::{Process, Tasks},
@@ -56,6 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 3;
 /// On their way in one direction; a connection with more breaks.
 const FRAMES_MAX: usize = 100_000;
+/// Bytes of one frame, as in `network.rs`: a connection breaks at a longer one.
+const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// A gateway that serves.
 type Up = (Arc<Cluster>, Arc<Members>, Arc<Hub>);
@@ -67,6 +70,8 @@ struct Wire {
     cut: BTreeSet<(String, String)>,
     healed: Arc<Notify>,
     random: Option<StdRng>,
+    /// Frames at which a connection broke.
+    too_long: usize,
 }
 
 #[derive(Clone)]
@@ -112,6 +117,10 @@ impl Line {
             let (at, bytes) = receive.recv().await?;
             sleep_until(at).await;
             line.whole().await;
+            if bytes.len() > FRAME_BYTES_MAX {
+                line.wire.lock().unwrap().too_long += 1;
+                return Some((Err(io::ErrorKind::InvalidData.into()), (receive, line)));
+            }
             Some((Ok(bytes), (receive, line)))
         });
         (send, Box::pin(frames))
@@ -295,6 +304,38 @@ struct World {
 }
 
 impl World {
+    fn new(seed: u64, faults: Faults) -> Arc<Self> {
+        let mut random = StdRng::seed_from_u64(seed);
+        let conversations = KINDS.map(|kind| {
+            let bytes: u128 = random.random();
+            match kind {
+                Kind::Dm => ConversationId::dm(&user(0), &user(1)),
+                Kind::Group | Kind::Channel => ConversationId(
+                    uuid::Builder::from_u128(bytes)
+                        .with_version(uuid::Version::Random)
+                        .into_uuid(),
+                ),
+            }
+        });
+        let wire = Wire {
+            random: Some(StdRng::seed_from_u64(seed ^ 1)),
+            ..Wire::default()
+        };
+        Arc::new(World {
+            secrets: Mutex::default(),
+            random: Mutex::new(random),
+            store: Simulated::new(seed, faults),
+            wire: Arc::new(Mutex::new(wire)),
+            gateways: Mutex::default(),
+            conversations,
+            checker: Mutex::default(),
+            sending: AtomicBool::new(false),
+            churning: AtomicBool::new(false),
+            messages: Mutex::default(),
+            waiting: Mutex::default(),
+        })
+    }
+
     fn below(&self, most: usize) -> usize {
         self.random.lock().unwrap().random_range(0..most)
     }
@@ -996,35 +1037,7 @@ async fn check_places(world: &Arc<World>, round: usize) {
 }
 
 async fn run(seed: u64) -> (Vec<String>, usize) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let conversations = KINDS.map(|kind| {
-        let bytes: u128 = random.random();
-        match kind {
-            Kind::Dm => ConversationId::dm(&user(0), &user(1)),
-            Kind::Group | Kind::Channel => ConversationId(
-                uuid::Builder::from_u128(bytes)
-                    .with_version(uuid::Version::Random)
-                    .into_uuid(),
-            ),
-        }
-    });
-    let wire = Wire {
-        random: Some(StdRng::seed_from_u64(seed ^ 1)),
-        ..Wire::default()
-    };
-    let world = Arc::new(World {
-        secrets: Mutex::default(),
-        random: Mutex::new(random),
-        store: Simulated::new(seed, Faults::BAD_DAY),
-        wire: Arc::new(Mutex::new(wire)),
-        gateways: Mutex::default(),
-        conversations,
-        checker: Mutex::default(),
-        sending: AtomicBool::new(false),
-        churning: AtomicBool::new(false),
-        messages: Mutex::default(),
-        waiting: Mutex::default(),
-    });
+    let world = World::new(seed, Faults::BAD_DAY);
     for _ in 0..3 {
         world.start();
     }
@@ -1084,6 +1097,18 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
     )
 }
 
+fn paused<T>(seed: u64, run: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        simulate_clock(seed);
+        run.await
+    })
+}
+
 fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
     if std::env::var("SIM_LOG").is_ok() {
         let _ = tracing_subscriber::fmt()
@@ -1092,15 +1117,7 @@ fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
             .try_init();
     }
     break_rule(broken);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    let found = runtime.block_on(async {
-        simulate_clock(seed);
-        run(seed).await
-    });
+    let found = paused(seed, run(seed));
     break_rule(None);
     found
 }
@@ -1148,4 +1165,214 @@ fn each_broken_rule_of_the_cluster_is_found() {
         println!("{broken:?} shows: {found:?}");
         assert!(found.is_some(), "{broken:?} is not found");
     }
+}
+
+/// What `ask` answers through each of two gateways, one of which must ask the other.
+async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 'static>(
+    world: &Arc<World>,
+    ask: impl Fn(Arc<Cluster>) -> F,
+) -> Vec<T> {
+    let mut answers = Vec::new();
+    for gateway in world.serving() {
+        let ends = Instant::now() + Duration::from_secs(60);
+        let answer = loop {
+            assert!(Instant::now() < ends, "no answer");
+            let asked = gateway.ask(ask(gateway.cluster().unwrap()));
+            if let Some(Some(answer)) = asked.await {
+                break answer;
+            }
+            sleep(Duration::from_millis(100)).await;
+        };
+        answers.push(answer);
+    }
+    answers
+}
+
+async fn gateways(number: usize) -> Arc<World> {
+    let world = World::new(1, Faults::NONE);
+    for _ in 0..number {
+        world.start();
+    }
+    while world.serving().len() < number {
+        sleep(Duration::from_millis(100)).await;
+    }
+    create(&world).await;
+    world
+}
+
+/// Somebody is in so many conversations that what is said of them does not fit into a frame.
+async fn long_inbox() {
+    const ROWS: u128 = 30_000;
+    let world = gateways(2).await;
+    let row = |number: u128| InboxWrite {
+        user: user(3),
+        conversation: ConversationId(Uuid::from_u128(number)),
+        kind: Kind::Group,
+        face: Some(InboxFace {
+            seq: 7,
+            kind: Kind::Group,
+            name: Some("n".repeat(256)),
+            joined_seq: 1,
+            last: Some(Last {
+                seq: 7,
+                message_id: chat_gateway::clock::message_id(1),
+                at: 1,
+                sender: user(0),
+                kind: EntryKind::Text,
+                preview: "\u{1f600}".repeat(100),
+            }),
+        }),
+        read_seq: None,
+        left_seq: None,
+    };
+    let rows = (0..ROWS).map(row).collect();
+    world.store.write_inbox(rows).await.unwrap();
+    for rows in through_each(&world, |cluster| async move {
+        cluster.router.inbox_rows(&user(3)).await.ok()
+    })
+    .await
+    {
+        assert_eq!(rows.len(), 30_002, "a group and a channel more");
+    }
+    for places in through_each(&world, |cluster| async move {
+        let session = SessionId(Arc::as_ptr(&cluster) as u64);
+        let subscriber = Subscriber::new(session, user(3), Codec::Json, 1 << 22);
+        cluster.router.register(&Arc::new(subscriber)).await.ok()
+    })
+    .await
+    {
+        assert_eq!(places.len(), 30_002);
+    }
+    assert_eq!(world.wire.lock().unwrap().too_long, 0);
+}
+
+fn long_link() -> Attachment {
+    Attachment {
+        url: format!("https://example.org/{}", "u".repeat(2_000)),
+        name: Some("n".repeat(2_000)),
+        mime: None,
+        size: None,
+    }
+}
+
+/// Pages of messages with ten long links each.
+async fn long_pages() {
+    const MESSAGES: usize = 500;
+    let world = gateways(2).await;
+    let group = world.conversations[0];
+    for number in 0..MESSAGES {
+        let draft = Draft {
+            sender: user(0),
+            client_id: ClientId(Uuid::from_u128(number as u128 + 1)),
+            content: Content::Text {
+                body: "ten links".into(),
+                attachments: vec![long_link(); 10],
+                reply_to: None,
+            },
+            at: None,
+            retry: false,
+        };
+        let cluster = world.serving()[0].cluster().unwrap();
+        cluster.router.send(group, draft).await.unwrap();
+    }
+    for operation in [
+        Operation::CatchUp {
+            after: 1,
+            limit: MESSAGES,
+        },
+        Operation::History {
+            range: LogRange::After(1),
+            limit: MESSAGES,
+        },
+    ] {
+        let pages = through_each(&world, move |cluster| {
+            let operation = operation.clone();
+            async move {
+                match cluster.router.ask(group, user(0), operation).await {
+                    Ok(Outcome::History(page)) => Some(page),
+                    _ => None,
+                }
+            }
+        });
+        for page in pages.await {
+            let seqs = page.entries.iter().map(|entry| entry.seq);
+            assert!(seqs.eq(2..=MESSAGES as Seq + 1), "without a gap");
+        }
+    }
+    assert_eq!(world.wire.lock().unwrap().too_long, 0);
+}
+
+#[test]
+fn a_cluster_answers_with_an_inbox_longer_than_a_frame() {
+    paused(1, long_inbox());
+}
+
+#[test]
+fn a_cluster_answers_with_pages_longer_than_a_frame() {
+    paused(1, long_pages());
+}
+
+/// The link to a gateway with subscribers is down for a second, in which more is sent to a channel than may wait. What
+/// was dropped never arrives there, so that gateway leaves the ring, and its clients reconnect.
+async fn too_much_waits() {
+    let world = gateways(3).await;
+    let serving = world.serving();
+    let (first, last) = (&serving[0], &serving[2]);
+    let router = first.cluster().unwrap().router.clone();
+    let draft = |links| Draft {
+        sender: user(0),
+        client_id: ClientId(Uuid::from_u128(world.random.lock().unwrap().random())),
+        content: Content::Text {
+            body: "long".into(),
+            attachments: vec![long_link(); links],
+            reply_to: None,
+        },
+        at: None,
+        retry: false,
+    };
+    // A channel that the first gateway owns: nothing takes time.
+    let channel = loop {
+        let bytes = world.random.lock().unwrap().random();
+        let id = uuid::Builder::from_u128(bytes).with_version(uuid::Version::Random);
+        let channel = ConversationId(id.into_uuid());
+        let creation = Creation {
+            kind: Kind::Channel,
+            participants: vec![user(3)],
+            name: None,
+            public: false,
+            posting: Posting::Everyone,
+            at: None,
+        };
+        let create = Operation::Create(creation);
+        router.ask(channel, user(0), create).await.unwrap();
+        let began = Instant::now();
+        for _ in 0..5 {
+            router.send(channel, draft(0)).await.unwrap();
+        }
+        if began.elapsed().is_zero() {
+            break channel;
+        }
+    };
+    let subscriber = Arc::new(Subscriber::new(SessionId(1), user(3), Codec::Json, 1 << 22));
+    let there = last.cluster().unwrap();
+    there.router.register(&subscriber).await.unwrap();
+    there.router.follow(&subscriber, &[channel]).await;
+    sleep(Duration::from_secs(5)).await; // Until everyone's home knows the channel.
+    let pair = (first.address.clone(), last.address.clone());
+    world.wire.lock().unwrap().cut.insert(pair.clone());
+    for _ in 0..3_500 {
+        router.send(channel, draft(10)).await.unwrap();
+    }
+    sleep(Duration::from_secs(1)).await;
+    world.wire.lock().unwrap().cut.remove(&pair);
+    world.wire.lock().unwrap().healed.notify_waiters();
+    sleep(Duration::from_secs(20)).await;
+    assert!(last.over.load(Ordering::Relaxed), "it left the ring");
+    assert_eq!(world.live(), 2);
+    router.send(channel, draft(0)).await.unwrap();
+}
+
+#[test]
+fn a_cluster_parts_from_who_does_not_take_what_it_is_sent() {
+    paused(1, too_much_waits());
 }

@@ -1,0 +1,328 @@
+//! What a peer asks is worked out here, and sent back: a long answer in parts, and only a few of these at a time, so that
+//! it neither exceeds a frame nor fills the queue of its link.
+
+use std::sync::Arc;
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use metrics::counter;
+use tokio::{
+    select,
+    sync::{
+        Semaphore,
+        mpsc::{self, error::TrySendError},
+    },
+};
+
+use super::{
+    link::{ASKS_MAX, Link, Token},
+    message::{ANSWER_BYTES_MAX, Answer, MESSAGE_BYTES_MAX, Message, PART_BYTES, Refuse, encode},
+};
+use crate::chat::Error;
+
+/// Bytes of an answer that is queued at once. A longer one waits for its turn.
+const SHORT_BYTES: usize = 16 << 10;
+/// Bytes of longer answers in the queue of one link.
+const QUEUED_BYTES_MAX: usize = 8 << 20;
+/// Bytes of longer answers that wait for their turn, for one peer. One more is refused as busy.
+const WAITING_BYTES_MAX: usize = 128 << 20;
+
+const _: () = assert!(PART_BYTES <= QUEUED_BYTES_MAX);
+const _: () = assert!(ANSWER_BYTES_MAX <= WAITING_BYTES_MAX);
+
+/// A peer's question.
+pub(super) struct Asked {
+    pub id: u64,
+    /// Makes the answer that refuses it.
+    pub refuse: Refuse,
+    pub answer: BoxFuture<'static, Answer>,
+}
+
+impl Asked {
+    /// Gives it to [`answer`]; refuses it as busy if the peer asks more than there is room for.
+    pub(super) fn begin(self, link: &Link, answering: &mpsc::Sender<Self>) {
+        if let Err(TrySendError::Full(Self { id, refuse, .. })) = answering.try_send(self) {
+            counter!("chat_peer_asks_refused_total").increment(1);
+            let answer = refuse(Error::BUSY);
+            link.send(encode(&Message::Answer { id, answer }), None);
+        }
+    }
+}
+
+/// Answers one peer, in the order in which it asked as far as beginning goes. Outlives connections.
+pub(super) async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Asked>) {
+    let turns = Arc::new(Semaphore::new(QUEUED_BYTES_MAX));
+    let work_out = |Asked { id, refuse, answer }: Asked| answer.map(move |a| (id, refuse, a));
+    let mut answering = none_of(work_out);
+    let mut sending = FuturesUnordered::new();
+    let mut waiting = 0;
+    loop {
+        select! {
+           biased;
+            Some(bytes) = sending.next(), if !sending.is_empty() => waiting -= bytes,
+            Some((id, refuse, answer)) = answering.next(), if !answering.is_empty() => {
+                let bytes = encode(&Message::Answer { id, answer });
+                let room = WAITING_BYTES_MAX - waiting;
+                match refusal(bytes.len(), room, link.takes_parts()) {
+                    Some(error) => {
+                        let answer = refuse(error);
+                        link.send(encode(&Message::Answer { id, answer }), None);
+                    }
+                    None if bytes.len() <= SHORT_BYTES => link.send(bytes, None),
+                    None => {
+                        waiting += bytes.len();
+                        sending.push(send_long(&link, &turns, id, bytes));
+                    }
+                }
+            }
+            more = work.recv(), if answering.len() < ASKS_MAX => match more {
+                Some(asked) => answering.push(work_out(asked)),
+                None => return,
+            },
+        }
+    }
+}
+
+fn none_of<F: Future>(_: impl Fn(Asked) -> F) -> FuturesUnordered<F> {
+    FuturesUnordered::new()
+}
+
+/// Why an answer of so many bytes is not sent, if it is not.
+fn refusal(bytes: usize, room: usize, takes_parts: bool) -> Option<Error> {
+    if bytes > ANSWER_BYTES_MAX {
+        return Some(Error::TooLarge {
+            what: "an answer between gateways, in bytes,".into(),
+            max: ANSWER_BYTES_MAX,
+        });
+    }
+    if bytes > MESSAGE_BYTES_MAX && !takes_parts {
+        return Some(Error::unavailable(
+            "the answer is too long for a gateway of an earlier version",
+        ));
+    }
+    (bytes > SHORT_BYTES && bytes > room).then_some(Error::BUSY)
+}
+
+/// Sends a long answer, each part when it is its turn; returns how many bytes that were.
+async fn send_long(
+    link: &Arc<Link>,
+    turns: &Arc<Semaphore>,
+    id: u64,
+    bytes: bytes::Bytes,
+) -> usize {
+    let whole = bytes.len();
+    let in_parts = whole > PART_BYTES && link.takes_parts();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let next = if in_parts {
+            let bytes = rest.split_to(PART_BYTES.min(rest.len()));
+            let last = rest.is_empty();
+            encode(&Message::AnswerPart { id, bytes, last })
+        } else {
+            std::mem::take(&mut rest)
+        };
+        let turn = u32::try_from(next.len().min(QUEUED_BYTES_MAX)).unwrap_or(u32::MAX);
+        let Ok(turn) = turns.clone().acquire_many_owned(turn).await else {
+            break;
+        };
+        // The turn ends when the peer has dealt with it.
+        link.send(next, Some(Token::new(move |_| drop(turn))));
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use futures_util::poll;
+
+    use super::*;
+    use crate::{
+        chat::{Operation, Outcome},
+        cluster::{
+            link::Unasked,
+            message::{Ask, decode_batch},
+        },
+        model::{ConversationId, GatewayId, Kind, UserId},
+        store::{InboxFace, InboxRow},
+    };
+
+    fn alice() -> UserId {
+        UserId::new("alice").unwrap()
+    }
+
+    fn asks() -> [Ask; 7] {
+        let (user, conversation) = (alice(), ConversationId(uuid::Uuid::nil()));
+        [
+            Ask::Inbox { user: user.clone() },
+            Ask::Register {
+                user: user.clone(),
+                version: 1,
+            },
+            Ask::Watch {
+                user: user.clone(),
+                version: 1,
+            },
+            Ask::Presence { user: user.clone() },
+            Ask::Disconnect { user: user.clone() },
+            Ask::Follow {
+                channel: conversation,
+                version: 1,
+            },
+            Ask::Operation {
+                conversation,
+                actor: user,
+                operation: Operation::Details,
+            },
+        ]
+    }
+
+    /// An inbox of about so many bytes.
+    fn inbox(bytes: usize) -> Answer {
+        const ROW_BYTES: usize = 60_000;
+        let row = |number| {
+            let mut row = InboxRow::empty(ConversationId(uuid::Uuid::from_u128(number as u128)));
+            row.face = Some(InboxFace {
+                seq: 1,
+                kind: Kind::Group,
+                name: Some("n".repeat(ROW_BYTES)),
+                joined_seq: 1,
+                last: None,
+            });
+            row
+        };
+        Answer::Inbox(Ok((0..bytes.div_ceil(ROW_BYTES)).map(row).collect()))
+    }
+
+    /// Two gateways: what the first one asks, the second one answers with these. Returns what the first one gets, and how
+    /// many bytes were queued at most.
+    async fn exchange(takes_parts: bool, answers: Vec<Answer>) -> (Vec<Answer>, usize) {
+        let link = || Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
+        let (here, there) = (link(), link());
+        let mut standing = here.standing();
+        standing.takes_parts = takes_parts;
+        there.connected(standing).unwrap();
+        here.connected(there.standing()).unwrap();
+        let (give, work) = mpsc::channel(ASKS_MAX);
+        let mut answering = Box::pin(answer(there.clone(), work));
+        let asked = answers
+            .iter()
+            .map(|_| here.ask(Ask::Inbox { user: alice() }));
+        let asked = futures_util::future::join_all(asked);
+        for (answer, id) in answers.into_iter().zip(1..) {
+            let answer = std::future::ready(answer).boxed();
+            let refuse = Ask::Inbox { user: alice() }.refuse();
+            let asked = Asked { id, refuse, answer };
+            asked.begin(&there, &give);
+        }
+        let mut most = 0;
+        let mut asked = Box::pin(asked);
+        let mut handled = 0;
+        loop {
+            if let Poll::Ready(answers) = poll!(&mut asked) {
+                assert!(poll!(&mut answering).is_pending());
+                let answers = answers.into_iter().map(Result::unwrap);
+                return (answers.collect(), most);
+            }
+            assert!(poll!(&mut answering).is_pending());
+            most = most.max(there.queued().1);
+            while let Some(frame) = there.next_batch(false) {
+                let (batch, messages) = decode_batch(&frame).unwrap();
+                assert!(frame.len() <= MESSAGE_BYTES_MAX + 128);
+                for message in messages {
+                    match message {
+                        Message::Answer { id, answer } => here.answered(id, answer),
+                        Message::AnswerPart { id, bytes, last } => {
+                            here.answered_in_part(id, bytes, last);
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                handled = batch.first + u64::from(batch.messages) - 1;
+            }
+            there.acknowledge(handled);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn rows(answer: &Answer) -> Result<usize, &Error> {
+        match answer {
+            Answer::Inbox(rows) => rows.as_ref().map(Vec::len),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn long_answers_come_in_parts_and_fill_no_queue() {
+        let answers = vec![inbox(20 << 20), inbox(1_000), inbox(40 << 20)];
+        let (got, most) = exchange(true, answers).await;
+        let rows: Vec<_> = got.iter().map(|answer| rows(answer).unwrap()).collect();
+        assert_eq!(rows, [350, 1, 700]);
+        assert!(most < QUEUED_BYTES_MAX + (1 << 20), "{most} bytes");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_refused() {
+        let (got, _) = exchange(true, vec![inbox(ANSWER_BYTES_MAX), inbox(1_000)]).await;
+        assert!(matches!(rows(&got[0]), Err(Error::TooLarge { .. })));
+        assert_eq!(rows(&got[1]), Ok(1), "others are not");
+    }
+
+    #[tokio::test]
+    async fn a_gateway_of_an_earlier_version_gets_no_parts() {
+        let (got, _) = exchange(false, vec![inbox(10 << 20), inbox(20 << 20)]).await;
+        assert_eq!(rows(&got[0]), Ok(175));
+        assert!(matches!(rows(&got[1]), Err(Error::Unavailable { .. })));
+    }
+
+    #[tokio::test]
+    async fn more_than_may_wait_is_refused_as_busy() {
+        let answers = (0..4).map(|_| inbox(40 << 20)).collect();
+        let (got, _) = exchange(true, answers).await;
+        let busy = got
+            .iter()
+            .filter(|answer| rows(answer) == Err(&Error::BUSY));
+        assert_eq!(busy.count(), 1);
+    }
+
+    #[tokio::test]
+    async fn who_asks_too_much_is_told() {
+        let link = Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
+        let (give, _work) = mpsc::channel(1);
+        for ask in asks() {
+            let asked = |id| Asked {
+                id,
+                refuse: ask.refuse(),
+                answer: std::future::pending().boxed(),
+            };
+            drop(give.try_send(asked(1)));
+            let before = link.queued().0;
+            asked(2).begin(&link, &give);
+            assert_eq!(link.queued().0, before + 1);
+            assert!((ask.refuse())(Error::MOVED).is_moved(), "{ask:?}");
+        }
+        let frame = link.next_batch(false).unwrap();
+        let (_, messages) = decode_batch(&frame).unwrap();
+        assert!(matches!(
+            &messages[6],
+            Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) } if *error == Error::BUSY
+        ));
+    }
+
+    /// Parts that are too many, or make no sense, lose the answer and nothing else.
+    #[tokio::test]
+    async fn parts_that_cannot_be_read_lose_their_answer() {
+        let link = Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
+        let ask = || link.ask(Ask::Inbox { user: alice() });
+        let (first, second, third) = (ask(), ask(), ask());
+        let part = bytes::Bytes::from(vec![0; PART_BYTES]);
+        for _ in 0..=ANSWER_BYTES_MAX / PART_BYTES {
+            link.answered_in_part(1, part.clone(), false);
+        }
+        link.answered_in_part(2, part, true);
+        link.answered(3, Answer::Outcome(Ok(Outcome::Done)));
+        assert_eq!(first.await.err(), Some(Unasked::Lost));
+        assert_eq!(second.await.err(), Some(Unasked::Lost));
+        assert!(third.await.is_ok());
+    }
+}

@@ -1,0 +1,69 @@
+"""Three gateways, and answers between them that are longer than one frame (16 MiB)."""
+import uuid
+
+import pytest
+
+from support import Three, clean, cql, keyspace_of, uuid4
+from test_durability import UNLIMITED
+
+pytestmark = pytest.mark.cassandra
+
+ROWS = 30_000
+
+
+@pytest.fixture
+def three():
+    cluster = Three(session__request_timeout_ms=20_000, limits__frame_bytes=128 << 10, limits__outbox_bytes=64 << 20, **UNLIMITED)
+    yield cluster.start()
+    cluster.close()
+    clean(cluster.directory)
+
+
+def connections(cluster):
+    """How often the gateways have connected to each other."""
+    return cluster.metrics()["chat_peer_connections_total"]
+
+
+def fill_inbox(cluster, user):
+    """Makes the user one of very many groups with long names, as far as the inbox says."""
+    from cassandra.concurrent import execute_concurrent_with_args
+
+    insert = cql().prepare(
+        f"INSERT INTO {keyspace_of(cluster.directory)}.user_conversations (user_id, conversation_id, kind, name, joined_seq,"
+        " seq, last_seq, last_message_id, last_at, last_sender, last_kind, last_preview)"
+        " VALUES (?, ?, 'group', ?, 1, 1, 1, ?, 1000, 'somebody', 'text', ?) USING TIMESTAMP 1"
+    )
+    rows = ((user, uuid.uuid4(), "n" * 256, uuid.uuid1(), "😀" * 100) for _ in range(ROWS))
+    execute_concurrent_with_args(cql(), insert, rows, concurrency=64)
+
+
+async def test_an_inbox_longer_than_a_frame_is_served_by_every_gateway(three):
+    before = connections(three)
+    user = f"popular-{uuid4()}"
+    fill_inbox(three, user)
+    # One of the three is the user's home; the others ask it, for the places first and then for the inbox.
+    for node in three.nodes:
+        client = await node.connect(user)
+        items = await client.inbox()
+        assert items and all(item["name"] == "n" * 256 for item in items)
+        await client.close()
+    assert connections(three) == before, "no link broke"
+
+
+async def test_a_resume_longer_than_a_frame_is_served_by_every_gateway(three):
+    before = connections(three)
+    writer = await three.nodes[0].connect("writer")
+    group = await writer.create("group", "reader", name="links")
+    link = {"url": "https://example.org/" + "u" * 2_000, "name": "n" * 2_000}
+    for _ in range(500):
+        await writer.send(group, "ten links", attachments=[link] * 10)
+    for node in three.nodes:
+        reader = await node.connect("reader", cursors={group: [1, 0]})
+        # All of them, or told to read them: never nothing.
+        await reader.quiet()
+        pushed = [e["seq"] for e in reader.events if e["type"] == "message" and e["conversation"] == group]
+        told = [e for e in reader.events if e["type"] == "resync" and e["conversation"] == group]
+        assert pushed == list(range(2, 502)) or told
+        assert [m["seq"] for m in await reader.everything(group)] == list(range(1, 502))
+        await reader.close()
+    assert connections(three) == before, "no link broke"
