@@ -68,8 +68,12 @@ const RATIO_MAX: f64 = 1.5;
 const IDLE_MS_MAX: u64 = 1_000;
 /// Descriptors that come and go by themselves: the store's files.
 const DESCRIPTORS_SLACK: usize = 24;
-/// Between two pieces: what one left behind is not the next one's.
+/// Between two pieces at least: what one left behind is not the next one's.
 const CALM: Duration = Duration::from_secs(1);
+/// At most so many times `CALM`.
+const CALMS_MAX: usize = 20;
+/// A gateway that needs less than this has nothing left to do of what was before.
+const QUIET_CORES: f64 = 0.1;
 /// Between two looks at memory and descriptors.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -112,6 +116,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let progress = spinner();
     people.talk(WARM_UP, &progress)?;
     people.settle()?;
+    let quiet = calm(&mut people, &servers, f64::INFINITY, &progress)?;
     let descriptors = descriptors(&servers)?;
     let mut memory_kib = 0.0;
     let held = Held::watch(&servers);
@@ -128,13 +133,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             if memory_kib == 0.0 {
                 memory_kib = total_kib(&servers)?;
             }
-            people.talk(CALM, &progress)?;
-            people.settle()?;
+            calm(&mut people, &servers, quiet, &progress)?;
         }
     }
     // Whatever they leave open, the gateway must close.
     let done = hostiles.ask(LEAVE)?;
     let left = until_closed(&servers, descriptors, options, &mut people, &progress)?;
+    people.settle()?;
     progress.finish_and_clear();
     people.judge(&mut report);
     if let Some(refusal) = people
@@ -173,6 +178,27 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         watch.stop().draw(&mut report, &format!("gateway {number}"));
     }
     report.finish()
+}
+
+/// People talk until the gateways need about as little CPU as when it was `quiet`; returns how many cores that is.
+fn calm(
+    people: &mut People,
+    servers: &[Server],
+    quiet: f64,
+    progress: &ProgressBar,
+) -> anyhow::Result<f64> {
+    let mut cores = 0.0;
+    for _ in 0..CALMS_MAX {
+        let (before, begin) = (total_cpu(servers)?, Instant::now());
+        people.talk(CALM, progress)?;
+        people.settle()?;
+        let used = total_cpu(servers)?.saturating_sub(before);
+        cores = used.as_secs_f64() / begin.elapsed().as_secs_f64();
+        if cores <= quiet.max(QUIET_CORES) * 1.5 {
+            break;
+        }
+    }
+    Ok(cores)
 }
 
 /// One piece, with or without hostile sessions. Ends when everything that was said in it has arrived, which counts.

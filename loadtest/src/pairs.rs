@@ -33,8 +33,8 @@ pub(crate) struct Options {
 
 /// What is measured without a word: ten pairs of all three take some eight minutes.
 const SHORT: [&str; 3] = [
-    "store --messages 100000 --longest 0",
-    "fanout --seconds 4",
+    "store --messages 60000 --longest 0",
+    "fanout --seconds 3",
     "idle --connections 4000",
 ];
 

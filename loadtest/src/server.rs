@@ -366,7 +366,11 @@ fn known_settings(program: &Path) -> anyhow::Result<HashSet<String>> {
         .with_context(|| format!("{}", program.display()))?;
     let lines = String::from_utf8(output.stdout)?;
     let names = lines.lines().filter_map(|line| line.split_once(" = "));
-    Ok(names.map(|(name, _)| name.to_owned()).collect())
+    let known: HashSet<_> = names.map(|(name, _)| name.to_owned()).collect();
+    if known.is_empty() {
+        bail!("{} does not say its settings", program.display());
+    }
+    Ok(known)
 }
 
 /// A program in the same folder as this one.
