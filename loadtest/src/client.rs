@@ -6,6 +6,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     sync::LazyLock,
+    thread::sleep,
     time::Duration,
 };
 
@@ -19,6 +20,8 @@ use crate::server::token;
 
 /// Until a server that does not answer is a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Until somebody who was too fast asks again.
+const BREATH: Duration = Duration::from_millis(100);
 /// Connections from one source address; a second one is used after that.
 const PORTS_PER_ADDRESS: usize = 20_000;
 
@@ -128,6 +131,11 @@ static REFUSAL: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"type\":\"err
 
 /// The request to send a message, whose reply is only counted.
 pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
+    send_frame_with(COUNTED, conversation, body)
+}
+
+/// The same, with an id by which its reply is known.
+pub(crate) fn send_frame_with(id: u32, conversation: &str, body: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Send<'a> {
         r#type: &'a str,
@@ -138,7 +146,7 @@ pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
     }
     json_frame(&Send {
         r#type: "send",
-        id: COUNTED,
+        id,
         conversation,
         client_id: client_id(),
         body,
@@ -207,6 +215,15 @@ pub(crate) fn pong_frame() -> &'static [u8] {
     &[0x8a, 0x80, 0, 0, 0, 0]
 }
 
+/// The request for a WebSocket, with more `headers` if there are any.
+pub(crate) fn upgrade_head(path: &str, server: SocketAddr, headers: &str) -> Vec<u8> {
+    format!(
+        "GET {path} HTTP/1.1\r\nhost: {server}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: bG9hZHRlc3Rsb2FkdGVzdA==\r\n{headers}\r\n"
+    )
+    .into_bytes()
+}
+
 /// A connection that waits for each answer.
 pub(crate) struct Client {
     stream: TcpStream,
@@ -226,6 +243,10 @@ impl Client {
                 u8::try_from(1 + number / PORTS_PER_ADDRESS).context("too many connections")?;
             connect_from(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), server)?
         };
+        Self::upgrade(stream, path, server)
+    }
+
+    fn upgrade(stream: TcpStream, path: &str, server: SocketAddr) -> anyhow::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut client = Self {
@@ -234,11 +255,7 @@ impl Client {
             received: Default::default(),
             next_id: 1,
         };
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nhost: {server}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
-             sec-websocket-version: 13\r\nsec-websocket-key: bG9hZHRlc3Rsb2FkdGVzdA==\r\n\r\n"
-        );
-        client.stream.write_all(request.as_bytes())?;
+        client.stream.write_all(&upgrade_head(path, server, ""))?;
         let mut head = Vec::new();
         let end = loop {
             let mut buffer = [0; 1024];
@@ -269,6 +286,14 @@ impl Client {
         Self::connect_with(server, &token(user)?, number)
     }
 
+    /// Connects as `user` from an address of loopback.
+    pub(crate) fn connect_as(server: &str, user: &str, source: IpAddr) -> anyhow::Result<Self> {
+        let server = server.parse()?;
+        let mut client = Self::upgrade(connect_from(source, server)?, "/v1/ws", server)?;
+        client.ask(json!({"type": "connect", "token": token(user)?}))?;
+        Ok(client)
+    }
+
     pub(crate) fn connect_with(server: &str, token: &str, number: usize) -> anyhow::Result<Self> {
         let mut client = Self::open(server, "/v1/ws", number)?;
         client.ask(json!({"type": "connect", "token": token}))?;
@@ -293,6 +318,22 @@ impl Client {
     pub(crate) fn create(&mut self, request: Value) -> anyhow::Result<String> {
         let reply = self.ask(request)?;
         Ok(reply["conversation"].as_str().context("no id")?.to_owned())
+    }
+
+    /// The same; waits whenever it is told that it was too fast.
+    pub(crate) fn create_patiently(&mut self, request: Value) -> anyhow::Result<String> {
+        let reply = self.ask_patiently(&request)?;
+        Ok(reply["conversation"].as_str().context("no id")?.to_owned())
+    }
+
+    /// Asks again whenever it is told that it was too fast.
+    pub(crate) fn ask_patiently(&mut self, request: &Value) -> anyhow::Result<Value> {
+        loop {
+            match self.ask(request.clone()) {
+                Err(error) if error.to_string().contains("rate_limited") => sleep(BREATH),
+                reply => return reply,
+            }
+        }
     }
 
     /// All messages of a conversation, by seq.

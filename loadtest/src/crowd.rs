@@ -16,13 +16,14 @@ use socket2::SockRef;
 
 use crate::{
     client::{Frame, Frames, history_frame, pong_frame},
+    replies::Replies,
     report::Report,
 };
 
 /// Before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
 /// In the reply that says that a message is stored.
-const SENT: &[u8] = br#""type":"sent""#;
+pub(crate) const SENT: &[u8] = br#""type":"sent""#;
 /// Says that a client must read what it lacks.
 const RESYNC: &[u8] = br#"{"type":"resync""#;
 /// It cannot now.
@@ -34,7 +35,7 @@ const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
 const SEQ: &[u8] = br#""seq":"#;
 /// Latencies past this are counted as this.
-const LATENCY_US_MAX: u64 = 60_000_000;
+pub(crate) const LATENCY_US_MAX: u64 = 60_000_000;
 
 /// A histogram of microseconds.
 pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
@@ -83,6 +84,8 @@ pub(crate) struct Crowd {
     /// From the moment a message should have been sent to its arrival, in microseconds; by the server that the
     /// subscriber is connected to: the first one to the first, and so on in turn.
     pub(crate) latency: Vec<Histogram<u64>>,
+    /// How long replies take, if that is measured.
+    pub(crate) replies: Option<Replies>,
     /// The same a quarter of a second at a time, since the epoch.
     pub(crate) moments: Vec<Moment>,
     moment: Histogram<u64>,
@@ -142,6 +145,7 @@ impl Crowd {
             epoch: Instant::now(),
             counts: Counts::default(),
             latency: vec![latencies()?; servers],
+            replies: None,
             moments: Vec::new(),
             moment: Histogram::new_with_max(LATENCY_US_MAX, 2)?,
             moment_began: 0.0,
@@ -196,6 +200,7 @@ impl Crowd {
             now_us: 0,
             counts: &mut self.counts,
             latency: &mut self.latency,
+            replies: &mut self.replies,
             moment: &mut self.moment,
             sample: &mut self.sample,
             first_seq: &mut self.first_seq,
@@ -277,6 +282,20 @@ impl Crowd {
     /// Says something as one of them.
     pub(crate) fn send(&mut self, number: usize, frame: &[u8]) -> anyhow::Result<()> {
         Ok(self.subscribers[number].stream.write_all(frame)?)
+    }
+
+    /// Asks for something as one of them; the reply, which has this id, is timed from when it was due.
+    pub(crate) fn ask(
+        &mut self,
+        number: usize,
+        id: u32,
+        due: Duration,
+        frame: &[u8],
+    ) -> anyhow::Result<()> {
+        if let Some(replies) = &mut self.replies {
+            replies.expect(id, due);
+        }
+        self.send(number, frame)
     }
 
     /// The last so many subscribers do not read any more. They count no longer.
@@ -403,6 +422,7 @@ struct Seen<'a> {
     now_us: u64,
     counts: &'a mut Counts,
     latency: &'a mut [Histogram<u64>],
+    replies: &'a mut Option<Replies>,
     moment: &'a mut Histogram<u64>,
     sample: &'a mut Option<String>,
     first_seq: &'a mut u64,
@@ -439,6 +459,9 @@ impl Seen<'_> {
         let mut messages = numbers(text).peekable();
         if has.places.is_some() && messages.peek().is_none() {
             self.counts.acknowledged += u64::from(memmem::find(text, SENT).is_some());
+            if let Some(replies) = self.replies {
+                replies.note(text, self.now_us);
+            }
         }
         for (number, at_us) in messages {
             match (&mut has.places, &mut has.reading) {
@@ -508,7 +531,7 @@ fn numbers(frame: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-fn digits(bytes: &[u8]) -> Option<u64> {
+pub(crate) fn digits(bytes: &[u8]) -> Option<u64> {
     bytes.iter().try_fold(0, |n, b| {
         b.is_ascii_digit().then(|| n * 10 + u64::from(b - b'0'))
     })

@@ -19,6 +19,8 @@ use crate::{Common, ending};
 pub(crate) struct Data {
     directory: Arc<TempDir>,
     pub(crate) cluster: Option<Cluster>,
+    /// A gateway over this keeps the limits that it has by default.
+    pub(crate) default_limits: bool,
 }
 
 /// A keyspace, and a session of its own beside the gateway's.
@@ -36,7 +38,20 @@ impl Data {
             [] => None,
             nodes => Some(Cluster::connect(nodes)?),
         };
-        Ok(Self { directory, cluster })
+        Ok(Self {
+            directory,
+            cluster,
+            default_limits: false,
+        })
+    }
+
+    /// A directory and nothing more.
+    pub(crate) fn directory() -> anyhow::Result<Self> {
+        Ok(Self {
+            directory: ending::directory()?,
+            cluster: None,
+            default_limits: false,
+        })
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {

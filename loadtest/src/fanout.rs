@@ -23,7 +23,9 @@ use crate::{
     source::Source,
 };
 
+// Part of the options of another scenario too, where a group of this name would be there twice.
 #[derive(Args)]
+#[group(skip)]
 pub(crate) struct Options {
     #[arg(long, default_value_t = 1000)]
     pub(crate) subscribers: usize,
@@ -63,6 +65,10 @@ pub(crate) struct Part {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("fanout", &common.outputs);
+    if common.alone {
+        alone(common, options, &mut report)?;
+        return report.finish();
+    }
     println!(
         "gateway, every message stored; raw epoll loop, one write() per delivery, nothing stored:"
     );
@@ -146,6 +152,15 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         }
     }
     report.finish()
+}
+
+/// One gateway with nothing beside it.
+pub(crate) fn alone(common: &Common, options: &Options, report: &mut Report) -> anyhow::Result<()> {
+    let data = Data::new(common)?;
+    let servers = vec![Server::gateway(common, &data)?];
+    let mut gateway = Subject::gateways("gateway", servers, options)?;
+    compare(&mut [&mut gateway], options, report)?;
+    gateway.finish(report).map(drop)
 }
 
 /// The gateway's event with another body: what every server is to deliver.

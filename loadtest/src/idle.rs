@@ -31,8 +31,25 @@ const WARM_UP: usize = 100;
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("idle", &common.outputs);
 
-    println!("gateway, {} authenticated users:", options.connections);
-    let (kib, connect_ms) = gateway(common, options.connections)?;
+    alone(common, options.connections, &mut report)?;
+    if common.alone {
+        return report.finish();
+    }
+    println!("raw epoll loop, who connects is nobody:");
+    let (kib, connect_ms) = raw(options.connections)?;
+    report.figure("raw: resident memory per connection", kib, "KiB");
+    report.figure("raw: CPU per connect", connect_ms, "ms");
+    report.finish()
+}
+
+/// The gateway with nothing beside it.
+pub(crate) fn alone(
+    common: &Common,
+    connections: usize,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    println!("gateway, {connections} authenticated users:");
+    let (kib, connect_ms) = gateway(common, connections)?;
     report.at_most(
         "gateway: resident memory per connection",
         kib,
@@ -40,12 +57,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         "KiB",
     );
     report.at_most("gateway: CPU per connect", connect_ms, CONNECT_MS_MAX, "ms");
-
-    println!("raw epoll loop, who connects is nobody:");
-    let (kib, connect_ms) = raw(options.connections)?;
-    report.figure("raw: resident memory per connection", kib, "KiB");
-    report.figure("raw: CPU per connect", connect_ms, "ms");
-    report.finish()
+    Ok(())
 }
 
 /// KiB and milliseconds of CPU of each connection to a fresh gateway.

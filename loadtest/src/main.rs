@@ -3,6 +3,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "real time is what is measured")]
 
+mod abuse;
+mod attacks;
 mod bare;
 mod celebrity;
 mod chaos;
@@ -11,18 +13,22 @@ mod crowd;
 mod data;
 mod ending;
 mod fanout;
+mod hostile;
 mod idle;
 mod inbox;
 mod kill;
 mod load;
+mod pairs;
 mod peers;
 mod people;
 mod plot;
 mod raw;
+mod replies;
 mod report;
 mod server;
 mod slow;
 mod source;
+mod spread;
 mod store;
 mod storm;
 
@@ -56,6 +62,9 @@ struct Common {
     /// A directory to keep the log of each gateway in
     #[arg(long, global = true)]
     logs: Option<PathBuf>,
+    /// Measure the gateway alone, nothing beside it: no raw loop, no bare store, no other servers
+    #[arg(long, global = true)]
+    alone: bool,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -90,6 +99,13 @@ enum Scenario {
     ReconnectStorm(storm::Options),
     /// The same fan-out and idle connections beside NATS, Socket.IO and the raw loop; installs them
     Peers(peers::Options),
+    /// Ordinary people beside hostile sessions: what these cost the others, and what they make the gateway hold
+    Abuse(abuse::Options),
+    /// A scenario against this build and a base build in turn: what has become dearer
+    Pairs(pairs::Options),
+    /// The hostile sessions, in a process of their own
+    #[command(hide = true)]
+    Hostile,
     /// The epoll loop that others are measured beside
     #[command(hide = true)]
     RawServer,
@@ -115,6 +131,9 @@ fn main() -> ExitCode {
             Scenario::SlowReaders(options) => slow::run(&common, &options),
             Scenario::ReconnectStorm(options) => storm::run(&common, &options),
             Scenario::Peers(options) => peers::run(&common, &options),
+            Scenario::Abuse(options) => abuse::run(&common, &options),
+            Scenario::Pairs(options) => pairs::run(&common, &options),
+            Scenario::Hostile => hostile::serve().map(|()| true),
             Scenario::RawServer => raw::serve().map(|()| true),
         });
     match outcome {

@@ -53,6 +53,11 @@ struct Row {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("peers", &common.outputs);
+    if common.alone {
+        fanout::alone(common, &options.fanout, &mut report)?;
+        idle::alone(common, options.connections, &mut report)?;
+        return report.finish();
+    }
     let folder = match &options.installed {
         Some(folder) => folder.clone(),
         None => cache()?,

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     Common,
-    client::{Client, send_frame},
+    client::{Client, send_frame, send_frame_with, text_frame},
     crowd::{Crowd, body},
     data::Data,
     fanout::{WARM_UP, spinner},
@@ -18,10 +18,12 @@ use crate::{
     server::{Server, total_cpu},
 };
 
+// Part of the options of another scenario too, where a group of this name would be there twice.
 #[derive(Args)]
+#[group(skip)]
 pub(crate) struct Options {
     #[arg(long, default_value_t = 1000)]
-    users: usize,
+    pub(crate) users: usize,
     /// Messages per second of each user
     #[arg(long, default_value_t = 0.5)]
     rate: f64,
@@ -32,10 +34,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 100)]
     size: usize,
     #[arg(long, default_value_t = 20)]
-    seconds: u64,
+    pub(crate) seconds: u64,
     /// Gateways, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
-    gateways: usize,
+    pub(crate) gateways: usize,
     /// The same seed makes the same people say the same at the same times
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -74,91 +76,22 @@ struct Conversation {
 
 pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Result<bool> {
     let mut report = Report::new(kind.name(), &common.outputs);
-    anyhow::ensure!(
-        options.users > options.participants,
-        "more users than one group has"
-    );
-    let mut random = StdRng::seed_from_u64(options.seed);
     let data = Data::new(common)?;
     let servers = Server::gateways(common, &data, options.gateways)?;
-    let mut clients = Vec::new();
-    for number in 0..options.users {
-        let address = &servers[number % servers.len()].address;
-        clients.push(Client::connect(address, &name(number), number)?);
-    }
-    let conversations = conversations(&mut clients, options, kind, &mut random)?;
-    // Of each user, where it may write.
-    let mut places = vec![Vec::new(); options.users];
-    for (number, conversation) in conversations.iter().enumerate() {
-        for &writer in &conversation.writers {
-            places[writer].push(number);
-        }
-    }
-    println!(
-        "  {} users in {} conversations",
-        options.users,
-        conversations.len()
-    );
-
-    let mut crowd = Crowd::new(servers.len())?;
-    for client in clients {
-        crowd.join(client.into_stream())?;
-    }
-    let mut crowd = crowd.by_conversation();
-    let epoch = crowd.epoch;
+    let mut people = People::gather(&servers, options, kind, Client::connect)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let progress = spinner();
-    let each = Duration::from_secs_f64(1.0 / (options.rate * options.users as f64));
-    let begin = epoch.elapsed();
-    let end = begin + WARM_UP + Duration::from_secs(options.seconds);
-    let (mut due, mut sent, mut expected, mut warm) = (begin, 0, 0, false);
-    let (mut cpu, mut counted) = (Duration::ZERO, 0);
-    while due < end {
-        while epoch.elapsed() < due {
-            let left = due.saturating_sub(epoch.elapsed());
-            crowd.read(left.min(Duration::from_millis(5)))?;
-        }
-        if !warm && due >= begin + WARM_UP {
-            warm = true;
-            crowd.forget_latency();
-            (cpu, counted) = (total_cpu(&servers)?, sent);
-        }
-        let user = random.random_range(0..options.users);
-        if let Some(&place) = places[user].get(random.random_range(0..places[user].len().max(1))) {
-            let conversation = &conversations[place];
-            let body = body(sent, due, options.size);
-            crowd.send(user, &send_frame(&conversation.id, &body))?;
-            sent += 1;
-            expected += conversation.readers as u64;
-        }
-        // People do not write in turn: the times between are exponentially distributed.
-        due += each.mul_f64(-(1.0 - random.random::<f64>()).ln());
-        progress.set_message(format!(
-            "{sent} messages, {} deliveries",
-            crowd.counts.delivered
-        ));
-        progress.tick();
-    }
-    let quiet = Instant::now();
-    while (crowd.counts.delivered < expected || crowd.counts.acknowledged < sent)
-        && quiet.elapsed() < Duration::from_secs(10)
-    {
-        crowd.read(Duration::from_millis(5))?;
-    }
+    people.talk(WARM_UP, &progress)?;
+    people.crowd.forget_latency();
+    let (cpu, counted) = (total_cpu(&servers)?, people.sent);
+    people.talk(Duration::from_secs(options.seconds), &progress)?;
+    people.settle()?;
     let cpu = total_cpu(&servers)? - cpu;
     progress.finish_and_clear();
-    let counts = crowd.counts;
-    let lost = counts.lost(expected);
-    println!(
-        "  {sent} messages, {} acknowledged; {} delivered, {lost} lost, {} doubled, {} out of order, {} closed",
-        counts.acknowledged, counts.delivered, counts.doubled, counts.gaps, counts.closed
-    );
-    report.must(
-        lost + counts.doubled + counts.gaps + counts.closed == 0 && counts.acknowledged == sent,
-        "a message or a delivery went wrong".to_owned(),
-    );
+    people.judge(&mut report);
+    let crowd = &people.crowd;
     crowd.tell_latency(&mut report, "latency");
-    let messages = (sent - counted) as f64;
+    let messages = (people.sent - counted) as f64;
     report.figure(
         "messages per second",
         messages / options.seconds as f64,
@@ -170,6 +103,153 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
         watch.stop().draw(&mut report, &format!("gateway {number}"));
     }
     report.finish()
+}
+
+/// Connected people, their conversations, and what they say to each other.
+pub(crate) struct People {
+    pub(crate) crowd: Crowd,
+    conversations: Vec<Conversation>,
+    /// For each user, the conversations it may write in.
+    places: Vec<Vec<usize>>,
+    random: StdRng,
+    /// Between two messages, whoever writes them; on average.
+    each: Duration,
+    /// When the next message is due, since the crowd's epoch.
+    due: Option<Duration>,
+    /// Bytes of a body.
+    size: usize,
+    pub(crate) sent: u64,
+    expected: u64,
+}
+
+/// What the people still wait for is not waited for longer than this.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+/// While replies are timed, one message in so many comes with a ping of somebody.
+const PING_EVERY: u64 = 5;
+/// Requests with ids below this are not timed.
+const TIMED_ID_MIN: u32 = 16;
+
+impl People {
+    /// Connects all of them, each with `connect` (address, user, number), and makes their conversations.
+    pub(crate) fn gather(
+        servers: &[Server],
+        options: &Options,
+        kind: Kind,
+        connect: impl Fn(&str, &str, usize) -> anyhow::Result<Client>,
+    ) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            options.users > options.participants,
+            "more users than one group has"
+        );
+        let mut random = StdRng::seed_from_u64(options.seed);
+        let mut clients = Vec::new();
+        for number in 0..options.users {
+            let address = &servers[number % servers.len()].address;
+            clients.push(connect(address, &name(number), number)?);
+        }
+        let conversations = conversations(&mut clients, options, kind, &mut random)?;
+        let mut places = vec![Vec::new(); options.users];
+        for (number, conversation) in conversations.iter().enumerate() {
+            for &writer in &conversation.writers {
+                places[writer].push(number);
+            }
+        }
+        println!(
+            "  {} users in {} conversations",
+            options.users,
+            conversations.len()
+        );
+        let mut crowd = Crowd::new(servers.len())?;
+        for client in clients {
+            crowd.join(client.into_stream())?;
+        }
+        Ok(Self {
+            crowd: crowd.by_conversation(),
+            conversations,
+            places,
+            random,
+            each: Duration::from_secs_f64(1.0 / (options.rate * options.users as f64)),
+            due: None,
+            size: options.size,
+            sent: 0,
+            expected: 0,
+        })
+    }
+
+    /// They write for so long. People do not write in turn: the times between two messages are exponentially distributed.
+    pub(crate) fn talk(&mut self, length: Duration, progress: &ProgressBar) -> anyhow::Result<()> {
+        let epoch = self.crowd.epoch;
+        let mut due = self.due.unwrap_or_else(|| epoch.elapsed());
+        let end = due + length;
+        while due < end {
+            while epoch.elapsed() < due {
+                let left = due.saturating_sub(epoch.elapsed());
+                self.crowd.read(left.min(Duration::from_millis(5)))?;
+            }
+            self.say(due)?;
+            due += self.each.mul_f64(-(1.0 - self.random.random::<f64>()).ln());
+            progress.set_message(format!(
+                "{} messages, {} deliveries",
+                self.sent, self.crowd.counts.delivered
+            ));
+            progress.tick();
+        }
+        self.due = Some(due);
+        Ok(())
+    }
+
+    /// Somebody writes somewhere.
+    fn say(&mut self, due: Duration) -> anyhow::Result<()> {
+        let user = self.random.random_range(0..self.places.len());
+        let places = &self.places[user];
+        let Some(&place) = places.get(self.random.random_range(0..places.len().max(1))) else {
+            return Ok(());
+        };
+        let conversation = &self.conversations[place];
+        let body = body(self.sent, due, self.size);
+        let crowd = &mut self.crowd;
+        if crowd.replies.is_some() {
+            let id = TIMED_ID_MIN + self.sent as u32 * 2;
+            crowd.ask(user, id, due, &send_frame_with(id, &conversation.id, &body))?;
+            if self.sent.is_multiple_of(PING_EVERY) {
+                let user = self.random.random_range(0..self.places.len());
+                let ping = json!({"type": "ping", "id": id + 1});
+                crowd.ask(user, id + 1, due, &text_frame(&ping.to_string()))?;
+            }
+        } else {
+            crowd.send(user, &send_frame(&conversation.id, &body))?;
+        }
+        self.sent += 1;
+        self.expected += conversation.readers as u64;
+        Ok(())
+    }
+
+    /// Waits until everything is acknowledged and delivered, or for `SETTLED_WITHIN`. Who writes next does so at once.
+    pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while (self.crowd.counts.delivered < self.expected
+            || self.crowd.counts.acknowledged < self.sent)
+            && begin.elapsed() < SETTLED_WITHIN
+        {
+            self.crowd.read(Duration::from_millis(5))?;
+        }
+        self.due = None;
+        Ok(())
+    }
+
+    /// Every message must have been acknowledged, and have reached everyone in its conversation once and in order.
+    pub(crate) fn judge(&self, report: &mut Report) {
+        let (sent, counts) = (self.sent, self.crowd.counts);
+        let lost = counts.lost(self.expected);
+        println!(
+            "  {sent} messages, {} acknowledged; {} delivered, {lost} lost, {} doubled, {} out of order, {} closed",
+            counts.acknowledged, counts.delivered, counts.doubled, counts.gaps, counts.closed
+        );
+        report.must(
+            lost + counts.doubled + counts.gaps + counts.closed == 0 && counts.acknowledged == sent,
+            "a message or a delivery went wrong".to_owned(),
+        );
+    }
 }
 
 fn name(number: usize) -> String {
@@ -194,7 +274,7 @@ fn conversations(
         if kind != "dm" {
             create["name"] = kind.into();
         }
-        let id = clients[*maker].create(create)?;
+        let id = clients[*maker].create_patiently(create)?;
         progress.tick();
         made.push(Conversation {
             id,

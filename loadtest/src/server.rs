@@ -1,7 +1,7 @@
 //! The processes under test: started here, stopped here, their CPU and memory read from /proc.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     io::{BufRead, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
@@ -218,6 +218,11 @@ impl Server {
         resident_kib(self.id)
     }
 
+    /// Of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Looks at its CPU and memory from now on.
     pub(crate) fn watch(&self) -> Watch {
         const EACH: Duration = Duration::from_millis(250);
@@ -278,7 +283,8 @@ impl Watch {
     }
 }
 
-fn cpu(process: u32) -> anyhow::Result<Duration> {
+/// CPU time of all threads of a process, user and system.
+pub(crate) fn cpu(process: u32) -> anyhow::Result<Duration> {
     // Nanoseconds on a CPU, per thread; /proc/…/stat counts only in hundredths of a second.
     let mut total = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
@@ -293,7 +299,13 @@ fn cpu(process: u32) -> anyhow::Result<Duration> {
     Ok(total)
 }
 
-fn resident_kib(process: u32) -> anyhow::Result<f64> {
+/// Open files and sockets of a process.
+pub(crate) fn descriptors(process: u32) -> anyhow::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count())
+}
+
+/// Resident memory of a process in KiB.
+pub(crate) fn resident_kib(process: u32) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status
         .lines()
@@ -315,28 +327,54 @@ fn command(common: &Common, data: &Data) -> anyhow::Result<Command> {
         Some(program) => program.clone(),
         None => beside("chat-gateway")?,
     };
-    let text = format!(
+    let mut text = format!(
         r#"
 client.listen = "127.0.0.1:0"
 internal.listen = "127.0.0.1:0"
 {}auth.keys = [{{ algorithm = "HS256", secret = "{SECRET}" }}]
 log = {{ format = "json", filter = "info" }}
-[limits]
-group_participants = 10000
-requests_per_second = 1000000
-requests_burst = 1000000
-connects_per_second_per_address = 1000000
-connects_burst_per_address = 1000000
 "#,
         data.settings()
     );
+    if !data.default_limits {
+        let known = known_settings(&program)?;
+        for (setting, value) in LARGE.iter().filter(|(setting, _)| known.contains(*setting)) {
+            text += &format!("{setting} = {value}\n");
+        }
+    }
     let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);
     Ok(command)
 }
 
-fn beside(name: &str) -> anyhow::Result<PathBuf> {
+/// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
+const LARGE: [(&str, u64); 5] = [
+    ("limits.group_participants", 10_000),
+    ("limits.requests_per_second", 1_000_000),
+    ("limits.requests_burst", 1_000_000),
+    ("limits.connects_per_second_per_address", 1_000_000),
+    ("limits.connects_burst_per_address", 1_000_000),
+];
+
+/// Every setting of a build, by name.
+fn known_settings(program: &Path) -> anyhow::Result<HashSet<String>> {
+    let output = Command::new(program)
+        .args(["config", "show"])
+        .current_dir("/")
+        .output()
+        .with_context(|| format!("{}", program.display()))?;
+    let lines = String::from_utf8(output.stdout)?;
+    let names = lines.lines().filter_map(|line| line.split_once(" = "));
+    let known: HashSet<_> = names.map(|(name, _)| name.to_owned()).collect();
+    if known.is_empty() {
+        bail!("{} does not say its settings", program.display());
+    }
+    Ok(known)
+}
+
+/// A program in the same folder as this one.
+pub(crate) fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name(name);
     if !path.exists() {
         bail!(

@@ -94,7 +94,9 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("store", &common.outputs);
     let mut place = groups(common, 2, options.senders.into())?;
     let embedded = common.cassandra.is_empty();
-    let mut bare = embedded.then(|| Bare::new(options)).transpose()?;
+    let mut bare = (embedded && !common.alone)
+        .then(|| Bare::new(options))
+        .transpose()?;
     let few = options.messages.div_ceil(10);
     place.send(few, options.size)?;
     let mut cost = Cost::default();

@@ -1,0 +1,514 @@
+//! Ordinary people beside hostile sessions, over a gateway with its default limits: what the misuse costs the others, and
+//! what it makes the gateway hold. Pieces with and without it take turns in one run; medians of each are compared.
+
+use std::{
+    io::{BufRead, BufReader, Write as _},
+    net::{IpAddr, Ipv4Addr},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle, sleep},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::{
+    Common,
+    attacks::{Hostile, LINKED, linked},
+    client::Client,
+    crowd::latencies,
+    data::Data,
+    ending,
+    fanout::{WARM_UP, spinner},
+    hostile::{BEGIN, Done, LEAVE, Orders, STOP},
+    people::{self, Kind, People},
+    replies::Replies,
+    report::Report,
+    server::{self, Server, token, total_cpu},
+    spread::Spread,
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    people: people::Options,
+    /// Hostile sessions, each of a user of its own
+    #[arg(long, default_value_t = 20)]
+    hostile: usize,
+    /// Addresses that the hostile sessions come from, in turn
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=250))]
+    addresses: u8,
+    /// Pieces with the hostile sessions, and as many without; --seconds is the length of each
+    #[arg(long, default_value_t = 6)]
+    rounds: usize,
+    /// Milliseconds after which a hostile session goes on to the next kind of misuse
+    #[arg(long, default_value_t = 500)]
+    turn: u64,
+    /// How much the memory of a gateway may grow, in MiB: what it may keep by its settings, and the queues of the sockets
+    #[arg(long, default_value_t = 512.0)]
+    memory_mib: f64,
+    /// How many descriptors a gateway may open for each hostile session
+    #[arg(long, default_value_t = 128)]
+    descriptors: usize,
+    /// Seconds within which the gateway closes by itself what a client left open
+    #[arg(long, default_value_t = 45)]
+    closed_within: u64,
+}
+
+/// The others' 99th percentile, with / without hostile sessions.
+const RATIO_MAX: f64 = 1.5;
+/// A hostile session that did nothing for so long was not there.
+const IDLE_MS_MAX: u64 = 1_000;
+/// Descriptors that come and go by themselves: the store's files.
+const DESCRIPTORS_SLACK: usize = 24;
+/// Between two pieces at least: what one left behind is not the next one's.
+const CALM: Duration = Duration::from_secs(1);
+/// At most so many times `CALM`.
+const CALMS_MAX: usize = 20;
+/// A gateway that needs less than this has nothing left to do of what was before.
+const QUIET_CORES: f64 = 0.1;
+/// Between two looks at memory and descriptors.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What ordinary people have to wait for, in milliseconds, of each piece.
+#[derive(Default)]
+struct Waits {
+    acknowledged: Vec<Quantiles>,
+    delivered: Vec<Quantiles>,
+    pong: Vec<Quantiles>,
+    cpu: Cpu,
+    time: Duration,
+}
+
+struct Quantiles {
+    p50: f64,
+    p99: f64,
+}
+
+/// Of the processes on this machine.
+#[derive(Default, Clone, Copy)]
+struct Cpu {
+    gateway: Duration,
+    people: Duration,
+    hostile: Duration,
+}
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("abuse", &common.outputs);
+    let mut data = Data::new(common)?;
+    data.default_limits = true;
+    let servers = Server::gateways(common, &data, options.people.gateways)?;
+    // Everyone from an address of its own, as people do.
+    let connect = |server: &str, user: &str, number: usize| {
+        Client::connect_as(server, user, address(65, number))
+    };
+    let mut people = People::gather(&servers, &options.people, Kind::Mixed, connect)?;
+    people.crowd.replies = Some(Replies::new()?);
+    let mut hostiles = Hostiles::start(orders(&servers, options)?)?;
+    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
+    let progress = spinner();
+    people.talk(WARM_UP, &progress)?;
+    people.settle()?;
+    let quiet = calm(&mut people, &servers, f64::INFINITY, &progress)?;
+    let descriptors = descriptors(&servers)?;
+    let mut memory_kib = 0.0;
+    let held = Held::watch(&servers);
+    let (mut without, mut with) = (Waits::default(), Waits::default());
+    for round in 0..options.rounds {
+        // Those with come after those without as often as before them, but for the very first.
+        for hostile in [round % 2 == 1, round % 2 == 0] {
+            let waits = if hostile { &mut with } else { &mut without };
+            let begun = hostile.then_some(&mut hostiles);
+            piece(waits, &mut people, &servers, begun, options, &progress)?;
+            if hostile {
+                hostiles.ask(STOP)?;
+            }
+            if memory_kib == 0.0 {
+                memory_kib = total_kib(&servers)?;
+            }
+            calm(&mut people, &servers, quiet, &progress)?;
+        }
+    }
+    // Whatever they leave open, the gateway must close.
+    let done = hostiles.ask(LEAVE)?;
+    let left = until_closed(&servers, descriptors, options, &mut people, &progress)?;
+    people.settle()?;
+    progress.finish_and_clear();
+    people.judge(&mut report);
+    if let Some(refusal) = people
+        .crowd
+        .replies
+        .as_ref()
+        .and_then(|r| r.refusal.as_ref())
+    {
+        println!("  refused: {refusal}");
+    }
+    let most = held.stop();
+    done.tell(&mut report);
+    let judged = options.people.gateways == 1 && common.cassandra.is_empty();
+    compare(&mut report, &without, &with, judged);
+    let count = servers.len() as f64;
+    report.at_most(
+        "memory, most above the first piece without",
+        (most.memory_kib - memory_kib) / 1024.0,
+        options.memory_mib * count,
+        "MiB",
+    );
+    report.figure("descriptors, before", descriptors as f64, "");
+    report.at_most(
+        "descriptors, most above that",
+        most.descriptors.saturating_sub(descriptors) as f64,
+        (options.descriptors * options.hostile + DESCRIPTORS_SLACK) as f64,
+        "",
+    );
+    report.at_most(
+        "descriptors, left open in the end",
+        left as f64,
+        DESCRIPTORS_SLACK as f64,
+        "",
+    );
+    for (number, watch) in (1..).zip(watches) {
+        watch.stop().draw(&mut report, &format!("gateway {number}"));
+    }
+    report.finish()
+}
+
+/// People talk until the gateways need about as little CPU as when it was `quiet`; returns how many cores that is.
+fn calm(
+    people: &mut People,
+    servers: &[Server],
+    quiet: f64,
+    progress: &ProgressBar,
+) -> anyhow::Result<f64> {
+    let mut cores = 0.0;
+    for _ in 0..CALMS_MAX {
+        let (before, begin) = (total_cpu(servers)?, Instant::now());
+        people.talk(CALM, progress)?;
+        people.settle()?;
+        let used = total_cpu(servers)?.saturating_sub(before);
+        cores = used.as_secs_f64() / begin.elapsed().as_secs_f64();
+        if cores <= quiet.max(QUIET_CORES) * 1.5 {
+            break;
+        }
+    }
+    Ok(cores)
+}
+
+/// One piece, with or without hostile sessions. Ends when everything that was said in it has arrived, which counts.
+fn piece(
+    waits: &mut Waits,
+    people: &mut People,
+    servers: &[Server],
+    hostiles: Option<&mut Hostiles>,
+    options: &Options,
+    progress: &ProgressBar,
+) -> anyhow::Result<()> {
+    let hostile_cpu = match hostiles {
+        Some(hostiles) => {
+            hostiles.say(BEGIN)?;
+            Some(hostiles.id)
+        }
+        None => None,
+    };
+    people.talk(WARM_UP / 2, progress)?;
+    people.crowd.forget_latency();
+    people.crowd.replies.iter_mut().for_each(Replies::forget);
+    let look = || {
+        anyhow::Ok(Cpu {
+            gateway: total_cpu(servers)?,
+            people: server::cpu(std::process::id())?,
+            hostile: hostile_cpu.map_or(Ok(Duration::ZERO), server::cpu)?,
+        })
+    };
+    let (before, begin) = (look()?, Instant::now());
+    people.talk(Duration::from_secs(options.people.seconds), progress)?;
+    people.settle()?;
+    let after = look()?;
+    waits.time += begin.elapsed();
+    waits.cpu.gateway += after.gateway - before.gateway;
+    waits.cpu.people += after.people - before.people;
+    waits.cpu.hostile += after.hostile - before.hostile;
+    let mut delivered = latencies()?;
+    for latency in &people.crowd.latency {
+        delivered.add(latency)?;
+    }
+    waits.delivered.push(Quantiles::of(&delivered));
+    if let Some(replies) = &people.crowd.replies {
+        waits.acknowledged.push(Quantiles::of(&replies.sent));
+        waits.pong.push(Quantiles::of(&replies.pong));
+    }
+    Ok(())
+}
+
+impl Quantiles {
+    fn of(latency: &Histogram<u64>) -> Self {
+        let ms = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+        Self {
+            p50: ms(0.5),
+            p99: ms(0.99),
+        }
+    }
+}
+
+fn compare(report: &mut Report, without: &Waits, with: &Waits, judged: bool) {
+    type Of = fn(&Waits) -> &Vec<Quantiles>;
+    let measures: [(&str, Of, bool); 3] = [
+        ("acknowledged", |waits| &waits.acknowledged, true),
+        ("delivered", |waits| &waits.delivered, true),
+        ("ping answered", |waits| &waits.pong, false),
+    ];
+    for (name, of, goal) in measures {
+        let tell =
+            |report: &mut Report, which: &str, waits: &Waits, value: fn(&Quantiles) -> f64| {
+                let spread = Spread::of(of(waits).iter().map(value).collect());
+                spread.tell(report, &format!("{name} {which}"), "ms");
+                spread.median
+            };
+        tell(report, "p50 without", without, |q| q.p50);
+        tell(report, "p50 with", with, |q| q.p50);
+        let alone = tell(report, "p99 without", without, |q| q.p99);
+        let beside = tell(report, "p99 with", with, |q| q.p99);
+        let ratio = format!("{name} p99, with / without");
+        if goal && judged {
+            report.at_most(&ratio, beside / alone, RATIO_MAX, "");
+        } else {
+            report.figure(&ratio, beside / alone, "");
+        }
+    }
+    for (which, waits) in [("without", without), ("with", with)] {
+        let cores = |cpu: Duration| cpu.as_secs_f64() / waits.time.as_secs_f64();
+        report.figure(
+            &format!("CPU of the gateway, {which}"),
+            cores(waits.cpu.gateway),
+            "cores",
+        );
+        report.figure(
+            &format!("CPU of the people, {which}"),
+            cores(waits.cpu.people),
+            "cores",
+        );
+    }
+    let cores = with.cpu.hostile.as_secs_f64() / with.time.as_secs_f64();
+    report.figure("CPU of the hostile sessions", cores, "cores");
+}
+
+/// The process of the hostile sessions, so that its CPU can be told from that of the others. It is as nice as the gateway:
+/// a nicer one was held up for seconds by a gateway that it kept busy, and attackers elsewhere are not.
+struct Hostiles {
+    _process: Arc<Mutex<Child>>,
+    id: u32,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Hostiles {
+    fn start(orders: Orders) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("hostile");
+        let process = ending::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut child = process.lock().unwrap_or_else(PoisonError::into_inner);
+        let (id, input, output) = (child.id(), child.stdin.take(), child.stdout.take());
+        drop(child);
+        let mut hostiles = Self {
+            _process: process,
+            id,
+            input: input.context("no input")?,
+            output: BufReader::new(output.context("no output")?),
+        };
+        hostiles.say(&serde_json::to_string(&orders)?)?;
+        Ok(hostiles)
+    }
+
+    fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        Ok(writeln!(self.input, "{line}")?)
+    }
+
+    /// What they did since the process began.
+    fn ask(&mut self, line: &str) -> anyhow::Result<Done> {
+        self.say(line)?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        serde_json::from_str(&line).context("the hostile sessions have failed")
+    }
+}
+
+impl Done {
+    fn tell(&self, report: &mut Report) {
+        println!("  what the hostile sessions did:");
+        for (name, tally) in &self.kinds {
+            let seconds = tally.milliseconds as f64 / 1000.0;
+            let outcomes: Vec<_> = tally
+                .outcomes
+                .iter()
+                .map(|(what, count)| format!("{what} {count}"))
+                .collect();
+            println!(
+                "    {name:<32} {seconds:>6.1} s {:>9} acts {:>9.1} MB {:>7} connections; {}",
+                tally.acts,
+                tally.bytes as f64 / 1e6,
+                tally.connections,
+                outcomes.join(", ")
+            );
+            report.must(tally.acts > 0, format!("never carried out: {name}"));
+        }
+        println!(
+            "    at most {} ms between two turns of a session",
+            self.turn_ms_max
+        );
+        for (number, session) in (1..).zip(&self.sessions) {
+            println!(
+                "    session {number:<3} {:>9} acts {:>9.1} MB, {} in the second in which it did least, at most {} ms between two",
+                session.acts,
+                session.bytes as f64 / 1e6,
+                session.least_per_second,
+                session.idle_ms
+            );
+            report.must(
+                session.idle_ms <= IDLE_MS_MAX,
+                format!(
+                    "hostile session {number} was idle for {} ms",
+                    session.idle_ms
+                ),
+            );
+        }
+    }
+}
+
+/// Loopback has many addresses.
+fn address(network: u8, number: usize) -> IpAddr {
+    const HOSTS: usize = 250;
+    let byte = |n: usize| (n % HOSTS + 1) as u8;
+    IpAddr::V4(Ipv4Addr::new(
+        127,
+        network,
+        byte(number / HOSTS),
+        byte(number),
+    ))
+}
+
+/// Makes what hostile sessions need: groups of their own with large messages, a busy channel, private channels of others.
+fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Orders> {
+    const PRIVATE: usize = 4;
+    const NETWORK: u8 = 66;
+    let hostile = |number: usize, user: String| {
+        let source = address(NETWORK, number % usize::from(options.addresses));
+        let server = &servers[number % servers.len()].address;
+        let mut client = Client::connect_as(server, &user, source)?;
+        let group =
+            client.create_patiently(json!({"type": "create", "kind": "group", "name": "own"}))?;
+        let who = Hostile {
+            server: server.parse()?,
+            source,
+            token: token(&user)?,
+            user,
+            group,
+            busy: String::new(),
+            private: Vec::new(),
+        };
+        anyhow::Ok((who, client))
+    };
+    // From an address that is nobody else's.
+    let (mut writer, mut client) = hostile(usize::from(options.addresses), "writer".to_owned())?;
+    writer.source = address(NETWORK, usize::from(options.addresses));
+    let busy = json!({"type": "create", "kind": "channel", "name": "busy", "public": true});
+    writer.busy = client.create_patiently(busy)?;
+    for _ in 0..PRIVATE {
+        let channel = json!({"type": "create", "kind": "channel", "name": "private"});
+        writer.private.push(client.create_patiently(channel)?);
+    }
+    let mut hostiles = Vec::new();
+    for number in 0..options.hostile {
+        let (mut who, mut client) = hostile(number, format!("hostile-{number}"))?;
+        for number in 0..LINKED {
+            client.ask_patiently(&linked(&who.group, number))?;
+        }
+        (who.busy, who.private) = (writer.busy.clone(), writer.private.clone());
+        hostiles.push(who);
+    }
+    Ok(Orders {
+        hostiles,
+        writer,
+        turn_ms: options.turn,
+    })
+}
+
+/// The most that the gateways held together.
+#[derive(Default)]
+struct Most {
+    memory_kib: f64,
+    descriptors: usize,
+}
+
+struct Held {
+    running: Arc<AtomicBool>,
+    thread: JoinHandle<Most>,
+}
+
+impl Held {
+    fn watch(servers: &[Server]) -> Self {
+        let running = Arc::new(AtomicBool::new(true));
+        let (goes_on, ids) = (
+            running.clone(),
+            servers.iter().map(Server::id).collect::<Vec<_>>(),
+        );
+        let thread = thread::spawn(move || {
+            let mut most = Most::default();
+            while goes_on.load(Ordering::Relaxed) {
+                let kib = ids
+                    .iter()
+                    .filter_map(|&id| server::resident_kib(id).ok())
+                    .sum();
+                most.memory_kib = most.memory_kib.max(kib);
+                let open = ids
+                    .iter()
+                    .filter_map(|&id| server::descriptors(id).ok())
+                    .sum();
+                most.descriptors = most.descriptors.max(open);
+                sleep(LOOK);
+            }
+            most
+        });
+        Self { running, thread }
+    }
+
+    fn stop(self) -> Most {
+        self.running.store(false, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn total_kib(servers: &[Server]) -> anyhow::Result<f64> {
+    servers.iter().map(Server::resident_kib).sum()
+}
+
+fn descriptors(servers: &[Server]) -> anyhow::Result<usize> {
+    servers
+        .iter()
+        .map(|server| server::descriptors(server.id()))
+        .sum()
+}
+
+/// How many more descriptors than `before` are open once the gateways have had time to close them.
+fn until_closed(
+    servers: &[Server],
+    before: usize,
+    options: &Options,
+    people: &mut People,
+    progress: &ProgressBar,
+) -> anyhow::Result<usize> {
+    let end = Instant::now() + Duration::from_secs(options.closed_within);
+    loop {
+        let left = descriptors(servers)?.saturating_sub(before);
+        if left <= DESCRIPTORS_SLACK || Instant::now() > end {
+            return Ok(left);
+        }
+        people.talk(LOOK, progress)?;
+    }
+}

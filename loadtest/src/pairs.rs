@@ -1,0 +1,211 @@
+//! A scenario against two builds of the gateway in turn, in pairs: how much more this build costs than a base build. The
+//! ratio of a pair compares two runs that were next to each other, and each build is first in every second pair, so
+//! what else the machine does meets both alike; the median of the ratios forgets the pairs in which it did not.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::Value;
+
+use crate::{Common, data::Data, report::Report, server::beside, spread::Spread};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The program of the base build; this one is --gateway, or the one beside this program
+    #[arg(long)]
+    base: PathBuf,
+    #[arg(long, default_value_t = 10)]
+    pairs: usize,
+    /// The median of a figure's ratios, this build / base, above which the run fails
+    #[arg(long, default_value_t = 1.05)]
+    limit: f64,
+    /// After `--`: a scenario and its options; without one, `store`, `fanout` and `idle`, each short
+    #[arg(last = true)]
+    scenario: Vec<String>,
+}
+
+/// What is measured without a word: ten pairs of all three take some eight minutes.
+const SHORT: [&str; 3] = [
+    "store --messages 60000 --longest 0",
+    "fanout --seconds 3",
+    "idle --connections 4000",
+];
+
+/// The ratios of one figure, by pair. Above 1: this build is worse.
+#[derive(Default)]
+struct Figure {
+    unit: String,
+    this: Vec<f64>,
+    base: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+/// By scenario and name.
+type Figures = BTreeMap<(usize, String), Figure>;
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let mut report = Report::new("pairs", &common.outputs);
+    let this = match &common.gateway {
+        Some(program) => program.clone(),
+        None => beside("chat-gateway")?,
+    };
+    let split = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let scenarios = if options.scenario.is_empty() {
+        SHORT.map(split).to_vec()
+    } else {
+        vec![options.scenario.clone()]
+    };
+    let data = Data::directory()?;
+    let begin = Instant::now();
+    let mut figures = Figures::new();
+    for pair in 0..options.pairs {
+        for (number, scenario) in scenarios.iter().enumerate() {
+            let measure = |program: &Path| measure(common, &data, program, scenario);
+            let (ours, theirs) = if pair % 2 == 0 {
+                let ours = measure(&this)?;
+                (ours, measure(&options.base)?)
+            } else {
+                let theirs = measure(&options.base)?;
+                (measure(&this)?, theirs)
+            };
+            note(&mut figures, number, &ours, &theirs);
+        }
+        let seconds = begin.elapsed().as_secs();
+        println!(
+            "  pair {} of {}, after {seconds} s",
+            pair + 1,
+            options.pairs
+        );
+    }
+    if figures.is_empty() {
+        bail!("the scenario has no figure that two builds can be compared by");
+    }
+    tell(&mut report, options, &scenarios, figures);
+    report.finish()
+}
+
+/// Runs a scenario against one build, in a process of its own, and returns its figures.
+fn measure(
+    common: &Common,
+    data: &Data,
+    program: &Path,
+    scenario: &[String],
+) -> anyhow::Result<serde_json::Map<String, Value>> {
+    let json = data.file("figures.json");
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--gateway").arg(program);
+    command.arg("--json").arg(&json);
+    command.args(["--no-goals", "--alone"]);
+    if !common.cassandra.is_empty() {
+        command.arg("--cassandra").arg(common.cassandra.join(","));
+    }
+    let output = command.args(scenario).output()?;
+    if !output.status.success() {
+        bail!(
+            "{} over {} failed:\n{}{}",
+            scenario.join(" "),
+            program.display(),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let mut result: Value = serde_json::from_slice(&fs::read(&json)?)?;
+    let figures = result["results"].as_object_mut().context("no figures")?;
+    Ok(std::mem::take(figures))
+}
+
+/// Whether more of a figure is worse; none if it says nothing of the gateway's cost, or too little.
+fn more_is_worse(name: &str) -> Option<bool> {
+    let has = |what: &str| name.contains(what);
+    if has("CPU_per") || has("memory_per_connection") {
+        Some(true)
+    } else if has("saturated_deliveries_per_second") || has("stored_messages") {
+        Some(false)
+    } else {
+        None
+    }
+}
+
+fn note(
+    figures: &mut Figures,
+    scenario: usize,
+    ours: &serde_json::Map<String, Value>,
+    theirs: &serde_json::Map<String, Value>,
+) {
+    for (name, figure) in ours {
+        let (Some(worse), Some(this), Some(base)) = (
+            more_is_worse(name),
+            figure["value"].as_f64(),
+            theirs.get(name).and_then(|f| f["value"].as_f64()),
+        ) else {
+            continue;
+        };
+        let entry = figures.entry((scenario, name.clone())).or_default();
+        entry.unit = figure["unit"].as_str().unwrap_or_default().to_owned();
+        entry.this.push(this);
+        entry.base.push(base);
+        entry
+            .ratios
+            .push(if worse { this / base } else { base / this });
+    }
+}
+
+fn tell(report: &mut Report, options: &Options, scenarios: &[Vec<String>], figures: Figures) {
+    println!(
+        "ratios to {}, above 1 is worse, median of {} pairs:",
+        options.base.display(),
+        options.pairs
+    );
+    for ((scenario, name), figure) in figures {
+        let scenario = scenarios[scenario].first().map_or("", String::as_str);
+        let (this, base) = (Spread::of(figure.this), Spread::of(figure.base));
+        let ratios = Spread::of(figure.ratios);
+        report.at_most(
+            &format!("{scenario}: {name}"),
+            ratios.median,
+            options.limit,
+            "",
+        );
+        println!(
+            "  {:<44} {:.3} to {:.3}, quartiles {:.3} and {:.3}; medians {:.4} and {:.4} {}",
+            "",
+            ratios.at(0.0),
+            ratios.at(1.0),
+            ratios.at(0.25),
+            ratios.at(0.75),
+            this.median,
+            base.median,
+            figure.unit
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_ratio_above_one_is_worse_whichever_way_a_figure_counts() {
+        let of = |cost: f64, rate: f64| {
+            let figures = json!({
+                "gateway_paced_CPU_per_delivery": {"value": cost, "unit": "µs"},
+                "stored_messages_one_recipient": {"value": rate, "unit": "/s"},
+                "latency_p99_ms": {"value": 1.0, "unit": "ms"},
+            });
+            figures.as_object().unwrap().clone()
+        };
+        let mut figures = Figures::new();
+        note(&mut figures, 0, &of(3.0, 50.0), &of(2.0, 100.0));
+        let ratios: Vec<_> = figures.values().map(|f| f.ratios[0]).collect();
+        assert_eq!(ratios, [1.5, 2.0]);
+    }
+}

@@ -1,0 +1,70 @@
+//! How long the replies to requests take, each known by its id.
+
+use std::{collections::HashMap, time::Duration};
+
+use hdrhistogram::Histogram;
+use memchr::memmem;
+
+use crate::crowd::{LATENCY_US_MAX, SENT, digits, latencies};
+
+/// A reply begins with this, then comes its id.
+const ID: &[u8] = br#"{"id":"#;
+const PONG: &[u8] = br#""type":"pong""#;
+
+pub(crate) struct Replies {
+    /// When each request that has no reply yet was due, in microseconds, by its id.
+    due_us: HashMap<u32, u64>,
+    /// From due to acknowledged as stored, in microseconds.
+    pub(crate) sent: Histogram<u64>,
+    /// From due to the answer of a ping, in microseconds.
+    pub(crate) pong: Histogram<u64>,
+    /// Errors instead of replies.
+    pub(crate) refused: u64,
+    /// The first of them.
+    pub(crate) refusal: Option<String>,
+}
+
+impl Replies {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            due_us: HashMap::new(),
+            sent: latencies()?,
+            pong: latencies()?,
+            refused: 0,
+            refusal: None,
+        })
+    }
+
+    pub(crate) fn expect(&mut self, id: u32, due: Duration) {
+        self.due_us.insert(id, due.as_micros() as u64);
+    }
+
+    /// Takes a frame that may be a reply.
+    pub(crate) fn note(&mut self, frame: &[u8], now_us: u64) {
+        let Some(due_us) = id(frame).and_then(|id| self.due_us.remove(&id)) else {
+            return;
+        };
+        let late = now_us.saturating_sub(due_us).clamp(1, LATENCY_US_MAX);
+        if memmem::find(frame, SENT).is_some() {
+            self.sent.saturating_record(late);
+        } else if memmem::find(frame, PONG).is_some() {
+            self.pong.saturating_record(late);
+        } else {
+            self.refused += 1;
+            self.refusal
+                .get_or_insert_with(|| String::from_utf8_lossy(frame).into_owned());
+        }
+    }
+
+    /// What was measured so far does not count.
+    pub(crate) fn forget(&mut self) {
+        self.sent.reset();
+        self.pong.reset();
+    }
+}
+
+fn id(frame: &[u8]) -> Option<u32> {
+    let rest = frame.strip_prefix(ID)?;
+    let end = rest.iter().position(|b| !b.is_ascii_digit())?;
+    u32::try_from(digits(&rest[..end])?).ok()
+}

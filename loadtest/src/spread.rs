@@ -1,0 +1,57 @@
+//! The median of several measurements, and how far they lie from each other.
+
+use crate::report::Report;
+
+/// How far values lie from each other.
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    values: Vec<f64>,
+}
+
+impl Spread {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let mut spread = Self {
+            median: 0.0,
+            values,
+        };
+        spread.median = spread.at(0.5);
+        spread
+    }
+
+    /// Between the two values that are nearest to this share of them.
+    pub(crate) fn at(&self, quantile: f64) -> f64 {
+        let Some(last) = self.values.len().checked_sub(1) else {
+            return 0.0;
+        };
+        let place = last as f64 * quantile;
+        let (below, above) = (place.floor() as usize, place.ceil() as usize);
+        let share = place - place.floor();
+        self.values[below] * (1.0 - share) + self.values[above] * share
+    }
+
+    pub(crate) fn tell(&self, report: &mut Report, name: &str, unit: &str) {
+        report.figure(name, self.median, unit);
+        println!(
+            "  {:<44} {:.2} to {:.2} {unit} in {} pieces",
+            "",
+            self.at(0.0),
+            self.at(1.0),
+            self.values.len()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_between_the_values() {
+        let spread = Spread::of(vec![4.0, 1.0, 2.0, 3.0]);
+        let all = [0.0, 0.25, 0.5, 1.0].map(|quantile| spread.at(quantile));
+        assert_eq!(all, [1.0, 1.75, 2.5, 4.0]);
+        assert_eq!(spread.median, 2.5);
+        assert_eq!(Spread::of(Vec::new()).median, 0.0);
+    }
+}
