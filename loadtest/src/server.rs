@@ -349,12 +349,19 @@ log = {{ format = "json", filter = "info" }}
 }
 
 /// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
-const LARGE: [(&str, u64); 5] = [
+const LARGE: [(&str, u64); 12] = [
     ("limits.group_participants", 10_000),
     ("limits.requests_per_second", 1_000_000),
     ("limits.requests_burst", 1_000_000),
     ("limits.connects_per_second_per_address", 1_000_000),
     ("limits.connects_burst_per_address", 1_000_000),
+    ("limits.creations_per_minute", 1_000_000),
+    ("limits.creations_burst", 1_000_000),
+    ("limits.invitations_per_minute", 1_000_000),
+    ("limits.invitations_burst", 1_000_000),
+    ("limits.connections_per_address", 1_000_000),
+    ("limits.unauthenticated_connections", 1_000_000),
+    ("limits.service_requests_burst", 1_000_000),
 ];
 
 /// Every setting of a build, by name.

@@ -168,14 +168,19 @@ impl Router {
         };
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let operation = Operation::CatchUp { after, limit };
-        if let Outcome::History(page) = self.ask(channel, UserId::gateway(), operation).await? {
-            for entry in page.entries {
-                self.edge.publication(&Publication::Entry {
-                    conversation: channel,
-                    entry,
-                    audience: Audience::Channel,
-                });
+        match self.ask(channel, UserId::gateway(), operation).await {
+            Ok(Outcome::History(page)) => {
+                for entry in page.entries {
+                    self.edge.publication(&Publication::Entry {
+                        conversation: channel,
+                        entry,
+                        audience: Audience::Channel,
+                    });
+                }
             }
+            Err(error @ Error::Unavailable { .. }) => return Err(error),
+            // Too much for one answer: whoever is subscribed reads it.
+            Ok(_) | Err(_) => self.edge.resync(channel, head),
         }
         Ok(())
     }
