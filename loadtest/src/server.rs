@@ -327,13 +327,26 @@ requests_per_second = 1000000
 requests_burst = 1000000
 connects_per_second_per_address = 1000000
 connects_burst_per_address = 1000000
-"#,
-        data.settings()
+{}"#,
+        data.settings(),
+        everyone_from_here(&program)?
     );
     let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);
     Ok(command)
+}
+
+/// All connections come from one address. Older builds, which this also measures, do not know these settings.
+fn everyone_from_here(program: &Path) -> anyhow::Result<&'static str> {
+    let shown = Command::new(program).args(["config", "show"]).output()?;
+    let known =
+        String::from_utf8_lossy(&shown.stdout).contains("limits.unauthenticated_connections");
+    Ok(if known {
+        "connections_per_address = 1000000\nunauthenticated_connections = 4000000\n"
+    } else {
+        ""
+    })
 }
 
 fn beside(name: &str) -> anyhow::Result<PathBuf> {

@@ -111,7 +111,7 @@ impl Peers {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no peer could be accepted");
+                    crate::seldom::seldom!(WARN, "no peer could be accepted", %error);
                     sleep(RECONNECT_AFTER).await;
                 }
             }
@@ -240,7 +240,7 @@ impl Peers {
             Ok(()) => Ok(()),
             Err(_) => {
                 counter!("chat_peer_refused_total").increment(1);
-                tracing::warn!("a peer does not know the cluster's secret");
+                crate::seldom::seldom!(WARN, "a peer does not know the cluster's secret");
                 Err(io::ErrorKind::PermissionDenied.into())
             }
         }
@@ -383,7 +383,7 @@ impl Peers {
                     if let Some(answering) = answering
                         && answering.try_send(answer).is_err()
                     {
-                        tracing::error!(peer = %link.peer, "a peer asks too much");
+                        crate::seldom::seldom!(ERROR, "a peer asks too much", peer = %link.peer);
                     }
                 }
             }

@@ -22,7 +22,9 @@ use tokio::{
 };
 
 use super::{
-    Gateway, quota, requests,
+    Gateway,
+    admission::Place,
+    quota, requests,
     resume::{self, Missing},
 };
 use crate::{
@@ -77,7 +79,8 @@ pub(super) struct Session {
     line: Arc<Line>,
     /// Requests refused in a row because of the rate limit.
     refused: u32,
-    _place: Admitted,
+    place: Place,
+    _counted: Admitted,
 }
 
 /// After `connect`.
@@ -100,11 +103,12 @@ impl Session {
         socket: WebSocket,
         codec: Codec,
         line: Arc<Line>,
-        place: Admitted,
+        place: Place,
     ) -> Self {
         let limits = &gateway.limits;
         let quota = quota(limits.requests_per_second, limits.requests_burst);
         let limiter = RateLimiter::direct_with_clock(quota, MonotonicClock);
+        let counted = gateway.hub.admit();
         Self {
             id,
             gateway,
@@ -113,7 +117,8 @@ impl Session {
             limiter,
             line,
             refused: 0,
-            _place: place,
+            place,
+            _counted: counted,
         }
     }
 
@@ -174,6 +179,7 @@ impl Session {
                     .await;
             }
         };
+        self.place.authenticated();
         let user = identity.user.clone();
         if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
             let text = "this user has too many connections";
