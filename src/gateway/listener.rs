@@ -202,20 +202,21 @@ async fn connection(
         .serve_connection(TokioIo::new(wire), service)
         .with_upgrades();
     let mut connection = pin!(connection);
-    let drained = async {
+    let mut drained = pin!(async {
         tasks.draining().await;
         sleep(LAST_REQUEST).await;
-    };
-    let ended = select! {
-        ended = connection.as_mut() => ended,
-        () = drained => {
-            connection.as_mut().graceful_shutdown();
-            select! {
-                ended = connection.as_mut() => ended,
-                () = stalled(&watched) => return,
+    });
+    let mut stalled = pin!(stalled(&watched));
+    let mut leaving = false;
+    let ended = loop {
+        select! {
+            ended = connection.as_mut() => break ended,
+            () = drained.as_mut(), if !leaving => {
+                leaving = true;
+                connection.as_mut().graceful_shutdown();
             }
+            () = stalled.as_mut() => return,
         }
-        () = stalled(&watched) => return,
     };
     if let Err(error) = ended {
         tracing::debug!(%socket, %error, "a connection ended badly");

@@ -120,6 +120,7 @@ pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAd
 }
 
 /// The service whose token this is. Tokens that are not accepted count against the address.
+#[expect(clippy::result_large_err, reason = "a response either way")]
 fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
     let address = address(parts, gateway);
     let guessing = || address.is_some_and(|address| gateway.admission.is_guessing(address));
