@@ -19,6 +19,9 @@ use crate::{
     model::{Millis, UserId},
 };
 
+/// The `role` of a back end.
+const SERVICE: &str = "service";
+
 /// The file in the data directory with the key of development tokens.
 const DEVELOPMENT_KEY_FILE: &str = "development.key";
 
@@ -26,8 +29,21 @@ const DEVELOPMENT_KEY_FILE: &str = "development.key";
 pub struct Identity {
     pub user: UserId,
     /// A back end: it may use the HTTP interface, and act for any user.
-    pub service: bool,
+    pub service: Option<Box<Service>>,
     pub expires_at: Millis,
+}
+
+/// What a token with `role: service` says beside its user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// The claim `scope`: names with a space between them (RFC 8693). None: it may do nothing.
+    pub scope: String,
+    /// The token's own id, `jti`, for the log.
+    pub token: Option<String>,
+    /// The `kid` of the key that verified it.
+    pub key: Option<String>,
+    /// Whether that key may sign for services.
+    pub trusted: bool,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -42,7 +58,9 @@ pub enum TokenError {
 pub enum KeyError {
     #[error("{path}: {reason}")]
     File { path: PathBuf, reason: String },
-    #[error("auth.keys has no HS256 secret to sign tokens with")]
+    #[error(
+        "auth.keys has no HS256 secret to sign this token with; for a service it must be among auth.service_keys"
+    )]
     NoSecret,
     #[error("signing failed: {0}")]
     Signing(String),
@@ -56,6 +74,10 @@ struct Claims {
     exp: f64,
     #[serde(default)]
     role: Option<String>,
+    #[serde(default)]
+    scope: Option<String>,
+    #[serde(default)]
+    jti: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -64,6 +86,10 @@ struct NewClaims<'a> {
     exp: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jti: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     iss: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,12 +102,18 @@ struct Verifier {
     key: DecodingKey,
 }
 
+struct Signer {
+    kid: Option<String>,
+    key: EncodingKey,
+}
+
 /// Checks tokens, and in development signs them.
 pub struct Tokens {
     verifiers: Vec<Verifier>,
     validation: Validation,
     leeway_s: u64,
-    signing: Option<EncodingKey>,
+    signing: Vec<Signer>,
+    service_keys: Vec<String>,
     issuer: Option<String>,
     audience: Option<String>,
     development: bool,
@@ -92,7 +124,9 @@ impl Tokens {
     /// When a key file is missing or no key of its algorithm.
     pub fn new(config: &Config) -> Result<Self, KeyError> {
         let Auth {
+            development,
             keys,
+            service_keys,
             issuer,
             audience,
             leeway_s,
@@ -114,34 +148,31 @@ impl Tokens {
         if audience.is_some() {
             validation.required_spec_claims.insert("aud".into());
         }
-        let development = config.development();
-        let (verifiers, secret) = if development {
+        let (verifiers, signing) = if *development {
             let secret = development_key(&config.store.embedded.path)?;
-            let key = DecodingKey::from_secret(&secret);
-            (
-                vec![Verifier {
-                    kid: None,
-                    algorithm: JwtAlgorithm::HS256,
-                    key,
-                }],
-                Some(secret),
-            )
+            let verifier = Verifier {
+                kid: None,
+                algorithm: JwtAlgorithm::HS256,
+                key: DecodingKey::from_secret(&secret),
+            };
+            (vec![verifier], vec![Signer::new(None, &secret)])
         } else {
             let verifiers = keys.iter().map(Verifier::new).collect::<Result<_, _>>()?;
-            let secret = keys
-                .iter()
-                .find_map(|k| k.secret.clone())
-                .map(String::into_bytes);
-            (verifiers, secret)
+            let signer = |key: &Key| {
+                let secret = key.secret.as_ref()?;
+                Some(Signer::new(key.kid.clone(), secret.as_bytes()))
+            };
+            (verifiers, keys.iter().filter_map(signer).collect())
         };
         Ok(Self {
             verifiers,
             validation,
             leeway_s: *leeway_s,
-            signing: secret.map(|s| EncodingKey::from_secret(&s)),
+            signing,
+            service_keys: service_keys.clone(),
             issuer: issuer.clone(),
             audience: audience.clone(),
-            development,
+            development: *development,
         })
     }
 
@@ -164,17 +195,24 @@ impl Tokens {
             let mut validation = self.validation.clone();
             validation.algorithms = vec![verifier.algorithm];
             match decode::<Claims>(token, &verifier.key, &validation) {
-                Ok(token) => return self.identity(token.claims),
+                Ok(token) => return self.identity(token.claims, verifier),
                 Err(e) => error = rejected(e),
             }
         }
         Err(error)
     }
 
-    fn identity(&self, claims: Claims) -> Result<Identity, TokenError> {
+    fn identity(&self, claims: Claims, verifier: &Verifier) -> Result<Identity, TokenError> {
         let user =
             UserId::new(&claims.sub).map_err(|e| TokenError::Rejected(format!("its sub: {e}")))?;
-        let service = claims.role.as_deref() == Some("service");
+        let service = (claims.role.as_deref() == Some(SERVICE)).then(|| {
+            Box::new(Service {
+                scope: claims.scope.unwrap_or_default(),
+                token: claims.jti,
+                key: verifier.kid.clone(),
+                trusted: self.may_sign_for_services(verifier.kid.as_ref()),
+            })
+        });
         // Saturates at the far ends of time.
         let expires_at = ((claims.exp + self.leeway_s as f64) * 1000.0) as Millis;
         Ok(Identity {
@@ -184,22 +222,39 @@ impl Tokens {
         })
     }
 
-    /// A token for `user`, valid for `ttl_s` seconds.
+    fn may_sign_for_services(&self, kid: Option<&String>) -> bool {
+        self.service_keys.is_empty() || kid.is_some_and(|kid| self.service_keys.contains(kid))
+    }
+
+    /// A token for `user`, valid for `ttl_s` seconds; with `scope` for a service, which may do only what that names.
     ///
     /// # Errors
     /// Without a secret: tokens of public keys are made by whoever has the private one.
-    pub fn sign(&self, user: &UserId, role: Option<&str>, ttl_s: u64) -> Result<String, KeyError> {
-        let key = self.signing.as_ref().ok_or(KeyError::NoSecret)?;
+    pub fn sign(&self, user: &UserId, scope: Option<&str>, ttl_s: u64) -> Result<String, KeyError> {
+        let fits = |s: &&Signer| scope.is_none() || self.may_sign_for_services(s.kid.as_ref());
+        let signer = self.signing.iter().find(fits).ok_or(KeyError::NoSecret)?;
         let now = u64::try_from(clock::wall() / 1000).unwrap_or_default();
         let claims = NewClaims {
             sub: user.as_str(),
             exp: now.saturating_add(ttl_s),
-            role,
+            role: scope.map(|_| SERVICE),
+            scope,
+            jti: scope.map(|_| uuid::Uuid::now_v7().to_string()),
             iss: self.issuer.as_deref(),
             aud: self.audience.as_deref(),
         };
-        encode(&Header::new(JwtAlgorithm::HS256), &claims, key)
-            .map_err(|e| KeyError::Signing(e.to_string()))
+        let header = Header {
+            kid: signer.kid.clone(),
+            ..Header::new(JwtAlgorithm::HS256)
+        };
+        encode(&header, &claims, &signer.key).map_err(|e| KeyError::Signing(e.to_string()))
+    }
+}
+
+impl Signer {
+    fn new(kid: Option<String>, secret: &[u8]) -> Self {
+        let key = EncodingKey::from_secret(secret);
+        Self { kid, key }
     }
 }
 

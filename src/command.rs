@@ -17,8 +17,8 @@ use crate::{
     auth::Tokens,
     cluster,
     config::{Config, Loaded},
-    import,
-    model::UserId,
+    gateway, import,
+    model::{UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
     store::cassandra::{self, schema},
     tasks::Tasks,
@@ -46,9 +46,12 @@ enum Command {
         /// How long it is valid: 90s, 15m, 1h, 7d
         #[arg(long, default_value = "1h", value_parser = duration)]
         ttl: Duration,
-        /// `service`: a back end, which may act for any user
-        #[arg(long, value_parser = ["service"])]
+        /// `service`: a back end, which may act for any user, within its scopes
+        #[arg(long, value_parser = ["service"], requires = "scope")]
         role: Option<String>,
+        /// What a service may do, as "messages:read messages:write"; see docs/deployment.md
+        #[arg(long, value_parser = scopes, requires = "role")]
+        scope: Option<String>,
     },
     /// Check or show the settings
     Config {
@@ -106,12 +109,19 @@ pub fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let loaded = Config::load(arguments.config)?;
-    match arguments.command.unwrap_or(Command::Serve) {
-        Command::Serve => runtime()?.block_on(serve(&loaded.config)),
-        Command::Token { user, ttl, role } => {
+    let command = arguments.command.unwrap_or(Command::Serve);
+    let loaded = match command {
+        // A container's health check knows the environment, but perhaps not the file with the keys.
+        Command::Health => Config::read(arguments.config)?,
+        _ => Config::load(arguments.config)?,
+    };
+    match command {
+        Command::Serve => runtime()?.block_on(serve(&loaded)),
+        Command::Token {
+            user, ttl, scope, ..
+        } => {
             let tokens = Tokens::new(&loaded.config)?;
-            println!("{}", tokens.sign(&user, role.as_deref(), ttl.as_secs())?);
+            println!("{}", tokens.sign(&user, scope.as_deref(), ttl.as_secs())?);
             Ok(ExitCode::SUCCESS)
         }
         Command::Config {
@@ -165,13 +175,29 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("the runtime could not start")
 }
 
-async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
+    let mut config = loaded.config.clone();
     telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
     let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
     let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut config = config.clone();
+    let connections = within(files, config.limits.connections)?;
+    if connections < config.limits.connections {
+        tracing::info!(
+            connections,
+            open_files_max = files,
+            reserved = OPEN_FILES_RESERVED,
+            "limits.connections is more than the limit of open files allows; using what it allows"
+        );
+        config.limits.connections = connections;
+    }
+    if config.auth.development {
+        tracing::warn!(
+            implied = loaded.development_implied,
+            "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+        );
+    }
     let node = loop {
         let node = tokio::select! {
             node = Node::start(&config, metrics.clone()) => node?,
@@ -184,11 +210,6 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
             open_files_max = files,
             "ready"
         );
-        if config.development() {
-            tracing::warn!(
-                "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
-            );
-        }
         tokio::select! {
             _ = terminate.recv() => break node,
             _ = interrupt.recv() => break node,
@@ -217,6 +238,19 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
         tracing::warn!("stopped before everything was finished");
         Ok(ExitCode::FAILURE)
     }
+}
+
+/// As many of `connections` as leave the store and everything else enough open files.
+fn within(files: u64, connections: usize) -> anyhow::Result<usize> {
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    let left = files.saturating_sub(OPEN_FILES_RESERVED);
+    if left == 0 {
+        bail!(
+            "the limit of open files is {files}: {OPEN_FILES_RESERVED} are reserved, and each connection takes one more. \
+             Raise it, as with ulimit -n 65536"
+        );
+    }
+    Ok(connections.min(left))
 }
 
 async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
@@ -268,6 +302,20 @@ fn health(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Known scopes with a space between them; an empty text is none.
+fn scopes(text: &str) -> Result<String, String> {
+    match text
+        .split(' ')
+        .find(|s| !s.is_empty() && !gateway::SCOPES.contains(s))
+    {
+        Some(unknown) => Err(format!(
+            "{unknown:?} is none of {}",
+            gateway::SCOPES.join(", ")
+        )),
+        None => Ok(text.to_owned()),
+    }
 }
 
 /// A number and one of s, m, h, d.

@@ -15,6 +15,7 @@ pub mod model;
 pub mod mutation;
 pub mod node;
 pub mod protocol;
+pub mod seldom;
 pub mod store;
 pub mod tasks;
 pub mod telemetry;

@@ -16,6 +16,7 @@ use crate::{
     fanout::Hub,
     gateway::{self, Gateway},
     model::GatewayId,
+    seldom,
     store::{Store, cassandra::Cassandra, embedded::Embedded},
     tasks::Tasks,
 };
@@ -65,7 +66,9 @@ impl Node {
             .map_err(|e| anyhow::anyhow!("internal.listen {}: {e}", config.internal.listen))?;
         let internal_address = internal.local_addr()?;
         // The internal port answers from the beginning, to say what is still missing, until the very end.
-        upkeep.spawn(gateway::serve(internal, admin.routes(), upkeep.clone()));
+        let operators = Arc::new(gateway::Admission::internal());
+        let routes = admin.routes();
+        upkeep.spawn(gateway::serve(internal, routes, operators, upkeep.clone()));
         let store = open_store(config, &upkeep).await?;
         let speaking = speaking(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
@@ -108,7 +111,8 @@ impl Node {
         let client = gateway::bind(config.client.listen)
             .map_err(|e| anyhow::anyhow!("client.listen {}: {e}", config.client.listen))?;
         let client_address = client.local_addr()?;
-        edge.spawn(gateway::serve(client, gateway.public(), edge.clone()));
+        let (routes, admission) = (gateway.public(), gateway.admission.clone());
+        edge.spawn(gateway::serve(client, routes, admission, edge.clone()));
         admin.ready(gateway.clone());
         Ok(Self {
             client_address,
@@ -269,7 +273,8 @@ async fn keep_up(gateway: Arc<Gateway>, store: Arc<dyn Store>, metrics: Promethe
         sleep(UPKEEP_EVERY).await;
         store.measure();
         metrics.run_upkeep();
-        gateway.forget_rates();
+        gateway.keep_up();
+        seldom::tell();
         gateway.flush_presence().await;
     }
 }

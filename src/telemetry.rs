@@ -40,6 +40,14 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         .and_then(|b| b.install_recorder())
         .map_err(|e| e.to_string())?;
     describe_gauge!("chat_sessions", "Open client connections");
+    describe_gauge!(
+        "chat_sockets",
+        "Open sockets of the client listener, HTTP and WebSocket"
+    );
+    describe_gauge!(
+        "chat_sockets_unauthenticated",
+        "Of these, those without a valid token so far"
+    );
     describe_gauge!("chat_users_online", "Users with at least one session");
     describe_gauge!(
         "chat_conversations_open",

@@ -150,7 +150,7 @@ pub(super) async fn own(
             owner.run(&mut commands, stop).await;
         }
         Err(error) => {
-            tracing::warn!(conversation = %id, %error, "a conversation could not be loaded");
+            crate::seldom::seldom!(WARN, "a conversation could not be loaded", conversation = %id, %error);
             commands.close();
             while let Some(command) = commands.recv().await {
                 drop(command.reply.send(Err(error.clone())));
@@ -374,7 +374,7 @@ impl Owner {
                 }
             }
             Done::Lost(error) => {
-                tracing::warn!(conversation = %self.id, %error, "the conversation is given up");
+                crate::seldom::seldom!(WARN, "the conversation is given up", conversation = %self.id, %error);
                 self.failed = Some(error.into());
             }
         }

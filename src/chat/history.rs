@@ -60,7 +60,7 @@ impl History {
             .try_get_with((conversation, from, to), load)
             .await
             .map_err(|error| {
-                tracing::warn!(%conversation, %error, "a page could not be read");
+                crate::seldom::seldom!(WARN, "a page could not be read", %conversation, %error);
                 store::Error::clone(&error).into()
             })
     }

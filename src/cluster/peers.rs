@@ -112,7 +112,7 @@ impl Peers {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no peer could be accepted");
+                    crate::seldom::seldom!(WARN, "no peer could be accepted", %error);
                     sleep(RECONNECT_AFTER).await;
                 }
             }
@@ -241,7 +241,7 @@ impl Peers {
             Ok(()) => Ok(()),
             Err(_) => {
                 counter!("chat_peer_refused_total").increment(1);
-                tracing::warn!("a peer does not know the cluster's secret");
+                crate::seldom::seldom!(WARN, "a peer does not know the cluster's secret");
                 Err(io::ErrorKind::PermissionDenied.into())
             }
         }

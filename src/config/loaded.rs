@@ -29,10 +29,29 @@ impl Loaded {
             }
         };
         check(
-            !self.config.development() || client.listen.ip().is_loopback(),
-            "client.listen",
-            "development tokens are for loopback only: set auth.keys, or listen on 127.0.0.1",
+            auth.development || !auth.keys.is_empty(),
+            "auth.keys",
+            "there are none to check tokens with. Set some; or, for development on this machine only, \
+             auth.development = true and client.listen on 127.0.0.1",
         );
+        check(
+            !auth.development || auth.keys.is_empty(),
+            "auth.development",
+            "anyone on this machine could be anyone beside auth.keys: set it to false, or remove the keys",
+        );
+        check(
+            !auth.development || client.listen.ip().is_loopback(),
+            "client.listen",
+            "development tokens are for loopback only: set auth.keys and auth.development = false, \
+             or listen on 127.0.0.1",
+        );
+        for kid in &auth.service_keys {
+            check(
+                auth.keys.iter().any(|key| key.kid.as_ref() == Some(kid)),
+                "auth.service_keys",
+                &format!("{kid:?} is the kid of none of auth.keys"),
+            );
+        }
         for origin in &client.origins {
             let like = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
             check(
@@ -71,6 +90,22 @@ impl Loaded {
             ("limits.group_participants", limits.group_participants),
             ("limits.connections", limits.connections),
             ("limits.connections_per_user", limits.connections_per_user),
+            (
+                "limits.connections_per_address",
+                limits.connections_per_address,
+            ),
+            (
+                "limits.unauthenticated_connections",
+                limits.unauthenticated_connections,
+            ),
+            (
+                "limits.service_requests_per_second",
+                limits.service_requests_per_second as usize,
+            ),
+            (
+                "limits.service_requests_burst",
+                limits.service_requests_burst as usize,
+            ),
             ("limits.open_conversations", limits.open_conversations),
             (
                 "limits.requests_per_second",
@@ -216,7 +251,7 @@ impl Loaded {
     }
 
     /// Where a setting comes from: the file, the environment, or the defaults.
-    fn origin(&self, key: &str) -> String {
+    pub(super) fn origin(&self, key: &str) -> String {
         let key = key.split('[').next().unwrap_or(key);
         let Some(metadata) = self.figment.find_metadata(key) else {
             return "default".into();

@@ -10,6 +10,7 @@ use figment::{
     Figment,
     providers::{Env, Format, Serialized, Toml},
 };
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{chat, fanout::Coalesce, store};
@@ -37,6 +38,10 @@ pub struct Client {
     pub listen: SocketAddr,
     /// Origins of pages that may connect, as `https://chat.example.org`; `*` for all. The gateway's own is always allowed.
     pub origins: Vec<String>,
+    /// Proxies in front, as `10.0.0.0/8`. From these only, `X-Forwarded-For` or `Forwarded` says which address a client has.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Whether each connection begins with a PROXY protocol header, version 2; it is then required.
+    pub proxy_protocol: bool,
 }
 
 /// Health and metrics; never to be reachable from outside.
@@ -138,8 +143,13 @@ pub enum Consistency {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Auth {
-    /// Tokens are checked with any of these; which one, the token's algorithm and `kid` say. Empty: development tokens.
+    /// Whether anyone on this machine may have a token for anyone. Only without keys and on loopback. Implied if no
+    /// configuration file is given, there are no keys, and `client.listen` is loopback.
+    pub development: bool,
+    /// Tokens are checked with any of these; which one, the token's algorithm and `kid` say.
     pub keys: Vec<Key>,
+    /// The `kid`s of the keys that may sign tokens with `role: service`. Empty: all keys.
+    pub service_keys: Vec<String>,
     /// If set, `iss` must be this.
     pub issuer: Option<String>,
     /// If set, `aud` must contain this.
@@ -208,8 +218,12 @@ pub struct Limits {
     pub invitations_burst: u32,
     pub connections: usize,
     pub connections_per_user: usize,
+    pub connections_per_address: usize,
+    pub unauthenticated_connections: usize,
     pub connects_per_second_per_address: u32,
     pub connects_burst_per_address: u32,
+    pub service_requests_per_second: u32,
+    pub service_requests_burst: u32,
     pub outbox_bytes: usize,
     pub open_conversations: usize,
 }
@@ -262,6 +276,8 @@ impl Default for Client {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             origins: Vec::new(),
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
         }
     }
 }
@@ -317,7 +333,9 @@ impl Default for Cluster {
 impl Default for Auth {
     fn default() -> Self {
         Self {
+            development: false,
             keys: Vec::new(),
+            service_keys: Vec::new(),
             issuer: None,
             audience: None,
             leeway_s: 10,
@@ -339,8 +357,12 @@ impl Default for Limits {
             invitations_burst: 2_000,
             connections: 1_000_000,
             connections_per_user: 20,
+            connections_per_address: 20_000,
+            unauthenticated_connections: 4_096,
             connects_per_second_per_address: 500,
             connects_burst_per_address: 2_000,
+            service_requests_per_second: 1_000,
+            service_requests_burst: 5_000,
             outbox_bytes: 1 << 20,
             open_conversations: 200_000,
         }
@@ -406,6 +428,8 @@ pub enum Error {
 /// The settings with the places they come from.
 pub struct Loaded {
     pub config: Config,
+    /// Nobody asked for development tokens, but nothing speaks against them: no file, no keys, loopback.
+    pub development_implied: bool,
     figment: Figment,
 }
 
@@ -415,16 +439,7 @@ impl Config {
     /// # Errors
     /// Every setting that is wrong, by its name and where it was set.
     pub fn load(file: Option<PathBuf>) -> Result<Loaded, Error> {
-        let mut figment = Figment::from(Serialized::defaults(Self::default()));
-        if let Some(file) = file {
-            if std::fs::File::open(&file).is_err() {
-                return Err(Error::File(file));
-            }
-            figment = figment.merge(Toml::file_exact(file));
-        }
-        let figment = figment.merge(Env::prefixed("CHAT__").split("__"));
-        let config: Self = figment.extract().map_err(|e| Error::Source(Box::new(e)))?;
-        let loaded = Loaded { config, figment };
+        let loaded = Self::read(file)?;
         let wrong = loaded.wrong();
         if wrong.is_empty() {
             Ok(loaded)
@@ -433,10 +448,33 @@ impl Config {
         }
     }
 
-    /// Without keys, tokens are signed with a random key of this gateway's data directory: for development.
-    #[must_use]
-    pub fn development(&self) -> bool {
-        self.auth.keys.is_empty()
+    /// As [`load`](Self::load), but checks only that each setting has its type: for a command that serves nobody.
+    ///
+    /// # Errors
+    /// When a source cannot be read, or a setting in it is unknown or of another type.
+    pub fn read(file: Option<PathBuf>) -> Result<Loaded, Error> {
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        let without_file = file.is_none();
+        if let Some(file) = file {
+            if std::fs::File::open(&file).is_err() {
+                return Err(Error::File(file));
+            }
+            figment = figment.merge(Toml::file_exact(file));
+        }
+        let figment = figment.merge(Env::prefixed("CHAT__").split("__"));
+        let config: Self = figment.extract().map_err(|e| Error::Source(Box::new(e)))?;
+        let mut loaded = Loaded {
+            config,
+            development_implied: false,
+            figment,
+        };
+        let unsaid = loaded.origin("auth.development") == "default";
+        let Self { auth, client, .. } = &mut loaded.config;
+        if without_file && unsaid && auth.keys.is_empty() && client.listen.ip().is_loopback() {
+            auth.development = true;
+            loaded.development_implied = true;
+        }
+        Ok(loaded)
     }
 }
 

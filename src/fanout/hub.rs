@@ -250,14 +250,11 @@ impl Hub {
         sessions.len()
     }
 
-    /// Counts a socket in; `None` when there are `max` already. Counted out when the place is dropped.
-    pub fn admit(self: &Arc<Self>, max: usize) -> Option<Admitted> {
-        let admitted = self
-            .sessions
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
-                (n < max).then_some(n + 1)
-            });
-        admitted.is_ok().then(|| Admitted(self.clone()))
+    /// Counts a session in. Counted out when what this returns is dropped.
+    #[must_use]
+    pub fn admit(self: &Arc<Self>) -> Admitted {
+        self.sessions.fetch_add(1, Ordering::AcqRel);
+        Admitted(self.clone())
     }
 
     #[must_use]
@@ -266,7 +263,7 @@ impl Hub {
     }
 }
 
-/// A socket's place among those allowed.
+/// A session that is counted.
 pub struct Admitted(Arc<Hub>);
 
 impl Drop for Admitted {

@@ -57,6 +57,8 @@ struct Writing {
     rest: Bytes,
     /// The library has begun to write, and not said yet that it is done: it may be within a frame.
     busy: bool,
+    /// How often it was done.
+    flushes: u32,
 }
 
 /// How far a frame came.
@@ -143,6 +145,12 @@ impl Line {
     /// True while the library may be within a frame: it must flush before anything is written past it.
     pub fn busy(&self) -> bool {
         self.writing().busy
+    }
+
+    /// Which write of the library's is not done yet: another value, another write.
+    pub fn writing_since(&self) -> Option<u32> {
+        let writing = self.writing();
+        writing.busy.then_some(writing.flushes)
     }
 
     /// Writes all of the frames, many at once. Safe to drop at any time: what is left of a frame goes out with the next
@@ -291,7 +299,10 @@ impl AsyncWrite for Wire {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut writing = self.line.writing();
         ready!(self.line.poll_rest(&mut writing, context))?;
-        writing.busy = false;
+        if writing.busy {
+            writing.busy = false;
+            writing.flushes = writing.flushes.wrapping_add(1);
+        }
         Poll::Ready(Ok(()))
     }
 

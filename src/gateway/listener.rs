@@ -1,29 +1,60 @@
 //! Accepts connections and speaks HTTP/1.1 on them, until the gateway drains.
 
-use std::{convert::Infallible, io, net::SocketAddr, pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
-use axum::{Router, body::Body, extract::ConnectInfo, serve::Listener};
+use axum::{Router, body::Body, serve::Listener};
 use futures_util::FutureExt as _;
 use hyper::{Request, body::Incoming, server::conn::http1};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
     select,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower_service::Service as _;
 
-use crate::{fanout::Wire, tasks::Tasks};
+use super::{
+    address,
+    admission::{Admission, Full, Place, SharedPlace},
+};
+use crate::{
+    fanout::{Line, Wire},
+    protocol::Answer,
+    tasks::Tasks,
+};
 
-/// A client that has not sent its request's head by then is closed.
+/// A client that has not sent its request's head by then is closed; also one that has sent its last request so long ago.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that takes a response no faster than this is closed, at the next look after it.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// For a proxy to say whose connection it is.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A request that is on its way when the gateway drains is answered if it comes by then; an idle connection is
 /// closed.
 const LAST_REQUEST: Duration = Duration::from_millis(500);
+/// For a client that is refused to read why.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a request's head; there is nothing long in ours.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: u32 = 4096;
+
+/// Where a request comes from.
+#[derive(Clone, Copy)]
+pub(super) struct Peer {
+    /// The other end of the socket.
+    pub(super) socket: IpAddr,
+    /// What the PROXY protocol said of that, or the same.
+    pub(super) address: IpAddr,
+}
 
 /// Listens on `address`.
 ///
@@ -42,9 +73,33 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves `routes` on `listener` until the gateway drains. Connections end by themselves: a WebSocket
 /// by its session, a request with its response.
-pub async fn serve(mut listener: TcpListener, routes: Router, tasks: Tasks) {
-    let begin = |(stream, address)| {
-        tasks.spawn(connection(stream, address, routes.clone(), tasks.clone()));
+pub async fn serve(
+    mut listener: TcpListener,
+    routes: Router,
+    admission: Arc<Admission>,
+    tasks: Tasks,
+) {
+    let begin = |(stream, from): (TcpStream, SocketAddr)| match admit(&admission, from.ip()) {
+        Ok(Some(place)) => {
+            tasks.spawn(connection(
+                stream,
+                from.ip(),
+                place,
+                routes.clone(),
+                tasks.clone(),
+            ));
+        }
+        Ok(None) => {}
+        Err(full) => {
+            full.count();
+            if admission.refuse() {
+                let admission = admission.clone();
+                tasks.spawn(async move {
+                    refuse(stream, full).await;
+                    admission.refused();
+                });
+            }
+        }
     };
     loop {
         select! {
@@ -62,16 +117,80 @@ pub async fn serve(mut listener: TcpListener, routes: Router, tasks: Tasks) {
     }
 }
 
-async fn connection(stream: TcpStream, address: SocketAddr, routes: Router, tasks: Tasks) {
+/// Whether a connection may begin; `None` if it is to be closed without a word.
+fn admit(admission: &Arc<Admission>, peer: IpAddr) -> Result<Option<Place>, Full> {
+    if !admission.may_connect(peer) {
+        crate::seldom::seldom!(WARN, "a connection that is not of client.trusted_proxies was closed", %peer);
+        return Ok(None);
+    }
+    let mut place = admission.admit()?;
+    // Of a proxy's connections it is not known yet for whom they are.
+    if !admission.proxy_protocol() && !admission.is_trusted_proxy(peer) {
+        place.assign(peer)?;
+    }
+    Ok(Some(place))
+}
+
+/// Says why, before anything is read; and waits a little until that was read, because closing with something unread would
+/// take it back.
+async fn refuse(mut stream: TcpStream, full: Full) {
+    let refused = async {
+        let refusal = full.refusal();
+        let status = refusal.code.http_status();
+        let body = serde_json::to_string(&Answer::Error(refusal)).unwrap_or_default();
+        let head = format!(
+            "HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+             connection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + &body).as_bytes()).await?;
+        stream.shutdown().await?;
+        let mut unread = [0; 1024];
+        while stream.read(&mut unread).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = timeout(REFUSAL_TIMEOUT, refused).await;
+}
+
+async fn connection(
+    mut stream: TcpStream,
+    socket: IpAddr,
+    mut place: Place,
+    routes: Router,
+    tasks: Tasks,
+) {
+    let mut peer = Peer {
+        socket,
+        address: socket,
+    };
+    if place.admission().proxy_protocol() {
+        match Box::pin(timeout(PROXY_TIMEOUT, proxied(&mut stream))).await {
+            Ok(Ok(source)) => peer.address = source.unwrap_or(socket),
+            failed => {
+                let reason = failed.map_or_else(|late| late.to_string(), |r| format!("{r:?}"));
+                crate::seldom::seldom!(WARN, "a connection without a PROXY header was closed", peer = %socket, reason);
+                return;
+            }
+        }
+        if !place.admission().is_trusted_proxy(peer.address)
+            && let Err(full) = place.assign(peer.address)
+        {
+            full.count();
+            return Box::pin(refuse(stream, full)).await;
+        }
+    }
     // Small frames leave at once: Nagle's algorithm would hold them back.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%address, %error, "nodelay was refused");
+        tracing::debug!(%socket, %error, "nodelay was refused");
     }
     let wire = Wire::new(stream);
     let line = wire.line().clone();
+    let place = SharedPlace::new(place);
+    let watched = line.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(ConnectInfo(address));
+        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(place.clone());
         request.extensions_mut().insert(line.clone());
         let mut routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {})) }
@@ -83,18 +202,47 @@ async fn connection(stream: TcpStream, address: SocketAddr, routes: Router, task
         .serve_connection(TokioIo::new(wire), service)
         .with_upgrades();
     let mut connection = pin!(connection);
-    let drained = async {
+    let mut drained = pin!(async {
         tasks.draining().await;
         sleep(LAST_REQUEST).await;
-    };
-    let ended = select! {
-        ended = connection.as_mut() => ended,
-        () = drained => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    });
+    let mut stalled = pin!(stalled(&watched));
+    let mut leaving = false;
+    let ended = loop {
+        select! {
+            ended = connection.as_mut() => break ended,
+            () = drained.as_mut(), if !leaving => {
+                leaving = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = stalled.as_mut() => return,
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%address, %error, "a connection ended badly");
+        tracing::debug!(%socket, %error, "a connection ended badly");
     }
+}
+
+/// Ends when a response was begun and not taken for so long.
+async fn stalled(line: &Line) {
+    let mut before = None;
+    loop {
+        sleep(RESPONSE_TIMEOUT).await;
+        let writing = line.writing_since();
+        if writing.is_some() && writing == before {
+            return;
+        }
+        before = writing;
+    }
+}
+
+/// Reads a PROXY protocol header, and nothing after it: whose connection it is, if that is not the proxy's own.
+async fn proxied(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
+    let wrong = |text: &'static str| io::Error::new(io::ErrorKind::InvalidData, text);
+    let mut head = [0; address::PROXY_HEAD_BYTES];
+    stream.read_exact(&mut head).await?;
+    let rest = address::proxy_rest(&head).ok_or_else(|| wrong("it is none of version 2"))?;
+    let mut rest = vec![0; rest];
+    stream.read_exact(&mut rest).await?;
+    address::proxy_source(&head, &rest).map_err(wrong)
 }

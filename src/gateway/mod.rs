@@ -1,21 +1,23 @@
 //! The edge: what strangers can reach. Sessions over WebSocket, the HTTP interface for back ends, and the
 //! internal port. Knows no table and no ring version.
 
+mod address;
 mod admin;
+mod admission;
+mod development;
 mod http;
 mod listener;
 mod openapi;
 mod page;
 mod rates;
+mod reply;
 mod requests;
 mod resume;
+mod service;
 mod session;
 mod upgrade;
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
@@ -24,11 +26,14 @@ use crate::{
     cluster::Router,
     config::{self, Config},
     fanout::Hub,
+    model::UserId,
     tasks::Tasks,
 };
 
 pub use admin::Admin;
+pub use admission::Admission;
 pub use listener::{bind, serve};
+pub use service::SCOPES;
 
 /// What every session and every HTTP request needs.
 pub struct Gateway {
@@ -41,7 +46,9 @@ pub struct Gateway {
     pub(crate) origins: Vec<String>,
     pub(crate) tasks: Tasks,
     next_session: AtomicU64,
-    connects: DefaultKeyedRateLimiter<IpAddr>,
+    pub(crate) admission: Arc<Admission>,
+    /// Requests of each back end.
+    services: DefaultKeyedRateLimiter<UserId>,
     rates: rates::Rates,
     sent: session::Counters,
     metrics: requests::Metrics,
@@ -57,9 +64,9 @@ impl Gateway {
         tasks: Tasks,
     ) -> Self {
         let limits = config.limits.clone();
-        let connects = RateLimiter::keyed(quota(
-            limits.connects_per_second_per_address,
-            limits.connects_burst_per_address,
+        let services = RateLimiter::keyed(quota(
+            limits.service_requests_per_second,
+            limits.service_requests_burst,
         ));
         let rates = rates::Rates::new(&limits);
         Self {
@@ -72,17 +79,19 @@ impl Gateway {
             origins: config.client.origins.clone(),
             tasks,
             next_session: AtomicU64::new(1),
-            connects,
+            admission: Arc::new(Admission::new(config)),
+            services,
             rates,
             sent: session::Counters::default(),
             metrics: requests::Metrics::default(),
         }
     }
 
-    /// Forgets addresses and users that have not come lately. To be called every few seconds.
-    pub fn forget_rates(&self) {
-        self.connects.retain_recent();
-        self.connects.shrink_to_fit();
+    /// Forgets who has not been here lately. To be called every few seconds.
+    pub fn keep_up(&self) {
+        self.admission.keep_up();
+        self.services.retain_recent();
+        self.services.shrink_to_fit();
         self.rates.forget();
     }
 

@@ -9,15 +9,16 @@ use utoipa::{
     },
 };
 
-use super::http;
+use super::{development, http};
 use crate::protocol::{InboxItem, ParticipantItem, PublicItem};
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "chat-gateway", description = "The requests of docs/protocol.md for back ends. \
-        The header `chat-user` says for whom the back end acts; without it, for the token's own user."),
+        The header `chat-user`, percent-encoded, says for whom the back end acts; without it, for the token's own user. \
+        The token has `role` = `service`, and its `scope` names what each operation asks for under `security`."),
     paths(
-        http::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
+        development::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
         http::conversation, http::update, http::history, http::send, http::participants, http::add,
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
     ),

@@ -413,9 +413,10 @@ fn unexpected(outcome: &Outcome) -> chat::Error {
         false,
         "an operation has one kind of outcome, not {outcome:?}"
     );
-    tracing::error!(
-        ?outcome,
-        "an operation was answered with another one's outcome"
+    crate::seldom::seldom!(
+        ERROR,
+        "an operation was answered with another one's outcome",
+        ?outcome
     );
     chat::Error::Unavailable {
         reason: "an internal error".into(),
@@ -455,7 +456,7 @@ fn code(error: &chat::Error) -> ErrorCode {
     }
 }
 
-fn code_label(code: ErrorCode) -> &'static str {
+pub(super) fn code_label(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::BadRequest => "bad_request",
         ErrorCode::Unauthorized => "unauthorized",

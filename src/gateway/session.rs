@@ -17,6 +17,7 @@ use tokio::{
 use self::connecting::{Registered, expiry};
 use super::{
     Gateway,
+    admission::Place,
     rates::{UserRate, Wait},
     requests, resume,
 };
@@ -61,7 +62,8 @@ pub(super) struct Session {
     line: Arc<Line>,
     /// Requests and control frames refused in a row because of the rate limit.
     refused: u32,
-    _place: Admitted,
+    place: Place,
+    _counted: Admitted,
 }
 
 /// After `connect`.
@@ -101,9 +103,10 @@ impl Session {
         socket: WebSocket,
         codec: Codec,
         line: Arc<Line>,
-        place: Admitted,
+        place: Place,
     ) -> Self {
         line.limit_message(PIECES_OVERHEAD * gateway.limits.frame_bytes);
+        let counted = gateway.hub.admit();
         Self {
             id,
             gateway,
@@ -111,7 +114,8 @@ impl Session {
             codec,
             line,
             refused: 0,
-            _place: place,
+            place,
+            _counted: counted,
         }
     }
 

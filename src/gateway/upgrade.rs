@@ -1,23 +1,31 @@
 //! From an HTTP request to a session: origin, limits, subprotocol.
 
 use std::{
-    net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
 };
 
 use axum::{
-    extract::{
-        ConnectInfo, Extension, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection,
-    },
-    http::{HeaderMap, StatusCode, header},
-    response::{IntoResponse, Response},
+    extract::{Extension, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
+    http::{HeaderMap, header},
+    response::Response,
 };
 use futures_util::FutureExt as _;
 use metrics::counter;
 
-use super::{Gateway, session::Session};
-use crate::{fanout::Line, model::SessionId, protocol::Codec};
+use super::{
+    Gateway,
+    address::forwarded,
+    admission::SharedPlace,
+    listener::Peer,
+    reply::{refused_with, respond},
+    session::Session,
+};
+use crate::{
+    fanout::Line,
+    model::SessionId,
+    protocol::{Answer, Codec, ErrorCode, Refusal},
+};
 
 /// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
 const READ_BUFFER_BYTES: usize = 512;
@@ -26,36 +34,35 @@ const CONTROL_BYTES_MAX: usize = 4 << 10;
 
 pub(super) async fn upgrade(
     State(gateway): State<Arc<Gateway>>,
-    ConnectInfo(address): ConnectInfo<SocketAddr>,
+    Extension(peer): Extension<Peer>,
+    Extension(place): Extension<SharedPlace>,
     Extension(line): Extension<Arc<Line>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    let refuse = |status: StatusCode, reason: &'static str, text: String| {
+    let refuse = |code: ErrorCode, reason: &'static str, message: String| {
         counter!("chat_connects_refused_total", "reason" => reason).increment(1);
-        let retry = (status != StatusCode::FORBIDDEN && status != StatusCode::BAD_REQUEST)
-            .then_some([(header::RETRY_AFTER, "1")]);
-        (status, retry, text).into_response()
+        let again = matches!(code, ErrorCode::Unavailable | ErrorCode::RateLimited);
+        respond(Answer::Error(Refusal {
+            code,
+            message,
+            retry_after_ms: again.then_some(1000),
+        }))
     };
     if gateway.tasks.is_draining() {
-        return refuse(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "draining",
-            "draining\n".into(),
-        );
-    }
-    if gateway.connects.check_key(&address.ip()).is_err() {
-        let text = "too many connections from this address\n".into();
-        return refuse(StatusCode::TOO_MANY_REQUESTS, "address", text);
+        return refuse(ErrorCode::Unavailable, "draining", "draining".into());
     }
     if let Err(origin) = allowed(&gateway.origins, &headers) {
-        tracing::warn!(%origin, "a page's origin is not in client.origins");
-        let text = format!("origin {origin} is not allowed: see client.origins\n");
-        return refuse(StatusCode::FORBIDDEN, "origin", text);
+        crate::seldom::seldom!(WARN, "a page's origin is not in client.origins", %origin);
+        let text = format!("origin {origin} is not allowed: see client.origins");
+        return refuse(ErrorCode::Forbidden, "origin", text);
     }
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
-        Err(rejection) => return rejection.into_response(),
+        Err(rejection) => {
+            let (status, text) = (rejection.status(), rejection.body_text());
+            return refused_with(status, ErrorCode::BadRequest, text);
+        }
     };
     let upgrade = upgrade.protocols(Codec::SUBPROTOCOLS.map(|(name, _)| name));
     let chosen = upgrade.selected_protocol().and_then(|p| p.to_str().ok());
@@ -63,13 +70,26 @@ pub(super) async fn upgrade(
         .iter()
         .find(|(name, _)| Some(*name) == chosen);
     if codec.is_none() && headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) {
-        let text = "no subprotocol in common: chat.v1.json or chat.v1.msgpack\n".into();
-        return refuse(StatusCode::BAD_REQUEST, "subprotocol", text);
+        let text = "no subprotocol in common: chat.v1.json or chat.v1.msgpack".into();
+        return refuse(ErrorCode::BadRequest, "subprotocol", text);
     }
     let codec = codec.map_or(Codec::Json, |(_, codec)| *codec);
-    let Some(place) = gateway.hub.admit(gateway.limits.connections) else {
-        let text = "too many connections\n".into();
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, "connections", text);
+    let admission = &gateway.admission;
+    let place = if admission.is_trusted_proxy(peer.address) {
+        place.take_for(forwarded(
+            &headers,
+            peer.address,
+            admission.trusted_proxies(),
+        ))
+    } else {
+        place.take()
+    };
+    let place = match place {
+        Ok(place) => place,
+        Err(full) => {
+            full.count();
+            return respond(Answer::Error(full.refusal()));
+        }
     };
     let id = SessionId(gateway.next_session.fetch_add(1, Ordering::Relaxed));
     let frame_bytes = gateway.limits.frame_bytes;

@@ -80,6 +80,20 @@ pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
 /// user. Of others the store is asked when they come back.
 pub const PLACES_KNOWN_MAX: usize = 1_000_000;
 
+/// Files of the embedded store that stay open. Others are opened when they are read.
+pub const STORE_FILES_OPEN_MAX: usize = 256;
+
+/// Open files that client connections never take: those of the store, and 512 for what it writes, links to other gateways,
+/// nodes of Cassandra, the internal port, and connections that are being refused.
+pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;
+
+/// Connections of the internal port.
+pub const INTERNAL_CONNECTIONS_MAX: usize = 128;
+
+/// Connections above a limit that are told so at the same time; any more are closed without a word.
+pub const REFUSALS_AT_ONCE_MAX: usize = 64;
+
+const _: () = assert!(INTERNAL_CONNECTIONS_MAX + 2 * REFUSALS_AT_ONCE_MAX <= 256);
 const _: () = assert!(TAIL_ENTRIES as usize <= RECENT_CLIENT_IDS);
 const _: () = assert!(RECENT_ENTRIES <= TAIL_ENTRIES as usize);
 const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);

@@ -77,6 +77,7 @@ impl Embedded {
         std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
         let database = Database::builder(path)
             .cache_size(cache_bytes)
+            .max_cached_files(Some(crate::model::limits::STORE_FILES_OPEN_MAX))
             .max_journaling_size(JOURNAL_BYTES_MAX)
             .manual_journal_persist(true)
             .open()

@@ -357,8 +357,12 @@ async def test_health_and_metrics(start):
     assert await stopping == 0
 
 
+EVERY_SCOPE = "messages:read messages:write conversations:read conversations:write presence:read sessions:close"
+
+
 def service(gateway, user=None):
-    headers = {"authorization": f"Bearer {gateway.token('backend', '--role', 'service')}"}
+    token = gateway.token("backend", "--role", "service", "--scope", EVERY_SCOPE)
+    headers = {"authorization": f"Bearer {token}"}
     if user:
         headers["chat-user"] = user
     return httpx.AsyncClient(base_url=f"http://{gateway.client}", headers=headers, timeout=20)
@@ -405,7 +409,7 @@ async def test_back_ends_do_the_same_over_http(gateway, people):
         assert (await http.get("/v1/inbox", headers=ordinary)).status_code == 403
         document = (await http.get("/openapi.json")).json()
         assert "/v1/conversations/{conversation}/messages" in document["paths"]
-        assert document["paths"]["/v1/inbox"]["get"]["security"] == [{"service": []}]
+        assert document["paths"]["/v1/inbox"]["get"]["security"] == [{"service": ["messages:read"]}]
 
 
 @pytest.mark.embedded
@@ -423,7 +427,7 @@ def test_wrong_settings_are_named_with_their_place(tmp_path):
         for text in texts:
             assert text in done.stderr, done.stderr
 
-    refused_with("client.listen", "wrong.toml", file='[client]\nlisten = "0.0.0.0:8080"\n')
+    refused_with("client.listen", "wrong.toml", file='auth.development = true\n[client]\nlisten = "0.0.0.0:8080"\n')
     refused_with("limits.colour", "wrong.toml", file="[limits]\ncolour = 7\n")
     refused_with("limits.body_bytes", "wrong.toml", file='[limits]\nbody_bytes = "big"\n')
     refused_with("limits.frame_bytes", "CHAT__LIMITS__FRAME_BYTES", limits__frame_bytes="10")

@@ -168,7 +168,12 @@ impl Owner {
             }
         }
         if failed > 0 {
-            tracing::warn!(conversation = %self.id, failed, "the store did not say who asks, or whether a message was sent before");
+            crate::seldom::seldom!(
+                WARN,
+                "the store did not say who asks, or whether a message was sent before",
+                conversation = %self.id,
+                failed
+            );
         }
         unparked.append(&mut self.backlog);
         self.backlog = unparked;

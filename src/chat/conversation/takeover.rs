@@ -42,7 +42,7 @@ impl Owner {
             term.epoch()
         };
         let Takeover { log, settle } = Log::take_over(&tail, epoch).map_err(|incomplete| {
-            tracing::error!(conversation = %id, %incomplete, "the log is damaged");
+            crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
             Error::unavailable("the log is damaged")
         })?;
         let mut participants = match row {
@@ -64,7 +64,7 @@ impl Owner {
             let activity = environment.activity();
             insist(&term, || store.append(id, &[], Some(activity))).await?;
             insist(&term, || store.settle(id, &settle)).await?;
-            tracing::info!(conversation = %id, entries = settle.len(), "uncertain entries settled");
+            crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
         }
         counter!("chat_takeovers_total").increment(1);
         let mut settled = Vec::new();

@@ -130,6 +130,7 @@ impl Session {
                 return self.refuse(id, code, &text, end).await;
             }
         };
+        self.place.authenticated();
         let mut cursors = cursors.unwrap_or_default();
         let mut parts = 0;
         while more {

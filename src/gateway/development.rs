@@ -1,0 +1,100 @@
+//! Development tokens: for anyone, but only on this machine, and only where nothing was passed on by a proxy.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use axum::{
+    Extension, Json,
+    extract::State,
+    http::{HeaderMap, Uri, header, uri::Authority},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    Gateway,
+    listener::Peer,
+    reply::{Body, refused},
+};
+use crate::{
+    clock,
+    model::UserId,
+    protocol::{ErrorCode, Refusal},
+};
+
+/// Seconds that a development token is valid.
+const TOKEN_S: u64 = 3600;
+
+#[derive(Deserialize, ToSchema)]
+pub(super) struct TokenRequest {
+    #[schema(value_type = String)]
+    pub(super) user: UserId,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct TokenAnswer {
+    token: String,
+    /// Milliseconds since 1970.
+    expires_at: i64,
+}
+
+/// A token for anyone: only in development, only from this machine.
+#[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
+    responses((status = 200, body = TokenAnswer), (status = 404, body = Refusal)))]
+pub(super) async fn token(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(peer): Extension<Peer>,
+    uri: Uri,
+    headers: HeaderMap,
+    Body(request): Body<TokenRequest>,
+) -> Response {
+    let here =
+        peer.socket.to_canonical().is_loopback() && peer.address.to_canonical().is_loopback();
+    if !gateway.tokens.development() || !here || !asked_directly(&uri, &headers) {
+        return refused(ErrorCode::NotFound, "tokens come from your own back end");
+    }
+    match gateway.tokens.sign(&request.user, None, TOKEN_S) {
+        Ok(token) => {
+            let seconds = i64::try_from(TOKEN_S).unwrap_or_default();
+            let expires_at = clock::wall() + seconds * 1000;
+            Json(TokenAnswer { token, expires_at }).into_response()
+        }
+        Err(error) => refused(ErrorCode::Internal, error.to_string()),
+    }
+}
+
+/// Whether a program of this machine asks this gateway itself, or a page that the gateway serves: not a proxy for somebody
+/// else, not a page of another origin, and not one whose name was made to mean this machine.
+fn asked_directly(uri: &Uri, headers: &HeaderMap) -> bool {
+    let forwarded = |name: &str| {
+        ["forwarded", "via", "x-real-ip"].contains(&name) || name.starts_with("x-forwarded-")
+    };
+    // A page of another origin must not fetch tokens: such a request is never simple, and is refused here.
+    let same_origin = headers
+        .get("sec-fetch-site")
+        .is_none_or(|site| site == "same-origin");
+    let mut hosts = headers.get_all(header::HOST).into_iter();
+    let host = hosts.next().and_then(|host| host.to_str().ok());
+    let host_is_here = host
+        .and_then(|host| host.parse().ok())
+        .is_some_and(|host| is_here(&host));
+    host_is_here
+        && hosts.next().is_none()
+        && uri.authority().is_none_or(is_here)
+        && same_origin
+        && !headers.keys().any(|name| forwarded(name.as_str()))
+}
+
+/// A name or an address of this machine, and any port.
+fn is_here(host: &Authority) -> bool {
+    let name = host.host();
+    let v6 = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
+    let address = match v6 {
+        Some(v6) => v6.parse::<Ipv6Addr>().ok().map(IpAddr::from),
+        None => name.parse::<Ipv4Addr>().ok().map(IpAddr::from),
+    };
+    name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
+}

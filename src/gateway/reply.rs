@@ -1,0 +1,144 @@
+//! What all HTTP requests have in common: how they are read, and answered. Every error has the same JSON body.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{FromRequest, FromRequestParts, rejection::JsonRejection},
+    http::{StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::Gateway;
+use crate::{
+    model::ConversationId,
+    protocol::{Answer, ErrorCode, Refusal},
+};
+
+/// For a request's body, from when its head was read.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a response says, for the audit log.
+#[derive(Clone, Copy)]
+pub(super) struct Said {
+    pub(super) error: Option<ErrorCode>,
+    pub(super) conversation: Option<ConversationId>,
+}
+
+pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
+    respond(Answer::Error(Refusal {
+        code,
+        message: message.into(),
+        retry_after_ms: None,
+    }))
+}
+
+/// As [`refused`], with a status that says more than the code.
+pub(super) fn refused_with(status: StatusCode, code: ErrorCode, message: String) -> Response {
+    let mut response = refused(code, message);
+    *response.status_mut() = status;
+    response
+}
+
+/// An answer as an HTTP response: the same fields, and the status that fits.
+pub(super) fn respond(answer: Answer) -> Response {
+    let mut said = Said {
+        error: None,
+        conversation: None,
+    };
+    let (status, retry_after_s) = match &answer {
+        Answer::Error(refusal) => {
+            said.error = Some(refusal.code);
+            let status = StatusCode::from_u16(refusal.code.http_status());
+            let after = refusal
+                .retry_after_ms
+                .map(|ms| ms.div_ceil(1000).to_string());
+            (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), after)
+        }
+        Answer::Created {
+            existed,
+            conversation,
+        } => {
+            said.conversation = Some(*conversation);
+            let status = if *existed {
+                StatusCode::OK
+            } else {
+                StatusCode::CREATED
+            };
+            (status, None)
+        }
+        _ => (StatusCode::OK, None),
+    };
+    let retry_after = retry_after_s.map(|s| [(header::RETRY_AFTER, s)]);
+    let mut response = (status, retry_after, Json(answer)).into_response();
+    response.extensions_mut().insert(said);
+    response
+}
+
+/// A JSON body whose mistakes are answered like everything else.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
+    type Rejection = Response;
+
+    async fn from_request(
+        request: axum::extract::Request,
+        gateway: &Arc<Gateway>,
+    ) -> Result<Self, Response> {
+        match timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway)).await {
+            Ok(Ok(Json(body))) => Ok(Self(body)),
+            Ok(Err(rejection)) => Err(match &rejection {
+                JsonRejection::BytesRejection(_) => {
+                    refused(ErrorCode::TooLarge, rejection.body_text())
+                }
+                JsonRejection::MissingJsonContentType(_) => refused_with(
+                    rejection.status(),
+                    ErrorCode::BadRequest,
+                    rejection.body_text(),
+                ),
+                _ => refused(ErrorCode::BadRequest, rejection.body_text()),
+            }),
+            Err(_) => {
+                let seconds = BODY_TIMEOUT.as_secs();
+                let text = format!("the body did not come within {seconds} s");
+                let late = refused_with(StatusCode::REQUEST_TIMEOUT, ErrorCode::BadRequest, text);
+                Err(([(header::CONNECTION, "close")], late).into_response())
+            }
+        }
+    }
+}
+
+/// As axum's, with the JSON error.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Gateway>> for Path<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        gateway: &Arc<Gateway>,
+    ) -> Result<Self, Response> {
+        let path = axum::extract::Path::from_request_parts(parts, gateway).await;
+        path.map(|axum::extract::Path(path)| Self(path))
+            .map_err(|e| refused(ErrorCode::BadRequest, e.body_text()))
+    }
+}
+
+/// As axum's, with the JSON error.
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequestParts<Arc<Gateway>> for Query<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        gateway: &Arc<Gateway>,
+    ) -> Result<Self, Response> {
+        let query = axum::extract::Query::from_request_parts(parts, gateway).await;
+        query
+            .map(|axum::extract::Query(query)| Self(query))
+            .map_err(|e| refused(ErrorCode::BadRequest, e.body_text()))
+    }
+}

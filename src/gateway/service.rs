@@ -1,0 +1,223 @@
+//! Back ends: who they are, what they may do, and the line in the log for each thing they do for somebody.
+
+use std::{
+    borrow::Cow,
+    marker::PhantomData,
+    sync::{Arc, OnceLock},
+};
+
+use axum::{
+    extract::{FromRequestParts, MatchedPath, Request},
+    http::{HeaderMap, HeaderValue, header, request::Parts},
+    middleware::Next,
+    response::Response,
+};
+use governor::clock::{Clock as _, DefaultClock};
+use percent_encoding::percent_decode;
+
+use super::{
+    Gateway,
+    address::forwarded,
+    admission::SharedPlace,
+    listener::Peer,
+    reply::{Said, refused, respond},
+};
+use crate::{
+    auth,
+    model::{ConversationId, UserId},
+    protocol::{Answer, ErrorCode, Refusal},
+};
+
+/// What a token's `scope` may name.
+pub(super) trait Scope {
+    const NAME: &'static str;
+}
+
+/// A type for each scope, and all of their names.
+macro_rules! scopes {
+    ($($(#[$doc:meta])* $type:ident $name:literal),* $(,)?) => {
+        $($(#[$doc])* pub(super) struct $type;
+        impl Scope for $type {
+            const NAME: &'static str = $name;
+        })*
+        /// Every scope that a service's token may have.
+        pub const SCOPES: &[&str] = &[$($name),*];
+    };
+}
+
+scopes! {
+    /// Inbox and history.
+    MessagesRead "messages:read",
+    /// Sending, and saying what was read and delivered.
+    MessagesWrite "messages:write",
+    /// Details, participants, public conversations.
+    ConversationsRead "conversations:read",
+    /// Making and changing them, and who is in them.
+    ConversationsWrite "conversations:write",
+    /// Who is online.
+    PresenceRead "presence:read",
+    /// Closing a user's connections.
+    SessionsClose "sessions:close",
+}
+
+/// A back end whose token has the scope `S`, and the user it acts for. A route without this acts for nobody.
+pub(super) struct Service<S> {
+    pub(super) acting: UserId,
+    scope: PhantomData<S>,
+}
+
+/// Who asks, once that is known. The route's answer is logged with it.
+#[derive(Clone, Default)]
+struct Record(Arc<OnceLock<Who>>);
+
+struct Who {
+    service: UserId,
+    claims: auth::Service,
+    acting: Option<UserId>,
+}
+
+impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        gateway: &Arc<Gateway>,
+    ) -> Result<Self, Response> {
+        let (service, claims) = authenticate(parts, gateway)?;
+        let acting = acting(&parts.headers, &service);
+        if let Some(Record(record)) = parts.extensions.get() {
+            let acting = acting.as_ref().ok().cloned();
+            let claims = claims.clone();
+            let _ = record.set(Who {
+                service,
+                claims,
+                acting,
+            });
+        }
+        if !claims.trusted {
+            let text = "the key of this token may not sign for services: see auth.service_keys";
+            return Err(refused(ErrorCode::Forbidden, text));
+        }
+        if !claims.scope.split(' ').any(|scope| scope == S::NAME) {
+            let text = format!("the token lacks the scope {}", S::NAME);
+            return Err(refused(ErrorCode::Forbidden, text));
+        }
+        let acting = acting.map_err(|text| refused(ErrorCode::BadRequest, text))?;
+        let scope = PhantomData;
+        Ok(Self { acting, scope })
+    }
+}
+
+/// The address that a request comes from.
+pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAddr> {
+    let peer = parts.extensions.get::<Peer>()?.address;
+    let admission = &gateway.admission;
+    Some(if admission.is_trusted_proxy(peer) {
+        forwarded(&parts.headers, peer, admission.trusted_proxies())
+    } else {
+        peer
+    })
+}
+
+/// The service whose token this is. Tokens that are not accepted count against the address.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
+    let address = address(parts, gateway);
+    let guessing = || address.is_some_and(|address| gateway.admission.is_guessing(address));
+    let too_often = |text: &str, retry_after_ms| {
+        respond(Answer::Error(Refusal {
+            code: ErrorCode::RateLimited,
+            message: text.into(),
+            retry_after_ms: Some(retry_after_ms),
+        }))
+    };
+    const GUESSING: &str = "too many tokens from this address were not accepted";
+    if guessing() {
+        return Err(too_often(GUESSING, 1000));
+    }
+    let unauthorized = |text: &str| {
+        if let Some(address) = address {
+            gateway.admission.wrong_token(address);
+        }
+        if guessing() {
+            return too_often(GUESSING, 1000);
+        }
+        refused(ErrorCode::Unauthorized, text)
+    };
+    let token = parts
+        .headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.strip_prefix("Bearer "))
+        .ok_or_else(|| unauthorized("a bearer token is missing"))?;
+    let identity = gateway
+        .tokens
+        .check(token.trim())
+        .map_err(|error| unauthorized(&error.to_string()))?;
+    if let Some(place) = parts.extensions.get::<SharedPlace>() {
+        place.authenticated();
+    }
+    // Whoever it is, a service or not: it has a rate.
+    if let Err(not_until) = gateway.services.check_key(&identity.user) {
+        let wait = not_until.wait_time_from(DefaultClock::default().now());
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
+        return Err(too_often("too many requests of this service", wait_ms));
+    }
+    let Some(claims) = identity.service else {
+        let text = "only tokens with role service may use HTTP";
+        return Err(refused(ErrorCode::Forbidden, text));
+    };
+    Ok((identity.user, *claims))
+}
+
+/// The user in the header `chat-user`, percent-encoded UTF-8; without it, the token's own.
+fn acting(headers: &HeaderMap, service: &UserId) -> Result<UserId, String> {
+    let Some(value) = headers.get("chat-user") else {
+        return Ok(service.clone());
+    };
+    let text = percent_decoded(value).ok_or("chat-user: it is not percent-encoded UTF-8")?;
+    UserId::new(&text).map_err(|e| format!("chat-user: {e}"))
+}
+
+fn percent_decoded(value: &HeaderValue) -> Option<Cow<'_, str>> {
+    let bytes = value.as_bytes();
+    let encoded = |at: usize| {
+        let digits = bytes.get(at + 1..at + 3);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let whole = (0..bytes.len()).all(|at| bytes[at] != b'%' || encoded(at));
+    whole.then(|| percent_decode(bytes).decode_utf8().ok())?
+}
+
+/// Logs each request for which a service's token was accepted: who, for whom, what, and how it ended. Never what was said.
+pub(super) async fn audit(mut request: Request, next: Next) -> Response {
+    let record = Record::default();
+    request.extensions_mut().insert(record.clone());
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    // The conversation of a path: /v1/conversations/{conversation}/…
+    let mut parts = request.uri().path().split('/').skip(2);
+    let named = (parts.next() == Some("conversations"))
+        .then(|| parts.next())
+        .flatten()
+        .and_then(|text| text.parse::<uuid::Uuid>().ok())
+        .map(ConversationId);
+    let response = next.run(request).await;
+    let Some(who) = record.0.get() else {
+        return response;
+    };
+    let said = response.extensions().get::<Said>();
+    let conversation = named.or(said.and_then(|said| said.conversation));
+    tracing::info!(
+        target: "audit",
+        service = %who.service,
+        token = who.claims.token,
+        key = who.claims.key,
+        user = who.acting.as_ref().map(tracing::field::display),
+        request = %format_args!("{method} {}", route.as_ref().map_or("", MatchedPath::as_str)),
+        conversation = conversation.as_ref().map(tracing::field::display),
+        result = said.and_then(|said| said.error).map_or("ok", super::requests::code_label),
+        "a service acted"
+    );
+    response
+}
