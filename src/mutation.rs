@@ -21,6 +21,10 @@ pub enum Mutation {
     Place,
     /// A home that was another one's meanwhile believes what it remembers of its users.
     Remember,
+    /// The embedded store cannot read what is there.
+    Read,
+    /// Whoever owns a conversation panics when it is asked something.
+    Panic,
 }
 
 thread_local! {

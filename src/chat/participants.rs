@@ -1,7 +1,12 @@
 //! Who is in a conversation and who may do what. No I/O: `check_*` refuse, `apply` changes, and the owner
 //! stores what `apply` returns.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+    ops::Bound,
+    sync::Arc,
+};
 
 use super::{
     error::Error,
@@ -132,8 +137,11 @@ impl Participants {
     }
 
     pub(super) fn after(&self, after: Option<&UserId>) -> impl Iterator<Item = &Participant> {
-        self.all()
-            .filter(move |p| after.is_none_or(|after| p.user > *after))
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.known
+            .range::<UserId, _>((from, Bound::Unbounded))
+            .map(|(_, participant)| participant)
+            .filter(|p| p.is_in())
     }
 
     pub(super) fn get(&self, user: &UserId) -> Option<&Participant> {
@@ -482,18 +490,19 @@ pub(super) fn check_creation(
     group_participants_max: usize,
 ) -> Result<SystemChange, Error> {
     check_name(creation.name.as_deref())?;
-    let mut participants = vec![creator.clone()];
-    for user in &creation.participants {
-        if !participants.contains(user) {
-            participants.push(user.clone());
-        }
-    }
     // A channel may grow without bound, but its first entry may not.
+    let too_large = Err(Error::TooLarge {
+        what: "the participants at creation".into(),
+        max: group_participants_max,
+    });
+    if creation.participants.len() > group_participants_max {
+        return too_large;
+    }
+    let mut there = HashSet::from([creator]);
+    let others = creation.participants.iter().filter(|u| there.insert(u));
+    let participants: Vec<UserId> = [creator].into_iter().chain(others).cloned().collect();
     if participants.len() > group_participants_max {
-        return Err(Error::TooLarge {
-            what: "the participants at creation".into(),
-            max: group_participants_max,
-        });
+        return too_large;
     }
     Ok(SystemChange::Created {
         kind: creation.kind,
