@@ -64,6 +64,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Client connections ended, by reason"
     );
     describe_counter!(
+        "chat_panics_total",
+        "Tasks that panicked: faults of the program, each logged with what it happened to"
+    );
+    describe_counter!(
         "chat_requests_total",
         "Requests answered, by type and result"
     );

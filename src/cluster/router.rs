@@ -26,7 +26,7 @@ use crate::{
     fanout::Subscriber,
     model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId},
     protocol::PresenceItem,
-    store::{InboxRow, PublicRow, Store},
+    store::{InboxRow, PublicPage, Store},
     tasks::Tasks,
 };
 
@@ -466,7 +466,7 @@ impl Router {
         &self,
         after: Option<ConversationId>,
         limit: usize,
-    ) -> Result<Vec<PublicRow>, Error> {
+    ) -> Result<PublicPage, Error> {
         Ok(self.store.public_conversations(after, limit).await?)
     }
 

@@ -445,7 +445,10 @@ mod tests {
         break_rule(None);
         for result in results {
             let refused = result.await.unwrap();
-            assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(Error::Unavailable { .. })),
+                "{refused:?}"
+            );
         }
         store.0.healthy().unwrap();
         for key in [&b"m-log"[..], b"c-row", b"m-other"] {
