@@ -27,7 +27,10 @@ use super::{
     },
     network::{Connection, Network},
 };
-use crate::{model::GatewayId, tasks::Tasks};
+use crate::{
+    model::GatewayId,
+    tasks::{Tasks, contain},
+};
 
 /// Without anything from a peer for so long, the connection is given up and made again.
 const SILENT_MAX: Duration = Duration::from_secs(3);
@@ -460,10 +463,13 @@ async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Answering>) {
         select! {
            biased;
             Some(answer) = answering.next(), if !answering.is_empty() => {
-                link.send(encode(&answer), None);
+                if let Some(answer) = answer {
+                    link.send(encode(&answer), None);
+                }
             }
             more = work.recv() => match more {
-                Some(more) => answering.push(more),
+                // Of one that panics there is no answer; the others go on.
+                Some(more) => answering.push(contain("an answer to a gateway", link.peer, more)),
                 None => return,
             },
         }
