@@ -27,6 +27,10 @@ pub enum Mutation {
     Follow,
     /// A session panics when it refreshes its token.
     SessionPanic,
+    /// The embedded store cannot read what is there.
+    Read,
+    /// Whoever owns a conversation panics when it is asked something.
+    Panic,
 }
 
 thread_local! {

@@ -3,7 +3,6 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -91,15 +90,17 @@ impl Node {
         let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
         let removed = CancellationToken::new();
         let flushing = inbox.clone();
-        for task in [
-            keep_membership(members.clone(), removed.clone()).boxed(),
-            async move { flushing.run().await }.boxed(),
-            turn_overlay(cluster.home.clone(), inbox.clone()).boxed(),
-            keep_up(gateway.clone(), store.clone(), metrics).boxed(),
-            sweep(store.clone()).boxed(),
-        ] {
-            upkeep.spawn_until_drained(task);
-        }
+        upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
+        upkeep.keep(move || {
+            let flushing = flushing.clone();
+            async move { flushing.run().await }
+        });
+        let (home, current) = (cluster.home.clone(), inbox.clone());
+        upkeep.keep(move || turn_overlay(home.clone(), current.clone()));
+        let (kept, measured) = (gateway.clone(), store.clone());
+        upkeep.keep(move || keep_up(kept.clone(), measured.clone(), metrics.clone()));
+        let swept = store.clone();
+        upkeep.keep(move || sweep(swept.clone()));
         cluster.start();
         for &gone in members.gone() {
             repair(&cluster.conversations, &*store, gone).await?;

@@ -1,14 +1,22 @@
 //! Where tasks live. Nothing else spawns, so that a drain can wait for everything.
 
 use std::{
+    any::Any,
+    fmt::Display,
     future::Future,
+    panic::{AssertUnwindSafe, Location, resume_unwind},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use tokio::{task::JoinHandle, time::timeout};
+use futures_util::FutureExt as _;
+use metrics::counter;
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFuture},
     task::TaskTracker,
@@ -17,6 +25,26 @@ use tokio_util::{
 /// Locks what tasks share, whether or not one of them panicked meanwhile.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Between a panic of what is to run for ever and its next beginning.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Does this, and contains a panic of it: it is counted, and logged with what it happened to. Then there is no result.
+pub(crate) async fn contain<F: Future>(
+    what: &'static str,
+    of: impl Display,
+    work: F,
+) -> Option<F::Output> {
+    let ended = AssertUnwindSafe(work).catch_unwind().await;
+    ended.inspect_err(|panic| panicked(what, of, &**panic)).ok()
+}
+
+fn panicked(what: &'static str, of: impl Display, panic: &(dyn Any + Send)) {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    counter!("chat_panics_total").increment(1);
+    tracing::error!(%of, panic = text.unwrap_or_default(), "{what} panicked");
 }
 
 /// All tasks of a gateway, and the one signal to stop. Cheap to clone.
@@ -105,12 +133,21 @@ impl Tasks {
         }
     }
 
+    /// A task. If it panics, that is counted and logged, and whoever joins it is told.
     #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    #[track_caller]
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        let spawned = Location::caller();
+        let task = AssertUnwindSafe(task).catch_unwind().map(move |ended| {
+            ended.unwrap_or_else(|panic| {
+                panicked("a task", spawned, &*panic);
+                resume_unwind(panic)
+            })
+        });
         let task = self.running.track_future(task);
         match &self.process {
             None => tokio::spawn(task),
@@ -127,7 +164,22 @@ impl Tasks {
         }
     }
 
+    /// As `spawn_until_drained`, of what never ends by itself: if it panics, it begins again after a moment.
+    #[track_caller]
+    pub fn keep<F>(&self, work: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let spawned = Location::caller();
+        self.spawn_until_drained(async move {
+            while contain("a task", spawned, work()).await.is_none() {
+                sleep(AGAIN_AFTER).await;
+            }
+        });
+    }
+
     /// As `until_drained`, as a task of its own.
+    #[track_caller]
     pub fn spawn_until_drained(&self, work: impl Future<Output = ()> + Send + 'static) {
         let tasks = self.clone();
         self.spawn(async move { tasks.until_drained(work).await });

@@ -72,6 +72,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Client connections ended, by reason"
     );
     describe_counter!(
+        "chat_panics_total",
+        "Tasks that panicked: faults of the program, each logged with what it happened to"
+    );
+    describe_counter!(
         "chat_requests_total",
         "Requests answered, by type and result"
     );
@@ -161,10 +165,6 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     describe_counter!(
         "chat_store_retries_total",
         "Store operations repeated because their outcome was unknown"
-    );
-    describe_counter!(
-        "chat_panics_total",
-        "Tasks that panicked and were cleaned up after, by what they did; each is a bug"
     );
     describe_counter!(
         "chat_connects_refused_total",

@@ -421,7 +421,7 @@ export class Conversation extends Emitter<ConversationEvents> {
       if (kind === 'channel' || participant_count > FOLLOWED_MAX) return;
       const followed = new Map<UserId, Marks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
-        for (const { user, ...marks } of page) followed.set(user, marks);
+        for (const { user, delivered_seq = 0, read_seq = 0 } of page) followed.set(user, { delivered_seq, read_seq });
       if (epoch !== this.#epoch) return;
       this.#followed = followed;
       this.changed();

@@ -92,8 +92,9 @@ export interface Participant {
   user: UserId;
   role: Role;
   joined_seq: Seq;
-  delivered_seq: Seq;
-  read_seq: Seq;
+  /** In a channel, only of oneself; so is `read_seq`. */
+  delivered_seq?: Seq;
+  read_seq?: Seq;
 }
 
 export interface Sent {

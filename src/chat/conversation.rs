@@ -5,8 +5,11 @@
 //! here is the I/O around them.
 
 mod answers;
+mod broke;
 mod parked;
 mod takeover;
+#[cfg(test)]
+mod told;
 mod waiting;
 
 use std::{
@@ -43,7 +46,8 @@ use crate::{
     clock,
     model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
     mutation::{Mutation, broken},
-    store::{self, Activity, LogRow, Store},
+    store::{self, Activity, LogRow, Mark, Store},
+    tasks::contain,
 };
 
 /// First and longest wait before a write with an unknown outcome is written again.
@@ -117,8 +121,16 @@ pub(super) struct Command {
 #[derive(Debug)]
 pub(super) enum Answer {
     Ready(Outcome),
-    ReadLog { from: Seq, to: Seq, head: Seq },
-    ReadParticipants { after: Option<UserId>, limit: usize },
+    ReadLog {
+        from: Seq,
+        to: Seq,
+        head: Seq,
+    },
+    ReadParticipants {
+        actor: UserId,
+        after: Option<UserId>,
+        limit: usize,
+    },
 }
 
 type Reply = oneshot::Sender<Result<Answer, Error>>;
@@ -143,11 +155,21 @@ pub(super) async fn own(
     };
     match loaded {
         Ok((mut owner, settled)) => {
-            // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
-            for (entry, waiting) in settled {
-                owner.publish(entry, waiting);
+            let running = async {
+                // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
+                for (entry, waiting) in settled {
+                    owner.publish(entry, waiting);
+                }
+                owner.run(&mut commands, stop).await;
+            };
+            let ended = contain("the owner of a conversation", id, running).await;
+            if ended.is_none() {
+                owner.broke();
             }
-            owner.run(&mut commands, stop).await;
+            owner.finish(&mut commands).await;
+            if ended.is_none() {
+                owner.written().await;
+            }
         }
         Err(error) => {
             crate::seldom::seldom!(WARN, "a conversation could not be loaded", conversation = %id, %error);
@@ -177,6 +199,8 @@ struct Owner {
     backlog: VecDeque<Command>,
     parked: Parked,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
+    /// Writes to the log under way, of which each ends as [`Done::Stored`].
+    writing: usize,
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
     failed: Option<Error>,
@@ -192,11 +216,7 @@ struct Applying {
 enum Done {
     Stored(Vec<Seq>),
     Applied(Seq),
-    Marked {
-        user: UserId,
-        raised: Option<Marked>,
-        reply: Reply,
-    },
+    Marked(Mark, Reply),
     Founded(Reply),
     Told(AllTold),
     Published {
@@ -213,13 +233,12 @@ enum Done {
     Lost(store::Error),
 }
 
-struct Marked {
-    read_seq: Option<Seq>,
-    delivered_seq: Option<Seq>,
-}
-
 impl Owner {
-    async fn run(mut self, commands: &mut mpsc::Receiver<Command>, stop: impl Future<Output = ()>) {
+    async fn run(
+        &mut self,
+        commands: &mut mpsc::Receiver<Command>,
+        stop: impl Future<Output = ()>,
+    ) {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
         let revoked = self.term.revoked();
@@ -263,7 +282,6 @@ impl Owner {
                 commands.close();
             }
         }
-        self.finish(commands).await;
     }
 
     fn idle_at(&self) -> Instant {
@@ -313,6 +331,7 @@ impl Owner {
         let is_new = activity.minute != self.active_minute;
         self.active_minute = activity.minute;
         let activity = is_new.then_some(activity);
+        self.writing += 1;
         let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
@@ -326,6 +345,7 @@ impl Owner {
     fn done(&mut self, done: Done) {
         match done {
             Done::Stored(seqs) => {
+                self.writing -= 1;
                 for seq in seqs {
                     self.log.stored(seq);
                 }
@@ -340,18 +360,20 @@ impl Owner {
             Done::Applied(seq) => {
                 self.log.release(seq);
                 self.one_less_to_apply(seq);
-            }
-            Done::Marked {
-                user,
-                raised,
-                reply,
-            } => {
-                if let Some(raised) = raised {
-                    self.publish_receipt(user, raised);
+                if seq == 1 {
+                    self.unpark();
                 }
+            }
+            Done::Marked(mark, reply) => {
+                self.marked(mark);
                 drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
             }
             Done::Founded(reply) => {
+                if let Some(participants) = &mut self.participants
+                    && participants.commit_founding()
+                {
+                    self.unpark();
+                }
                 drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
             }
             Done::Told(told) => self.told(told),
@@ -383,6 +405,11 @@ impl Owner {
     /// An entry that waited its turn.
     fn committed(&mut self, entry: Arc<Entry>) {
         self.environment.entries_committed.increment(1);
+        if let Some(participants) = &mut self.participants
+            && participants.commit(entry.seq)
+        {
+            self.unpark();
+        }
         let Some(waiting) = self.waiting.pop_front() else {
             debug_assert!(false, "an entry in flight always has its waiting record");
             return;
@@ -419,13 +446,8 @@ impl Owner {
                 }));
             }
         }
-        if let Some(me) = self
-            .participants
-            .as_mut()
-            .and_then(|p| p.get_mut(&entry.sender))
-        {
-            me.read_seq = me.read_seq.max(entry.seq);
-            me.delivered_seq = me.delivered_seq.max(entry.seq);
+        if let Some(participants) = &mut self.participants {
+            participants.raise(&entry.sender, entry.seq, entry.seq);
         }
         if let Some((Place::Added, users)) = &place {
             // Before the entry, so that it is the first that they get.
@@ -490,10 +512,10 @@ impl Owner {
     }
 
     fn publish_place(&mut self, place: Place, seq: Seq, audience: Audience) {
-        let Some(participants) = &self.participants else {
+        let committed = self.participants.as_ref().and_then(Participants::committed);
+        let Some(details) = committed.map(|c| c.details.clone()) else {
             return;
         };
-        let details = participants.details.clone();
         let publication = Publication::Place {
             conversation: self.id,
             seq,
@@ -518,21 +540,33 @@ impl Owner {
         }
     }
 
-    fn publish_receipt(
-        &mut self,
-        user: UserId,
-        Marked {
+    /// Tells of a watermark that is stored, if that raises it.
+    fn marked(&mut self, mark: Mark) {
+        let Mark {
+            user,
             read_seq,
             delivered_seq,
-        }: Marked,
-    ) {
+        } = mark;
         let Some(participants) = &mut self.participants else {
             return;
         };
-        let audience = match participants.audience() {
+        let (read, delivered) = participants.raise(
+            &user,
+            read_seq.unwrap_or_default(),
+            delivered_seq.unwrap_or_default(),
+        );
+        let (read_seq, delivered_seq) = (
+            read_seq.filter(|_| read),
+            delivered_seq.filter(|_| delivered),
+        );
+        if read_seq.or(delivered_seq).is_none() {
+            return;
+        }
+        let audience = match participants.audience_committed() {
             // A channel's receipts are its users' own business.
-            Audience::Channel => Audience::User(user.clone()),
-            audience => audience,
+            Some(Audience::Channel) => Audience::User(user.clone()),
+            Some(audience) => audience,
+            None => return,
         };
         drop(self.environment.publish.publish(Publication::Receipt {
             conversation: self.id,
@@ -544,7 +578,7 @@ impl Owner {
     }
 
     /// Answers everyone who still waits, and leaves nothing for the next owner to settle.
-    async fn finish(mut self, commands: &mut mpsc::Receiver<Command>) {
+    async fn finish(&mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::CLOSED);
         if !self.log.is_quiet() {

@@ -21,14 +21,17 @@ use super::{
     history::History,
     inbox::InboxWriter,
     lease::{Lease, Term},
-    operation::{Operation, Outcome, Page, ParticipantsPage, Sent},
+    operation::{Listed, Operation, Outcome, Page, ParticipantsPage, Sent},
     publish::Publish,
     repair,
 };
 use crate::{
-    model::{ConversationId, GatewayId, Kind, UserId, limits::MAILBOX_OPERATIONS_KEPT},
-    store::{self, Store},
-    tasks::Tasks,
+    model::{
+        ConversationId, GatewayId, Kind, UserId,
+        limits::{MAILBOX_OPERATIONS_KEPT, PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
+    },
+    store::{self, ParticipantRow, Store},
+    tasks::{Tasks, contain},
 };
 
 /// Conversations repaired at once after a crash.
@@ -206,8 +209,17 @@ impl Conversations {
                     head,
                 }))
             }
-            Answer::ReadParticipants { after, limit } => {
-                self.read_participants(conversation, after, limit).await
+            Answer::ReadParticipants {
+                actor,
+                after,
+                limit,
+            } => {
+                let read = self.read_participants(conversation, &actor, after, limit);
+                let page = read.await?;
+                if !term.holds(Instant::now()) {
+                    return Err(Error::CLOSED);
+                }
+                Ok(Outcome::Participants(page))
             }
         }
     }
@@ -294,7 +306,8 @@ impl Conversations {
                 tasks.spawn(async move {
                     let stop = shared.closing.clone().cancelled_owned();
                     let environment = shared.environment.clone();
-                    own(conversation, environment, term, commands, stop).await;
+                    let owning = own(conversation, environment, term, commands, stop);
+                    contain("the owner of a conversation", conversation, owning).await;
                     // Only now may another owner be made: never two at once.
                     shared.open.remove(&conversation);
                     gone.cancel();
@@ -306,45 +319,42 @@ impl Conversations {
         Ok(handle)
     }
 
-    /// Of a channel: those of others are in their owner's memory.
+    /// Of a channel: those of others are in their owner's memory. Former participants have rows too and are passed
+    /// over, as many as one request may look at.
     async fn read_participants(
         &self,
         conversation: ConversationId,
+        actor: &UserId,
         mut after: Option<UserId>,
         limit: usize,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ParticipantsPage, Error> {
         let store = &self.shared.environment.store;
         let mut items = Vec::new();
-        // Former participants have rows too: pass over them, a page at a time.
-        let next = loop {
+        let mut left = SCAN_ROWS_MAX;
+        let mut rows = limit + 1;
+        loop {
+            rows = rows.min(left);
             let page = store
-                .participants(conversation, Kind::Channel, after.as_ref(), limit)
+                .participants(conversation, Kind::Channel, after.as_ref(), rows)
                 .await?;
-            after = page.last().map(|r| r.participant.user.clone());
-            let full = page.len() == limit;
-            let present = page
-                .into_iter()
-                .map(|r| r.participant)
-                .filter(|p| p.is_in());
-            let room = limit - items.len();
-            let mut cut = false;
-            for (i, participant) in present.enumerate() {
-                if i == room {
-                    cut = true;
-                    break;
+            let (found, full) = (page.len(), page.len() == rows);
+            for (i, ParticipantRow { participant, .. }) in page.into_iter().enumerate() {
+                if participant.is_in() {
+                    items.push(Listed::of(&participant, participant.user == *actor));
                 }
-                items.push(participant);
+                after = Some(participant.user);
+                if items.len() == limit {
+                    let next = after.filter(|_| full || i + 1 < found);
+                    return Ok(ParticipantsPage { items, next });
+                }
             }
-            if cut || (full && items.len() == limit) {
-                break items
-                    .last()
-                    .map(|p: &crate::model::Participant| p.user.clone());
+            left -= found;
+            if !full || left == 0 {
+                let next = after.filter(|_| full);
+                return Ok(ParticipantsPage { items, next });
             }
-            if !full {
-                break None;
-            }
-        };
-        Ok(Outcome::Participants(ParticipantsPage { items, next }))
+            rows = PAGE_ITEMS_MAX;
+        }
     }
 
     /// Writes the inbox rows that a gateway which is gone may have left unwritten. Idempotent.

@@ -23,6 +23,6 @@ pub use error::Error;
 pub use inbox::InboxWriter;
 pub use lease::{Lease, Owns, Term};
 pub use operation::{
-    Creation, DetailsView, Head, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
+    Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
 };
 pub use publish::{Audience, Handed, InHand, Members, Place, Publication, Publish};

@@ -194,8 +194,40 @@ pub struct DetailsView {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ParticipantsPage {
-    pub items: Vec<Participant>,
+    pub items: Vec<Listed>,
     pub next: Option<UserId>,
+}
+
+/// A participant as shown to another one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Listed {
+    pub user: UserId,
+    pub role: Role,
+    pub joined_seq: Seq,
+    /// Of a channel's users, only oneself is told how far one has got.
+    pub delivered_seq: Option<Seq>,
+    pub read_seq: Option<Seq>,
+}
+
+impl Listed {
+    pub(super) fn of(participant: &Participant, with_marks: bool) -> Self {
+        let Participant {
+            user,
+            role,
+            joined_seq,
+            left_seq: _,
+            delivered_seq,
+            read_seq,
+        } = participant;
+        Self {
+            user: user.clone(),
+            role: *role,
+            joined_seq: *joined_seq,
+            // What is read has been delivered.
+            delivered_seq: with_marks.then_some(*delivered_seq.max(read_seq)),
+            read_seq: with_marks.then_some(*read_seq),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

@@ -1,8 +1,16 @@
 //! Who is in a conversation and who may do what. No I/O: `check_*` refuse, `apply` changes, and the owner
 //! stores what `apply` returns.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+mod committed;
 
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+pub(super) use self::committed::Committed;
+use self::committed::Uncommitted;
 use super::{
     error::Error,
     operation::{Creation, Operation},
@@ -17,7 +25,8 @@ use crate::{
     store::{Applied, ConversationRow, InboxFace, InboxWrite, ParticipantRow},
 };
 
-/// A conversation's details and participants as of the newest entry appended.
+/// A conversation's details and participants as of the newest entry appended: what comes next is judged by that. What
+/// may be told of it is `committed()`.
 #[derive(Debug)]
 pub(super) struct Participants {
     conversation: ConversationId,
@@ -28,6 +37,7 @@ pub(super) struct Participants {
     /// All of a dm's or group's; of a channel, those that were asked about.
     known: BTreeMap<UserId, Participant>,
     audience: Option<Arc<Members>>,
+    uncommitted: Uncommitted,
 }
 
 impl Participants {
@@ -52,6 +62,7 @@ impl Participants {
             applied_seq,
             known,
             audience: None,
+            uncommitted: Uncommitted::default(),
         }
     }
 
@@ -67,6 +78,7 @@ impl Participants {
             applied_seq: 0,
             known,
             audience: None,
+            uncommitted: Uncommitted::default(),
         }
     }
 
@@ -98,6 +110,7 @@ impl Participants {
             applied_seq: 0,
             known,
             audience,
+            uncommitted: Uncommitted::default(),
         })
     }
 
@@ -131,17 +144,8 @@ impl Participants {
         self.known.values().filter(|p| p.is_in())
     }
 
-    pub(super) fn after(&self, after: Option<&UserId>) -> impl Iterator<Item = &Participant> {
-        self.all()
-            .filter(move |p| after.is_none_or(|after| p.user > *after))
-    }
-
     pub(super) fn get(&self, user: &UserId) -> Option<&Participant> {
         self.known.get(user).filter(|p| p.is_in())
-    }
-
-    pub(super) fn get_mut(&mut self, user: &UserId) -> Option<&mut Participant> {
-        self.known.get_mut(user).filter(|p| p.is_in())
     }
 
     /// To whom an entry appended now is published. Shared by all entries between two changes.
@@ -167,34 +171,13 @@ impl Participants {
     }
 
     /// # Errors
-    /// When `user` may not know what is in the conversation.
-    pub(super) fn check_reading(&self, user: &UserId) -> Result<(), Error> {
-        if self.get(user).is_some() || (self.is_channel() && self.details.public) {
-            return Ok(());
-        }
-        Err(self.refusal(user))
-    }
-
-    /// # Errors
     /// When `user` is not in it.
     pub(super) fn check_in(&self, user: &UserId) -> Result<&Participant, Error> {
         self.get(user).ok_or_else(|| self.refusal(user))
     }
 
-    /// Whoever was in it, or could join, may know that it exists; nobody else.
     fn refusal(&self, user: &UserId) -> Error {
-        if self.left(user).is_some() {
-            Error::Forbidden("no longer a participant".into())
-        } else if self.details.public {
-            Error::Forbidden("not a participant: join first".into())
-        } else {
-            Error::UnknownConversation
-        }
-    }
-
-    /// When a former participant left.
-    fn left(&self, user: &UserId) -> Option<Seq> {
-        self.known.get(user)?.left_seq.filter(|&seq| seq > 0)
+        refusal(self.known.get(user), &self.details)
     }
 
     pub(super) fn check_posting(&self, user: &UserId) -> Result<(), Error> {
@@ -244,7 +227,7 @@ impl Participants {
             }
             Operation::Remove { user } => {
                 let Some(them) = self.get(user) else {
-                    return match self.left(user) {
+                    return match self.known.get(user).and_then(left) {
                         Some(left) => Err(Ok(left)),
                         None => Err(Err(Error::invalid(format!("{user} is not a participant")))),
                     };
@@ -465,6 +448,22 @@ impl Participants {
     }
 }
 
+/// Whoever was in it, or could join, may know that it exists; nobody else.
+fn refusal(row: Option<&Participant>, details: &Details) -> Error {
+    if row.and_then(left).is_some() {
+        Error::Forbidden("no longer a participant".into())
+    } else if details.public {
+        Error::Forbidden("not a participant: join first".into())
+    } else {
+        Error::UnknownConversation
+    }
+}
+
+/// When a former participant left.
+fn left(participant: &Participant) -> Option<Seq> {
+    participant.left_seq.filter(|&seq| seq > 0)
+}
+
 /// Somebody who never was in it.
 fn stranger(user: &UserId) -> Participant {
     // Left before joining: `is_in` is false, and no `left_seq` of theirs is ever shown.
@@ -482,18 +481,19 @@ pub(super) fn check_creation(
     group_participants_max: usize,
 ) -> Result<SystemChange, Error> {
     check_name(creation.name.as_deref())?;
-    let mut participants = vec![creator.clone()];
-    for user in &creation.participants {
-        if !participants.contains(user) {
-            participants.push(user.clone());
-        }
-    }
     // A channel may grow without bound, but its first entry may not.
+    let too_large = Err(Error::TooLarge {
+        what: "the participants at creation".into(),
+        max: group_participants_max,
+    });
+    if creation.participants.len() > group_participants_max {
+        return too_large;
+    }
+    let mut there = HashSet::from([creator]);
+    let others = creation.participants.iter().filter(|u| there.insert(u));
+    let participants: Vec<UserId> = [creator].into_iter().chain(others).cloned().collect();
     if participants.len() > group_participants_max {
-        return Err(Error::TooLarge {
-            what: "the participants at creation".into(),
-            max: group_participants_max,
-        });
+        return too_large;
     }
     Ok(SystemChange::Created {
         kind: creation.kind,

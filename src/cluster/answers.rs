@@ -17,7 +17,7 @@ use super::{
     link::{ASKS_MAX, Link, Token},
     message::{ANSWER_BYTES_MAX, Answer, MESSAGE_BYTES_MAX, Message, PART_BYTES, Refuse, encode},
 };
-use crate::chat::Error;
+use crate::{chat::Error, tasks::contain};
 
 /// Bytes of an answer that is queued at once. A longer one waits for its turn.
 const SHORT_BYTES: usize = 16 << 10;
@@ -51,7 +51,12 @@ impl Asked {
 /// Answers one peer, in the order in which it asked as far as beginning goes. Outlives connections.
 pub(super) async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Asked>) {
     let turns = Arc::new(Semaphore::new(QUEUED_BYTES_MAX));
-    let work_out = |Asked { id, refuse, answer }: Asked| answer.map(move |a| (id, refuse, a));
+    let peer = link.peer;
+    // One that panics is answered too; the others go on.
+    let work_out = |Asked { id, refuse, answer }: Asked| {
+        let answer = contain("an answer to a gateway", peer, answer);
+        answer.map(move |answer| (id, refuse, answer.unwrap_or_else(|| refuse(Error::CLOSED))))
+    };
     let mut answering = none_of(work_out);
     let mut sending = FuturesUnordered::new();
     let mut waiting = 0;

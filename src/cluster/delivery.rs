@@ -26,9 +26,6 @@ use crate::{
     model::{ConversationId, Entry, GatewayId, Topic, UserId},
 };
 
-/// Parts that one publication may be cut into in its life.
-const PARTS_BITS: u32 = 16;
-
 pub struct Delivery {
     me: GatewayId,
     ring: Arc<ArcSwap<Ring>>,
@@ -45,19 +42,22 @@ pub struct Delivery {
 struct Hands {
     next: u64,
     publishing: BTreeMap<u64, Publishing>,
+    next_part: u64,
+    /// Of all publications in hand.
+    parts: BTreeMap<u64, Part>,
 }
 
 /// A publication in hand.
 struct Publishing {
     publication: Publication,
-    parts: BTreeMap<u64, Part>,
-    next_part: u64,
-    /// None: it has been told, or nobody waits.
+    parts: Vec<u64>,
+    /// None: it has been told.
     waiting: Option<oneshot::Sender<InHand>>,
 }
 
 /// Given to one home.
 struct Part {
+    of: u64,
     home: GatewayId,
     users: Vec<UserId>,
     done: bool,
@@ -74,7 +74,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.upgrade() {
-            let out = delivery.hands().publishing.remove(&self.id);
+            let out = delivery.hands().remove(self.id);
             drop(out);
         }
     }
@@ -82,6 +82,9 @@ impl Drop for Held {
 
 /// What is to be sent once the lock is released.
 type ToSend = Vec<(u64, GatewayId, Publication)>;
+
+/// Of what nobody keeps in hand: no part in hand has this number.
+const NOT_IN_HAND: u64 = 0;
 
 impl Delivery {
     #[must_use]
@@ -156,15 +159,14 @@ impl Delivery {
             hands.next += 1;
             let id = hands.next;
             let users = users_of(publication.audience()).cloned().collect();
-            let mut publishing = Publishing {
+            let publishing = Publishing {
                 publication,
-                parts: BTreeMap::new(),
-                next_part: 0,
+                parts: Vec::new(),
                 waiting: Some(waiting),
             };
-            let mut to_send = ToSend::new();
-            publishing.cut(id, users, &ring, &mut to_send);
             hands.publishing.insert(id, publishing);
+            let mut to_send = ToSend::new();
+            hands.cut(id, users, &ring, &mut to_send);
             gauge!("chat_publications_in_hand").set(hands.publishing.len() as f64);
             to_send
         };
@@ -194,12 +196,11 @@ impl Delivery {
         let mut told = None;
         {
             let mut hands = self.hands();
-            let id = part_id >> PARTS_BITS;
-            let Some(publishing) = hands.publishing.get_mut(&id) else {
-                return;
-            };
+            let Hands {
+                publishing, parts, ..
+            } = &mut *hands;
             // Rule [stale-done]: only the home it was last given to counts.
-            let Some(part) = publishing.parts.get_mut(&part_id) else {
+            let Some(part) = parts.get_mut(&part_id) else {
                 return;
             };
             if part.home != home || part.refused {
@@ -210,7 +211,12 @@ impl Delivery {
                 return;
             }
             part.done = true;
-            if publishing.parts.values().all(|part| part.done) {
+            let id = part.of;
+            let Some(publishing) = publishing.get_mut(&id) else {
+                return;
+            };
+            let done = |part| parts.get(part).is_none_or(|part| part.done);
+            if publishing.parts.iter().all(done) {
                 told = publishing.waiting.take().map(|waiting| (waiting, id));
             }
         }
@@ -228,29 +234,19 @@ impl Delivery {
         let (to_send, over) = {
             let mut hands = self.hands();
             let ring = self.ring.load();
-            let mut over = Vec::new();
-            hands.publishing.retain(|_, publishing| {
-                // The conversation was lost: its next owner publishes this again.
-                let lost = publishing
-                    .waiting
-                    .as_ref()
-                    .is_some_and(oneshot::Sender::is_closed);
-                if lost {
-                    over.push(publishing.waiting.take());
-                }
-                !lost
-            });
+            // The conversation was lost: its next owner publishes this again.
+            let lost = |p: &Publishing| p.waiting.as_ref().is_some_and(oneshot::Sender::is_closed);
+            let all = hands.publishing.iter();
+            let (lost, kept): (Vec<_>, Vec<_>) = all.partition(|(_, p)| lost(p));
+            let ids = |some: Vec<(&u64, &Publishing)>| -> Vec<u64> {
+                some.into_iter().map(|(&id, _)| id).collect()
+            };
+            let (lost, kept) = (ids(lost), ids(kept));
+            let over: Vec<_> = lost.into_iter().map(|id| hands.remove(id)).collect();
             let mut to_send = ToSend::new();
-            for (&id, publishing) in &mut hands.publishing {
-                let mut moved = Vec::new();
-                for part in publishing.parts.values_mut() {
-                    let home = part.home;
-                    let refused = part.refused;
-                    let goes = |user: &mut UserId| refused || ring.home(user) != Some(home);
-                    moved.extend(part.users.extract_if(.., goes));
-                }
-                publishing.parts.retain(|_, part| !part.users.is_empty());
-                publishing.cut(id, moved, &ring, &mut to_send);
+            for id in kept {
+                let moved = hands.take_moved(id, &ring);
+                hands.cut(id, moved, &ring, &mut to_send);
             }
             (to_send, over)
         };
@@ -260,9 +256,7 @@ impl Delivery {
 
     /// Whether any home has refused something: to be given again after a moment.
     pub(super) fn has_refused(&self) -> bool {
-        let hands = self.hands();
-        let mut parts = hands.publishing.values().flat_map(|p| p.parts.values());
-        parts.any(|part| part.refused)
+        self.hands().parts.values().any(|part| part.refused)
     }
 
     fn hands(&self) -> MutexGuard<'_, Hands> {
@@ -270,30 +264,67 @@ impl Delivery {
     }
 }
 
-impl Publishing {
+impl Hands {
     /// Makes a part for each home of these users.
     fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &Ring, to_send: &mut ToSend) {
-        let mut homes: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
-        for user in users {
-            if let Some(home) = ring.home(&user) {
-                homes.entry(home).or_default().push(user);
-            }
-        }
-        for (home, users) in homes {
-            let part = (id << PARTS_BITS) | self.next_part;
+        let Some(publishing) = self.publishing.get_mut(&id) else {
+            return;
+        };
+        for (home, users) in by_home(users, ring) {
             self.next_part += 1;
-            to_send.push((part, home, restricted(&self.publication, &users)));
-            self.parts.insert(
-                part,
-                Part {
-                    home,
-                    users,
-                    done: false,
-                    refused: false,
-                },
-            );
+            let number = self.next_part;
+            to_send.push((number, home, restricted(&publishing.publication, &users)));
+            publishing.parts.push(number);
+            let part = Part {
+                of: id,
+                home,
+                users,
+                done: false,
+                refused: false,
+            };
+            self.parts.insert(number, part);
         }
     }
+
+    /// The users of a publication who are to be given to another home.
+    fn take_moved(&mut self, id: u64, ring: &Ring) -> Vec<UserId> {
+        let mut moved = Vec::new();
+        let Some(publishing) = self.publishing.get_mut(&id) else {
+            return moved;
+        };
+        publishing.parts.retain(|number| {
+            let Some(part) = self.parts.get_mut(number) else {
+                return false;
+            };
+            let (home, refused) = (part.home, part.refused);
+            let goes = |user: &mut UserId| refused || ring.home(user) != Some(home);
+            moved.extend(part.users.extract_if(.., goes));
+            let left = !part.users.is_empty();
+            if !left {
+                self.parts.remove(number);
+            }
+            left
+        });
+        moved
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Publishing> {
+        let out = self.publishing.remove(&id)?;
+        for number in &out.parts {
+            self.parts.remove(number);
+        }
+        Some(out)
+    }
+}
+
+fn by_home(users: Vec<UserId>, ring: &Ring) -> BTreeMap<GatewayId, Vec<UserId>> {
+    let mut homes: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
+    for user in users {
+        if let Some(home) = ring.home(&user) {
+            homes.entry(home).or_default().push(user);
+        }
+    }
+    homes
 }
 
 impl Publish for Delivery {
@@ -330,20 +361,65 @@ impl Publish for Delivery {
                 Handed::Waiting(delivered)
             }
             Publication::Receipt { .. } | Publication::Typing { .. } => {
-                let mut to_send = ToSend::new();
-                let users = users_of(publication.audience()).cloned().collect();
-                let mut once = Publishing {
-                    publication,
-                    parts: BTreeMap::new(),
-                    next_part: 0,
-                    waiting: None,
-                };
-                once.cut(0, users, &self.ring.load(), &mut to_send);
                 if peers.have_room() {
-                    self.send(to_send);
+                    let users = users_of(publication.audience()).cloned().collect();
+                    let homes = by_home(users, &self.ring.load()).into_iter();
+                    let part = |(home, users): (_, Vec<UserId>)| {
+                        (NOT_IN_HAND, home, restricted(&publication, &users))
+                    };
+                    self.send(homes.map(part).collect());
                 }
                 Handed::Done
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::model::ConversationId;
+
+    fn ring(of: u128) -> Ring {
+        Ring::new(1, vec![GatewayId(Uuid::from_u128(of))])
+    }
+
+    #[test]
+    fn however_often_a_publication_is_cut_no_part_is_mistaken_for_that_of_another() {
+        let mut hands = Hands::default();
+        let user = UserId::new("alice").unwrap();
+        let typing = || Publication::Typing {
+            conversation: ConversationId(Uuid::from_u128(1)),
+            user: user.clone(),
+            audience: Audience::User(user.clone()),
+        };
+        let mut sent = ToSend::new();
+        for id in [1, 2] {
+            let publishing = Publishing {
+                publication: typing(),
+                parts: Vec::new(),
+                waiting: None,
+            };
+            hands.publishing.insert(id, publishing);
+            hands.cut(id, vec![user.clone()], &ring(1), &mut sent);
+        }
+        for turn in 0..70_000 {
+            let ring = ring(1 + (turn + 1) % 2);
+            let moved = hands.take_moved(1, &ring);
+            assert_eq!(moved, [user.clone()]);
+            sent.clear();
+            hands.cut(1, moved, &ring, &mut sent);
+        }
+        let [(newest, ..)] = sent[..] else {
+            panic!("one home, one part")
+        };
+        assert_eq!(hands.parts[&newest].of, 1);
+        assert_eq!(hands.parts.len(), 2);
+        drop(hands.remove(1));
+        assert_eq!(hands.parts.len(), 1);
+        drop(hands.remove(2));
+        assert!(hands.parts.is_empty());
     }
 }

@@ -107,9 +107,10 @@ impl Exchange {
         let this = Arc::downgrade(self);
         self.members.give(self.conversations.clone(), this.clone());
         self.peers.start(this);
-        self.tasks.spawn_until_drained(self.clone().follow_ring());
-        self.tasks.spawn_until_drained(self.clone().keep_up());
-        self.tasks.spawn_until_drained(self.clone().repair());
+        let (following, keeping, repairing) = (self.clone(), self.clone(), self.clone());
+        self.tasks.keep(move || following.clone().follow_ring());
+        self.tasks.keep(move || keeping.clone().keep_up());
+        self.tasks.keep(move || repairing.clone().repair());
     }
 
     /// Until every member can be spoken to, and what this gateway owns may be begun.

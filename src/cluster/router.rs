@@ -26,7 +26,7 @@ use crate::{
     fanout::{Hub, Subscriber, TooMany},
     model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId, limits::WATCHED_MAX},
     protocol::PresenceItem,
-    store::{InboxRow, PublicRow, Store},
+    store::{InboxRow, PublicPage, Store},
     tasks::Tasks,
 };
 
@@ -469,7 +469,7 @@ impl Router {
         &self,
         after: Option<ConversationId>,
         limit: usize,
-    ) -> Result<Vec<PublicRow>, Error> {
+    ) -> Result<PublicPage, Error> {
         Ok(self.store.public_conversations(after, limit).await?)
     }
 

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     model::{SessionId, Topic, UserId},
     protocol::{CloseCode, Codec},
-    tasks::Tasks,
+    tasks::{Tasks, contain},
 };
 
 /// One session, as far as publications are concerned. Behind an `Arc`'s two counts, what every frame needs of the outbox
@@ -168,8 +168,18 @@ impl Hub {
             Fate::Held => {}
             Fate::First(flushing) => {
                 let left = left.unwrap_or_default();
-                let later = self.clone().flush_later(topic.clone(), left, flushing);
-                self.tasks.spawn(later);
+                let (hub, topic) = (self.clone(), topic.clone());
+                self.tasks.spawn(async move {
+                    let later = || {
+                        hub.clone()
+                            .flush_later(topic.clone(), left, flushing.clone())
+                    };
+                    // After a panic, what it had taken is missing, as a gap shows; what comes next is not.
+                    while contain("a flush", "held-back events", later())
+                        .await
+                        .is_none()
+                    {}
+                });
             }
             Fate::Full(flushing) => self.flush(topic, &flushing),
         }

@@ -228,11 +228,11 @@ async fn participants(
     };
     match gateway.router.ask(r.conversation, user, operation).await? {
         Outcome::Participants(page) => {
-            let item = |p: crate::model::Participant| ParticipantItem {
+            let item = |p: chat::Listed| ParticipantItem {
                 user: p.user,
                 role: p.role,
                 joined_seq: p.joined_seq,
-                delivered_seq: p.delivered_seq.max(p.read_seq),
+                delivered_seq: p.delivered_seq,
                 read_seq: p.read_seq,
             };
             let items = page.items.into_iter().map(item).collect();
@@ -369,14 +369,7 @@ fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize
 
 async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Error> {
     let limit = items(r.limit)?;
-    let mut rows = gateway.router.public(r.after, limit + 1).await?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next = if more {
-        rows.last().map(|r| r.conversation)
-    } else {
-        None
-    };
+    let page = gateway.router.public(r.after, limit).await?;
     let item = |r: crate::store::PublicRow| PublicItem {
         conversation: r.conversation,
         kind: r.kind,
@@ -384,8 +377,8 @@ async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Err
         created_at: r.created_at,
     };
     Ok(Answer::Public {
-        items: rows.into_iter().map(item).collect(),
-        next,
+        items: page.rows.into_iter().map(item).collect(),
+        next: page.next,
     })
 }
 

@@ -1,16 +1,12 @@
 //! From an HTTP request to a session: origin, limits, subprotocol.
 
-use std::{
-    panic::AssertUnwindSafe,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use axum::{
     extract::{Extension, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
     http::{HeaderMap, header},
     response::Response,
 };
-use futures_util::FutureExt as _;
 use metrics::counter;
 
 use super::{
@@ -25,6 +21,7 @@ use crate::{
     fanout::Line,
     model::SessionId,
     protocol::{Answer, Codec, ErrorCode, Refusal},
+    tasks::contain,
 };
 
 /// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
@@ -104,12 +101,8 @@ pub(super) async fn upgrade(
             // Boxed: a future that owned it would hold it twice, as its argument and as its variable.
             let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
             tasks.track(async move {
-                let run = AssertUnwindSafe(session.run()).catch_unwind().await;
-                if run.is_err() {
-                    // What the session held has been let go of; the panic itself is in the log.
-                    counter!("chat_panics_total", "task" => "session").increment(1);
-                    tracing::error!(session = %id, "a session panicked; its client must reconnect");
-                }
+                // What the session held has been let go of by then; its client reconnects.
+                contain("a session", id, session.run()).await;
             })
         })
 }

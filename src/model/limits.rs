@@ -37,6 +37,10 @@ pub const PAGE_ENTRIES_DEFAULT: usize = 50;
 /// Items of one page of inbox, participants or public conversations.
 pub const PAGE_ITEMS_MAX: usize = 500;
 
+/// Rows that one request for participants or public conversations looks at: it passes over those of former participants,
+/// and of what is not public any more, and answers with what it has found by then and from where to go on.
+pub const SCAN_ROWS_MAX: usize = 2_000;
+
 /// Entries pushed for one cursor at resume; more is a `resync`.
 pub const RESUME_ENTRIES_MAX: u64 = 500;
 

@@ -321,8 +321,11 @@ pub struct ParticipantItem {
     pub user: UserId,
     pub role: Role,
     pub joined_seq: Seq,
-    pub delivered_seq: Seq,
-    pub read_seq: Seq,
+    /// In a channel, only of the asking user; so is `read_seq`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delivered_seq: Option<Seq>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_seq: Option<Seq>,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]

@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Activity, Applied, ConversationRow, Error, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow,
-    Mark, ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
+    Mark, ParticipantRow, PublicPage, PublicRow, Result, RingRow, SendRow, Store, Tail,
 };
 use crate::{
     clock,
     model::{
         Attachment, ClientId, Content, ConversationId, Details, Entry, Epoch, GatewayId, Kind,
         Last, MessageId, Millis, Participant, Role, Seq, UserId,
+        limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
 };
 
@@ -656,34 +657,42 @@ impl<C: Cells> Store for CellStore<C> {
         &self,
         after_id: Option<ConversationId>,
         limit: usize,
-    ) -> Result<Vec<PublicRow>> {
+    ) -> Result<PublicPage> {
         let mut range = Range::prefix(&Key::new(PUBLIC));
         if let Some(id) = after_id {
             range.from = after(&Key::new(PUBLIC).conversation(id).0);
         }
-        let mut rows = Vec::new();
-        // Conversations that are not public any more are passed over, a page at a time.
-        while rows.len() < limit {
-            let cells = self.0.scan(range.clone(), limit, false).await?;
-            for cell in &cells {
+        let mut page = PublicPage::default();
+        let (mut left, mut count) = (SCAN_ROWS_MAX, limit + 1);
+        loop {
+            count = count.min(left);
+            let cells = self.0.scan(range.clone(), count, false).await?;
+            let full = cells.len() == count;
+            for (i, cell) in cells.iter().enumerate() {
+                let conversation = take_conversation("public_conversations", &cell.key, 1)?;
                 let StoredPublic(public, kind, name, created_at) =
                     decode("public_conversations", &cell.value)?;
-                if public && rows.len() < limit {
-                    let conversation = take_conversation("public_conversations", &cell.key, 1)?;
-                    rows.push(PublicRow {
+                if public {
+                    page.rows.push(PublicRow {
                         conversation,
                         kind,
                         name,
                         created_at,
                     });
                 }
+                let is_last = i + 1 == cells.len();
+                left -= 1;
+                if page.rows.len() == limit || left == 0 {
+                    page.next = (full || !is_last).then_some(conversation);
+                    return Ok(page);
+                }
             }
             match cells.last() {
-                Some(last) if cells.len() == limit => range.from = after(&last.key),
-                _ => break,
+                Some(last) if full => range.from = after(&last.key),
+                _ => return Ok(page),
             }
+            count = PAGE_ITEMS_MAX;
         }
-        Ok(rows)
     }
 
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>> {

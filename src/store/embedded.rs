@@ -20,6 +20,7 @@ use super::{
     Error, Result,
     cells::{Cell, CellStore, Cells, LOG, Range, immutable},
 };
+use crate::mutation::{Mutation, broken};
 
 /// Writes waiting for the writer thread. Callers wait for a place.
 const WRITES_QUEUED_MAX: usize = 4_096;
@@ -232,9 +233,14 @@ impl Writer {
                 bytes += next.bytes();
                 group.push(next);
             }
-            let closing = group.iter().any(|c| matches!(c, Command::Close { .. }));
-            self.commit(group);
-            if closing {
+            let closing = group.extract_if(.., |c| matches!(c, Command::Close { .. }));
+            let closing: Vec<_> = closing.collect();
+            if !group.is_empty() {
+                self.commit(group);
+            }
+            if !closing.is_empty() {
+                // Whatever became of the last ones: those before are on the disk now.
+                self.commit(closing);
                 return;
             }
         }
@@ -248,7 +254,8 @@ impl Writer {
         let mut sync = false;
         let mut rows = 0;
         let mut answers: Vec<Box<dyn FnOnce(Result<()>)>> = Vec::with_capacity(group.len());
-        let mut failed = self.poisoned.get().cloned();
+        // What is there could not be read: then nothing of the group is written, and all of it may be written again.
+        let mut unread: Option<fjall::Error> = None;
         for command in group {
             match command {
                 Command::Write {
@@ -260,7 +267,7 @@ impl Writer {
                     rows += cells.len() as u64;
                     for cell in cells {
                         if let Err(e) = self.put(&mut batch, &mut newer, cell) {
-                            failed.get_or_insert(e.to_string());
+                            unread.get_or_insert(e);
                         }
                     }
                     answers.push(Box::new(move |result| drop(done.send(result))));
@@ -279,7 +286,7 @@ impl Writer {
                         Err(e) => Err(e),
                     };
                     let swapped = swapped.unwrap_or_else(|e| {
-                        failed.get_or_insert(e.to_string());
+                        unread.get_or_insert(e);
                         false
                     });
                     answers.push(Box::new(move |result| {
@@ -300,9 +307,13 @@ impl Writer {
             }
         }
         counter!("chat_store_rows_written_total", "table" => "cells").increment(rows);
-        let result = match failed {
-            Some(reason) => Err(Error::Poisoned { reason }),
-            None => self.write(batch, sync),
+        let result = match (self.poisoned.get().cloned(), unread) {
+            (Some(reason), _) => Err(Error::Poisoned { reason }),
+            (None, Some(error)) => Err(Error::Unavailable {
+                operation: "write",
+                reason: format!("what is there cannot be read: {error}"),
+            }),
+            (None, None) => self.write(batch, sync),
         };
         for answer in answers {
             answer(result.clone());
@@ -352,6 +363,9 @@ impl Writer {
         if let Some(&timestamp) = newer.get(key) {
             return Ok(Some(timestamp));
         }
+        if cfg!(test) && broken(Mutation::Read) {
+            return Err(std::io::Error::other("no more files").into());
+        }
         Ok(self.keyspace(key).get(key)?.map(|value| timestamp(&value)))
     }
 
@@ -372,5 +386,81 @@ impl Command {
             Self::Remove { keys, .. } => keys.iter().map(Vec::len).sum(),
             Self::Close { .. } => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::break_rule;
+
+    /// The store's writer on this thread, which alone a broken rule is for.
+    fn writer(folder: &Path) -> (Writer, Embedded) {
+        let store = Embedded::open(folder, 1 << 20).unwrap();
+        let CellStore(Fjall {
+            database,
+            log,
+            rows,
+            poisoned,
+            ..
+        }) = &store;
+        let writer = Writer {
+            database: database.clone(),
+            log: log.clone(),
+            rows: rows.clone(),
+            poisoned: poisoned.clone(),
+        };
+        (writer, store)
+    }
+
+    fn cell(key: &[u8], timestamp: u64) -> Cell {
+        Cell {
+            key: key.to_vec(),
+            timestamp,
+            value: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_fails_its_writes_and_poisons_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, store) = writer(folder.path());
+        let write = |cells: Vec<Cell>| {
+            let (done, result) = oneshot::channel();
+            let durable = true;
+            let write = Command::Write {
+                cells,
+                durable,
+                done,
+            };
+            (write, result)
+        };
+        let group = || {
+            let (one, first) = write(vec![cell(b"m-log", 0), cell(b"c-row", 1)]);
+            let (two, second) = write(vec![cell(b"m-other", 0)]);
+            (vec![one, two], [first, second])
+        };
+        break_rule(Some(Mutation::Read));
+        let (commands, results) = group();
+        writer.commit(commands);
+        break_rule(None);
+        for result in results {
+            let refused = result.await.unwrap();
+            assert!(
+                matches!(refused, Err(Error::Unavailable { .. })),
+                "{refused:?}"
+            );
+        }
+        store.0.healthy().unwrap();
+        for key in [&b"m-log"[..], b"c-row", b"m-other"] {
+            let there = writer.keyspace(key).get(key).unwrap();
+            assert!(there.is_none(), "nothing of the group is written");
+        }
+        let (commands, results) = group();
+        writer.commit(commands);
+        for result in results {
+            result.await.unwrap().unwrap();
+        }
+        store.0.close().await.unwrap();
     }
 }

@@ -14,7 +14,7 @@ pub mod simulated;
 use async_trait::async_trait;
 pub use rows::{
     Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicRow, RingRow, SendRow, Tail,
+    ParticipantRow, PublicPage, PublicRow, RingRow, SendRow, Tail,
 };
 
 use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
@@ -102,12 +102,15 @@ pub trait Store: Send + Sync + 'static {
     /// Upserts inbox rows. Not durable by itself: crash repair writes them again.
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()>;
 
-    /// Public groups and channels in the store's own order, after `after`.
+    /// At most `limit` public groups and channels in the store's own order, after `after`. It passes over those that are
+    /// not public any more, of [`SCAN_ROWS_MAX`] rows altogether: then there may be fewer, or none, and a `next`.
+    ///
+    /// [`SCAN_ROWS_MAX`]: crate::model::limits::SCAN_ROWS_MAX
     async fn public_conversations(
         &self,
         after: Option<ConversationId>,
         limit: usize,
-    ) -> Result<Vec<PublicRow>>;
+    ) -> Result<PublicPage>;
 
     /// Conversations that `gateway` wrote to in the last minutes of its life, by its own clock.
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>>;

@@ -125,6 +125,14 @@ pub struct PublicRow {
     pub created_at: Millis,
 }
 
+/// Some of the public conversations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PublicPage {
+    pub rows: Vec<PublicRow>,
+    /// After which to go on; none at the end.
+    pub next: Option<ConversationId>,
+}
+
 /// "This gateway wrote to the conversation in this minute": the map of a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity {

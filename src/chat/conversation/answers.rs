@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Command, Done, Marked, Owner, Reply, Waiting, insist, sent};
+use super::{Answer, Command, Done, Owner, Reply, Waiting, insist, sent};
 use crate::{
     chat::{
         error::Error,
         log::Appended,
         operation::{
-            Creation, DetailsView, Head, LogRange, Operation, Outcome, Page, ParticipantsPage,
-            fresh_client_id,
+            Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
+            ParticipantsPage, fresh_client_id,
         },
-        participants::{Participants, check_creation},
+        participants::{Committed, Participants, check_creation},
         publish::{Audience, Publication},
     },
     clock,
@@ -23,6 +23,7 @@ use crate::{
         UserId,
         limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX},
     },
+    mutation::{Mutation, broken},
     store::{Applied, Mark},
 };
 
@@ -43,6 +44,7 @@ impl Owner {
         if reply.is_closed() {
             return; // Whoever asked has given up.
         }
+        assert!(!(cfg!(test) && broken(Mutation::Panic)), "it was told to");
         match operation {
             Operation::Create(creation) => self.create(&actor, &creation, reply),
             Operation::Send(draft) => self.send(draft, reply),
@@ -56,7 +58,7 @@ impl Owner {
             Operation::Delivered { seq } => self.mark(actor, None, Some(seq), reply),
             Operation::Details => drop(reply.send(self.details(&actor).map(Answer::Ready))),
             Operation::Participants { after, limit } => {
-                drop(reply.send(self.list(&actor, after, limit)));
+                drop(reply.send(self.list(actor, after, limit)));
             }
             Operation::History { range, limit } => {
                 drop(reply.send(self.history(&actor, range, limit)));
@@ -75,9 +77,15 @@ impl Owner {
         self.participants.as_ref().ok_or(Error::UnknownConversation)
     }
 
+    /// What may be told of it: what is committed.
+    fn view(&self) -> Result<Committed<'_>, Error> {
+        let committed = self.known()?.committed();
+        committed.ok_or(Error::UnknownConversation)
+    }
+
     /// Creating twice is one conversation, for whoever is in it.
     fn create(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
-        if let Some(existing) = &self.participants {
+        if let Ok(existing) = self.view() {
             let same = existing.details.kind == creation.kind;
             let answer = if same && existing.get(creator).is_some() {
                 Ok(Answer::Ready(Outcome::Created { existed: true }))
@@ -117,7 +125,9 @@ impl Owner {
             posting: crate::model::Posting::Everyone,
             public: false,
         };
-        let participants = Participants::dm(self.id, details, &[creator.clone(), other.clone()]);
+        let users = [creator.clone(), other.clone()];
+        let mut participants = Participants::dm(self.id, details, &users);
+        participants.propose_founding();
         self.store_founded(&participants.founded(), reply);
         self.participants = Some(participants);
     }
@@ -272,6 +282,7 @@ impl Owner {
                 None => return,
             },
         };
+        participants.propose(&entry);
         let mut waiting = Waiting::of(participants, &entry);
         waiting.replies.push((reply, false));
         self.unwritten.push(row);
@@ -280,80 +291,58 @@ impl Owner {
 
     fn mark(&mut self, user: UserId, read: Option<Seq>, delivered: Option<Seq>, reply: Reply) {
         let head = self.log.head();
-        let checked = self
-            .known()
-            .and_then(|p| p.check_in(&user).map(|_| ()))
-            .and_then(|()| {
-                let beyond = read.max(delivered).is_some_and(|seq| seq > head);
-                if beyond {
-                    Err(Error::invalid("that seq is beyond the newest message"))
-                } else {
-                    Ok(())
-                }
-            });
-        if let Err(error) = checked {
-            drop(reply.send(Err(error)));
-            return;
-        }
-        let Some(participants) = &mut self.participants else {
-            return;
+        let checked = self.view().and_then(|committed| {
+            committed.check_in(&user)?;
+            if read.max(delivered).is_some_and(|seq| seq > head) {
+                return Err(Error::invalid("that seq is beyond the newest message"));
+            }
+            Ok(committed.details.kind)
+        });
+        let kind = match checked {
+            Ok(kind) => kind,
+            Err(error) => return drop(reply.send(Err(error))),
         };
-        let kind = participants.details.kind;
-        let Some(me) = participants.get_mut(&user) else {
-            return;
-        };
-        // What is read has been delivered.
-        let delivered = read.max(delivered);
-        let raised = Marked {
-            read_seq: read.filter(|&seq| seq > me.read_seq),
-            delivered_seq: delivered.filter(|&seq| seq > me.delivered_seq),
-        };
-        me.read_seq = me.read_seq.max(read.unwrap_or_default());
-        me.delivered_seq = me.delivered_seq.max(delivered.unwrap_or_default());
-        // Stored even if it raises nothing: an earlier one to the same seq may still be under way.
+        // Stored even if it raises nothing: an earlier one to the same seq may still be under way. Told to others, and
+        // shown, only then.
         let mark = Mark {
-            user: user.clone(),
+            user,
             read_seq: read,
-            delivered_seq: delivered,
+            // What is read has been delivered.
+            delivered_seq: read.max(delivered),
         };
-        let raised =
-            (raised.read_seq.is_some() || raised.delivered_seq.is_some()).then_some(raised);
         let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
             match insist(&term, || store.mark(id, kind, &mark)).await {
-                Ok(()) => Done::Marked {
-                    user,
-                    raised,
-                    reply,
-                },
+                Ok(()) => Done::Marked(mark, reply),
                 Err(error) => Done::Lost(error),
             }
         }));
     }
 
     fn details(&self, actor: &UserId) -> Answered {
-        let participants = self.known()?;
-        participants.check_reading(actor)?;
+        let committed = self.view()?;
+        committed.check_reading(actor)?;
         Ok(Outcome::Details(DetailsView {
-            details: participants.details.clone(),
-            participant_count: participants.count,
+            details: committed.details.clone(),
+            participant_count: committed.count,
             head: self.log.head(),
-            role: participants.get(actor).map(|p| p.role),
+            role: committed.get(actor).map(|p| p.role),
         }))
     }
 
-    fn list(&self, actor: &UserId, after: Option<UserId>, limit: usize) -> Result<Answer, Error> {
-        let participants = self.known()?;
-        participants.check_reading(actor)?;
-        if participants.is_channel() {
-            return Ok(Answer::ReadParticipants { after, limit });
+    fn list(&self, actor: UserId, after: Option<UserId>, limit: usize) -> Result<Answer, Error> {
+        let committed = self.view()?;
+        committed.check_reading(&actor)?;
+        if committed.details.kind == Kind::Channel {
+            return Ok(Answer::ReadParticipants {
+                actor,
+                after,
+                limit,
+            });
         }
-        let mut items: Vec<_> = participants
-            .after(after.as_ref())
-            .take(limit + 1)
-            .cloned()
-            .collect();
+        let some = committed.after(after.as_ref()).take(limit + 1);
+        let mut items: Vec<_> = some.map(|p| Listed::of(p, true)).collect();
         let more = items.len() > limit;
         items.truncate(limit);
         let next = if more {
@@ -368,7 +357,7 @@ impl Owner {
     }
 
     fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<Answer, Error> {
-        self.known()?.check_reading(actor)?;
+        self.view()?.check_reading(actor)?;
         self.page(range, limit)
     }
 
@@ -387,15 +376,15 @@ impl Owner {
 
     /// For gateways: whoever is subscribed there was allowed to.
     fn catch_up(&self, after: Seq, limit: usize) -> Result<Answer, Error> {
-        self.known()?;
+        self.view()?;
         self.page(LogRange::After(after), limit)
     }
 
     fn head(&self, actor: &UserId) -> Answered {
-        let participants = self.known()?;
-        participants.check_reading(actor)?;
+        let committed = self.view()?;
+        committed.check_reading(actor)?;
         Ok(Outcome::Head(Head {
-            details: participants.details.clone(),
+            details: committed.details.clone(),
             head: self.log.head(),
             last: self.log.newest().map(|entry| entry.last()),
         }))
@@ -403,6 +392,7 @@ impl Owner {
 
     /// Ephemeral, and only where a few people look: never in channels.
     fn typing(&mut self, user: UserId) -> Answered {
+        self.view()?.check_in(&user)?;
         self.known()?.check_posting(&user)?;
         let now = Instant::now();
         if self
@@ -419,7 +409,7 @@ impl Owner {
         let Some(participants) = &mut self.participants else {
             return Ok(Outcome::Done);
         };
-        if let audience @ Audience::Members(_) = participants.audience() {
+        if let Some(audience @ Audience::Members(_)) = participants.audience_committed() {
             let typing = Publication::Typing {
                 conversation: self.id,
                 user,

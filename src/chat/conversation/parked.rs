@@ -52,7 +52,10 @@ impl Parked {
 impl Owner {
     /// Keeps a command that cannot be handled yet; else gives it back.
     pub(super) fn park(&mut self, command: Command) -> Option<Command> {
-        if !self.parked.actors.contains(&command.actor) && self.questions(&command).is_empty() {
+        let waits = self.parked.actors.contains(&command.actor)
+            || self.awaits_commit(&command)
+            || !self.questions(&command).is_empty();
+        if !waits {
             return Some(command);
         }
         if self.parked.commands.len() >= MAILBOX_OPERATIONS_MAX {
@@ -64,6 +67,30 @@ impl Owner {
         None
     }
 
+    /// Whether it is about what is in flight: that is told when it is certain, and what it allows is allowed then.
+    fn awaits_commit(&self, command: &Command) -> bool {
+        let Some(participants) = &self.participants else {
+            return false;
+        };
+        match &command.operation {
+            Operation::Create(_) => {
+                participants.committed().is_none() || self.applying.contains_key(&1)
+            }
+            Operation::Read { .. } | Operation::Delivered { .. } | Operation::Typing => {
+                participants.awaits_commit(&command.actor, true)
+            }
+            reads if reads.only_reads() => participants.awaits_commit(&command.actor, false),
+            _ => false,
+        }
+    }
+
+    /// Something has become certain: whoever waited for that may go on, before whoever came later.
+    pub(super) fn unpark(&mut self) {
+        let mut unparked = self.parked.take();
+        unparked.append(&mut self.backlog);
+        self.backlog = unparked;
+    }
+
     fn questions(&self, command: &Command) -> Vec<Question> {
         let Command {
             actor, operation, ..
@@ -72,9 +99,9 @@ impl Owner {
         let Some(participants) = &self.participants else {
             return questions;
         };
-        let actor = operation
-            .depends_on_actor(&participants.details)
-            .then_some(actor);
+        let committed = participants.committed();
+        let details = committed.map_or(&participants.details, |c| c.details);
+        let actor = operation.depends_on_actor(details).then_some(actor);
         for user in actor.into_iter().chain(operation.subject()) {
             if !participants.knows(user) {
                 questions.push(Question::Participant(user.clone()));

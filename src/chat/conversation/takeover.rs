@@ -99,6 +99,7 @@ impl Owner {
             backlog: VecDeque::new(),
             parked: Parked::default(),
             work: FuturesUnordered::new(),
+            writing: 0,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{
     super::{
         Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
-        ParticipantRow, PublicRow, Result, RingRow, SendRow, Store, Tail,
+        ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
     },
     Cassandra, RingColumns,
     batches::Unit,
@@ -21,7 +21,10 @@ use super::{
     statements::Statements,
     unavailable,
 };
-use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
+use crate::model::{
+    ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId,
+    limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
+};
 
 /// Partitions of one listing that are read at once.
 const SHARDS_AT_ONCE: usize = 16;
@@ -254,35 +257,43 @@ impl Store for Cassandra {
         &self,
         after: Option<ConversationId>,
         limit: usize,
-    ) -> Result<Vec<PublicRow>> {
+    ) -> Result<PublicPage> {
         const OPERATION: &str = "public_conversations";
         let s = &self.statements;
-        let mut page = Vec::new();
+        let mut page = PublicPage::default();
+        let (mut left, mut count) = (SCAN_ROWS_MAX, limit + 1);
         let mut after = after;
         let mut shard = after.map_or(0, public_shard_of);
-        while shard < PUBLIC_SHARDS && page.len() < limit {
+        while shard < PUBLIC_SHARDS {
+            count = count.min(left);
             let rows: Vec<PublicColumns> = match after {
                 None => {
-                    let values = (shard, small(limit));
+                    let values = (shard, small(count));
                     self.read(OPERATION, &s.public_first, values).await?
                 }
                 Some(id) => {
-                    let values = (shard, id.0, small(limit));
+                    let values = (shard, id.0, small(count));
                     self.read(OPERATION, &s.public, values).await?
                 }
             };
-            after = match rows.last() {
-                Some(last) if rows.len() == limit => Some(ConversationId(last.conversation_id)),
-                _ => {
-                    shard += 1;
-                    None
+            let (found, full) = (rows.len(), rows.len() == count);
+            for (i, row) in rows.into_iter().enumerate() {
+                let id = ConversationId(row.conversation_id);
+                page.rows.extend(row.row(OPERATION)?);
+                after = Some(id);
+                left -= 1;
+                if page.rows.len() == limit || left == 0 {
+                    let more = full || i + 1 < found || shard + 1 < PUBLIC_SHARDS;
+                    page.next = after.filter(|_| more);
+                    return Ok(page);
                 }
-            };
-            for row in rows {
-                page.extend(row.row(OPERATION)?);
             }
+            if !full {
+                shard += 1;
+                after = None;
+            }
+            count = PAGE_ITEMS_MAX;
         }
-        page.truncate(limit);
         Ok(page)
     }
 
