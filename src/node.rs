@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::Tokens,
-    chat::{Conversations, InboxWriter},
-    cluster::{Cluster, Home, Members, NotJoined, Speaking, WebSockets},
+    chat::Conversations,
+    cluster::{Cluster, Members, NotJoined, Speaking, WebSockets},
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
@@ -70,6 +70,10 @@ impl Node {
         let speaking = speaking(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
+        tracing::info!(
+            mib = config.memory.mib,
+            "memory for conversations, inboxes and history"
+        );
         let hub = Arc::new(Hub::new(config.fanout.coalesce(), upkeep.clone()));
         let cluster = Cluster::new(
             &members,
@@ -77,6 +81,7 @@ impl Node {
             &hub,
             speaking,
             config.conversations().operation_timeout,
+            config.memory(),
             &upkeep,
             |publish, inbox, lease| {
                 let (me, store) = (members.me(), store.clone());
@@ -87,11 +92,11 @@ impl Node {
         let (router, inbox) = (cluster.router.clone(), cluster.inbox.clone());
         let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
         let removed = CancellationToken::new();
-        let flushing = inbox.clone();
+        let (flushing, home) = (inbox.clone(), cluster.home.clone());
         for task in [
             keep_membership(members.clone(), removed.clone()).boxed(),
             async move { flushing.run().await }.boxed(),
-            turn_overlay(cluster.home.clone(), inbox.clone()).boxed(),
+            async move { home.turn_overlays(&inbox).await }.boxed(),
             keep_up(gateway.clone(), store.clone(), metrics).boxed(),
             sweep(store.clone()).boxed(),
         ] {
@@ -247,16 +252,6 @@ async fn repair(
         sleep(RETRY_AFTER).await;
     }
     Ok(())
-}
-
-/// Publications are laid over the stored inbox until it has them.
-async fn turn_overlay(home: Arc<Home>, inbox: Arc<InboxWriter>) {
-    loop {
-        sleep(crate::cluster::OVERLAY).await;
-        if inbox.is_current() {
-            home.turn();
-        }
-    }
 }
 
 async fn keep_membership(members: Arc<Members>, removed: CancellationToken) {

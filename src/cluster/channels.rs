@@ -137,6 +137,10 @@ impl Router {
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let operation = Operation::CatchUp { after, limit };
         if let Outcome::History(page) = self.ask(channel, UserId::gateway(), operation).await? {
+            if !page.reaches_head(after) {
+                self.edge.resync(channel, page.head);
+                return Ok(());
+            }
             for entry in page.entries {
                 self.edge.publication(&Publication::Entry {
                     conversation: channel,

@@ -335,8 +335,10 @@ impl Exchange {
             .ask_here(channel, UserId::gateway(), operation)
             .await
         {
-            Ok(Outcome::History(Page { entries, head })) => {
-                if head - passed.min(head) > RESUME_ENTRIES_MAX {
+            Ok(Outcome::History(page)) => {
+                let is_whole = page.reaches_head(passed);
+                let Page { entries, head } = page;
+                if head.saturating_sub(passed) > RESUME_ENTRIES_MAX || !is_whole {
                     let resync = Delivered::Resync { channel, head };
                     self.deliver(gateway, &resync);
                     return true;

@@ -12,7 +12,7 @@ use figment::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{chat, fanout::Coalesce, store};
+use crate::{chat, fanout::Coalesce, memory, store};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,6 +23,7 @@ pub struct Config {
     pub cluster: Cluster,
     pub auth: Auth,
     pub limits: Limits,
+    pub memory: Memory,
     pub session: Session,
     pub fanout: Fanout,
     pub conversation: Conversation,
@@ -204,6 +205,13 @@ pub struct Limits {
     pub open_conversations: usize,
 }
 
+/// What the gateway may hold in memory besides sockets' queues and the store's blocks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    pub mib: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Session {
@@ -329,6 +337,14 @@ impl Default for Limits {
             connects_burst_per_address: 2_000,
             outbox_bytes: 1 << 20,
             open_conversations: 200_000,
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            mib: memory::default_mib(),
         }
     }
 }
@@ -492,6 +508,12 @@ impl Cassandra {
 }
 
 impl Config {
+    /// What conversations, homes and caches may hold.
+    #[must_use]
+    pub fn memory(&self) -> memory::Memory {
+        memory::Memory::of_mib(self.memory.mib)
+    }
+
     /// What conversations must know.
     #[must_use]
     pub fn conversations(&self) -> chat::Settings {
@@ -501,6 +523,8 @@ impl Config {
             idle: Duration::from_secs(self.conversation.idle_s),
             operation_timeout: Duration::from_millis(self.session.request_timeout_ms),
             open_max: self.limits.open_conversations,
+            memory: self.memory(),
+            page_bytes_max: self.limits.page_bytes(),
         }
     }
 }

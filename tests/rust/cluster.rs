@@ -1,5 +1,6 @@
 //! Everything above the store and the network, under paused time and seeded chance: gateways crash, pause, leave, join, are
-//! cut off from each other and from a store that loses, delays and resurrects writes; users come and go. The checker
+//! cut off from each other and from a store that loses, delays and resurrects writes; users come and go,
+//! and conversations are evicted in the middle of it all. The checker
 //! looks at what clients saw, and at nothing else:
 //!
 //! 1. what was acknowledged is in every later full history, once, at its place;
@@ -27,6 +28,7 @@ use chat_gateway::{
     clock::simulate as simulate_clock,
     cluster::{Cluster, Connection, Members, Network, Speaking},
     fanout::{Coalesce, Hub, Subscriber},
+    memory::Memory,
     model::{
         ClientId, Content, ConversationId, Draft, GatewayId, Kind, Posting, Seq, SessionId, UserId,
     },
@@ -258,6 +260,9 @@ struct World {
     gateways: Mutex<Vec<Arc<Gateway>>>,
     conversations: [ConversationId; 3],
     checker: Mutex<Checker>,
+    /// Conversations are evicted at random moments, and so many are open at once at most.
+    evicting: bool,
+    open_max: usize,
     sending: AtomicBool,
     churning: AtomicBool,
     messages: Mutex<usize>,
@@ -300,7 +305,7 @@ impl World {
             address: address.clone(),
             accepted: tokio::sync::Mutex::new(accepted),
         });
-        let starting = gateway.clone();
+        let (starting, open_max) = (gateway.clone(), self.open_max);
         gateway.tasks.spawn(async move {
             let store: Arc<dyn Store> = Arc::new(store);
             // Later ones have higher ids, as they have in life.
@@ -324,7 +329,9 @@ impl World {
                 group_participants_max: 100,
                 idle: Duration::from_secs(300),
                 operation_timeout: Duration::from_secs(2),
-                open_max: 10,
+                open_max,
+                memory: Memory::of_mib(64),
+                page_bytes_max: 1 << 20,
             };
             let speaking = Speaking {
                 secret: "the same in all of them, 32 bytes".into(),
@@ -336,6 +343,7 @@ impl World {
                 &hub,
                 Some(speaking),
                 settings.operation_timeout,
+                settings.memory,
                 &tasks,
                 |publish, inbox, lease| {
                     let me = members.me();
@@ -566,6 +574,16 @@ impl World {
                 let asked =
                     gateway.ask(async move { cluster.router.ask(id, user(0), operation).await });
                 drop(asked.await);
+            }
+        }
+    }
+
+    /// A gateway has no room for the conversation that it used least lately.
+    async fn evict(self: Arc<Self>) {
+        while self.evicting {
+            sleep(self.millis(1, 300)).await;
+            if let Some(cluster) = self.some_gateway().and_then(|gateway| gateway.cluster()) {
+                cluster.conversations.evict_one();
             }
         }
     }
@@ -893,7 +911,7 @@ async fn check_places(world: &Arc<World>, round: usize) {
     }
 }
 
-async fn run(seed: u64) -> (Vec<String>, usize) {
+async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
     let mut random = StdRng::seed_from_u64(seed);
     let conversations = KINDS.map(|kind| {
         let bytes: u128 = random.random();
@@ -917,6 +935,8 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
         gateways: Mutex::default(),
         conversations,
         checker: Mutex::default(),
+        evicting,
+        open_max: if evicting && seed % 2 == 0 { 1 } else { 10 },
         sending: AtomicBool::new(false),
         churning: AtomicBool::new(false),
         messages: Mutex::default(),
@@ -945,6 +965,7 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
     spawn(world.clone().churn());
     spawn(world.clone().visit());
     spawn(world.clone().read());
+    spawn(world.clone().evict());
     for round in 0..ROUNDS {
         world.sending.store(true, Ordering::Relaxed);
         world.churning.store(true, Ordering::Relaxed);
@@ -995,7 +1016,7 @@ fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
         .unwrap();
     let found = runtime.block_on(async {
         simulate_clock(seed);
-        run(seed).await
+        run(seed, broken.is_none()).await
     });
     break_rule(None);
     found
