@@ -20,6 +20,8 @@ const PLACES: usize = 1;
 const OVERLAYS: usize = 1;
 const INBOX: usize = 1;
 const HISTORY: usize = 1;
+/// Pages are kept for those who come back at once; what is read again later is in the store's block cache.
+const HISTORY_BYTES_MAX: usize = 64 << 20;
 const _: () = assert!(OWNERS + PLACES + OVERLAYS + INBOX + HISTORY == 8);
 
 /// What open conversations, homes, inbox rows and pages of history may weigh together, in bytes. Not in it: the store's
@@ -31,6 +33,11 @@ impl Memory {
     #[must_use]
     pub fn of_mib(mib: u64) -> Self {
         Self(usize::try_from(mib << 20).unwrap_or(usize::MAX))
+    }
+
+    #[must_use]
+    pub fn mib(self) -> usize {
+        self.0 >> 20
     }
 
     /// Open conversations.
@@ -60,7 +67,7 @@ impl Memory {
     /// Pages of history.
     #[must_use]
     pub fn history(self) -> usize {
-        self.0 / 8 * HISTORY
+        (self.0 / 8 * HISTORY).min(HISTORY_BYTES_MAX)
     }
 }
 

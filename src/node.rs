@@ -71,7 +71,7 @@ impl Node {
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
         tracing::info!(
-            mib = config.memory.mib,
+            mib = config.memory().mib(),
             "memory for conversations, inboxes and history"
         );
         let hub = Arc::new(Hub::new(config.fanout.coalesce(), upkeep.clone()));

@@ -95,7 +95,10 @@ impl Loaded {
             "may be at most 10000: larger ones are channels",
         );
         check(
-            (MIB_MIN..=MIB_MAX).contains(&self.config.memory.mib),
+            self.config
+                .memory
+                .mib
+                .is_none_or(|mib| (MIB_MIN..=MIB_MAX).contains(&mib)),
             "memory.mib",
             "must be at least 16 and at most 1048576",
         );

@@ -206,10 +206,11 @@ pub struct Limits {
 }
 
 /// What the gateway may hold in memory besides sockets' queues and the store's blocks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    pub mib: u64,
+    /// None: as much as [`memory::default_mib`] says.
+    pub mib: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -337,14 +338,6 @@ impl Default for Limits {
             connects_burst_per_address: 2_000,
             outbox_bytes: 1 << 20,
             open_conversations: 200_000,
-        }
-    }
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self {
-            mib: memory::default_mib(),
         }
     }
 }
@@ -511,7 +504,7 @@ impl Config {
     /// What conversations, homes and caches may hold.
     #[must_use]
     pub fn memory(&self) -> memory::Memory {
-        memory::Memory::of_mib(self.memory.mib)
+        memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
     }
 
     /// What conversations must know.

@@ -141,7 +141,7 @@ async def send_linked(client, conversation, count):
 
 
 async def test_pages_of_long_links_do_not_pile_up(start):
-    gateway = start(memory__mib=64, session__connect_timeout_ms=60_000, **FAST)
+    gateway = start(memory__mib=64, **FAST)
     alice = await gateway.connect("alice")
     groups = [await alice.create("group", name=f"g{n}") for n in range(4)]
     for group in groups:
