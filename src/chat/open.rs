@@ -90,6 +90,9 @@ struct User {
     room: Arc<Semaphore>,
     by_use: Order,
     places: usize,
+    /// Of these: waiting for a place, and told to retire.
+    opening: usize,
+    retiring: usize,
 }
 
 /// What the table knows of one conversation; its handle, its owner and the table share it.
@@ -240,7 +243,11 @@ impl Table {
             }
             freed.await;
         }
-        self.state().opened(held);
+        let mut state = self.state();
+        state.opened(held);
+        if self.room.available_permits() == 0 {
+            state.evict_for_waiting();
+        }
         Room {
             _of_user: of_user,
             _of_all: of_all,
@@ -323,10 +330,9 @@ impl Table {
                 break;
             }
         }
-        while state.opening > state.retiring
-            && self.room.available_permits() == 0
-            && state.evict(None, u64::MAX)
-        {}
+        if self.room.available_permits() == 0 {
+            state.evict_for_waiting();
+        }
         gauge!("chat_conversations_open_bytes").set(self.bytes() as f64);
     }
 }
@@ -340,6 +346,8 @@ impl State {
                 room: room.clone(),
                 by_use: Order::new(),
                 places: 0,
+                opening: 0,
+                retiring: 0,
             };
             self.users.insert(user.clone(), new);
             return Ok(room);
@@ -355,6 +363,7 @@ impl State {
         self.opening += 1;
         if let Some(user) = user.and_then(|user| self.users.get_mut(user)) {
             user.places += 1;
+            user.opening += 1;
         }
         let taken = Taken {
             held: held.clone(),
@@ -375,9 +384,23 @@ impl State {
         taken.at = [used; 2];
         self.opening -= 1;
         self.by_use.insert((used, held.number));
-        if let Some(user) = taken.user.as_ref().and_then(|u| self.users.get_mut(u)) {
-            user.by_use.insert((used, held.number));
+        let Some(name) = taken.user.clone() else {
+            return;
+        };
+        let Some(user) = self.users.get_mut(&name) else {
+            return;
+        };
+        user.by_use.insert((used, held.number));
+        user.opening -= 1;
+        // Of their own, too, there may have been none to evict when they began to wait.
+        if user.opening > user.retiring && user.room.available_permits() == 0 {
+            self.evict(Some(&name), u64::MAX);
         }
+    }
+
+    /// When those who wait began to, there may have been none left to evict.
+    fn evict_for_waiting(&mut self) {
+        while self.opening > self.retiring && self.evict(None, u64::MAX) {}
     }
 
     fn gone(&mut self, number: u64) {
@@ -396,6 +419,8 @@ impl State {
             && let Some(user) = self.users.get_mut(&name)
         {
             user.by_use.remove(&(taken.at[1], number));
+            user.opening -= usize::from(!taken.is_open);
+            user.retiring -= usize::from(taken.retiring.is_some());
             user.places -= 1;
             if user.places == 0 {
                 self.users.remove(&name);
@@ -417,6 +442,7 @@ impl State {
         self.by_use.remove(&(taken.at[0], number));
         if let Some(user) = taken.user.as_ref().and_then(|u| self.users.get_mut(u)) {
             user.by_use.remove(&(taken.at[1], number));
+            user.retiring += 1;
         }
         self.retiring += 1;
         self.retiring_bytes += bytes;
@@ -494,6 +520,23 @@ mod tests {
         assert_eq!(retired, [false, true, false], "the first was used since");
         close(all.remove(1));
         assert!(room.now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_nothing_to_evict_has_what_comes_next_evicted() {
+        let table = Table::new(1, usize::MAX);
+        let first = open(&table, "a");
+        let (second, _) = table.begin(Some(&user("b"))).unwrap();
+        let (third, _) = table.begin(Some(&user("c"))).unwrap();
+        let (mut next, mut last) = (Box::pin(second.room()), Box::pin(third.room()));
+        assert!((&mut next).now_or_never().is_none() && (&mut last).now_or_never().is_none());
+        close(first);
+        let room = next.now_or_never().expect("its turn");
+        assert!(is_retired(&second), "the third waits");
+        drop(room);
+        second.end();
+        assert!(last.now_or_never().is_some());
+        assert!(!is_retired(&third));
     }
 
     #[tokio::test(start_paused = true)]
