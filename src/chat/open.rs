@@ -1,8 +1,10 @@
 //! Which conversations may be open: how many, how many because of one user, and how much all of them weigh. Where there
 //! is no room, the coldest is evicted, and whoever opens another one waits until it has gone.
 
+mod places;
+
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -10,8 +12,7 @@ use std::{
     time::Duration,
 };
 
-use foldhash::quality::RandomState;
-use metrics::{counter, gauge};
+use metrics::gauge;
 use tokio::{
     select,
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
@@ -19,11 +20,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::places::State;
 use super::error::Error;
 use crate::{
     model::{
         UserId,
-        limits::{OPENING_MAX, OPENING_OF_USER_MAX, USER_OPEN_MIN, USER_OPEN_PART},
+        limits::{OPENING_MAX, USER_OPEN_MIN, USER_OPEN_PART},
     },
     tasks::lock,
 };
@@ -36,8 +38,6 @@ const COLD_LOOKS: usize = 10;
 const SOON_FULL: usize = 9;
 /// Evicted at one look because their places could be needed soon: each costs the store a write.
 const EVICTED_AT_ONCE: usize = 1_000;
-/// Places looked at to find the coldest: those whose last use was newer than known are put in order meanwhile.
-const LOOKED_AT_MAX: usize = 256;
 /// By so much may an owner's weight differ from what is counted for it.
 const WEIGHED_BYTES: usize = 4 << 10;
 
@@ -57,42 +57,6 @@ pub(super) struct Table {
     /// A place or weight has become free.
     freed: Notify,
     state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    places: HashMap<u64, Taken, RandomState>,
-    by_use: Order,
-    users: HashMap<UserId, User, RandomState>,
-    /// Wait for a place.
-    opening: usize,
-    /// Told to retire and not gone yet: how many, and what they weighed.
-    retiring: usize,
-    retiring_bytes: usize,
-    numbers: u64,
-}
-
-/// By the last use that is known, and then by number. The last use itself may be newer.
-type Order = BTreeSet<(u64, u64)>;
-
-struct Taken {
-    held: Arc<Held>,
-    user: Option<UserId>,
-    /// Where it is in the order of all and in its user's.
-    at: [u64; 2],
-    is_open: bool,
-    /// What it weighed when it was told to retire.
-    retiring: Option<usize>,
-}
-
-/// Whose requests opened conversations.
-struct User {
-    room: Arc<Semaphore>,
-    by_use: Order,
-    places: usize,
-    /// Of these: waiting for a place, and told to retire.
-    opening: usize,
-    retiring: usize,
 }
 
 /// What the table knows of one conversation; its handle, its owner and the table share it.
@@ -337,151 +301,12 @@ impl Table {
     }
 }
 
-impl State {
-    /// The room of a user, who has at most `max` places and may wait for some more.
-    fn user(&mut self, user: &UserId, max: usize) -> Result<Arc<Semaphore>, Error> {
-        let Some(known) = self.users.get(user) else {
-            let room = Arc::new(Semaphore::new(max));
-            let new = User {
-                room: room.clone(),
-                by_use: Order::new(),
-                places: 0,
-                opening: 0,
-                retiring: 0,
-            };
-            self.users.insert(user.clone(), new);
-            return Ok(room);
-        };
-        if known.places >= max + OPENING_OF_USER_MAX {
-            let text = "too many conversations are open because of you";
-            return Err(Error::unavailable(text));
-        }
-        Ok(known.room.clone())
-    }
-
-    fn came(&mut self, held: &Arc<Held>, user: Option<&UserId>) {
-        self.opening += 1;
-        if let Some(user) = user.and_then(|user| self.users.get_mut(user)) {
-            user.places += 1;
-            user.opening += 1;
-        }
-        let taken = Taken {
-            held: held.clone(),
-            user: user.cloned(),
-            at: [0; 2],
-            is_open: false,
-            retiring: None,
-        };
-        self.places.insert(held.number, taken);
-    }
-
-    fn opened(&mut self, held: &Held) {
-        let Some(taken) = self.places.get_mut(&held.number) else {
-            return;
-        };
-        taken.is_open = true;
-        let used = held.used_at.load(Ordering::Relaxed);
-        taken.at = [used; 2];
-        self.opening -= 1;
-        self.by_use.insert((used, held.number));
-        let Some(name) = taken.user.clone() else {
-            return;
-        };
-        let Some(user) = self.users.get_mut(&name) else {
-            return;
-        };
-        user.by_use.insert((used, held.number));
-        user.opening -= 1;
-        // Of their own, too, there may have been none to evict when they began to wait.
-        if user.opening > user.retiring && user.room.available_permits() == 0 {
-            self.evict(Some(&name), u64::MAX);
-        }
-    }
-
-    /// When those who wait began to, there may have been none left to evict.
-    fn evict_for_waiting(&mut self) {
-        while self.opening > self.retiring && self.evict(None, u64::MAX) {}
-    }
-
-    fn gone(&mut self, number: u64) {
-        let Some(taken) = self.places.remove(&number) else {
-            return;
-        };
-        self.by_use.remove(&(taken.at[0], number));
-        if !taken.is_open {
-            self.opening -= 1;
-        }
-        if let Some(bytes) = taken.retiring {
-            self.retiring -= 1;
-            self.retiring_bytes -= bytes;
-        }
-        if let Some(name) = taken.user
-            && let Some(user) = self.users.get_mut(&name)
-        {
-            user.by_use.remove(&(taken.at[1], number));
-            user.opening -= usize::from(!taken.is_open);
-            user.retiring -= usize::from(taken.retiring.is_some());
-            user.places -= 1;
-            if user.places == 0 {
-                self.users.remove(&name);
-            }
-        }
-    }
-
-    /// Tells the coldest one of all, or of a user, to retire, if it was not used since `before`.
-    fn evict(&mut self, user: Option<&UserId>, before: u64) -> bool {
-        let Some(number) = self.coldest(user, before) else {
-            return false;
-        };
-        let Some(taken) = self.places.get_mut(&number) else {
-            return false;
-        };
-        let bytes = taken.held.bytes.load(Ordering::Relaxed);
-        taken.retiring = Some(bytes);
-        taken.held.retire.cancel();
-        self.by_use.remove(&(taken.at[0], number));
-        if let Some(user) = taken.user.as_ref().and_then(|u| self.users.get_mut(u)) {
-            user.by_use.remove(&(taken.at[1], number));
-            user.retiring += 1;
-        }
-        self.retiring += 1;
-        self.retiring_bytes += bytes;
-        counter!("chat_conversations_evicted_total").increment(1);
-        true
-    }
-
-    fn coldest(&mut self, of: Option<&UserId>, before: u64) -> Option<u64> {
-        let order = match of {
-            None => &mut self.by_use,
-            Some(user) => &mut self.users.get_mut(user)?.by_use,
-        };
-        let mut best = None;
-        for _ in 0..LOOKED_AT_MAX {
-            let Some(&(at, number)) = order.first() else {
-                break;
-            };
-            let taken = self.places.get_mut(&number)?;
-            let used = taken.held.used_at.load(Ordering::Relaxed);
-            if best.is_none_or(|best| (used, number) < best) {
-                best = Some((used, number));
-            }
-            if used <= at {
-                break;
-            }
-            order.pop_first();
-            order.insert((used, number));
-            taken.at[usize::from(of.is_some())] = used;
-        }
-        let (used, number) = best?;
-        (used < before).then_some(number)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::model::limits::OPENING_OF_USER_MAX;
 
     fn user(name: &str) -> UserId {
         UserId::new(name).unwrap()
