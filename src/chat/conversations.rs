@@ -141,9 +141,10 @@ impl Conversations {
         if let Operation::Repair = operation {
             return Either::Left(Box::pin(self.repair_one(conversation)));
         }
-        let range = match operation {
-            Operation::History { range, .. } => range,
-            _ => LogRange::After(0),
+        // Sessions come back, and gateways catch up, with more than a page.
+        let asked = match operation {
+            Operation::History { range, limit } => (range, limit),
+            _ => (LogRange::After(0), usize::MAX),
         };
         let (reply, answer) = oneshot::channel();
         let command = Command {
@@ -162,7 +163,7 @@ impl Conversations {
             };
             match answer.await.unwrap_or(Err(Error::CLOSED))? {
                 Answer::Ready(outcome) => Ok(outcome),
-                read => Box::pin(self.read(conversation, &term, range, read)).await,
+                read => Box::pin(self.read(conversation, &term, asked, read)).await,
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
@@ -211,7 +212,7 @@ impl Conversations {
         &self,
         conversation: ConversationId,
         term: &Term,
-        range: LogRange,
+        asked: (LogRange, usize),
         read: Answer,
     ) -> Result<Outcome, Error> {
         match read {
@@ -220,7 +221,7 @@ impl Conversations {
                 let entries = self
                     .shared
                     .history
-                    .read(conversation, (from, to), range)
+                    .read(conversation, (from, to), asked)
                     .await?;
                 // Read under the lease, or not at all.
                 if !term.holds(Instant::now()) {

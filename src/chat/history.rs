@@ -50,22 +50,19 @@ impl History {
         &self,
         conversation: ConversationId,
         (from, to): (Seq, Seq),
-        range: LogRange,
+        (range, limit): (LogRange, usize),
     ) -> Result<Vec<Arc<Entry>>, Error> {
-        let mut page = Reading::new(from, to, range, self.bytes_max(from, to));
+        let bytes_max = if limit <= PAGE_ENTRIES_MAX {
+            self.page_bytes_max
+        } else {
+            RESUME_BYTES_MAX
+        };
+        let mut page = Reading::new(from, to, range, bytes_max);
         while let Some((from, to)) = page.next() {
             let part = self.part(conversation, from, to).await?;
             page.take(&part);
         }
         Ok(page.page())
-    }
-
-    fn bytes_max(&self, from: Seq, to: Seq) -> usize {
-        if to.saturating_sub(from) < PAGE_ENTRIES_MAX as Seq {
-            self.page_bytes_max
-        } else {
-            RESUME_BYTES_MAX
-        }
     }
 
     async fn part(
