@@ -84,7 +84,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let (core, upkeep) = (Tasks::default(), Tasks::default());
     let store = open_store(config, &upkeep).await?;
     let members = Arc::new(Members::alone(store.clone()).await?);
-    let inbox = Arc::new(InboxWriter::new(store.clone()));
+    let inbox = Arc::new(InboxWriter::new(store.clone(), config.memory()));
     let keeping = members.clone();
     let keep = upkeep.spawn(async move {
         keeping.keep().await;

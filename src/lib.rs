@@ -10,6 +10,7 @@ pub mod config;
 pub mod fanout;
 pub mod gateway;
 pub mod import;
+pub mod memory;
 pub mod model;
 #[doc(hidden)]
 pub mod mutation;

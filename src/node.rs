@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::Tokens,
-    chat::{Conversations, InboxWriter},
-    cluster::{Cluster, Home, Members, NotJoined, Speaking, WebSockets},
+    chat::Conversations,
+    cluster::{Cluster, Members, NotJoined, Speaking, WebSockets},
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
@@ -72,6 +72,10 @@ impl Node {
         let speaking = speaking(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
+        tracing::info!(
+            mib = config.memory().mib(),
+            "memory for conversations, inboxes and history"
+        );
         let hub = Arc::new(Hub::new(config.fanout.coalesce(), upkeep.clone()));
         let cluster = Cluster::new(
             &members,
@@ -79,6 +83,7 @@ impl Node {
             &hub,
             speaking,
             config.conversations().operation_timeout,
+            config.memory(),
             &upkeep,
             |publish, inbox, lease| {
                 let (me, store) = (members.me(), store.clone());
@@ -96,7 +101,10 @@ impl Node {
             async move { flushing.run().await }
         });
         let (home, current) = (cluster.home.clone(), inbox.clone());
-        upkeep.keep(move || turn_overlay(home.clone(), current.clone()));
+        upkeep.keep(move || {
+            let (home, inbox) = (home.clone(), current.clone());
+            async move { home.turn_overlays(&inbox).await }
+        });
         let (kept, measured) = (gateway.clone(), store.clone());
         upkeep.keep(move || keep_up(kept.clone(), measured.clone(), metrics.clone()));
         let swept = store.clone();
@@ -252,16 +260,6 @@ async fn repair(
         sleep(RETRY_AFTER).await;
     }
     Ok(())
-}
-
-/// Publications are laid over the stored inbox until it has them.
-async fn turn_overlay(home: Arc<Home>, inbox: Arc<InboxWriter>) {
-    loop {
-        sleep(crate::cluster::OVERLAY).await;
-        if inbox.is_current() {
-            home.turn();
-        }
-    }
 }
 
 async fn keep_membership(members: Arc<Members>, removed: CancellationToken) {

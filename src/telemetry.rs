@@ -54,6 +54,19 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Conversations in memory, with an owner task each"
     );
     describe_gauge!(
+        "chat_conversations_open_bytes",
+        Unit::Bytes,
+        "What the conversations in memory weigh, about"
+    );
+    describe_counter!(
+        "chat_conversations_evicted_total",
+        "Conversations that left memory to make room for others"
+    );
+    describe_counter!(
+        "chat_overlays_turned_early_total",
+        "Times that an inbox's last publications were dropped early to make room"
+    );
+    describe_gauge!(
         "chat_ring_version",
         "The ring version that this gateway acts under"
     );

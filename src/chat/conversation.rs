@@ -7,6 +7,7 @@
 mod answers;
 mod broke;
 mod parked;
+mod room;
 mod takeover;
 #[cfg(test)]
 mod told;
@@ -29,6 +30,7 @@ use tokio::{
 
 use self::{
     parked::{AllTold, Parked},
+    room::load,
     takeover::insist,
     waiting::Waiting,
 };
@@ -37,6 +39,7 @@ use super::{
     inbox::InboxWriter,
     lease::{Lease, Term},
     log::Log,
+    open::{Held, Room},
     operation::{Operation, Outcome, Sent},
     participants::Participants,
     publish::{Audience, Handed, InHand, Place, Publication, Publish},
@@ -44,6 +47,7 @@ use super::{
 };
 use crate::{
     clock,
+    memory::Memory,
     model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
     mutation::{Mutation, broken},
     store::{self, Activity, LogRow, Mark, Store},
@@ -63,8 +67,12 @@ pub struct Settings {
     pub idle: Duration,
     /// An operation that takes longer is answered with `unavailable`; what it wrote may still be committed.
     pub operation_timeout: Duration,
-    /// Conversations open at once; for one more, operations are refused with `unavailable`.
+    /// Conversations open at once; for one more, the one that was not used for longest is evicted.
     pub open_max: usize,
+    /// What all of them, and pages of their history, may weigh.
+    pub memory: Memory,
+    /// Of a page of history, about.
+    pub page_bytes_max: usize,
 }
 
 /// What every owner of this gateway needs.
@@ -139,10 +147,12 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
 }
 
-/// Runs one conversation until it is idle, the gateway drains, or it cannot go on.
+/// Runs one conversation until it is idle or evicted, the gateway drains, or it cannot go on.
 pub(super) async fn own(
     id: ConversationId,
     environment: Arc<Environment>,
+    held: Arc<Held>,
+    room: Option<Room>,
     term: Arc<Term>,
     mut commands: mpsc::Receiver<Command>,
     stop: impl Future<Output = ()>,
@@ -151,10 +161,10 @@ pub(super) async fn own(
     let loaded = select! {
         biased;
         () = revoked.cancelled() => Err(Error::MOVED),
-        loaded = Owner::load(id, environment.clone(), term) => loaded,
+        loaded = load(id, &environment, &held, room, term) => loaded,
     };
     match loaded {
-        Ok((mut owner, settled)) => {
+        Ok((_room, mut owner, settled)) => {
             let running = async {
                 // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
                 for (entry, waiting) in settled {
@@ -183,6 +193,7 @@ pub(super) async fn own(
 
 struct Owner {
     id: ConversationId,
+    held: Arc<Held>,
     environment: Arc<Environment>,
     /// Under which it was loaded. When that has ended, so has this owner.
     term: Arc<Term>,
@@ -242,6 +253,7 @@ impl Owner {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
         let revoked = self.term.revoked();
+        let mut retired = Box::pin(self.held.retired().cancelled_owned());
         let mut idle_at = self.idle_at();
         let mut closing = false;
         let mut received = Vec::new();
@@ -267,11 +279,16 @@ impl Owner {
                     closing = true;
                     commands.close();
                 }
+                () = &mut retired, if quiet && !closing => {
+                    closing = true;
+                    commands.close();
+                }
                 () = sleep_until(idle_at), if quiet && !closing => {
                     closing = true;
                     commands.close();
                 }
             }
+            self.weigh();
             // A conversation that is not there is not kept either.
             if self.participants.is_none()
                 && self.work.is_empty()

@@ -8,7 +8,6 @@ use std::{
 use dashmap::{DashMap, mapref::entry::Entry as Place};
 use foldhash::quality::RandomState;
 use futures_util::{FutureExt, StreamExt, future::Either, stream};
-use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout},
@@ -21,7 +20,8 @@ use super::{
     history::History,
     inbox::InboxWriter,
     lease::{Lease, Term},
-    operation::{Listed, Operation, Outcome, Page, ParticipantsPage, Sent},
+    open::{Held, Table},
+    operation::{Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent},
     publish::Publish,
     repair,
 };
@@ -45,6 +45,7 @@ pub struct Conversations {
 
 struct Shared {
     open: DashMap<ConversationId, Handle, RandomState>,
+    table: Arc<Table>,
     environment: Arc<Environment>,
     history: History,
     tasks: Tasks,
@@ -54,6 +55,7 @@ struct Shared {
 
 #[derive(Clone)]
 struct Handle {
+    held: Arc<Held>,
     mailbox: mpsc::Sender<Command>,
     term: Arc<Term>,
     /// Fires when the owner has let go and another one may be made.
@@ -65,6 +67,7 @@ impl Handle {
         if command.operation.only_reads() && self.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT {
             return Err(Unoffered::Refused(Error::BUSY));
         }
+        self.held.used();
         match self.mailbox.try_send(command) {
             Ok(()) => Ok(self.term.clone()),
             Err(mpsc::error::TrySendError::Full(_)) => Err(Unoffered::Refused(Error::BUSY)),
@@ -99,15 +102,23 @@ impl Conversations {
         settings: Settings,
         tasks: Tasks,
     ) -> Self {
-        let history = History::new(store.clone());
+        let history = History::new(
+            store.clone(),
+            settings.memory.history(),
+            settings.page_bytes_max,
+        );
+        let table = Table::new(settings.open_max, settings.memory.owners());
         let environment = Arc::new(Environment::new(
             gateway, store, publish, inbox, lease, settings,
         ));
         let open = DashMap::default();
         let closing = CancellationToken::new();
+        let (keeping, closed) = (table.clone(), closing.clone());
+        tasks.spawn(async move { closed.run_until_cancelled(keeping.keep()).await });
         Self {
             shared: Arc::new(Shared {
                 open,
+                table,
                 environment,
                 history,
                 tasks,
@@ -133,6 +144,11 @@ impl Conversations {
         if let Operation::Repair = operation {
             return Either::Left(Box::pin(self.repair_one(conversation)));
         }
+        // Sessions come back, and gateways catch up, with more than a page.
+        let asked = match operation {
+            Operation::History { range, limit } => (range, limit),
+            _ => (LogRange::After(0), usize::MAX),
+        };
         let (reply, answer) = oneshot::channel();
         let command = Command {
             actor,
@@ -150,7 +166,7 @@ impl Conversations {
             };
             match answer.await.unwrap_or(Err(Error::CLOSED))? {
                 Answer::Ready(outcome) => Ok(outcome),
-                read => Box::pin(self.read(conversation, &term, read)).await,
+                read => Box::pin(self.read(conversation, &term, asked, read)).await,
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
@@ -168,8 +184,13 @@ impl Conversations {
         if let Some(handle) = self.shared.open.get(&conversation) {
             return handle.offer(command);
         }
-        let handle = self.open(conversation).map_err(Unoffered::Refused)?;
-        handle.offer(command)
+        // Gateways alone catch up; whatever else is asked, somebody's request is behind it.
+        let user = match command.operation {
+            Operation::CatchUp { .. } => None,
+            _ => Some(&command.actor),
+        };
+        let opened = self.open(conversation, user);
+        opened.map_err(Unoffered::Refused)?.offer(command)
     }
 
     /// As `offer`, to the owner after the one that closes.
@@ -194,20 +215,22 @@ impl Conversations {
         &self,
         conversation: ConversationId,
         term: &Term,
+        asked: (LogRange, usize),
         read: Answer,
     ) -> Result<Outcome, Error> {
         match read {
             Answer::Ready(outcome) => Ok(outcome),
             Answer::ReadLog { from, to, head } => {
-                let entries = self.shared.history.read(conversation, from, to).await?;
+                let entries = self
+                    .shared
+                    .history
+                    .read(conversation, (from, to), asked)
+                    .await?;
                 // Read under the lease, or not at all.
                 if !term.holds(Instant::now()) {
                     return Err(Error::CLOSED);
                 }
-                Ok(Outcome::History(Page {
-                    entries: entries.to_vec(),
-                    head,
-                }))
+                Ok(Outcome::History(Page { entries, head }))
             }
             Answer::ReadParticipants {
                 actor,
@@ -274,10 +297,11 @@ impl Conversations {
         }
     }
 
-    /// Makes an owner, if there is none.
-    fn open(&self, conversation: ConversationId) -> Result<Handle, Error> {
+    /// Makes an owner because of `user`, if there is none.
+    fn open(&self, conversation: ConversationId, user: Option<&UserId>) -> Result<Handle, Error> {
         let Shared {
             open,
+            table,
             environment,
             tasks,
             closing,
@@ -286,17 +310,16 @@ impl Conversations {
         if closing.is_cancelled() {
             return Err(Error::MOVED);
         }
-        if open.len() >= environment.settings.open_max {
-            return Err(Error::unavailable("too many conversations are open"));
-        }
-        let handle = match open.entry(conversation) {
-            Place::Occupied(there) => return Ok(there.get().clone()),
+        match open.entry(conversation) {
+            Place::Occupied(there) => Ok(there.get().clone()),
             Place::Vacant(place) => {
                 // Asked while the place is held: whoever then lets go of what is lost finds it there.
                 let term = environment.lease.term(conversation).ok_or(Error::MOVED)?;
                 let term = Arc::new(term);
+                let (held, room) = table.begin(user)?;
                 let (mailbox, commands) = mailbox();
                 let handle = Handle {
+                    held: held.clone(),
                     mailbox,
                     term: term.clone(),
                     gone: CancellationToken::new(),
@@ -306,17 +329,30 @@ impl Conversations {
                 tasks.spawn(async move {
                     let stop = shared.closing.clone().cancelled_owned();
                     let environment = shared.environment.clone();
-                    let owning = own(conversation, environment, term, commands, stop);
+                    let owning = own(
+                        conversation,
+                        environment,
+                        held.clone(),
+                        room,
+                        term,
+                        commands,
+                        stop,
+                    );
                     contain("the owner of a conversation", conversation, owning).await;
                     // Only now may another owner be made: never two at once.
                     shared.open.remove(&conversation);
                     gone.cancel();
+                    held.end();
                 });
-                handle
+                Ok(handle)
             }
-        };
-        gauge!("chat_conversations_open").set(open.len() as f64);
-        Ok(handle)
+        }
+    }
+
+    /// Evicts the conversation that was not used for longest, for tests.
+    #[doc(hidden)]
+    pub fn evict_one(&self) {
+        self.shared.table.evict_one();
     }
 
     /// Of a channel: those of others are in their owner's memory. Former participants have rows too and are passed

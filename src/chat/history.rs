@@ -1,49 +1,80 @@
 //! Pages of the committed log from the store, through a cache that joins identical reads in flight: ten
 //! thousand clients that come back at once cost one read.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use moka::future::Cache;
+use tokio::sync::Semaphore;
 
-use super::error::Error;
+use super::{error::Error, operation::LogRange};
 use crate::{
-    model::{Content, ConversationId, Entry, Seq},
+    model::{
+        ConversationId, Entry, Seq,
+        limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, READ_ENTRIES_MAX, RESUME_BYTES_MAX},
+        weight::ALLOCATION_BYTES,
+    },
     store::{self, Store},
 };
-
-/// Bytes of entries kept, roughly.
-const CACHE_BYTES: u64 = 32 << 20;
-/// What an entry weighs besides its body.
-const ENTRY_BYTES: usize = 300;
 
 type Entries = Arc<Vec<Arc<Entry>>>;
 
 pub(super) struct History {
     store: Arc<dyn Store>,
-    pages: Cache<(ConversationId, Seq, Seq), Entries>,
+    parts: Cache<(ConversationId, Seq, Seq), Entries>,
+    page_bytes_max: usize,
+    /// A permit for each entry that is being read from the store.
+    reads: Semaphore,
 }
 
 impl History {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        let pages = Cache::builder()
-            .max_capacity(CACHE_BYTES)
+    pub(super) fn new(store: Arc<dyn Store>, bytes_max: usize, page_bytes_max: usize) -> Self {
+        let parts = Cache::builder()
+            .max_capacity(bytes_max as u64)
             .weigher(|_, entries: &Entries| {
-                let bytes: usize = entries.iter().map(|e| ENTRY_BYTES + body_bytes(e)).sum();
+                let bytes = PART_BYTES + entries.iter().map(|e| e.weight()).sum::<usize>();
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
             .build();
-        Self { store, pages }
+        Self {
+            store,
+            parts,
+            page_bytes_max,
+            reads: Semaphore::new(READ_ENTRIES_MAX),
+        }
     }
 
-    /// The entries from `from` to `to`. The caller has asked the owner: all of them are committed, and what
-    /// is committed never changes, so a page never grows stale.
+    /// The entries from `from` to `to`, without those farthest from where `range` begins, if all of them weigh too much
+    /// for a page. The caller has asked the owner: all of them are committed, and what is committed never changes, so a
+    /// page never grows stale.
     pub(super) async fn read(
+        &self,
+        conversation: ConversationId,
+        (from, to): (Seq, Seq),
+        (range, limit): (LogRange, usize),
+    ) -> Result<Vec<Arc<Entry>>, Error> {
+        let bytes_max = if limit <= PAGE_ENTRIES_MAX {
+            self.page_bytes_max
+        } else {
+            RESUME_BYTES_MAX
+        };
+        let mut page = Reading::new(from, to, range, bytes_max);
+        while let Some((from, to)) = page.next() {
+            let part = self.part(conversation, from, to).await?;
+            page.take(&part);
+        }
+        Ok(page.page())
+    }
+
+    async fn part(
         &self,
         conversation: ConversationId,
         from: Seq,
         to: Seq,
     ) -> Result<Entries, Error> {
         let load = async {
+            let entries = u32::try_from(to - from + 1).unwrap_or(u32::MAX);
+            // Never closed.
+            let _permits = self.reads.acquire_many(entries).await;
             let rows = self.store.log(conversation, from, to).await?;
             let whole = rows.iter().map(|r| r.entry.seq).eq(from..=to);
             if !whole {
@@ -56,19 +87,178 @@ impl History {
                 rows.into_iter().map(|r| r.entry).collect::<Vec<_>>(),
             ))
         };
-        self.pages
+        let mut loaded = false;
+        let load = async {
+            loaded = true;
+            load.await
+        };
+        let part = self
+            .parts
             .try_get_with((conversation, from, to), load)
             .await
             .map_err(|error| {
                 crate::seldom::seldom!(WARN, "a page could not be read", %conversation, %error);
                 store::Error::clone(&error).into()
-            })
+            });
+        if loaded {
+            // By itself the cache evicts some time later, and holds more than its bound until then.
+            self.parts.run_pending_tasks().await;
+        }
+        part
     }
 }
 
-fn body_bytes(entry: &Entry) -> usize {
-    match &entry.content {
-        Content::Text { body, .. } => body.len(),
-        Content::System(_) => 0,
+/// Entries of the first part of a page, and at most of each further one.
+const FIRST_PART_ENTRIES: Seq = PAGE_ENTRIES_DEFAULT as Seq;
+const PART_ENTRIES_MAX: Seq = 2 * FIRST_PART_ENTRIES;
+/// What a part weighs besides its entries: the list, its key, its place in the cache.
+const PART_BYTES: usize = 400 + 2 * ALLOCATION_BYTES;
+
+/// A page that is being read, a part at a time, from where it was asked for.
+struct Reading {
+    from: Seq,
+    to: Seq,
+    /// Where it was asked for: the entries next to it come first.
+    near: Seq,
+    bytes_max: usize,
+    /// Without a gap.
+    entries: VecDeque<Arc<Entry>>,
+    bytes: usize,
+}
+
+impl Reading {
+    fn new(from: Seq, to: Seq, range: LogRange, bytes_max: usize) -> Self {
+        let near = match range {
+            LogRange::Newest | LogRange::Before(_) => to,
+            LogRange::After(_) => from,
+            LogRange::Around(seq) => seq.clamp(from, to),
+        };
+        Self {
+            from,
+            to,
+            near,
+            bytes_max,
+            entries: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+
+    /// The part to be read next; none if all is there, or there is no room for more.
+    fn next(&self) -> Option<(Seq, Seq)> {
+        let Self { from, to, near, .. } = *self;
+        let (Some(first), Some(last)) = (self.entries.front(), self.entries.back()) else {
+            let latest = from.max((to + 1).saturating_sub(FIRST_PART_ENTRIES));
+            let start = near.saturating_sub(FIRST_PART_ENTRIES / 2);
+            let start = start.clamp(from, latest);
+            return Some((start, to.min(start + FIRST_PART_ENTRIES - 1)));
+        };
+        let (first, last) = (first.seq, last.seq);
+        let room = self.bytes_max.saturating_sub(self.bytes) as Seq;
+        if room == 0 {
+            return None;
+        }
+        // As many as there is room for if they are like those that are there.
+        let each = self.bytes as Seq / self.entries.len() as Seq;
+        let count = (room / each.max(1)).clamp(1, PART_ENTRIES_MAX);
+        let (before, after) = (first - from, to - last);
+        let is_nearer = near.abs_diff(first) <= near.abs_diff(last);
+        match (before, after) {
+            (0, 0) => None,
+            (0, _) => Some((last + 1, last + count.min(after))),
+            (_, 1..) if !is_nearer => Some((last + 1, last + count.min(after))),
+            _ => Some((first - count.min(before), first - 1)),
+        }
+    }
+
+    fn take(&mut self, part: &[Arc<Entry>]) {
+        self.bytes += part.iter().map(|entry| entry.weight()).sum::<usize>();
+        let first = self.entries.front().map_or(0, |entry| entry.seq);
+        if part.last().is_some_and(|entry| entry.seq < first) {
+            for entry in part.iter().rev() {
+                self.entries.push_front(entry.clone());
+            }
+        } else {
+            self.entries.extend(part.iter().cloned());
+        }
+    }
+
+    /// What there is room for; at least one entry.
+    fn page(mut self) -> Vec<Arc<Entry>> {
+        while self.bytes > self.bytes_max
+            && self.entries.len() > 1
+            && let (Some(first), Some(last)) = (self.entries.front(), self.entries.back())
+        {
+            let left_out = if self.near.abs_diff(last.seq) > self.near.abs_diff(first.seq) {
+                self.entries.pop_back()
+            } else {
+                self.entries.pop_front()
+            };
+            self.bytes -= left_out.map_or(0, |entry| entry.weight());
+        }
+        self.entries.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::operation::LogRange::{After, Around, Before, Newest},
+        *,
+    };
+    use crate::model::{ClientId, Content, MessageId, UserId};
+
+    fn entry(seq: Seq, bytes: usize) -> Arc<Entry> {
+        let id = uuid::Uuid::from_u128(seq.into());
+        Arc::new(Entry {
+            seq,
+            message_id: MessageId(id),
+            client_id: ClientId(id),
+            sender: UserId::new("alice").unwrap(),
+            at: 1,
+            content: Content::text("x".repeat(bytes)),
+        })
+    }
+
+    /// The page, and how many entries were read for it.
+    fn read(range: LogRange, limit: usize, bytes: usize) -> (Vec<Seq>, usize) {
+        let (from, to) = range.within(1_000, limit);
+        let mut page = Reading::new(from, to, range, 100_000);
+        let mut read = 0;
+        while let Some((from, to)) = page.next() {
+            let part: Vec<_> = (from..=to).map(|seq| entry(seq, bytes)).collect();
+            read += part.len();
+            page.take(&part);
+        }
+        (page.page().iter().map(|entry| entry.seq).collect(), read)
+    }
+
+    #[test]
+    fn a_page_of_small_entries_is_whole() {
+        for range in [Newest, Before(500), After(500), Around(500), Around(3)] {
+            for limit in [1, 2, 49, 50, 51, 200] {
+                let (from, to) = range.within(1_000, limit);
+                let (page, read) = read(range, limit, 1);
+                assert_eq!(page, (from..=to).collect::<Vec<_>>(), "{range:?} {limit}");
+                assert_eq!(read, limit);
+            }
+        }
+    }
+
+    #[test]
+    fn of_large_entries_few_are_read_and_those_asked_for_are_kept() {
+        for (range, near) in [
+            (Newest, 1_000),
+            (Before(500), 499),
+            (After(500), 501),
+            (Around(500), 500),
+        ] {
+            let (page, read) = read(range, 200, 10_000);
+            assert!((5..=10).contains(&page.len()), "{range:?}: {page:?}");
+            assert!(page.contains(&near), "{range:?}: {page:?}");
+            assert!(page.windows(2).all(|two| two[0] + 1 == two[1]));
+            assert!(read <= 50, "{range:?}: {read} were read");
+            let (page, _) = self::read(range, 200, 1_000_000);
+            assert_eq!(page, [near], "one at least");
+        }
     }
 }

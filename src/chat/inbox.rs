@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -16,8 +16,11 @@ use tokio::{sync::Notify, time::sleep};
 
 use super::publish::Members;
 use crate::{
+    memory::Memory,
     model::{
-        ConversationId, Entry, Kind, Last, Seq, UserId, limits::INBOX_CONVERSATIONS_PENDING_MAX,
+        ConversationId, Entry, Kind, Last, Seq, UserId,
+        limits::{INBOX_CONVERSATIONS_PENDING_MAX, USER_ID_BYTES_MAX},
+        weight::ALLOCATION_BYTES,
     },
     store::{InboxWrite, Store},
     tasks::lock,
@@ -34,7 +37,10 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 pub struct InboxWriter {
     store: Arc<dyn Store>,
+    bytes_max: usize,
     pending: Mutex<BTreeMap<ConversationId, Pending>>,
+    /// What they weigh, with those that are being written.
+    bytes: AtomicUsize,
     wake: Notify,
     flushing: tokio::sync::Mutex<()>,
     behind: AtomicBool,
@@ -46,14 +52,18 @@ struct Pending {
     newest: Option<(Arc<Members>, Arc<Last>)>,
     /// Who sends has read what came before.
     read_by_senders: BTreeMap<UserId, Seq>,
+    /// As last weighed.
+    bytes: usize,
 }
 
 impl InboxWriter {
     #[must_use]
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub fn new(store: Arc<dyn Store>, memory: Memory) -> Self {
         Self {
             store,
+            bytes_max: memory.inbox(),
             pending: Mutex::default(),
+            bytes: AtomicUsize::new(0),
             wake: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
             behind: AtomicBool::new(false),
@@ -72,6 +82,7 @@ impl InboxWriter {
             self.wake.notify_one();
         }
         let pending = pending.entry(conversation).or_default();
+        let before = pending.bytes;
         let newer = |(_, last): &(_, Arc<Last>)| last.seq < entry.seq;
         if let Some(members) = members
             && pending.newest.as_ref().is_none_or(newer)
@@ -83,11 +94,14 @@ impl InboxWriter {
             .entry(entry.sender.clone())
             .or_default();
         *read = entry.seq.max(*read);
+        let grown = pending.weigh().wrapping_sub(before);
+        self.bytes.fetch_add(grown, Ordering::Relaxed);
     }
 
     /// Whether the store is so far behind that no more should be accepted.
     pub(super) fn is_full(&self) -> bool {
-        self.pending().len() >= INBOX_CONVERSATIONS_PENDING_MAX
+        self.bytes.load(Ordering::Relaxed) > self.bytes_max
+            || self.pending().len() >= INBOX_CONVERSATIONS_PENDING_MAX
     }
 
     /// Whether the store has, or is about to get, what was queued: not so while it cannot be reached.
@@ -117,24 +131,25 @@ impl InboxWriter {
             rows: std::mem::take(&mut *self.pending()),
         };
         gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
-        let rows = taken.rows.iter();
-        let writes: Vec<InboxWrite> = rows.flat_map(|(id, p)| p.writes(*id)).collect();
-        let batches: Vec<Vec<InboxWrite>> = writes
-            .chunks(BATCH_ROWS)
-            .map(<[InboxWrite]>::to_vec)
-            .collect();
-        let results: Vec<_> = stream::iter(batches)
+        // Made as they are written: a group's rows weigh much more than what they are made of.
+        let mut rows = taken.rows.iter().flat_map(|(id, p)| p.writes(*id));
+        let batches = std::iter::from_fn(|| {
+            let batch: Vec<_> = rows.by_ref().take(BATCH_ROWS).collect();
+            counter!("chat_inbox_rows_written_total").increment(batch.len() as u64);
+            (!batch.is_empty()).then_some(batch)
+        });
+        let failed = stream::iter(batches)
             .map(|batch| self.store.write_inbox(batch))
             .buffer_unordered(BATCHES_IN_FLIGHT_MAX)
-            .collect()
+            .fold(None, async |failed, written| failed.or(written.err()))
             .await;
-        counter!("chat_inbox_rows_written_total").increment(writes.len() as u64);
-        let failed = results.into_iter().find_map(Result::err);
         self.behind.store(failed.is_some(), Ordering::Release);
         if let Some(error) = failed {
             tracing::warn!(%error, "inbox rows were not written; they will be tried again");
             return false;
         }
+        let bytes: usize = taken.rows.values().map(|pending| pending.bytes).sum();
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         taken.rows.clear();
         true
     }
@@ -157,13 +172,26 @@ impl Drop for Taken<'_> {
         }
         let mut pending = self.writer.pending();
         for (id, older) in std::mem::take(&mut self.rows) {
-            pending.entry(id).or_default().lay_over(older);
+            let newer = pending.entry(id).or_default();
+            let before = newer.bytes + older.bytes;
+            newer.lay_over(older);
+            let grown = newer.weigh().wrapping_sub(before);
+            self.writer.bytes.fetch_add(grown, Ordering::Relaxed);
         }
         self.writer.wake.notify_one();
     }
 }
 
 impl Pending {
+    fn weigh(&mut self) -> usize {
+        const READ_BYTES: usize = size_of::<(UserId, Seq)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
+        let newest = self.newest.as_ref();
+        let newest = newest.map_or(0, |(members, last)| members.weight() + last.weight());
+        let read = self.read_by_senders.len() * READ_BYTES;
+        self.bytes = size_of::<(ConversationId, Self)>() + newest + read;
+        self.bytes
+    }
+
     fn writes(&self, conversation: ConversationId) -> Vec<InboxWrite> {
         let mut reads = self.read_by_senders.clone();
         let mut writes = Vec::new();
@@ -232,12 +260,38 @@ mod tests {
         writer.queue(conversation, Some(Arc::new(members)), &entry);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_is_bounded_by_its_weight() {
+        let store = Simulated::new(1, Faults::NONE);
+        let cut = store.cut();
+        let memory = Memory::of_mib(1);
+        let writer = InboxWriter::new(Arc::new(store), memory);
+        cut.store(true, Ordering::Relaxed);
+        let mut conversations = 0_u128;
+        while !writer.is_full() {
+            conversations += 1;
+            queue(
+                &writer,
+                ConversationId(uuid::Uuid::from_u128(conversations)),
+                7,
+            );
+            assert!(conversations < 1_000, "a row weighs some hundred bytes");
+            let given_up = tokio::time::timeout(Duration::from_millis(1), writer.flush()).await;
+            assert!(given_up.is_err(), "the store does not answer");
+        }
+        assert!(writer.bytes.load(Ordering::Relaxed) < memory.inbox() + 2_000);
+        cut.store(false, Ordering::Relaxed);
+        assert!(writer.flush().await);
+        assert_eq!(writer.bytes.load(Ordering::Relaxed), 0);
+        assert!(!writer.is_full());
+    }
+
     /// Whoever asks for a flush may stop waiting, and nobody else may ask for one: the rows are written all the same.
     #[tokio::test(start_paused = true)]
     async fn a_flush_that_nobody_waits_for_any_more_loses_no_rows() {
         let store = Simulated::new(1, Faults::NONE);
         let (cut, seen) = (store.cut(), store.share());
-        let writer = Arc::new(InboxWriter::new(Arc::new(store)));
+        let writer = Arc::new(InboxWriter::new(Arc::new(store), Memory::of_mib(64)));
         let conversation = ConversationId(uuid::Uuid::from_u128(1));
         let running = writer.clone();
         let running = Tasks::default().spawn(async move { running.run().await });
@@ -248,6 +302,7 @@ mod tests {
         cut.store(false, Ordering::Relaxed);
         sleep(Duration::from_secs(5)).await;
         running.abort();
+        assert_eq!(writer.bytes.load(Ordering::Relaxed), 0, "nothing waits");
         let rows = seen.inbox(&user()).await.unwrap();
         let last = rows[0].face.as_ref().and_then(|face| face.last.as_ref());
         assert_eq!(last.map(|last| last.seq), Some(7));

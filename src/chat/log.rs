@@ -33,7 +33,11 @@ pub(super) struct Log {
     seqs: HashMap<Origin, Seq, RandomState>,
     /// Those before: forgotten all at once, because to look for the oldest one costs more than to add one.
     older_seqs: HashMap<Origin, Seq, RandomState>,
+    /// What the client ids of both weigh besides the tables.
+    seqs_bytes: [usize; 2],
     recent: VecDeque<Arc<Entry>>,
+    /// What the entries in flight and the recent ones weigh.
+    entries_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -76,7 +80,9 @@ impl Log {
             unfinished: BTreeMap::new(),
             seqs: HashMap::default(),
             older_seqs: HashMap::default(),
+            seqs_bytes: [0; 2],
             recent: VecDeque::new(),
+            entries_bytes: 0,
         }
     }
 
@@ -178,6 +184,7 @@ impl Log {
             content: draft.content,
         });
         self.remember_origin(&entry);
+        self.entries_bytes += entry.weight();
         self.in_flight.push_back(Pending {
             entry: entry.clone(),
             stored: false,
@@ -221,10 +228,7 @@ impl Log {
             if matches!(entry.content, crate::model::Content::System(_)) {
                 self.hold(entry.seq);
             }
-            self.recent.push_back(entry.clone());
-            if self.recent.len() > RECENT_ENTRIES {
-                self.recent.pop_front();
-            }
+            self.keep_recent(entry.clone());
             committed.push(entry);
         }
         committed
@@ -266,7 +270,9 @@ impl Log {
         if self.seqs.len() == RECENT_CLIENT_IDS {
             std::mem::swap(&mut self.seqs, &mut self.older_seqs);
             self.seqs.clear();
+            self.seqs_bytes = [0, self.seqs_bytes[0]];
         }
+        self.seqs_bytes[0] += sender.weight();
         self.seqs.insert((sender.clone(), client_id), seq);
     }
 
@@ -276,10 +282,24 @@ impl Log {
 
     fn remember(&mut self, entry: &Arc<Entry>) {
         self.remember_origin(entry);
-        self.recent.push_back(entry.clone());
-        if self.recent.len() > RECENT_ENTRIES {
-            self.recent.pop_front();
+        self.entries_bytes += entry.weight();
+        self.keep_recent(entry.clone());
+    }
+
+    fn keep_recent(&mut self, entry: Arc<Entry>) {
+        self.recent.push_back(entry);
+        if self.recent.len() > RECENT_ENTRIES
+            && let Some(oldest) = self.recent.pop_front()
+        {
+            self.entries_bytes -= oldest.weight();
         }
+    }
+
+    /// Bytes held: entries and client ids.
+    pub(super) fn weight(&self) -> usize {
+        const PLACE_BYTES: usize = size_of::<(Origin, Seq)>() + 1;
+        let places = self.seqs.capacity() + self.older_seqs.capacity();
+        self.entries_bytes + places * PLACE_BYTES + self.seqs_bytes.iter().sum::<usize>()
     }
 }
 
@@ -384,6 +404,24 @@ mod tests {
             assert_eq!(find(client), Some(client as Seq));
         }
         assert_eq!(find(newest - 2 * RECENT_CLIENT_IDS as u128), None);
+    }
+
+    #[test]
+    fn a_log_weighs_what_it_holds_and_no_longer_what_it_let_go_of() {
+        let mut log = Log::empty(1);
+        let mut heaviest = 0;
+        for client in 1..=20 * RECENT_CLIENT_IDS as u128 {
+            let mut draft = draft(client);
+            draft.content = Content::text("x".repeat(client as usize % 2 * 1_000));
+            log.append(draft, clock::message_id(1), 1);
+            log.stored(log.head() + 1);
+            log.commit(true);
+            heaviest = heaviest.max(log.weight());
+            let entries: usize = log.recent.iter().map(|entry| entry.weight()).sum();
+            assert_eq!(log.entries_bytes, entries);
+        }
+        let least = RECENT_ENTRIES / 2 * 1_000 + RECENT_CLIENT_IDS * size_of::<Origin>();
+        assert!((least..2_000_000).contains(&heaviest), "{heaviest}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod history;
 mod inbox;
 mod lease;
 mod log;
+mod open;
 mod operation;
 mod participants;
 mod publish;

@@ -244,6 +244,15 @@ pub struct Page {
     pub head: Seq,
 }
 
+impl Page {
+    /// Whether it has everything that follows `after`, up to the head.
+    #[must_use]
+    pub fn reaches_head(&self, after: Seq) -> bool {
+        let last = self.entries.last().map_or(after, |last| last.seq);
+        last >= self.head
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Head {
     pub details: Details,

@@ -20,7 +20,8 @@ use crate::{
     model::{
         Content, ConversationId, Details, Entry, Kind, Participant, Posting, Role, Seq,
         SystemChange, UserId,
-        limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, NAME_BYTES_MAX},
+        limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, NAME_BYTES_MAX, USER_ID_BYTES_MAX},
+        weight::ALLOCATION_BYTES,
     },
     store::{Applied, ConversationRow, InboxFace, InboxWrite, ParticipantRow},
 };
@@ -112,6 +113,14 @@ impl Participants {
             audience,
             uncommitted: Uncommitted::default(),
         })
+    }
+
+    /// Bytes held: of each participant, and of the list that publications share.
+    pub(super) fn weight(&self) -> usize {
+        const PARTICIPANT_BYTES: usize =
+            size_of::<(UserId, Participant)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
+        let listed = self.audience.as_ref().map_or(0, |members| members.weight());
+        self.known.len() * PARTICIPANT_BYTES + listed
     }
 
     pub(super) fn is_channel(&self) -> bool {

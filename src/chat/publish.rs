@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::{
-    model::{ConversationId, Details, Entry, Kind, Seq, UserId},
+    model::{ConversationId, Details, Entry, Kind, Seq, UserId, weight::ALLOCATION_BYTES},
     store::InboxFace,
 };
 
@@ -32,6 +32,12 @@ pub struct Members {
 }
 
 impl Members {
+    /// Bytes held by a list in an `Arc`, without its users' names, which all lists share.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        size_of::<Self>() + ALLOCATION_BYTES + self.users.len() * size_of::<(UserId, Seq)>()
+    }
+
     /// What the inbox of `user`, who joined at `joined_seq`, shows once `entry` is the newest.
     #[must_use]
     pub fn face(&self, user: &UserId, joined_seq: Seq, last: &crate::model::Last) -> InboxFace {

@@ -72,8 +72,10 @@ pub(super) async fn conversation(
         };
         let Page { entries, head } = page;
         let first = entries.first().map_or(0, |entry| entry.seq);
-        if range == LogRange::Newest && lowest.saturating_add(1) < first {
-            range = LogRange::After(lowest);
+        // A page of large entries has fewer of them.
+        let page = head.saturating_sub(PAGE_ENTRIES_MAX as Seq);
+        if range == LogRange::Newest && lowest.min(page).saturating_add(1) < first {
+            range = LogRange::After(lowest.min(page));
             continue;
         }
         // Published again too: whoever came since has read an inbox without it. The newest one in any case: the row that

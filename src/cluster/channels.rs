@@ -169,7 +169,7 @@ impl Router {
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let operation = Operation::CatchUp { after, limit };
         match self.ask(channel, UserId::gateway(), operation).await {
-            Ok(Outcome::History(page)) => {
+            Ok(Outcome::History(page)) if page.reaches_head(after) => {
                 for entry in page.entries {
                     self.edge.publication(&Publication::Entry {
                         conversation: channel,
@@ -180,7 +180,10 @@ impl Router {
             }
             Err(error @ Error::Unavailable { .. }) => return Err(error),
             // Too much for one answer: whoever is subscribed reads it.
-            Ok(_) | Err(_) => self.edge.resync(channel, head),
+            Ok(_) | Err(_) => {
+                self.edge.resync(channel, head);
+                self.check_spectators(channel).await;
+            }
         }
         Ok(())
     }

@@ -340,7 +340,9 @@ impl Exchange {
             .ask_here(channel, UserId::gateway(), operation)
             .await
         {
-            Ok(Outcome::History(Page { entries, head })) => {
+            Ok(Outcome::History(page)) => {
+                let is_whole = page.reaches_head(passed);
+                let Page { entries, head } = page;
                 let entry = |entry| {
                     Delivered::Publication(Publication::Entry {
                         conversation: channel,
@@ -350,7 +352,7 @@ impl Exchange {
                 };
                 let entries: Vec<_> = entries.into_iter().map(entry).collect();
                 let too_many = head - passed.min(head) > RESUME_ENTRIES_MAX;
-                if too_many || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
+                if too_many || !is_whole || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
                     self.deliver(gateway, &Delivered::Resync { channel, head });
                 } else {
                     entries
@@ -364,9 +366,19 @@ impl Exchange {
         }
     }
 
+    /// Something for the sockets here.
+    fn take(&self, delivered: Delivered) {
+        if let Delivered::Resync { channel, .. } = delivered {
+            let router = self.router.clone();
+            self.tasks
+                .spawn_until_drained(async move { router.check_spectators(channel).await });
+        }
+        self.router.edge().deliver(delivered);
+    }
+
     fn deliver(&self, gateway: GatewayId, delivered: &Delivered) {
         if gateway == self.me {
-            self.router.edge().deliver(delivered.clone());
+            self.take(delivered.clone());
         } else {
             let bytes = encode(&Message::Deliver(delivered.clone()));
             self.peers.send(gateway, bytes, None);
@@ -480,13 +492,7 @@ impl Receive for Exchange {
                 if let Delivered::Publication(publication) = &delivered {
                     tracing::trace!(me = %self.me, %from, publication = %super::home::named(publication), "delivered");
                 }
-                if let Delivered::Resync { channel, .. } = delivered {
-                    let router = self.router.clone();
-                    self.tasks.spawn_until_drained(async move {
-                        router.check_spectators(channel).await;
-                    });
-                }
-                self.router.edge().deliver(delivered);
+                self.take(delivered);
             }
             Message::Interests { version, topics } => {
                 self.interested(from, &topics, version);

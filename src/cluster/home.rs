@@ -2,16 +2,13 @@
 //! publications of the last moments are laid over the stored rows (rule [overlay] of docs/storage.md).
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
-use dashmap::DashMap;
-use foldhash::quality::RandomState;
 use metrics::{counter, gauge};
 
 use super::{
@@ -21,22 +18,19 @@ use super::{
     lock,
     membership::Learned,
     message::{Delivered, Interest, Message, encode},
+    overlay::Overlays,
     peers::Peers,
     places::{Face, InboxPlace, Places},
     presence::Presence,
     ring::Ring,
 };
 use crate::{
-    chat::{Audience, Members, Place, Publication},
-    model::{ConversationId, Details, Entry, Epoch, GatewayId, Kind, Last, Seq, Topic, UserId},
+    chat::{Audience, InboxWriter, Members, Place, Publication},
+    memory::Memory,
+    model::{ConversationId, Details, Entry, Epoch, GatewayId, Kind, Seq, Topic, UserId},
     mutation::{Mutation, broken},
     store::{self, InboxFace, InboxRow, InboxWrite, Store},
 };
-
-/// For how long a publication is laid over the stored rows, at least; twice that at most.
-pub(crate) const OVERLAY: Duration = Duration::from_secs(30);
-
-type Overlay = DashMap<UserId, BTreeMap<ConversationId, Laid>, RandomState>;
 
 pub struct Home {
     me: GatewayId,
@@ -49,9 +43,7 @@ pub struct Home {
     /// Every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
     held: Mutex<Vec<Held>>,
-    /// The current one and the one before it.
-    overlays: [Overlay; 2],
-    current: AtomicUsize,
+    overlays: Overlays,
     places: Places,
 }
 
@@ -85,14 +77,6 @@ pub(super) enum AtHome {
     No,
 }
 
-/// What the stored row of one user and conversation may not say yet.
-#[derive(Default)]
-struct Laid {
-    newest: Option<(Arc<Members>, Arc<Last>, Seq)>,
-    read_seq: Option<Seq>,
-    place: Option<InboxRow>,
-}
-
 impl Home {
     pub(super) fn new(
         me: GatewayId,
@@ -101,6 +85,7 @@ impl Home {
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
         ring: Ring,
+        memory: Memory,
     ) -> Self {
         let presence = Presence::new(
             me,
@@ -123,9 +108,8 @@ impl Home {
             }),
             complete: AtomicBool::new(false),
             held: Mutex::default(),
-            overlays: [Overlay::default(), Overlay::default()],
-            current: AtomicUsize::new(0),
-            places: Places::default(),
+            overlays: Overlays::new(memory.overlays()),
+            places: Places::new(memory.places()),
         }
     }
 
@@ -400,17 +384,8 @@ impl Home {
     /// Notes an entry, before it is delivered: a user who registers now sees it in the inbox or gets it.
     fn published(&self, conversation: ConversationId, members: &Arc<Members>, entry: &Entry) {
         let last = Arc::new(entry.last());
+        self.overlays.published(conversation, members, &last);
         for (user, joined_seq) in &members.users {
-            let mut laid = self.overlay().entry(user.clone()).or_default();
-            let laid = laid.entry(conversation).or_default();
-            // An entry that was given again may come after a newer one.
-            let newer = |(_, known, _): &(_, Arc<Last>, _)| known.seq <= last.seq;
-            if laid.newest.as_ref().is_none_or(newer) {
-                laid.newest = Some((members.clone(), last.clone(), *joined_seq));
-            }
-            if *user == entry.sender {
-                laid.read_seq = laid.read_seq.max(Some(entry.seq));
-            }
             let face = Face {
                 seq: last.seq,
                 kind: members.kind,
@@ -423,14 +398,7 @@ impl Home {
 
     /// Notes a user's joining or leaving.
     fn placed(&self, write: &InboxWrite) {
-        {
-            let mut laid = self.overlay().entry(write.user.clone()).or_default();
-            let laid = laid.entry(write.conversation).or_default();
-            let row = laid
-                .place
-                .get_or_insert_with(|| InboxRow::empty(write.conversation));
-            row.merge(write.face.clone(), write.read_seq, write.left_seq);
-        }
+        self.overlays.placed(write);
         let face = write.face.as_ref().map(Face::of);
         if face.is_some() || write.left_seq.is_some() {
             self.places
@@ -459,47 +427,13 @@ impl Home {
     /// As stored and as published since; those that the user is no longer in too.
     async fn rows(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
-        let numbered = rows.iter().enumerate();
-        let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
-        let current = self.current.load(Ordering::Acquire);
-        for overlay in [&self.overlays[1 - current], &self.overlays[current]] {
-            let Some(laid) = overlay.get(user) else {
-                continue;
-            };
-            for (&conversation, laid) in laid.iter() {
-                let place = *places.entry(conversation).or_insert_with(|| {
-                    rows.push(InboxRow::empty(conversation));
-                    rows.len() - 1
-                });
-                laid.lay_over(&mut rows[place], user);
-            }
-        }
+        self.overlays.lay_over(user, &mut rows);
         Ok(rows)
     }
 
-    /// Forgets what is old enough to be stored. To be called every [`OVERLAY`].
-    pub(crate) fn turn(&self) {
-        let before = 1 - self.current.load(Ordering::Acquire);
-        self.overlays[before].clear();
-        self.overlays[before].shrink_to_fit();
-        self.current.store(before, Ordering::Release);
-    }
-
-    fn overlay(&self) -> &Overlay {
-        &self.overlays[self.current.load(Ordering::Acquire)]
-    }
-}
-
-impl Laid {
-    fn lay_over(&self, row: &mut InboxRow, user: &UserId) {
-        if let Some(place) = &self.place {
-            row.merge(place.face.clone(), Some(place.read_seq), place.left_seq);
-        }
-        let face = self
-            .newest
-            .as_ref()
-            .map(|(members, last, joined)| members.face(user, *joined, last));
-        row.merge(face, self.read_seq, None);
+    /// Drops publications when they are old enough to be stored; for a task.
+    pub async fn turn_overlays(&self, inbox: &InboxWriter) {
+        self.overlays.keep(inbox, self.peers.is_none()).await;
     }
 }
 

@@ -18,6 +18,7 @@ mod membership;
 mod message;
 mod network;
 mod news;
+mod overlay;
 mod peers;
 mod places;
 mod presence;
@@ -31,7 +32,6 @@ pub use delivery::Delivery;
 pub use edge::Edge;
 pub use exchange::Exchange;
 pub use home::Home;
-pub(crate) use home::OVERLAY;
 pub use inbox::Inbox;
 pub use members::{Members, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule};
@@ -46,6 +46,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
+    memory::Memory,
     store::Store,
     tasks::{Tasks, lock},
 };
@@ -72,6 +73,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the gateway"
+    )]
     /// Builds it. `open` makes the conversations, with what they publish to, and the right to own them.
     pub fn new(
         members: &Arc<Members>,
@@ -79,6 +84,7 @@ impl Cluster {
         hub: &Arc<Hub>,
         speaking: Option<Speaking>,
         operation_timeout: Duration,
+        memory: Memory,
         tasks: &Tasks,
         open: impl FnOnce(Arc<dyn Publish>, Arc<InboxWriter>, Lease) -> Conversations,
     ) -> Self {
@@ -95,6 +101,7 @@ impl Cluster {
             peers.clone(),
             interests.clone(),
             ring.load().as_ref().clone(),
+            memory,
         ));
         let delivery = Delivery::new(
             me,
@@ -104,7 +111,7 @@ impl Cluster {
             interests,
             peers.clone(),
         );
-        let inbox = Arc::new(InboxWriter::new(store.clone()));
+        let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let others = peers.clone().map(|peers| router::Cluster {
             members: members.clone(),

@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::lock;
 use crate::{
-    model::{ConversationId, Kind, Seq, UserId, limits::PLACES_KNOWN_MAX},
+    model::{
+        ConversationId, Kind, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
+    },
     store::{InboxFace, InboxRow},
 };
 
@@ -34,7 +36,7 @@ pub(super) struct Places(Cache<UserId, Kept, ByRows>);
 #[derive(Clone)]
 struct Kept {
     known: Arc<Known>,
-    /// Of the rows, as last weighed; the cache counts on it not to change by itself.
+    /// In bytes, as last weighed; the cache counts on it not to change by itself.
     weight: u64,
 }
 
@@ -76,14 +78,25 @@ impl Weighter<UserId, Kept> for ByRows {
     }
 }
 
-impl Default for Places {
-    fn default() -> Self {
-        let users = PLACES_KNOWN_MAX / 4;
-        Self(Cache::with_weighter(users, PLACES_KNOWN_MAX as u64, ByRows))
-    }
+/// What a user weighs without rows: the cache's place and key, and what is known.
+const USER_BYTES: usize = size_of::<(UserId, Kept)>()
+    + size_of::<Known>()
+    + 4 * ALLOCATION_BYTES
+    + USER_ID_BYTES_MAX
+    + 64;
+/// Users for which the cache makes room at once.
+const USERS_EXPECTED_MAX: usize = 100_000;
+
+fn weight(rows: usize) -> u64 {
+    (USER_BYTES + rows * size_of::<Row>()) as u64
 }
 
 impl Places {
+    pub(super) fn new(bytes_max: usize) -> Self {
+        let users = (bytes_max / USER_BYTES / 2).min(USERS_EXPECTED_MAX);
+        Self(Cache::with_weighter(users, bytes_max as u64, ByRows))
+    }
+
     pub(super) fn of(&self, user: &UserId) -> Option<Vec<InboxPlace>> {
         let kept = self.0.get(user)?;
         let rows = lock(&kept.known.0);
@@ -94,7 +107,8 @@ impl Places {
     pub(super) fn begin(&self, user: &UserId) -> Arc<Known> {
         let new = || {
             let known = Arc::default();
-            Ok::<_, Infallible>(Kept { known, weight: 1 })
+            let weight = weight(0);
+            Ok::<_, Infallible>(Kept { known, weight })
         };
         let Ok(kept) = self.0.get_or_insert_with(user, new);
         kept.known
@@ -147,7 +161,7 @@ impl Places {
             if !Arc::ptr_eq(&kept.known, known) {
                 return EntryAction::Retain(());
             }
-            kept.weight = 1 + rows as u64;
+            kept.weight = weight(rows);
             if rows == 0 {
                 EntryAction::Remove
             } else {
@@ -260,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_is_published_while_the_store_is_read_is_known() {
-        let places = Places::default();
+        let places = Places::new(1 << 20);
         let known = places.begin(&user());
         places.note(&user(), group(1), Some(face(1, 7)), None);
         places.note(&user(), group(2), Some(face(1, 1)), None);
@@ -271,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_comes_late_changes_nothing() {
-        let places = Places::default();
+        let places = Places::new(1 << 20);
         let known = places.begin(&user());
         places.learn(&user(), &known, &[row(group(1), 1)]);
         let note = |face, left| places.note(&user(), group(1), face, left);
@@ -288,7 +302,7 @@ mod tests {
 
     #[test]
     fn who_is_forgotten_while_the_store_is_read_stays_forgotten() {
-        let places = Places::default();
+        let places = Places::new(1 << 20);
         let known = places.begin(&user());
         places.retain(|_| false);
         places.note(&user(), group(1), Some(face(1, 7)), None);

@@ -1,6 +1,7 @@
 //! What is wrong with the settings, and where each comes from.
 
 use super::{Algorithm, Config, Loaded, StoreKind};
+use crate::memory::{MIB_MAX, MIB_MIN};
 
 /// 64 of them at once, with attachments, must fit into half of a commit log segment of 32 MiB.
 const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
@@ -141,6 +142,14 @@ impl Loaded {
             limits.group_participants <= 10_000,
             "limits.group_participants",
             "may be at most 10000: larger ones are channels",
+        );
+        check(
+            self.config
+                .memory
+                .mib
+                .is_none_or(|mib| (MIB_MIN..=MIB_MAX).contains(&mib)),
+            "memory.mib",
+            "must be at least 16 and at most 1048576",
         );
         check(
             session.connect_timeout_ms >= 100,

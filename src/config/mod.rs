@@ -13,7 +13,7 @@ use figment::{
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{chat, fanout::Coalesce, store};
+use crate::{chat, fanout::Coalesce, memory, store};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -24,6 +24,7 @@ pub struct Config {
     pub cluster: Cluster,
     pub auth: Auth,
     pub limits: Limits,
+    pub memory: Memory,
     pub session: Session,
     pub fanout: Fanout,
     pub conversation: Conversation,
@@ -226,6 +227,14 @@ pub struct Limits {
     pub service_requests_burst: u32,
     pub outbox_bytes: usize,
     pub open_conversations: usize,
+}
+
+/// What the gateway may hold in memory besides sockets' queues and the store's blocks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    /// None: as much as [`memory::default_mib`] says.
+    pub mib: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -545,6 +554,12 @@ impl Cassandra {
 }
 
 impl Config {
+    /// What conversations, homes and caches may hold.
+    #[must_use]
+    pub fn memory(&self) -> memory::Memory {
+        memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
+    }
+
     /// What conversations must know.
     #[must_use]
     pub fn conversations(&self) -> chat::Settings {
@@ -554,6 +569,8 @@ impl Config {
             idle: Duration::from_secs(self.conversation.idle_s),
             operation_timeout: Duration::from_millis(self.session.request_timeout_ms),
             open_max: self.limits.open_conversations,
+            memory: self.memory(),
+            page_bytes_max: self.limits.page_bytes(),
         }
     }
 }

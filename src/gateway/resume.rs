@@ -154,6 +154,11 @@ async fn read_after(
             let head = page.head;
             Ok(Missing::Other(Event::Resync { conversation, head }))
         }
+        // Of large messages not all were read.
+        Outcome::History(page) if !page.reaches_head(after) => {
+            let head = page.head;
+            Ok(Missing::Other(Event::Resync { conversation, head }))
+        }
         Outcome::History(page) => Ok(Missing::Entries(page.entries)),
         _ => Ok(Missing::Nothing),
     }

@@ -25,6 +25,15 @@ pub const MAILBOX_OPERATIONS_KEPT: usize = 256;
 /// Questions to the store that one conversation's owner has open at once.
 pub const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
 
+/// One user's share of `limits.open_conversations`: a 16th, and at least 64, is open because of their requests. For one
+/// more, the one of these that was not used for longest is evicted.
+pub const USER_OPEN_PART: usize = 16;
+pub const USER_OPEN_MIN: usize = 64;
+/// Conversations that wait until one more of their user's has been evicted: as many as one session may ask for at once.
+pub const OPENING_OF_USER_MAX: usize = REQUESTS_IN_FLIGHT_MAX;
+/// Conversations of all users that wait until others have been evicted; for one more, requests get `unavailable`.
+pub const OPENING_MAX: usize = 4_096;
+
 /// Participants of a channel whose role an owner keeps in memory.
 pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;
 
@@ -33,6 +42,10 @@ pub const PAGE_ENTRIES_MAX: usize = 200;
 
 /// Entries of one page of history when the client does not say.
 pub const PAGE_ENTRIES_DEFAULT: usize = 50;
+
+/// Entries that are being read from the store for pages at once, by all sessions; more wait. Of the largest messages
+/// (16 KiB of text and ten long links) these are 90 MB.
+pub const READ_ENTRIES_MAX: usize = 1_600;
 
 /// Items of one page of inbox, participants or public conversations.
 pub const PAGE_ITEMS_MAX: usize = 500;
@@ -43,6 +56,9 @@ pub const SCAN_ROWS_MAX: usize = 2_000;
 
 /// Entries pushed for one cursor at resume; more is a `resync`.
 pub const RESUME_ENTRIES_MAX: u64 = 500;
+
+/// Bytes of these, about; of larger ones fewer are read, and it is a `resync`.
+pub const RESUME_BYTES_MAX: usize = 4 << 20;
 
 /// Entries pushed for all cursors of one resume; the rest is a `resync` each.
 pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
@@ -79,10 +95,6 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 
 /// Conversations whose inbox rows wait to be written. At this number, appends are refused with `unavailable`.
 pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
-
-/// Users whose conversations their home remembers, and those conversations, all together: some 80 bytes each, 150 of a
-/// user. Of others the store is asked when they come back.
-pub const PLACES_KNOWN_MAX: usize = 1_000_000;
 
 /// Files of the embedded store that stay open. Others are opened when they are read.
 pub const STORE_FILES_OPEN_MAX: usize = 256;

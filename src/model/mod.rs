@@ -4,6 +4,7 @@ mod conversation;
 mod ids;
 pub mod limits;
 mod log;
+pub mod weight;
 
 pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{

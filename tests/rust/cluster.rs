@@ -1,5 +1,6 @@
 //! Everything above the store and the network, under paused time and seeded chance: gateways crash, pause, leave, join, are
-//! cut off from each other and from a store that loses, delays and resurrects writes; users come and go. The checker
+//! cut off from each other and from a store that loses, delays and resurrects writes; users come and go,
+//! and conversations are evicted in the middle of it all. The checker
 //! looks at what clients saw, and at nothing else:
 //!
 //! 1. what was acknowledged is in every later full history, once, at its place;
@@ -27,6 +28,7 @@ use chat_gateway::{
     clock::simulate as simulate_clock,
     cluster::{Cluster, Connection, Members, Network, Speaking},
     fanout::{Coalesce, Hub, Subscriber},
+    memory::Memory,
     model::{
         Attachment, ClientId, Content, ConversationId, Draft, EntryKind, GatewayId, Kind, Last,
         Posting, Seq, SessionId, UserId,
@@ -296,6 +298,9 @@ struct World {
     gateways: Mutex<Vec<Arc<Gateway>>>,
     conversations: [ConversationId; 3],
     checker: Mutex<Checker>,
+    /// Conversations are evicted at random moments, and so many are open at once at most.
+    evicting: bool,
+    open_max: usize,
     sending: AtomicBool,
     churning: AtomicBool,
     messages: Mutex<usize>,
@@ -304,7 +309,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, faults: Faults) -> Arc<Self> {
+    fn new(seed: u64, faults: Faults, evicting: bool) -> Arc<Self> {
         let mut random = StdRng::seed_from_u64(seed);
         let conversations = KINDS.map(|kind| {
             let bytes: u128 = random.random();
@@ -329,6 +334,8 @@ impl World {
             gateways: Mutex::default(),
             conversations,
             checker: Mutex::default(),
+            evicting,
+            open_max: if evicting && seed % 2 == 0 { 1 } else { 10 },
             sending: AtomicBool::new(false),
             churning: AtomicBool::new(false),
             messages: Mutex::default(),
@@ -370,7 +377,7 @@ impl World {
             address: address.clone(),
             accepted: tokio::sync::Mutex::new(accepted),
         });
-        let starting = gateway.clone();
+        let (starting, open_max) = (gateway.clone(), self.open_max);
         gateway.tasks.spawn(async move {
             let store: Arc<dyn Store> = Arc::new(store);
             // Later ones have higher ids, as they have in life.
@@ -394,7 +401,9 @@ impl World {
                 group_participants_max: 100,
                 idle: Duration::from_secs(300),
                 operation_timeout: Duration::from_secs(2),
-                open_max: 10,
+                open_max,
+                memory: Memory::of_mib(64),
+                page_bytes_max: 1 << 20,
             };
             let speaking = Speaking {
                 secret: "the same in all of them, 32 bytes".into(),
@@ -406,6 +415,7 @@ impl World {
                 &hub,
                 Some(speaking),
                 settings.operation_timeout,
+                settings.memory,
                 &tasks,
                 |publish, inbox, lease| {
                     let me = members.me();
@@ -709,6 +719,16 @@ impl World {
                 let text =
                     format!("the visitor sees {seq} of the channel, sent after that was over");
                 self.checker.lock().unwrap().find(text);
+            }
+        }
+    }
+
+    /// A gateway has no room for the conversation that it used least lately.
+    async fn evict(self: Arc<Self>) {
+        while self.evicting {
+            sleep(self.millis(1, 300)).await;
+            if let Some(cluster) = self.some_gateway().and_then(|gateway| gateway.cluster()) {
+                cluster.conversations.evict_one();
             }
         }
     }
@@ -1036,8 +1056,8 @@ async fn check_places(world: &Arc<World>, round: usize) {
     }
 }
 
-async fn run(seed: u64) -> (Vec<String>, usize) {
-    let world = World::new(seed, Faults::BAD_DAY);
+async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
+    let world = World::new(seed, Faults::BAD_DAY, evicting);
     for _ in 0..3 {
         world.start();
     }
@@ -1062,6 +1082,7 @@ async fn run(seed: u64) -> (Vec<String>, usize) {
     spawn(world.clone().visit());
     spawn(world.clone().look());
     spawn(world.clone().read());
+    spawn(world.clone().evict());
     for round in 0..ROUNDS {
         world.sending.store(true, Ordering::Relaxed);
         world.churning.store(true, Ordering::Relaxed);
@@ -1117,7 +1138,7 @@ fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
             .try_init();
     }
     break_rule(broken);
-    let found = paused(seed, run(seed));
+    let found = paused(seed, run(seed, broken.is_none()));
     break_rule(None);
     found
 }
@@ -1189,7 +1210,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
 }
 
 async fn gateways(number: usize) -> Arc<World> {
-    let world = World::new(1, Faults::NONE);
+    let world = World::new(1, Faults::NONE, false);
     for _ in 0..number {
         world.start();
     }

@@ -19,6 +19,7 @@ use chat_gateway::{
         Conversations, Creation, Handed, InboxWriter, Lease, LogRange, Operation, Outcome,
         Publication, Publish, Settings,
     },
+    memory::Memory,
     model::{
         ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq, UserId,
     },
@@ -127,12 +128,14 @@ impl World {
             idle: Duration::from_secs(300),
             operation_timeout: Duration::from_millis(400),
             open_max: 10,
+            memory: Memory::of_mib(64),
+            page_bytes_max: 1 << 20,
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),
             self.store.clone(),
             Arc::new(Watching(self.checker.clone())),
-            Arc::new(InboxWriter::new(self.store.clone())),
+            Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64))),
             lease.clone(),
             settings,
             tasks.clone(),

@@ -221,6 +221,7 @@ mod tests {
             Conversations, Creation, Handed, InboxWriter, Lease, Outcome, Publication, Publish,
             Settings, operation::fresh_client_id,
         },
+        memory::Memory,
         model::{Content, ConversationId, Draft, GatewayId, Kind, Posting},
         store::simulated::{Faults, Simulated},
         tasks::Tasks,
@@ -243,12 +244,14 @@ mod tests {
             idle: Duration::from_secs(300),
             operation_timeout: Duration::from_secs(60),
             open_max: 10,
+            memory: Memory::of_mib(64),
+            page_bytes_max: 1 << 20,
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),
             store.clone(),
             Arc::new(Nobody),
-            Arc::new(InboxWriter::new(store.clone())),
+            Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64))),
             Lease::unbounded(1),
             settings,
             Tasks::default(),

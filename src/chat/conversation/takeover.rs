@@ -16,6 +16,7 @@ use crate::{
         error::Error,
         lease::Term,
         log::{Log, Takeover},
+        open::Held,
         participants::{Participants, users_of},
     },
     model::{
@@ -31,6 +32,7 @@ impl Owner {
     pub(super) async fn load(
         id: ConversationId,
         environment: Arc<Environment>,
+        held: Arc<Held>,
         term: Arc<Term>,
     ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let store = environment.store.clone();
@@ -89,6 +91,7 @@ impl Owner {
         }
         let owner = Self {
             id,
+            held,
             environment,
             term,
             log,

@@ -16,6 +16,7 @@ use crate::{
         Conversations, Creation, DetailsView, Error, Handed, InboxWriter, Lease, LogRange,
         Operation, Outcome, Publication, Publish, Settings, operation::fresh_client_id,
     },
+    memory::Memory,
     model::{
         Content, ConversationId, Draft, GatewayId, Kind, Posting, UserId, limits::SCAN_ROWS_MAX,
     },
@@ -61,12 +62,14 @@ impl Fixture {
             idle: Duration::from_secs(300),
             operation_timeout: Duration::from_secs(60),
             open_max: 10,
+            memory: Memory::of_mib(64),
+            page_bytes_max: 1 << 20,
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),
             store.clone(),
             receipts.clone(),
-            Arc::new(InboxWriter::new(store.clone())),
+            Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64))),
             lease,
             settings,
             Tasks::default(),

@@ -1,0 +1,146 @@
+//! How many bytes of memory values hold. Counted high rather than low: what several share, each of them counts.
+
+use super::{Attachment, Content, Entry, Last, Participant, SystemChange, UserId};
+
+/// What an allocation costs besides its bytes: the counters of an `Arc`, rounding, the allocator's own records.
+pub const ALLOCATION_BYTES: usize = 32;
+
+fn text(text: &str) -> usize {
+    ALLOCATION_BYTES + text.len()
+}
+
+fn optional(value: Option<&String>) -> usize {
+    value.map_or(0, |value| text(value))
+}
+
+impl UserId {
+    /// Bytes held besides the value itself.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        text(self.as_str())
+    }
+}
+
+impl Attachment {
+    fn weight(&self) -> usize {
+        let Self {
+            url,
+            name,
+            mime,
+            size: _,
+        } = self;
+        size_of::<Self>() + text(url) + optional(name.as_ref()) + optional(mime.as_ref())
+    }
+}
+
+impl SystemChange {
+    fn weight(&self) -> usize {
+        match self {
+            Self::Created {
+                name, participants, ..
+            } => {
+                let users = participants.iter();
+                let users = users.map(|user| size_of::<UserId>() + user.weight());
+                optional(name.as_ref()) + ALLOCATION_BYTES + users.sum::<usize>()
+            }
+            Self::Added { user } | Self::Removed { user } | Self::RoleSet { user, .. } => {
+                user.weight()
+            }
+            Self::Updated { name, .. } => optional(name.as_ref()),
+            Self::Joined | Self::Left => 0,
+        }
+    }
+}
+
+impl Content {
+    /// Bytes held besides the value itself.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Text {
+                body,
+                attachments,
+                reply_to: _,
+            } => {
+                let links: usize = attachments.iter().map(Attachment::weight).sum();
+                text(body) + links
+            }
+            Self::System(change) => change.weight(),
+        }
+    }
+}
+
+impl Entry {
+    /// Bytes held by an entry in an `Arc`.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + self.content.weight()
+    }
+}
+
+impl Last {
+    /// Bytes held by one in an `Arc`.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + text(&self.preview)
+    }
+}
+
+impl Participant {
+    /// Bytes held by a participant in a map by its user.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        size_of::<(UserId, Self)>() + self.user.weight()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ClientId, Kind, MessageId, Posting};
+
+    fn weight(content: Content) -> usize {
+        let id = uuid::Uuid::nil();
+        let entry = Entry {
+            seq: 1,
+            message_id: MessageId(id),
+            client_id: ClientId(id),
+            sender: UserId::new("alice").unwrap(),
+            at: 1,
+            content,
+        };
+        entry.weight()
+    }
+
+    #[test]
+    fn an_entry_weighs_all_that_it_holds() {
+        let empty = weight(Content::text(""));
+        assert!((150..400).contains(&empty), "{empty}");
+        assert_eq!(weight(Content::text("x".repeat(5_000))), empty + 5_000);
+        let link = |bytes| Attachment {
+            url: "u".repeat(bytes),
+            name: Some("n".repeat(bytes)),
+            mime: Some("m".repeat(bytes)),
+            size: None,
+        };
+        let links = |bytes| {
+            weight(Content::Text {
+                body: String::new(),
+                attachments: vec![link(bytes); 10],
+                reply_to: None,
+            })
+        };
+        assert_eq!(links(1_000), links(0) + 30_000);
+        let created = |users| {
+            let user = |n| UserId::new(&format!("{n:064}")).unwrap();
+            weight(Content::System(SystemChange::Created {
+                kind: Kind::Group,
+                name: Some("name".into()),
+                posting: Posting::Everyone,
+                public: false,
+                participants: (0..users).map(user).collect(),
+            }))
+        };
+        assert!(created(1_000) >= created(0) + 1_000 * (64 + 32));
+    }
+}
