@@ -3,7 +3,7 @@ import { basename } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
-const LIMIT = 8 * 1024;
+const LIMIT = 12 * 1024;
 
 const bundle = async (entry, options = {}) => {
   const { outputFiles } = await build({
