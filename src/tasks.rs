@@ -31,13 +31,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Does this, and contains a panic of it: it is counted, and logged with what it happened to. Then there is no result.
-pub(crate) async fn contain<F: Future>(
+///
+/// No `async fn`: that would hold `work` twice, as its argument and as what it waits for.
+pub(crate) fn contain<F: Future>(
     what: &'static str,
     of: impl Display,
     work: F,
-) -> Option<F::Output> {
-    let ended = AssertUnwindSafe(work).catch_unwind().await;
-    ended.inspect_err(|panic| panicked(what, of, &**panic)).ok()
+) -> impl Future<Output = Option<F::Output>> {
+    let ended = AssertUnwindSafe(work).catch_unwind();
+    ended.map(move |ended| ended.inspect_err(|panic| panicked(what, of, &**panic)).ok())
 }
 
 fn panicked(what: &'static str, of: impl Display, panic: &(dyn Any + Send)) {

@@ -33,6 +33,8 @@ use crate::{
     protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
 };
 
+/// Steps of a session's loop between two looks at the time, however much its client sends or is sent.
+const STEPS_AT_ONCE: u32 = 64;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
 /// Bytes of a frame that may come in pieces, for each byte that it may have: the smallest sensible pieces are larger.
@@ -85,8 +87,19 @@ struct Finished {
     asked_bytes: usize,
 }
 
+/// What the loop of a session does next.
+enum Step {
+    Finished(Finished),
+    Next(Next),
+    /// The timer has fired.
+    Time,
+    /// The gateway begins to drain.
+    Draining,
+}
+
 /// What the loop remembers between two steps.
 struct Pace {
+    steps: u32,
     silent_pings: u32,
     /// Once the gateway drains: when to close.
     leave_at: Option<Instant>,
@@ -147,42 +160,49 @@ impl Session {
         let mut draining = std::pin::pin!(gateway.tasks.draining());
         let mut frames = VecDeque::new();
         let mut pace = Pace {
+            steps: 0,
             silent_pings: 0,
             leave_at: None,
             wrote: false,
         };
         loop {
             let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
-            let step = select! {
-                biased;
-                // First what no client may hold up, however much it sends or is sent.
-                () = timer.as_mut() => {
+            let step = match pace.overdue(timer.deadline(), &gateway) {
+                Some(step) => step,
+                None => select! {
+                    biased;
+                    // All replies that are ready, before anything is written: they go out in one flush.
+                    Some(finished) = live.replies.next(), if takes_replies => Step::Finished(finished),
+                    next = next(&mut self.socket, &live.subscriber, &mut frames, reads, pace.wrote) => Step::Next(next),
+                    () = timer.as_mut() => Step::Time,
+                    () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
+                },
+            };
+            pace.wrote = false;
+            let step = match step {
+                Step::Finished(finished) => {
+                    self.finished(live, finished);
+                    Ok(())
+                }
+                Step::Next(Next::Came(frame)) => self.came(live, &mut pace, frame),
+                Step::Next(Next::Queued(Ok(()))) => {
+                    pace.wrote = true;
+                    let writing = self.write(&live.subscriber, live.expires_at, &mut frames);
+                    writing.await
+                }
+                Step::Next(Next::Queued(Err(Closing(code)))) => Err(code),
+                Step::Time => {
                     let now = Instant::now();
                     let ended = self.time_passed(live, &mut pace, now).await;
-                    timer.as_mut().reset(next_wake(now + ping_interval, live, pace.leave_at));
+                    let next = next_wake(now + ping_interval, live, pace.leave_at);
+                    timer.as_mut().reset(next);
                     ended
                 }
-                () = draining.as_mut(), if pace.leave_at.is_none() => {
+                Step::Draining => {
                     let at = self.announce_leaving(live);
                     pace.leave_at = Some(at);
                     timer.as_mut().reset(at.min(live.expires_at));
                     Ok(())
-                }
-                // All replies that are ready, before anything is written: they go out in one flush.
-                Some(finished) = live.replies.next(), if takes_replies => {
-                    self.finished(live, finished);
-                    Ok(())
-                }
-                next = next(&mut self.socket, &live.subscriber, &mut frames, reads, pace.wrote) => {
-                    pace.wrote = false;
-                    match next {
-                        Next::Came(frame) => self.came(live, &mut pace, frame),
-                        Next::Queued(Ok(())) => {
-                            pace.wrote = true;
-                            self.write(&live.subscriber, live.expires_at, &mut frames).await
-                        }
-                        Next::Queued(Err(Closing(code))) => Err(code),
-                    }
                 }
             };
             if let Err(code) = step {
@@ -442,6 +462,21 @@ impl Session {
             Some(Ok(Message::Text(_) | Message::Binary(_))) => Err(CloseCode::BadFrame),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
         }
+    }
+}
+
+impl Pace {
+    /// Now and then, what no client may hold up, even if there is always something to read or to write.
+    fn overdue(&mut self, deadline: Instant, gateway: &Gateway) -> Option<Step> {
+        self.steps = self.steps.wrapping_add(1);
+        if !self.steps.is_multiple_of(STEPS_AT_ONCE) {
+            return None;
+        }
+        if Instant::now() >= deadline {
+            return Some(Step::Time);
+        }
+        let begins = self.leave_at.is_none() && gateway.tasks.is_draining();
+        begins.then_some(Step::Draining)
     }
 }
 
