@@ -4,7 +4,6 @@ use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use crate::client::{binary_frame, client_id, text_frame, upgrade_head};
 
@@ -455,7 +454,7 @@ fn cursors(who: &Hostile, count: usize) -> String {
     let mut text = format!("{{\"{}\":[1,1]", who.group);
     for _ in 1..count {
         // Writing to a string cannot fail.
-        let _ = write!(text, ",\"{}\":[1,1]", Uuid::from(client_id()));
+        let _ = write!(text, ",\"{}\":[1,1]", client_id());
     }
     text.push('}');
     text

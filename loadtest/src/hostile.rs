@@ -66,7 +66,10 @@ pub(crate) struct Tally {
     /// Pieces that were written whole, and connections that were left alone on purpose.
     pub(crate) acts: u64,
     pub(crate) bytes: u64,
+    /// Attempts to connect.
     pub(crate) connections: u64,
+    /// Those of them that the gateway did not let in.
+    pub(crate) refused: u64,
     pub(crate) milliseconds: u64,
     /// How connections ended, and which requests were refused.
     pub(crate) outcomes: BTreeMap<String, u64>,
@@ -193,8 +196,10 @@ struct Over(String);
 impl Session {
     fn new(who: Hostile, kind: usize) -> Self {
         let now = Instant::now();
-        let mut activity = Activity::default();
-        activity.least_per_second = u64::MAX;
+        let activity = Activity {
+            least_per_second: u64::MAX,
+            ..Activity::default()
+        };
         // Each counts in a range of its own.
         let counter = u64::from(rand::random::<u32>()) * 100;
         Self {
@@ -309,6 +314,7 @@ impl Session {
         {
             why = told;
         }
+        tally.refused += u64::from(is_refused(&why));
         *tally.outcomes.entry(why).or_default() += 1;
         self.restart(now);
         self.due = now + BREATH;
@@ -319,16 +325,15 @@ impl Session {
             if now < self.due {
                 return Ok(());
             }
-            self.connection = Some(Connection::open(&self.who, &self.attack, now)?);
             tally.connections += 1;
-            self.note_act(now);
+            self.connection = Some(Connection::open(&self.who, &self.attack, now)?);
         }
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
         let opened = connection.write_opening(now)?;
-        let read = connection.read(&self.attack, now, tally, buffer)?;
-        if read && self.attack.reading == Reading::Slow {
+        // An attempt is no act: only who is let in does anything.
+        if connection.read(&self.attack, now, tally, buffer)? {
             self.note_act(now);
         }
         let Some(connection) = &mut self.connection else {
@@ -370,10 +375,10 @@ impl Session {
                 kept.pop_front();
             }
             tally.acts += 1;
+            self.note_act(now);
         }
         self.restart(now);
         self.due = now + self.attack.every;
-        self.note_act(now);
         Ok(())
     }
 }
@@ -419,7 +424,7 @@ impl Connection {
         Ok(self.written == piece.bytes.len())
     }
 
-    /// Reads some of what has come, and looks at it; true if there was any.
+    /// Reads some of what has come, and looks at it; true if that completes the upgrade.
     fn read(
         &mut self,
         attack: &Attack,
@@ -439,7 +444,8 @@ impl Connection {
             Err(error) => return Err(Over(format!("reading: {}", error.kind()))),
         };
         self.moved = now;
-        let bytes = if self.state == State::Head {
+        let upgraded = self.state == State::Head;
+        let bytes = if upgraded {
             if !bytes.starts_with(b"HTTP/1.1 101") {
                 return Err(Over(status(bytes)));
             }
@@ -473,7 +479,7 @@ impl Connection {
             None if pings > 0 && self.written == 0 => drop(self.stream.write(pong_frame())),
             None => {}
         }
-        Ok(true)
+        Ok(upgraded)
     }
 
     /// An error if nothing moves any more.
@@ -521,6 +527,12 @@ fn is_later(error: &io::Error) -> bool {
 fn status(bytes: &[u8]) -> String {
     let code = bytes.get(9..12).unwrap_or_default();
     format!("HTTP {}", String::from_utf8_lossy(code))
+}
+
+/// Whether a connection is over because the gateway did not let it in.
+fn is_refused(why: &str) -> bool {
+    matches!(why, "HTTP 429" | "HTTP 503")
+        || why.ends_with(&ErrorKind::ConnectionRefused.to_string())
 }
 
 /// The code of an error, in either encoding.

@@ -3,7 +3,7 @@
 //! what else the machine does meets both alike; the median of the ratios forgets the pairs in which it did not.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Common, data::Data, report::Report, server::beside, spread::Spread};
 
@@ -85,19 +85,19 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         );
     }
     if figures.is_empty() {
-        bail!("the scenario has no figure that two builds can be compared by");
+        bail!("nothing was measured");
     }
     tell(&mut report, options, &scenarios, figures);
     report.finish()
 }
 
-/// Runs a scenario against one build, in a process of its own, and returns its figures.
+/// Runs a scenario against one build, in a process of its own, and returns its figures that count.
 fn measure(
     common: &Common,
     data: &Data,
     program: &Path,
     scenario: &[String],
-) -> anyhow::Result<serde_json::Map<String, Value>> {
+) -> anyhow::Result<Map<String, Value>> {
     let json = data.file("figures.json");
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--gateway").arg(program);
@@ -118,7 +118,21 @@ fn measure(
     }
     let mut result: Value = serde_json::from_slice(&fs::read(&json)?)?;
     let figures = result["results"].as_object_mut().context("no figures")?;
+    figures.retain(|name, _| counts(scenario, name));
+    if figures.is_empty() {
+        bail!(
+            "{} over {} has no figure that two builds can be compared by",
+            scenario.join(" "),
+            program.display()
+        );
+    }
     Ok(std::mem::take(figures))
+}
+
+/// Whether two builds can be compared by a figure. Other servers beside the gateway are the same in both.
+fn counts(scenario: &[String], name: &str) -> bool {
+    let beside_others = scenario.iter().any(|word| word == "peers");
+    more_is_worse(name).is_some() && (!beside_others || name.contains("gateway"))
 }
 
 /// Whether more of a figure is worse; none if it says nothing of the gateway's cost, or too little.
@@ -136,19 +150,21 @@ fn more_is_worse(name: &str) -> Option<bool> {
 fn note(
     figures: &mut Figures,
     scenario: usize,
-    ours: &serde_json::Map<String, Value>,
-    theirs: &serde_json::Map<String, Value>,
+    ours: &Map<String, Value>,
+    theirs: &Map<String, Value>,
 ) {
-    for (name, figure) in ours {
-        let (Some(worse), Some(this), Some(base)) = (
-            more_is_worse(name),
-            figure["value"].as_f64(),
-            theirs.get(name).and_then(|f| f["value"].as_f64()),
-        ) else {
+    let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
+    for name in names {
+        let Some(worse) = more_is_worse(name) else {
             continue;
         };
+        // One that a build lacks is there without a ratio, and fails the run.
         let entry = figures.entry((scenario, name.clone())).or_default();
-        entry.unit = figure["unit"].as_str().unwrap_or_default().to_owned();
+        let value = |of: &Map<String, Value>| of.get(name)?["value"].as_f64();
+        let (Some(this), Some(base)) = (value(ours), value(theirs)) else {
+            continue;
+        };
+        entry.unit = ours[name]["unit"].as_str().unwrap_or_default().to_owned();
         entry.this.push(this);
         entry.base.push(base);
         entry
@@ -165,6 +181,11 @@ fn tell(report: &mut Report, options: &Options, scenarios: &[Vec<String>], figur
     );
     for ((scenario, name), figure) in figures {
         let scenario = scenarios[scenario].first().map_or("", String::as_str);
+        let pairs = figure.ratios.len();
+        report.must(
+            pairs == options.pairs,
+            format!("{scenario}: {name} is there in {pairs} pairs only"),
+        );
         let (this, base) = (Spread::of(figure.this), Spread::of(figure.base));
         let ratios = Spread::of(figure.ratios);
         report.at_most(
@@ -207,5 +228,27 @@ mod tests {
         note(&mut figures, 0, &of(3.0, 50.0), &of(2.0, 100.0));
         let ratios: Vec<_> = figures.values().map(|f| f.ratios[0]).collect();
         assert_eq!(ratios, [1.5, 2.0]);
+    }
+
+    #[test]
+    fn a_figure_that_one_build_lacks_does_not_drop_out() {
+        let figures = json!({"stored_messages_one_recipient": {"value": 1.0, "unit": "/s"}});
+        let (some, none) = (figures.as_object().unwrap(), Map::new());
+        for (ours, theirs) in [(some, &none), (&none, some)] {
+            let mut figures = Figures::new();
+            note(&mut figures, 0, ours, theirs);
+            let ratios: Vec<_> = figures.values().map(|f| f.ratios.len()).collect();
+            assert_eq!(ratios, [0]);
+        }
+    }
+
+    #[test]
+    fn beside_other_servers_only_figures_of_the_gateway_count() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let (peers, store) = (words("peers --connections 100"), words("store"));
+        assert!(counts(&peers, "gateway_paced_CPU_per_delivery"));
+        assert!(!counts(&peers, "NATS_paced_CPU_per_delivery"));
+        assert!(counts(&store, "stored_messages_one_recipient"));
+        assert!(!counts(&store, "latency_p99_ms"));
     }
 }

@@ -255,7 +255,7 @@ impl Owner {
         let revoked = self.term.revoked();
         let mut retired = Box::pin(self.held.retired().cancelled_owned());
         let mut idle_at = self.idle_at();
-        let mut closing = false;
+        let (mut closing, mut closed) = (false, false);
         let mut received = Vec::new();
         while self.failed.is_none() {
             if !self.backlog.is_empty() && self.accepts() {
@@ -263,14 +263,16 @@ impl Owner {
                 continue;
             }
             let quiet = self.work.is_empty() && self.backlog.is_empty();
-            if closing && quiet && commands.is_empty() {
+            if closed && quiet {
                 break;
             }
             select! {
                 biased;
                 Some(done) = self.work.next(), if !self.work.is_empty() => self.done(done),
-                count = commands.recv_many(&mut received, AT_ONCE), if self.backlog.is_empty() && (!closing || !commands.is_empty()) => {
-                    closing |= count == 0;
+                count = commands.recv_many(&mut received, AT_ONCE), if self.backlog.is_empty() && !closed => {
+                    // Closed, and whoever was about to put something in has done so.
+                    closed = count == 0;
+                    closing |= closed;
                     self.backlog.extend(received.drain(..));
                     idle_at = self.idle_at();
                 }

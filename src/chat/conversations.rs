@@ -164,7 +164,7 @@ impl Conversations {
                     Box::pin(self.offer_next(conversation, gone, command)).await?
                 }
             };
-            match answer.await.unwrap_or(Err(Error::CLOSED))? {
+            match answer.await.unwrap_or(Err(Error::BROKEN))? {
                 Answer::Ready(outcome) => Ok(outcome),
                 read => Box::pin(self.read(conversation, &term, asked, read)).await,
             }

@@ -34,6 +34,8 @@ impl Error {
     pub(crate) const CLOSED: Self = Self::unavailable("the conversation is moving");
     /// Nothing was begun: another gateway owns the conversation, or is about to.
     pub(crate) const MOVED: Self = Self::unavailable("another gateway owns the conversation");
+    /// Whoever handled it panicked. It is not asked again by itself: it could be the reason.
+    pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
 
     pub(crate) const fn unavailable(reason: &'static str) -> Self {

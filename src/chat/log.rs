@@ -272,8 +272,10 @@ impl Log {
             self.seqs.clear();
             self.seqs_bytes = [0, self.seqs_bytes[0]];
         }
-        self.seqs_bytes[0] += sender.weight();
-        self.seqs.insert((sender.clone(), client_id), seq);
+        let known = self.seqs.insert((sender.clone(), client_id), seq);
+        if known.is_none() {
+            self.seqs_bytes[0] += sender.weight();
+        }
     }
 
     fn remember_origin(&mut self, entry: &Entry) {

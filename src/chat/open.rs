@@ -16,7 +16,7 @@ use metrics::gauge;
 use tokio::{
     select,
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
-    time::sleep,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -152,6 +152,9 @@ impl Table {
         };
         let room = self.room_at_once(of_user);
         if room.is_none() && state.opening >= OPENING_MAX {
+            if let Some(user) = user {
+                state.forget_unless_open(user);
+            }
             return Err(Error::unavailable("too many conversations are open"));
         }
         let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
@@ -246,9 +249,12 @@ impl Table {
     /// Evicts the coldest until what is left weighs no more than `bytes`. True if something is about to go.
     fn relieve(&self, bytes: usize) -> bool {
         let mut state = self.state();
-        while self.bytes().saturating_sub(state.retiring_bytes) > bytes
-            && state.evict(None, u64::MAX)
-        {}
+        for _ in 0..EVICTED_AT_ONCE {
+            let left = self.bytes().saturating_sub(state.retiring_bytes);
+            if left <= bytes || !state.evict(None, u64::MAX) {
+                break;
+            }
+        }
         state.retiring > 0
     }
 
@@ -260,10 +266,12 @@ impl Table {
     /// Looks after all of this; for a task.
     pub(super) async fn keep(&self) {
         let mut looks = VecDeque::new();
+        let mut look_at = Instant::now() + LOOK_EVERY;
         loop {
             select! {
                 biased;
-                () = sleep(LOOK_EVERY) => {
+                () = sleep_until(look_at) => {
+                    look_at = Instant::now() + LOOK_EVERY;
                     looks.push_back(self.now.fetch_add(1, Ordering::Relaxed) + 1);
                     if looks.len() > COLD_LOOKS {
                         looks.pop_front();
@@ -295,7 +303,7 @@ impl Table {
             }
         }
         if self.room.available_permits() == 0 {
-            state.evict_for_waiting();
+            state.evict_for_waiting_anew();
         }
         gauge!("chat_conversations_open_bytes").set(self.bytes() as f64);
     }
@@ -304,6 +312,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::model::limits::OPENING_OF_USER_MAX;

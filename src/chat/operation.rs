@@ -204,9 +204,12 @@ pub struct Listed {
     pub user: UserId,
     pub role: Role,
     pub joined_seq: Seq,
-    /// Of a channel's users, only oneself is told how far one has got.
-    pub delivered_seq: Option<Seq>,
-    pub read_seq: Option<Seq>,
+    delivered_seq: Seq,
+    read_seq: Seq,
+    /// Of a channel's users, only oneself is told how far one has got: the two above say nothing. They are numbers all the
+    /// same, because gateways of the version before understand nothing else.
+    #[serde(default)]
+    without_marks: bool,
 }
 
 impl Listed {
@@ -224,9 +227,20 @@ impl Listed {
             role: *role,
             joined_seq: *joined_seq,
             // What is read has been delivered.
-            delivered_seq: with_marks.then_some(*delivered_seq.max(read_seq)),
-            read_seq: with_marks.then_some(*read_seq),
+            delivered_seq: if with_marks {
+                *delivered_seq.max(read_seq)
+            } else {
+                0
+            },
+            read_seq: if with_marks { *read_seq } else { 0 },
+            without_marks: !with_marks,
         }
+    }
+
+    /// Up to where messages were delivered to them, and read, if whoever asks may know.
+    #[must_use]
+    pub fn marks(&self) -> Option<(Seq, Seq)> {
+        (!self.without_marks).then_some((self.delivered_seq, self.read_seq))
     }
 }
 

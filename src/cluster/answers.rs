@@ -20,7 +20,7 @@ use super::{
 use crate::{chat::Error, tasks::contain};
 
 /// Bytes of an answer that is queued at once. A longer one waits for its turn.
-const SHORT_BYTES: usize = 16 << 10;
+const SHORT_BYTES: usize = 4 << 10;
 /// Bytes of longer answers in the queue of one link.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
 /// Bytes of longer answers that wait for their turn, for one peer. One more is refused as busy.

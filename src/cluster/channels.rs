@@ -76,8 +76,8 @@ impl Router {
         let is_public = match asked {
             Ok(Outcome::Head(head)) => head.details.public,
             Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
-            // Nobody can say; whoever follows the channel next asks again.
-            Ok(_) | Err(_) => true,
+            // Nobody can say now: the channel is followed anew, and asked again then.
+            Ok(_) | Err(_) => return self.edge.follow_later(channel, None),
         };
         if !is_public {
             self.edge.end_spectators(channel);

@@ -408,7 +408,7 @@ mod tests {
         for turn in 0..70_000 {
             let ring = ring(1 + (turn + 1) % 2);
             let moved = hands.take_moved(1, &ring);
-            assert_eq!(moved, [user.clone()]);
+            assert_eq!(moved, std::slice::from_ref(&user));
             sent.clear();
             hands.cut(1, moved, &ring, &mut sent);
         }

@@ -354,6 +354,8 @@ impl Exchange {
                 let too_many = head - passed.min(head) > RESUME_ENTRIES_MAX;
                 if too_many || !is_whole || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
                     self.deliver(gateway, &Delivered::Resync { channel, head });
+                } else if gateway != self.me && !self.peers.has_room(gateway) {
+                    return false; // Others have taken the room meanwhile.
                 } else {
                     entries
                         .iter()

@@ -204,6 +204,7 @@ impl Link {
             // Never: see there. Sent, it would break each connection that is made.
             counter!("chat_peer_messages_too_long_total").increment(1);
             tracing::error!(peer = %self.peer, bytes = bytes.len(), "a message is too long for a peer");
+            self.state().undone.extend(token); // It was not done.
             return;
         }
         let mut state = self.state();
@@ -295,7 +296,7 @@ impl Link {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.state().bytes > QUEUE_BYTES_MAX
+        self.is_given_up() || self.state().bytes > QUEUE_BYTES_MAX
     }
 
     /// Asks the peer; the order of calls is the order in which the peer begins.

@@ -1,5 +1,5 @@
 //! The publications of the last moments, which the stored inbox rows may not have yet: noted before they are delivered,
-//! laid over the rows that are read, dropped when they are old enough to be stored (rule [overlay] of docs/storage.md).
+//! laid over the rows that are read, dropped when they are old enough to be stored (rule [overlay] of docs/cluster.md).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -85,7 +85,7 @@ impl Overlays {
         last: &Arc<Last>,
     ) {
         let generation = self.current();
-        let mut new = 0;
+        let (mut new, mut other_list) = (0, false);
         for (user, joined_seq) in &members.users {
             let mut laid = generation.users.entry(user.clone()).or_default();
             let laid = laid.entry(conversation).or_default();
@@ -93,13 +93,16 @@ impl Overlays {
             // An entry that was given again may come after a newer one.
             let newer = |(_, known, _): &(_, Arc<Last>, _)| known.seq <= last.seq;
             if laid.newest.as_ref().is_none_or(newer) {
+                // Those who are in it no more keep the list they had.
+                let known = laid.newest.as_ref();
+                other_list |= known.is_some_and(|(known, ..)| !Arc::ptr_eq(known, members));
                 laid.newest = Some((members.clone(), last.clone(), *joined_seq));
             }
             if *user == last.sender {
                 laid.read_seq = laid.read_seq.max(Some(last.seq));
             }
         }
-        if new > 0 {
+        if new > 0 || other_list {
             // The users of an entry share the list of members and the preview, which may yet become longer.
             let shared = members.weight() + last.weight() + PREVIEW_BYTES_MAX;
             let bytes = shared + new * LAID_BYTES;

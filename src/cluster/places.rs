@@ -147,9 +147,9 @@ impl Places {
         let mut rows = lock(&known.0);
         let before = rows.rows.len();
         rows.row(conversation).raise(face, left_seq);
-        let (read, count) = (rows.read, rows.rows.len());
+        let count = rows.rows.len();
         drop(rows);
-        if read && count > before {
+        if count > before {
             self.weigh(user, &known, count);
         }
     }

@@ -412,13 +412,14 @@ impl Router {
             items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
         }
         let items: Result<Vec<_>, Error> = items.into_iter().collect();
-        if items.is_err() {
-            self.give_up(session, &topics);
-        } else {
-            // What was unwatched meanwhile has ended; the answer is right all the same.
-            let _ = self.edge.hub().confirm(&topics, session);
+        match items {
+            Ok(items) if self.edge.hub().confirm(&topics, session) => Ok(items),
+            Ok(_) => Err(Error::unavailable("unwatched meanwhile")),
+            Err(error) => {
+                self.give_up(session, &topics);
+                Err(error)
+            }
         }
-        items
     }
 
     async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {

@@ -215,7 +215,8 @@ impl Hub {
         spectators
     }
 
-    fn is_subscribed(&self, topic: &Topic, session: SessionId) -> bool {
+    #[must_use]
+    pub fn is_subscribed(&self, topic: &Topic, session: SessionId) -> bool {
         let subscribers = self.topics.get(topic);
         subscribers.is_some_and(|subscribers| subscribers.sessions.contains_key(&session))
     }

@@ -121,6 +121,15 @@ impl Line {
         self.unread_message.store(0, Ordering::Relaxed);
     }
 
+    /// A ping or pong with so many bytes has come: they do not count as pieces of a message.
+    pub fn control_frame_came(&self, bytes: usize) {
+        /// Of a control frame from a client (RFC 6455, 5.2).
+        const HEADER_BYTES: usize = 6;
+        let less = |unread: usize| Some(unread.saturating_sub(bytes + HEADER_BYTES));
+        let ordering = Ordering::Relaxed;
+        let _ = self.unread_message.fetch_update(ordering, ordering, less);
+    }
+
     /// Rises while the client takes what is written.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)

@@ -7,7 +7,7 @@ use std::{
 
 use axum::{
     Extension, Json,
-    extract::State,
+    extract::{FromRequest as _, Request, State},
     http::{HeaderMap, Uri, header, uri::Authority},
     response::{IntoResponse, Response},
 };
@@ -49,13 +49,17 @@ pub(super) async fn token(
     Extension(peer): Extension<Peer>,
     uri: Uri,
     headers: HeaderMap,
-    Body(request): Body<TokenRequest>,
+    request: Request,
 ) -> Response {
     let here =
         peer.socket.to_canonical().is_loopback() && peer.address.to_canonical().is_loopback();
     if !gateway.tokens.development() || !here || !asked_directly(&uri, &headers) {
         return refused(ErrorCode::NotFound, "tokens come from your own back end");
     }
+    let request = match Body::<TokenRequest>::from_request(request, &gateway).await {
+        Ok(Body(request)) => request,
+        Err(refused) => return refused,
+    };
     match gateway.tokens.sign(&request.user, None, TOKEN_S) {
         Ok(token) => {
             let seconds = i64::try_from(TOKEN_S).unwrap_or_default();

@@ -72,7 +72,7 @@ pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
-        .route("/openapi.json", get(async || Json(openapi::document())))
+        .route("/openapi.json", get(openapi::served))
         .fallback(async || refused(ErrorCode::NotFound, "no such route: see /openapi.json"))
         .layer(axum::extract::DefaultBodyLimit::max(
             gateway.limits.frame_bytes,

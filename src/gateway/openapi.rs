@@ -1,5 +1,9 @@
 //! The OpenAPI document of the HTTP interface, made from the routes themselves.
 
+use std::sync::LazyLock;
+
+use axum::{http::header, response::IntoResponse};
+use bytes::Bytes;
 use serde::Serialize;
 use utoipa::{
     Modify, OpenApi, ToSchema,
@@ -43,6 +47,13 @@ impl Modify for Bearer {
 
 pub(super) fn document() -> utoipa::openapi::OpenApi {
     Document::openapi()
+}
+
+/// Made once: anyone may ask for it, as often as they like.
+pub(super) async fn served() -> impl IntoResponse {
+    static TEXT: LazyLock<Bytes> =
+        LazyLock::new(|| document().to_json().unwrap_or_default().into());
+    ([(header::CONTENT_TYPE, "application/json")], TEXT.clone())
 }
 
 #[derive(Serialize, ToSchema)]

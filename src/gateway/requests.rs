@@ -228,12 +228,15 @@ async fn participants(
     };
     match gateway.router.ask(r.conversation, user, operation).await? {
         Outcome::Participants(page) => {
-            let item = |p: chat::Listed| ParticipantItem {
-                user: p.user,
-                role: p.role,
-                joined_seq: p.joined_seq,
-                delivered_seq: p.delivered_seq,
-                read_seq: p.read_seq,
+            let item = |p: chat::Listed| {
+                let marks = p.marks();
+                ParticipantItem {
+                    user: p.user,
+                    role: p.role,
+                    joined_seq: p.joined_seq,
+                    delivered_seq: marks.map(|(delivered, _)| delivered),
+                    read_seq: marks.map(|(_, read)| read),
+                }
             };
             let items = page.items.into_iter().map(item).collect();
             Ok(Answer::Participants {

@@ -9,7 +9,7 @@ use crate::{
     cluster::InboxPlace,
     fanout::{Frame, Subscriber},
     model::{
-        Content, ConversationId, Cursor, Entry, Kind, Seq, UserId,
+        Content, ConversationId, Cursor, Entry, Kind, Seq, Topic, UserId,
         limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX},
     },
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
@@ -29,7 +29,7 @@ pub(super) async fn follow_channels(
 /// The entries after each cursor, one conversation at a time.
 pub(super) struct Missed<'a> {
     gateway: &'a Gateway,
-    user: UserId,
+    session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     places: HashMap<ConversationId, InboxPlace>,
     left: u64,
@@ -39,7 +39,7 @@ pub(super) struct Missed<'a> {
 impl<'a> Missed<'a> {
     pub(super) fn new(
         gateway: &'a Gateway,
-        user: UserId,
+        session: &'a Subscriber,
         cursors: &HashMap<ConversationId, Cursor>,
         places: Vec<InboxPlace>,
     ) -> Self {
@@ -53,7 +53,7 @@ impl<'a> Missed<'a> {
         let cursors = cursors.into_iter();
         Self {
             gateway,
-            user,
+            session,
             cursors,
             places,
             left: RESUME_ENTRIES_TOTAL_MAX,
@@ -70,6 +70,11 @@ impl<'a> Missed<'a> {
                 missing => return Some((conversation, missing)),
             }
         }
+    }
+
+    fn follows(&self, channel: ConversationId) -> bool {
+        let topic = Topic::Channel(channel);
+        self.gateway.hub.is_subscribed(&topic, self.session.session)
     }
 
     async fn after(&mut self, conversation: ConversationId, after: Seq) -> Missing {
@@ -93,9 +98,17 @@ impl<'a> Missed<'a> {
         let reader = if is_channel {
             Reader::Gateway
         } else {
-            Reader::User(&self.user)
+            Reader::User(&self.session.user)
         };
-        match read_after(self.gateway, reader, conversation, after, limit).await {
+        let read = read_after(self.gateway, reader, conversation, after, limit).await;
+        let read = match read {
+            // Removed since: nothing that was sent after that is shown.
+            Ok(_) if is_channel && !self.follows(conversation) => {
+                Err(chat::Error::UnknownConversation)
+            }
+            read => read,
+        };
+        match read {
             Ok(missing) => {
                 if let Missing::Entries(entries) = &missing {
                     self.left -= entries.len() as u64;
@@ -180,8 +193,8 @@ pub(super) async fn subscribe(
     };
     if let Some(after) = after {
         let limit = RESUME_ENTRIES_MAX;
-        // `subscribe` has looked at whether the user may read it.
-        let read = read_after(gateway, Reader::Gateway, conversation, after, limit);
+        let reader = Reader::User(&session.user);
+        let read = read_after(gateway, reader, conversation, after, limit);
         let events = match read.await {
             Ok(Missing::Nothing) => Vec::new(),
             Ok(Missing::Other(event)) => vec![event],

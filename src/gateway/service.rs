@@ -157,16 +157,19 @@ fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Servi
     if let Some(place) = parts.extensions.get::<SharedPlace>() {
         place.authenticated();
     }
-    // Whoever it is, a service or not: it has a rate.
+    let Some(claims) = identity.service else {
+        // Of the address, not of a service that happens to have this name.
+        if let Some(address) = address {
+            gateway.admission.wrong_token(address);
+        }
+        let text = "only tokens with role service may use HTTP";
+        return Err(refused(ErrorCode::Forbidden, text));
+    };
     if let Err(not_until) = gateway.services.check_key(&identity.user) {
         let wait = not_until.wait_time_from(DefaultClock::default().now());
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
         return Err(too_often("too many requests of this service", wait_ms));
     }
-    let Some(claims) = identity.service else {
-        let text = "only tokens with role service may use HTTP";
-        return Err(refused(ErrorCode::Forbidden, text));
-    };
     Ok((identity.user, *claims))
 }
 

@@ -22,7 +22,6 @@ use super::{
     requests, resume,
 };
 use crate::{
-    auth::Identity,
     clock,
     fanout::{Admitted, Closing, Frame, Line, Subscriber},
     model::{
@@ -70,7 +69,6 @@ pub(super) struct Session {
 
 /// After `connect`.
 struct Live {
-    identity: Identity,
     rate: Arc<UserRate>,
     subscriber: Arc<Subscriber>,
     _registered: Registered,
@@ -95,6 +93,13 @@ enum Step {
     Time,
     /// The gateway begins to drain.
     Draining,
+}
+
+/// What a step waits for.
+enum Then {
+    Goes(Result<(), End>),
+    Writes,
+    Looks,
 }
 
 /// What the loop remembers between two steps.
@@ -178,43 +183,51 @@ impl Session {
                     () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
                 },
             };
-            pace.wrote = false;
-            let step = match step {
-                Step::Finished(finished) => {
-                    self.finished(live, finished);
-                    Ok(())
+            // Nothing of the step is kept while something is written: each session would hold room for it.
+            let then = match step {
+                Step::Next(Next::Queued(Ok(()))) => Then::Writes,
+                Step::Time => Then::Looks,
+                step => Then::Goes(self.act(live, &mut pace, step)),
+            };
+            pace.wrote = matches!(then, Then::Writes);
+            let ended = match then {
+                Then::Goes(ended) => ended,
+                Then::Writes => {
+                    let written = self.write(&live.subscriber, live.expires_at, &mut frames);
+                    written.await
                 }
-                Step::Next(Next::Came(frame)) => self.came(live, &mut pace, frame),
-                Step::Next(Next::Queued(Ok(()))) => {
-                    pace.wrote = true;
-                    let writing = self.write(&live.subscriber, live.expires_at, &mut frames);
-                    writing.await
-                }
-                Step::Next(Next::Queued(Err(Closing(code)))) => Err(code),
-                Step::Time => {
-                    let now = Instant::now();
-                    let ended = self.time_passed(live, &mut pace, now).await;
-                    let next = next_wake(now + ping_interval, live, pace.leave_at);
-                    timer.as_mut().reset(next);
+                Then::Looks => {
+                    let ended = self.time_passed(live, &mut pace).await;
+                    let next = Instant::now() + ping_interval;
+                    timer.as_mut().reset(next_wake(next, live, pace.leave_at));
                     ended
                 }
-                Step::Draining => {
-                    let at = self.announce_leaving(live);
-                    pace.leave_at = Some(at);
-                    timer.as_mut().reset(at.min(live.expires_at));
-                    Ok(())
-                }
             };
-            if let Err(code) = step {
+            if let Err(code) = ended {
                 if code == CloseCode::Restart {
                     return self.finish_requests(live).await;
                 }
                 return code;
             }
-            if pace.leave_at.is_none() && timer.deadline() > live.expires_at {
-                timer.as_mut().reset(live.expires_at);
+            let latest = live
+                .expires_at
+                .min(pace.leave_at.unwrap_or(live.expires_at));
+            if timer.deadline() > latest {
+                timer.as_mut().reset(latest);
             }
         }
+    }
+
+    /// Does what is done at once.
+    fn act(&mut self, live: &mut Live, pace: &mut Pace, step: Step) -> Result<(), End> {
+        match step {
+            Step::Finished(finished) => self.finished(live, finished),
+            Step::Next(Next::Came(frame)) => return self.came(live, pace, frame),
+            Step::Next(Next::Queued(Err(Closing(code)))) => return Err(code),
+            Step::Draining => pace.leave_at = Some(self.announce_leaving(live)),
+            Step::Next(Next::Queued(Ok(()))) | Step::Time => {}
+        }
+        Ok(())
     }
 
     /// Whether the loop takes further replies: those that it took must be written first.
@@ -235,12 +248,8 @@ impl Session {
     }
 
     /// The token may have expired, the time to leave may have come; else the client is pinged.
-    async fn time_passed(
-        &mut self,
-        live: &mut Live,
-        pace: &mut Pace,
-        now: Instant,
-    ) -> Result<(), End> {
+    async fn time_passed(&mut self, live: &mut Live, pace: &mut Pace) -> Result<(), End> {
+        let now = Instant::now();
         if now >= live.expires_at {
             return Err(CloseCode::TokenExpired);
         }
@@ -363,7 +372,7 @@ impl Session {
 
     /// Bounds of lists, before anything is done with them, and rates of what costs others most.
     fn check(&self, live: &Live, request: &Request) -> Result<(), Answer> {
-        let user = &live.identity.user;
+        let user = &live.subscriber.user;
         let rates = &self.gateway.rates;
         let checked = match request {
             Request::Watch(Users { users }) if users.len() > WATCHED_MAX => {
@@ -393,7 +402,9 @@ impl Session {
     ) {
         let gateway = self.gateway.clone();
         let subscriber = live.subscriber.clone();
-        let asked_bytes = if requests::asks_for_a_page(&request) {
+        let is_page = requests::asks_for_a_page(&request);
+        let holds_places = is_page || matches!(request, Request::Watch(_));
+        let asked_bytes = if is_page {
             gateway.limits.page_bytes()
         } else {
             frame_bytes
@@ -420,6 +431,17 @@ impl Session {
         // Begun here and now, so that requests reach their owners in order.
         match (&mut replied).now_or_never() {
             Some(done) => self.finished(live, done),
+            // What may hold places that others wait for goes on, also while this client takes no reply.
+            None if holds_places => {
+                let ended = self.gateway.tasks.spawn(replied);
+                live.replies.push(Box::pin(async move {
+                    let panicked = Finished {
+                        reply: None,
+                        asked_bytes,
+                    };
+                    ended.await.unwrap_or(panicked)
+                }));
+            }
             None => live.replies.push(replied),
         }
     }
@@ -432,10 +454,9 @@ impl Session {
     fn refresh(&self, live: &mut Live, token: &str) -> Answer {
         assert!(!broken(Mutation::SessionPanic), "as a test wants it");
         match self.gateway.tokens.check(token) {
-            Ok(identity) if identity.user == live.identity.user => {
+            Ok(identity) if identity.user == live.subscriber.user => {
                 live.expires_at = expiry(&identity);
                 let expires_at = identity.expires_at;
-                live.identity = identity;
                 Answer::Refreshed { expires_at }
             }
             Ok(_) => requests::refusal(ErrorCode::Unauthorized, "another user's token".into()),
@@ -453,7 +474,14 @@ impl Session {
 
     /// The bytes of a frame of this codec; `None` for what the WebSocket layer sees to itself.
     fn incoming(&self, frame: Came) -> Result<Option<bytes::Bytes>, End> {
-        self.line.message_came();
+        match &frame {
+            Some(Ok(Message::Text(_) | Message::Binary(_))) => self.line.message_came(),
+            // Between the pieces of a message, too: only those add up.
+            Some(Ok(Message::Ping(bytes) | Message::Pong(bytes))) => {
+                self.line.control_frame_came(bytes.len());
+            }
+            _ => {}
+        }
         match frame {
             None | Some(Ok(Message::Close(_))) => Err(CloseCode::GoingAway),
             Some(Err(error)) => Err(ended_by(&error)),

@@ -146,7 +146,9 @@ class Gateway:
         return self.process.wait(timeout=60)
 
     def close(self):
-        if self.process and self.process.poll() is None:
+        if not self.process:
+            return
+        if self.process.poll() is None:
             self.kill()
         text = open(self.log_path).read()
         assert "panicked" not in text, text
@@ -237,8 +239,9 @@ class Three(Gateway):
         return self
 
     def close(self):
-        for node in self.nodes:
-            node.close()
+        with contextlib.ExitStack() as closing:  # All of them, whatever one says.
+            for node in self.nodes:
+                closing.callback(node.close)
 
     def metrics(self):
         total = {}

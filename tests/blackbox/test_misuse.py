@@ -1,6 +1,7 @@
 """Clients that misuse the gateway, by mistake or on purpose: they read nothing that is not theirs, and hold up nobody."""
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import pathlib
@@ -150,6 +151,8 @@ async def test_a_channel_made_private_is_hidden_from_those_who_only_look_in(peop
 
 
 async def test_nothing_sent_after_a_removal_is_acknowledged_reaches_who_was_removed(people):
+    """Over Cassandra this is over several gateways. The race itself is hardly ever met here: the simulation forces it
+    (tests/rust/cluster.rs, `Mutation::Private`)."""
     alice, bob = await people("alice", "bob")
     phones = [await alice.gateway.connect(bob.user, alice.codec) for _ in range(3)]
     for n in range(5):
@@ -177,14 +180,15 @@ async def test_lists_are_bounded_and_cost_what_they_hold(start, codec):
     async def cost(count):
         users = [f"{n:x}" for n in range(count)]
         before = cpu(gateway)
-        for _ in range(12):
+        for _ in range(40):
             await refused(mallory.ask("create", kind="group", participants=users), "too_large")
             await refused(mallory.ask("watch", users=users), "too_large")
             await refused(mallory.ask("unwatch", users=users), "too_large")
         return cpu(gateway) - before
 
     await cost(2000)
-    small, large = await cost(2000), await cost(8000)
+    # The least of each: what else the machine does only adds to it.
+    small, large = [min([await cost(count) for _ in range(3)]) for count in (2000, 8000)]
     assert large < 9 * small, f"four times as many cost {large / small:.1f} times as much"
     await mallory.close()
 
@@ -222,40 +226,43 @@ async def test_failed_subscriptions_use_up_no_places(people):
 
 @pytest.mark.embedded
 async def test_a_flood_of_pings_outlives_no_token_and_counts_as_requests(start):
-    gateway = start(limits__requests_per_second=1_000_000, limits__requests_burst=1_000_000, auth__leeway_s=0)
-    flood = Raw.frame(9, b"") * 2000
+    gateway = start(limits__requests_per_second=100_000_000, limits__requests_burst=100_000_000, auth__leeway_s=0)
+    pings = Raw.frame(9, b"") * 2000
+    request = Raw.frame(1, b'{"type":"ping","id":2}')
     short = gateway.token("mallory", "--ttl", "2s")
 
-    def until_closed(raw):
-        """Sends pings for at most ten seconds; the close code."""
-        raw.socket.settimeout(10)
+    def until_closed(raw, flood):
+        """Sends a flood for at most ten seconds; the last that came before the connection ended, None if it did not."""
         ends = time.monotonic() + 10
         raw.socket.setblocking(False)
-        received = b""
+        received, left = b"", b""
         while time.monotonic() < ends:
-            for act in (lambda: raw.socket.send(flood), lambda: raw.socket.recv(1 << 16)):
-                try:
-                    done = act()
-                    if isinstance(done, bytes):
-                        received = (received + done)[-200:]
-                        if not done:
-                            return received
-                except BlockingIOError:
-                    pass
-                except ConnectionError:
-                    return received
+            left = left or flood  # Only whole frames: what was sent in part goes on.
+            # Where nothing can be sent any more, the close code may still be there to read.
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                left = left[raw.socket.send(left) :]
+            try:
+                came = raw.socket.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return received
+            if not came:
+                return received
+            received = (received + came)[-200:]
         return None
 
     raw = Raw(gateway)
     raw.connect(short)
-    ended = await asyncio.to_thread(until_closed, raw)
+    # Many bytes without a message would be an end too, and a sooner one.
+    ended = await asyncio.to_thread(until_closed, raw, pings + request)
     assert ended is not None, "it lives longer than its token"
     assert struct.pack(">H", 4002) in ended
     # At the default rate nobody goes on like this.
     gateway = start()
     raw = Raw(gateway)
     raw.connect(gateway.dev_token("mallory"))
-    ended = await asyncio.to_thread(until_closed, raw)
+    ended = await asyncio.to_thread(until_closed, raw, pings)
     assert ended is not None and struct.pack(">H", 4004) in ended
 
 

@@ -9,7 +9,13 @@ from support import STORE, Refused, eventually, uuid4
 
 pytestmark = pytest.mark.skipif(STORE != "embedded", reason="the settings are of one gateway alone")
 
-FAST = {"limits__requests_per_second": 1_000_000, "limits__requests_burst": 1_000_000}
+FAST = {
+    "limits__requests_per_second": 1_000_000,
+    "limits__requests_burst": 1_000_000,
+    "limits__creations_per_minute": 1_000_000,
+    "limits__creations_burst": 1_000_000,
+    "limits__invitations_burst": 1_000_000,
+}
 
 
 def resident_mib(gateway):

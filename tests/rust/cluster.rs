@@ -335,7 +335,11 @@ impl World {
             conversations,
             checker: Mutex::default(),
             evicting,
-            open_max: if evicting && seed % 2 == 0 { 1 } else { 10 },
+            open_max: if evicting && seed.is_multiple_of(2) {
+                1
+            } else {
+                10
+            },
             sending: AtomicBool::new(false),
             churning: AtomicBool::new(false),
             messages: Mutex::default(),
@@ -725,7 +729,10 @@ impl World {
 
     /// A gateway has no room for the conversation that it used least lately.
     async fn evict(self: Arc<Self>) {
-        while self.evicting {
+        if !self.evicting {
+            return;
+        }
+        loop {
             sleep(self.millis(1, 300)).await;
             if let Some(cluster) = self.some_gateway().and_then(|gateway| gateway.cluster()) {
                 cluster.conversations.evict_one();
@@ -1172,11 +1179,11 @@ fn each_broken_rule_of_the_cluster_is_found() {
         (Mutation::Lease, 0),
         (Mutation::TakeoverWait, 0),
         (Mutation::Hold, 0),
-        (Mutation::EndToEnd, 4_360),
+        (Mutation::EndToEnd, 6_080),
         (Mutation::Place, 5_500),
-        (Mutation::Remember, 100),
-        (Mutation::Private, 0),
-        (Mutation::Follow, 0),
+        (Mutation::Remember, 120),
+        (Mutation::Private, 110),
+        (Mutation::Follow, 110),
     ] {
         let from = setting("CLUSTER_FROM", near);
         let found = (from..from + setting("CLUSTER_SEEDS", 2_000)).find_map(|seed| {
@@ -1316,8 +1323,11 @@ async fn long_pages() {
             }
         });
         for page in pages.await {
+            // Only as many as one answer may weigh, from the beginning and without a gap; the rest is asked for again.
+            let count = page.entries.len() as Seq;
             let seqs = page.entries.iter().map(|entry| entry.seq);
-            assert!(seqs.eq(2..=MESSAGES as Seq + 1), "without a gap");
+            assert!(count > 50 && seqs.eq(2..count + 2), "{count} without a gap");
+            assert_eq!(page.reaches_head(1), count == MESSAGES as Seq);
         }
     }
     assert_eq!(world.wire.lock().unwrap().too_long, 0);

@@ -49,6 +49,7 @@ async fn a_session_that_panics_is_gone_for_everyone() {
     config.client.listen = ([127, 0, 0, 1], 0).into();
     config.internal.listen = ([127, 0, 0, 1], 0).into();
     config.store.embedded.path = data.path().into();
+    config.auth.development = true;
     let tokens = Tokens::new(&config).unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let node = Node::start(&config, metrics).await.unwrap();

@@ -9,7 +9,7 @@ use super::{Command, Done, Owner, takeover::find_sent};
 use crate::{
     chat::{error::Error, operation::Operation},
     model::{
-        ClientId, Seq, UserId,
+        ClientId, Kind, Seq, UserId,
         limits::{MAILBOX_OPERATIONS_MAX, QUESTIONS_IN_FLIGHT_MAX},
     },
     store::{self, ParticipantRow},
@@ -75,6 +75,10 @@ impl Owner {
         match &command.operation {
             Operation::Create(_) => {
                 participants.committed().is_none() || self.applying.contains_key(&1)
+            }
+            // Its first message must find a dm that is stored: a crash in between would leave a log of nothing.
+            Operation::Send(_) => {
+                participants.details.kind == Kind::Dm && participants.committed().is_none()
             }
             Operation::Read { .. } | Operation::Delivered { .. } | Operation::Typing => {
                 participants.awaits_commit(&command.actor, true)
@@ -158,6 +162,8 @@ impl Owner {
     /// Whoever waited for this may go on, before whoever came later.
     pub(super) fn told(&mut self, AllTold(answers): AllTold) {
         let mut unparked = self.parked.take();
+        // What was unparked for another reason may wait for this too.
+        unparked.append(&mut self.backlog);
         let mut failed = 0;
         for (question, told) in answers {
             self.parked.asked.remove(&question);

@@ -85,9 +85,12 @@ impl Owner {
     }
 
     pub(super) fn one_more_to_apply(&mut self, seq: Seq) {
-        if let Some(applying) = self.applying.get_mut(&seq) {
-            applying.left += 1;
-        }
+        // Also of what a takeover settled, and nobody waits for yet: whoever asks for the same again does.
+        let applying = self.applying.entry(seq).or_insert(Applying {
+            replies: Vec::new(),
+            left: 0,
+        });
+        applying.left += 1;
     }
 
     /// Acknowledges a change once nothing is left to be done about it.

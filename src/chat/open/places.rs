@@ -117,6 +117,31 @@ impl State {
         while self.opening > self.retiring && self.evict(None, u64::MAX) {}
     }
 
+    /// As `evict_for_waiting`, once in a while: those that retire may be busy for long, so others go for all that wait.
+    pub(super) fn evict_for_waiting_anew(&mut self) {
+        for _ in 0..self.opening {
+            if !self.evict(None, u64::MAX) {
+                break;
+            }
+        }
+        let waiting: Vec<UserId> = self
+            .users
+            .iter()
+            .filter(|(_, user)| user.opening > 0 && user.room.available_permits() == 0)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for user in waiting {
+            self.evict(Some(&user), u64::MAX);
+        }
+    }
+
+    /// A user for whom nothing was opened after all.
+    pub(super) fn forget_unless_open(&mut self, user: &UserId) {
+        if self.users.get(user).is_some_and(|user| user.places == 0) {
+            self.users.remove(user);
+        }
+    }
+
     pub(super) fn gone(&mut self, number: u64) {
         let Some(taken) = self.places.remove(&number) else {
             return;

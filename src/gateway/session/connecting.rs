@@ -9,7 +9,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     select,
-    time::{Instant, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{End, Live, Session};
@@ -17,7 +17,7 @@ use crate::{
     auth::{Identity, TokenError},
     clock,
     cluster::InboxPlace,
-    fanout::{Frame, Subscriber},
+    fanout::{Closing, Frame, Subscriber},
     gateway::{
         Gateway, requests,
         resume::{self, Missing},
@@ -76,24 +76,38 @@ impl Session {
             gateway: gateway.clone(),
             subscriber: subscriber.clone(),
         };
-        match gateway.router.register(&subscriber).await {
-            Ok(places) => self.begin(&accepted, &subscriber, places).await?,
-            Err(error) => {
-                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
-                let (code, text) = (ErrorCode::Unavailable, error.to_string());
-                let end = CloseCode::GoingAway;
-                return self.refuse(accepted.id, code, &text, end).await;
-            }
+        // However long that takes: who is disconnected, whose token expires, and a drain do not wait for it.
+        select! {
+            biased;
+            Closing(code) = subscriber.outbox.closing() => return Err(code),
+            () = sleep_until(expiry(&accepted.identity)) => return Err(CloseCode::TokenExpired),
+            () = gateway.tasks.draining() => return Err(CloseCode::Restart),
+            begun = self.register(&accepted, &subscriber) => begun?,
         }
         Ok(Live {
             expires_at: expiry(&accepted.identity),
-            identity: accepted.identity,
             rate,
             subscriber,
             _registered: registered,
             replies: FuturesUnordered::new(),
             asked_bytes: 0,
         })
+    }
+
+    async fn register(
+        &mut self,
+        accepted: &Accepted,
+        subscriber: &Arc<Subscriber>,
+    ) -> Result<(), End> {
+        match self.gateway.clone().router.register(subscriber).await {
+            Ok(places) => self.begin(accepted, subscriber, places).await,
+            Err(error) => {
+                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
+                let (code, text) = (ErrorCode::Unavailable, error.to_string());
+                self.refuse(accepted.id, code, &text, CloseCode::GoingAway)
+                    .await
+            }
+        }
     }
 
     /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors.
@@ -197,7 +211,7 @@ impl Session {
             return Ok(());
         }
         let expires_at = expiry(identity);
-        let mut missed = resume::Missed::new(&gateway, identity.user.clone(), cursors, places);
+        let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         while let Some((conversation, missing)) = missed.next().await {
             let (entries, other) = match missing {
