@@ -62,6 +62,9 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     } else {
         vec![options.scenario.clone()]
     };
+    // Whole: the gateway is asked for its settings elsewhere.
+    let base = options.base.canonicalize();
+    let base = base.with_context(|| format!("--base {}", options.base.display()))?;
     let data = Data::directory()?;
     let begin = Instant::now();
     let mut figures = Figures::new();
@@ -70,9 +73,9 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             let measure = |program: &Path| measure(common, &data, program, scenario);
             let (ours, theirs) = if pair % 2 == 0 {
                 let ours = measure(&this)?;
-                (ours, measure(&options.base)?)
+                (ours, measure(&base)?)
             } else {
-                let theirs = measure(&options.base)?;
+                let theirs = measure(&base)?;
                 (measure(&this)?, theirs)
             };
             note(&mut figures, number, &ours, &theirs);

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from support import STORE, Refused, eventually, uuid4
+from support import Refused, eventually, uuid4
 
-pytestmark = pytest.mark.skipif(STORE != "embedded", reason="the settings are of one gateway alone")
+pytestmark = pytest.mark.embedded
 
 FAST = {
     "limits__requests_per_second": 1_000_000,
