@@ -29,7 +29,7 @@ pub enum Mutation {
     SessionPanic,
     /// The embedded store cannot read what is there.
     Read,
-    /// Whoever owns a conversation panics when it is asked something.
+    /// The owner of a conversation panics when it is asked something.
     Panic,
 }
 

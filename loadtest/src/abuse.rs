@@ -94,7 +94,7 @@ struct Quantiles {
     p99: f64,
 }
 
-/// Of the processes on this machine.
+/// CPU time of the processes on this machine.
 #[derive(Default, Clone, Copy)]
 struct Cpu {
     gateway: Duration,
@@ -138,7 +138,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             calm(&mut people, &servers, quiet, &progress)?;
         }
     }
-    // Whatever they leave open, the gateway must close.
+    // The gateway must close what the hostile sessions leave open.
     let done = hostiles.ask(LEAVE)?;
     let mut more_than_before = |within, enough: fn(usize) -> bool| {
         more_descriptors(

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{binary_frame, client_id, text_frame, upgrade_head};
 
-/// Who misuses the gateway, and what it may use for that.
+/// A hostile session's user, and what it may use.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Hostile {
     pub(crate) server: SocketAddr,
@@ -396,7 +396,7 @@ fn large_sends(who: &Hostile) -> Attack {
     Attack::requests(vec![send(&who.group, 16 << 10)])
 }
 
-/// Who writes to the busy channel all the time. Not one of the kinds: it keeps to the limits.
+/// A session that writes to the busy channel all the time. It keeps to the limits, so it is no kind of misuse.
 pub(crate) fn busy_writer(who: &Hostile) -> Attack {
     Attack {
         every: Duration::from_millis(12),

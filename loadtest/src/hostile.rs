@@ -27,7 +27,7 @@ use crate::{
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Orders {
     pub(crate) hostiles: Vec<Hostile>,
-    /// Who writes to the busy channel.
+    /// The session that writes to the busy channel.
     pub(crate) writer: Hostile,
     /// After so long a session goes on to the next kind of misuse.
     pub(crate) turn_ms: u64,
@@ -523,7 +523,7 @@ fn is_later(error: &io::Error) -> bool {
     )
 }
 
-/// Of an answer by HTTP.
+/// The status code of an HTTP response.
 fn status(bytes: &[u8]) -> String {
     let code = bytes.get(9..12).unwrap_or_default();
     format!("HTTP {}", String::from_utf8_lossy(code))

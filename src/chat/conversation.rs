@@ -71,7 +71,7 @@ pub struct Settings {
     pub open_max: usize,
     /// What all of them, and pages of their history, may weigh.
     pub memory: Memory,
-    /// Of a page of history, about.
+    /// About how many bytes a page of history may have.
     pub page_bytes_max: usize,
 }
 

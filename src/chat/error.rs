@@ -34,7 +34,7 @@ impl Error {
     pub(crate) const CLOSED: Self = Self::unavailable("the conversation is moving");
     /// Nothing was begun: another gateway owns the conversation, or is about to.
     pub(crate) const MOVED: Self = Self::unavailable("another gateway owns the conversation");
-    /// Whoever handled it panicked. It is not asked again by itself: it could be the reason.
+    /// The owner panicked while it handled this. The router does not repeat it: it could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
 

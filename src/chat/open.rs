@@ -41,7 +41,7 @@ const EVICTED_AT_ONCE: usize = 1_000;
 /// By so much may an owner's weight differ from what is counted for it.
 const WEIGHED_BYTES: usize = 4 << 10;
 
-/// Of the conversations that are open here.
+/// The conversations that are open here: how many, and what they weigh.
 pub(super) struct Table {
     open_max: usize,
     user_max: usize,

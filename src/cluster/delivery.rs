@@ -43,7 +43,7 @@ struct Hands {
     next: u64,
     publishing: BTreeMap<u64, Publishing>,
     next_part: u64,
-    /// Of all publications in hand.
+    /// The parts of all publications in hand.
     parts: BTreeMap<u64, Part>,
 }
 

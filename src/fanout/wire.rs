@@ -123,7 +123,7 @@ impl Line {
 
     /// A ping or pong with so many bytes has come: they do not count as pieces of a message.
     pub fn control_frame_came(&self, bytes: usize) {
-        /// Of a control frame from a client (RFC 6455, 5.2).
+        /// Bytes of the header of a client's control frame (RFC 6455, 5.2).
         const HEADER_BYTES: usize = 6;
         let less = |unread: usize| Some(unread.saturating_sub(bytes + HEADER_BYTES));
         let ordering = Ordering::Relaxed;

@@ -275,7 +275,7 @@ impl Place {
         Ok(())
     }
 
-    /// Whoever is there has said who it is.
+    /// The client has sent a valid token.
     pub(super) fn authenticated(&mut self) {
         if self.authenticated {
             return;

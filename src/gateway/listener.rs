@@ -124,7 +124,7 @@ fn admit(admission: &Arc<Admission>, peer: IpAddr) -> Result<Option<Place>, Full
         return Ok(None);
     }
     let mut place = admission.admit()?;
-    // Of a proxy's connections it is not known yet for whom they are.
+    // For whom a proxy's connection is, is not known yet.
     if !admission.proxy_protocol() && !admission.is_trusted_proxy(peer) {
         place.assign(peer)?;
     }

@@ -26,7 +26,7 @@ type Limiter =
 /// Rounds of upkeep after which a user who left is forgotten: what they used up has come back by then.
 const ROUNDS_KEPT: u32 = 12;
 
-/// Of all users who are or were lately connected.
+/// The rates of all users who are connected, or were lately.
 pub(super) struct Rates {
     requests: Quota,
     users: DashMap<UserId, Arc<UserRate>, RandomState>,

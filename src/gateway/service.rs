@@ -158,7 +158,7 @@ fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Servi
         place.authenticated();
     }
     let Some(claims) = identity.service else {
-        // Of the address, not of a service that happens to have this name.
+        // Counts for the address, not for a service that happens to have this name.
         if let Some(address) = address {
             gateway.admission.wrong_token(address);
         }

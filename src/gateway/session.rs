@@ -259,7 +259,7 @@ impl Session {
         if pace.silent_pings >= SILENT_PINGS_MAX {
             return Err(CloseCode::ConnectTimeout);
         }
-        // Who is not read from can give no sign of life.
+        // A client that is not read from can give no sign of life.
         if self.reads(live, pace) {
             pace.silent_pings += 1;
         }

@@ -239,7 +239,7 @@ impl Writer {
                 self.commit(group);
             }
             if !closing.is_empty() {
-                // Whatever became of the last ones: those before are on the disk now.
+                // Even if the last writes failed, those before them are on the disk now.
                 self.commit(closing);
                 return;
             }

@@ -182,7 +182,7 @@ impl Owner {
     }
 }
 
-/// Whoever is never told waits for ever, and a successor publishes it again.
+/// Waits until a publication has arrived. If that is never told it waits for ever, and a successor publishes it again.
 async fn arrived(delivered: oneshot::Receiver<InHand>) -> InHand {
     match delivered.await {
         Ok(handed) => handed,

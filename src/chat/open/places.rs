@@ -106,7 +106,7 @@ impl State {
         };
         user.by_use.insert((used, held.number));
         user.opening -= 1;
-        // Of their own, too, there may have been none to evict when they began to wait.
+        // The user may have had nothing to evict either when they began to wait.
         if user.opening > user.retiring && user.room.available_permits() == 0 {
             self.evict(Some(&name), u64::MAX);
         }
