@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::{
     Common,
-    attacks::{Hostile, LINKED, linked},
+    attacks::{Hostile, KINDS, LINKED, linked},
     client::Client,
     crowd::latencies,
     data::Data,
@@ -51,6 +51,9 @@ pub(crate) struct Options {
     /// Milliseconds after which a hostile session goes on to the next kind of misuse
     #[arg(long, default_value_t = 500)]
     turn: u64,
+    /// Only this kind of misuse, by the name that a run prints, to see what it costs
+    #[arg(long)]
+    only: Option<String>,
     /// How much the memory of a gateway may grow, in MiB: what it may keep by its settings, and the queues of the sockets
     #[arg(long, default_value_t = 512.0)]
     memory_mib: f64,
@@ -363,7 +366,11 @@ impl Hostiles {
 impl Done {
     fn tell(&self, report: &mut Report) {
         println!("  what the hostile sessions did:");
-        for (name, tally) in &self.kinds {
+        for (name, tally) in self
+            .kinds
+            .iter()
+            .filter(|(_, tally)| tally.milliseconds > 0)
+        {
             let seconds = tally.milliseconds as f64 / 1000.0;
             let outcomes: Vec<_> = tally
                 .outcomes
@@ -461,6 +468,16 @@ fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Orders> {
         hostiles,
         writer,
         turn_ms: options.turn,
+        only: options.only.as_deref().map(numbered).transpose()?,
+    })
+}
+
+/// The number of a kind of misuse.
+fn numbered(name: &str) -> anyhow::Result<usize> {
+    let number = KINDS.iter().position(|(kind, _)| *kind == name);
+    number.with_context(|| {
+        let names: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();
+        format!("--only is one of: {}", names.join("; "))
     })
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Orders {
     pub(crate) writer: Hostile,
     /// After so long a session goes on to the next kind of misuse.
     pub(crate) turn_ms: u64,
+    /// The only kind of misuse, by its number; all in turn without it.
+    pub(crate) only: Option<usize>,
 }
 
 /// All begin. No answer; until the next line, which stops them.
@@ -104,7 +106,10 @@ pub(crate) fn serve() -> anyhow::Result<()> {
     let mut sessions: Vec<_> = (0..)
         .zip(orders.hostiles)
         // Neighbours begin far from each other, so that all kinds meet.
-        .map(|(number, who)| Session::new(who, number * KINDS.len() / count))
+        .map(|(number, who)| {
+            let kind = orders.only.unwrap_or(number * KINDS.len() / count);
+            Session::new(who, kind)
+        })
         .collect();
     let mut writer = Session::new(orders.writer, 0);
     let mut kinds: Vec<_> = KINDS.iter().map(|_| Tally::default()).collect();
@@ -129,7 +134,7 @@ pub(crate) fn serve() -> anyhow::Result<()> {
                 turn_max = turn_max.max(now - before);
                 before = now;
                 for session in &mut sessions {
-                    session.next_kind(now, turn, &mut kinds);
+                    session.next_kind(now, turn, orders.only, &mut kinds);
                     let kind = &mut kinds[session.kind];
                     session.act(now, kind, &mut buffer);
                 }
@@ -235,11 +240,17 @@ impl Session {
         (self.connection, self.piece, self.due) = (None, 0, now);
     }
 
-    fn next_kind(&mut self, now: Instant, turn: Duration, kinds: &mut [Tally]) {
+    fn next_kind(
+        &mut self,
+        now: Instant,
+        turn: Duration,
+        only: Option<usize>,
+        kinds: &mut [Tally],
+    ) {
         let length = now - self.kind_began;
         if length >= turn {
             kinds[self.kind].milliseconds += length.as_millis() as u64;
-            self.kind = (self.kind + 1) % KINDS.len();
+            self.kind = only.unwrap_or((self.kind + 1) % KINDS.len());
             self.kind_began = now;
             self.prepare();
             self.restart(now);

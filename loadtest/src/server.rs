@@ -349,10 +349,12 @@ log = {{ format = "json", filter = "info" }}
 }
 
 /// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
-const LARGE: [(&str, u64); 12] = [
+const LARGE: [(&str, u64); 14] = [
     ("limits.group_participants", 10_000),
     ("limits.requests_per_second", 1_000_000),
     ("limits.requests_burst", 1_000_000),
+    ("limits.request_bytes_per_second", 4_000_000_000),
+    ("limits.request_bytes_burst", 4_000_000_000),
     ("limits.connects_per_second_per_address", 1_000_000),
     ("limits.connects_burst_per_address", 1_000_000),
     ("limits.creations_per_minute", 1_000_000),

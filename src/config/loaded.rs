@@ -9,6 +9,8 @@ const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
 /// A page of 500 inbox items with the longest names and previews must fit. And as JSON, with every character
 /// escaped, a frame may become six times as large.
 const OUTBOX_BYTES_MIN: usize = 1 << 20;
+/// Its bytes are counted in 32 bits, with room for replies.
+const OUTBOX_BYTES_MAX: usize = 1 << 30;
 
 impl Loaded {
     pub(super) fn wrong(&self) -> Vec<String> {
@@ -83,9 +85,10 @@ impl Loaded {
             "must be at least limits.body_bytes + 1024",
         );
         check(
-            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes),
+            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes)
+                && limits.outbox_bytes <= OUTBOX_BYTES_MAX,
             "limits.outbox_bytes",
-            "must be at least 1048576 and eight times limits.frame_bytes",
+            "must be at least 1048576 and eight times limits.frame_bytes, and at most 1073741824",
         );
         for (key, value) in [
             ("limits.group_participants", limits.group_participants),
@@ -113,6 +116,14 @@ impl Loaded {
                 limits.requests_per_second as usize,
             ),
             ("limits.requests_burst", limits.requests_burst as usize),
+            (
+                "limits.request_bytes_per_second",
+                limits.request_bytes_per_second as usize,
+            ),
+            (
+                "limits.request_bytes_burst",
+                limits.request_bytes_burst as usize,
+            ),
             (
                 "limits.creations_per_minute",
                 limits.creations_per_minute as usize,

@@ -207,6 +207,11 @@ pub struct Limits {
     pub group_participants: usize,
     pub requests_per_second: u32,
     pub requests_burst: u32,
+    /// Bytes of a user's requests and of their replies: on average, and at once. More are waited for.
+    ///
+    /// default: 1048576 and 4194304
+    pub request_bytes_per_second: u32,
+    pub request_bytes_burst: u32,
     /// Conversations that a user may create: on average, and at once. More get `rate_limited`.
     ///
     /// default: 60 and 200
@@ -360,6 +365,8 @@ impl Default for Limits {
             group_participants: 1_000,
             requests_per_second: 100,
             requests_burst: 500,
+            request_bytes_per_second: 1 << 20,
+            request_bytes_burst: 4 << 20,
             creations_per_minute: 60,
             creations_burst: 200,
             invitations_per_minute: 600,

@@ -17,13 +17,15 @@ use super::{
 };
 use crate::protocol::{CloseCode, Codec};
 
-/// In this order, what every frame needs is in its first 48 bytes: see [`Subscriber`](super::Subscriber).
+/// In this order, what every frame needs is in its first 48 bytes: see [`Subscriber`](super::Subscriber). Its bytes are
+/// counted in 32 bits, because each connection has one: `limits.outbox_bytes` is far below, and so are the replies of one
+/// session.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Outbox {
     codec: Codec,
+    bytes_max: u32,
     state: Mutex<State>,
-    bytes_max: usize,
 }
 
 #[derive(Debug, Default)]
@@ -32,16 +34,16 @@ struct State {
     /// Set while frames may go past the session.
     line: Option<Arc<Line>>,
     /// Of everything pushed and not yet flushed, taken frames included.
-    bytes: usize,
+    bytes: u32,
     /// Of `bytes`, replies: what the session itself asked for never closes it.
-    reply_bytes: usize,
+    reply_bytes: u32,
     /// Set once: the session must end, and why.
     closing: Option<CloseCode>,
     /// A frame was written in part: a flush writes the rest.
     in_part: bool,
     /// Of `bytes`, what the session has taken, or what it has to flush although it is not in the queue.
-    taken: usize,
-    taken_replies: usize,
+    taken: u32,
+    taken_replies: u32,
     waker: Option<Waker>,
     queue: VecDeque<Frame>,
 }
@@ -55,7 +57,7 @@ impl Outbox {
     pub fn new(codec: Codec, bytes_max: usize) -> Self {
         Self {
             codec,
-            bytes_max,
+            bytes_max: u32::try_from(bytes_max).unwrap_or(u32::MAX),
             state: Mutex::default(),
         }
     }
@@ -80,7 +82,7 @@ impl Outbox {
     pub fn push_reply(&self, frame: Frame) {
         let mut state = self.state();
         if state.closing.is_none() {
-            let bytes = frame.bytes().len();
+            let bytes = size(&frame);
             state.bytes += bytes;
             state.reply_bytes += bytes;
             state.queue.push_back(frame);
@@ -89,7 +91,7 @@ impl Outbox {
 
     /// Bytes of replies that are queued, or being written.
     pub fn reply_bytes(&self) -> usize {
-        self.state().reply_bytes
+        self.state().reply_bytes as usize
     }
 
     /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
@@ -104,7 +106,7 @@ impl Outbox {
         let waker = match written {
             Written::Whole => None,
             Written::Part(left) => {
-                state.bytes = left;
+                state.bytes = left as u32;
                 state.in_part = true;
                 state.waker.take()
             }
@@ -124,7 +126,7 @@ impl Outbox {
         if state.closing.is_some() {
             return;
         }
-        let bytes = frame.bytes().len();
+        let bytes = size(&frame);
         if state.bytes - state.reply_bytes + bytes > self.bytes_max {
             state.closing = Some(CloseCode::TooSlow);
             state.queue = VecDeque::new();
@@ -201,6 +203,10 @@ impl Outbox {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
+}
+
+fn size(frame: &Frame) -> u32 {
+    frame.bytes().len() as u32
 }
 
 #[cfg(test)]

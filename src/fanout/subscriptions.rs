@@ -37,11 +37,15 @@ pub(super) struct Subscription {
 pub(super) struct Subscriptions {
     pub list: Vec<Subscription>,
     /// How many of the list were asked for.
-    channels_requested: usize,
-    users_requested: usize,
-    /// Channels that its user was removed from while it connects; `None` once it is connected.
-    pub removed: Option<Vec<Topic>>,
+    channels_requested: u32,
+    users_requested: u32,
+    /// `None` once it is connected.
+    removed: Option<Box<Removed>>,
 }
+
+/// Channels that a session's user was removed from while it connects.
+#[derive(Debug, Default)]
+struct Removed(Vec<Topic>);
 
 impl Subscriptions {
     pub(super) fn new() -> Self {
@@ -49,12 +53,12 @@ impl Subscriptions {
             list: Vec::new(),
             channels_requested: 0,
             users_requested: 0,
-            removed: Some(Vec::new()),
+            removed: Some(Box::default()),
         }
     }
 
     /// How many topics of this one's kind the session asked for.
-    pub(super) fn requested(&mut self, like: &Topic) -> &mut usize {
+    pub(super) fn requested(&mut self, like: &Topic) -> &mut u32 {
         match like {
             Topic::Channel(_) => &mut self.channels_requested,
             Topic::Presence(_) | Topic::User(_) => &mut self.users_requested,
@@ -87,7 +91,7 @@ impl Subscriptions {
     /// Its user was added again.
     pub(super) fn not_removed(&mut self, topic: &Topic) {
         if let Some(removed) = &mut self.removed {
-            removed.retain(|known| known != topic);
+            removed.0.retain(|known| known != topic);
         }
     }
 
@@ -119,7 +123,7 @@ impl Hub {
     /// since it was registered: that news may have come before this.
     pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
-            let mut removed = subscriptions.removed.take().unwrap_or_default();
+            let Removed(mut removed) = *subscriptions.removed.take().unwrap_or_default();
             if broken(Mutation::Follow) {
                 removed.clear();
             }
@@ -149,7 +153,7 @@ impl Hub {
             .filter(|topic| !self.is_subscribed(topic, subscriber.session))
             .collect();
         let requested = topics.first().map_or(0, |t| *subscriptions.requested(t));
-        if requested + missing.len() > max {
+        if requested as usize + missing.len() > max {
             return Err(TooMany);
         }
         for topic in missing {
@@ -194,7 +198,7 @@ impl Hub {
         if self
             .end_of(subscriptions, channel, subscriber, |_| true)
             .is_empty()
-            && let Some(removed) = &mut subscriptions.removed
+            && let Some(Removed(removed)) = subscriptions.removed.as_deref_mut()
         {
             if removed.len() < REMOVED_WHILE_CONNECTING_MAX {
                 removed.extend_from_slice(channel);

@@ -12,7 +12,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     task::{Context, Poll, ready},
 };
@@ -28,6 +28,8 @@ use super::{encoded::Frame, lock};
 
 /// Of one read.
 const READ_BYTES: usize = 8 << 10;
+/// Before it is known how large a message may be.
+const UNBOUNDED: u32 = u32::MAX;
 /// Frames of one write.
 const WRITE_FRAMES: usize = 64;
 
@@ -44,11 +46,10 @@ pub struct Wire {
 pub struct Line {
     stream: TcpStream,
     writing: Mutex<Writing>,
-    /// Bytes written by waiting for the socket: who waits sees by it whether the client still reads.
-    written: AtomicU64,
-    /// Bytes read since the last message that the WebSocket library gave away, and how many there may be.
-    unread_message: AtomicUsize,
-    unread_message_max: AtomicUsize,
+    /// Writes that waited for the socket: who waits sees by it whether the client still reads.
+    writes: AtomicU32,
+    /// Bytes that may still come of a message before the WebSocket library gives it away; [`UNBOUNDED`].
+    message_left: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -79,9 +80,8 @@ impl Wire {
             line: Arc::new(Line {
                 stream,
                 writing: Mutex::default(),
-                written: AtomicU64::new(0),
-                unread_message: AtomicUsize::new(0),
-                unread_message_max: AtomicUsize::new(usize::MAX),
+                writes: AtomicU32::new(0),
+                message_left: AtomicU32::new(UNBOUNDED),
             }),
         }
     }
@@ -110,29 +110,26 @@ impl Line {
         }
     }
 
-    /// From now on at most so many bytes may come without a whole message: tiny fragments, which the library collects, cost
-    /// as much as messages.
+    /// From now on at most so many bytes may come before the next whole message: tiny fragments, which the library
+    /// collects, cost as much as messages.
     pub fn limit_message(&self, bytes: usize) {
-        self.unread_message_max.store(bytes, Ordering::Relaxed);
+        let bytes = u32::try_from(bytes).unwrap_or(UNBOUNDED);
+        self.message_left.store(bytes, Ordering::Relaxed);
     }
 
-    /// A whole message has come.
-    pub fn message_came(&self) {
-        self.unread_message.store(0, Ordering::Relaxed);
-    }
-
-    /// A ping or pong with so many bytes has come: they do not count as pieces of a message.
+    /// A ping or pong with so many bytes has come: they do not count as pieces of a message. If it was read together with
+    /// the end of the message before, the next one may be longer by one read.
     pub fn control_frame_came(&self, bytes: usize) {
         /// Bytes of the header of a client's control frame (RFC 6455, 5.2).
         const HEADER_BYTES: usize = 6;
-        let less = |unread: usize| Some(unread.saturating_sub(bytes + HEADER_BYTES));
         let ordering = Ordering::Relaxed;
-        let _ = self.unread_message.fetch_update(ordering, ordering, less);
+        let more = |left: u32| Some(left.saturating_add((bytes + HEADER_BYTES) as u32));
+        let _ = self.message_left.fetch_update(ordering, ordering, more);
     }
 
-    /// Rises while the client takes what is written.
-    pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
+    /// Changes while the client takes what is written.
+    pub fn writes(&self) -> u32 {
+        self.writes.load(Ordering::Relaxed)
     }
 
     /// Ends the connection so that the client can still read what was written: says that nothing more comes, and reads
@@ -214,8 +211,7 @@ impl Line {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => {
-                    let count = written.as_ref().map_or(0, |count| *count as u64);
-                    self.written.fetch_add(count, Ordering::Relaxed);
+                    self.writes.fetch_add(1, Ordering::Relaxed);
                     return Poll::Ready(written);
                 }
             }
@@ -223,11 +219,13 @@ impl Line {
     }
 
     fn count(&self, bytes: usize) -> io::Result<()> {
-        let before = self.unread_message.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > self.unread_message_max.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok(())
+        let ordering = Ordering::Relaxed;
+        let less = |left: u32| match left {
+            UNBOUNDED => Some(left),
+            left => left.checked_sub(bytes as u32),
+        };
+        let counted = self.message_left.fetch_update(ordering, ordering, less);
+        counted.map_or(Err(io::ErrorKind::InvalidData.into()), |_| Ok(()))
     }
 
     fn poll_rest(&self, writing: &mut Writing, context: &mut Context<'_>) -> Poll<io::Result<()>> {

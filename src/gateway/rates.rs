@@ -1,9 +1,9 @@
-//! How often a user may ask. All of a user's sessions on this gateway share what the user may do.
+//! How much a user may ask. All of a user's sessions on this gateway share what the user may do.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -12,38 +12,91 @@ use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use governor::{
     DefaultKeyedRateLimiter, InsufficientCapacity, NotUntil, Quota, RateLimiter,
-    clock::{Clock, DefaultClock, MonotonicClock},
-    middleware::NoOpMiddleware,
-    state::{InMemoryState, NotKeyed},
+    clock::{Clock, DefaultClock},
 };
+use tokio::time::Instant;
 
-use super::quota;
 use crate::{config::Limits, model::UserId};
-
-type Limiter =
-    RateLimiter<NotKeyed, InMemoryState, MonotonicClock, NoOpMiddleware<std::time::Instant>>;
 
 /// Rounds of upkeep after which a user who left is forgotten: what they used up has come back by then.
 const ROUNDS_KEPT: u32 = 12;
+/// What a `connect` costs, counted as bytes asked for: a token is checked, an inbox read, other gateways are told.
+pub(super) const CONNECT_BYTES: usize = 128 << 10;
+/// Nobody waits longer for the bytes they have asked for.
+const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The rates of all users who are connected, or were lately.
 pub(super) struct Rates {
-    requests: Quota,
+    began: Instant,
+    requests: Rate,
+    bytes: Rate,
     users: DashMap<UserId, Arc<UserRate>, RandomState>,
     creations: DefaultKeyedRateLimiter<UserId>,
     invitations: DefaultKeyedRateLimiter<UserId>,
 }
 
-/// Requests of one user.
+/// What one user has used up, as the nanosecond at which all of it will have come back.
+#[derive(Default)]
 pub(super) struct UserRate {
-    limiter: Limiter,
+    requests: AtomicU64,
+    bytes: AtomicU64,
     /// Rounds of upkeep since the user's last session ended.
     rounds: AtomicU32,
+}
+
+/// So many in a time on average, and a number at once (generic cell rate algorithm). Nanoseconds.
+struct Rate {
+    each: f64,
+    burst: u64,
 }
 
 /// Too much was asked for: when to try again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait(pub Duration);
+
+impl Rate {
+    fn new(per_second: u32, burst: u32) -> Self {
+        let each = 1e9 / f64::from(per_second.max(1));
+        Self {
+            each,
+            burst: (each * f64::from(burst.max(1))) as u64,
+        }
+    }
+
+    /// How long it takes until so much has come back.
+    fn cost(&self, count: usize) -> u64 {
+        (self.each * count as f64) as u64
+    }
+
+    /// Takes one, if there is one.
+    fn take(&self, full_at: &AtomicU64, now: u64) -> Result<(), Wait> {
+        let ordering = Ordering::Relaxed;
+        let more = |full_at: u64| {
+            let after = full_at.max(now) + self.cost(1);
+            (after <= now + self.burst).then_some(after)
+        };
+        let taken = full_at.fetch_update(ordering, ordering, more);
+        taken.map(drop).map_err(|full_at| {
+            let until = (full_at + self.cost(1)).saturating_sub(self.burst);
+            Wait(Duration::from_nanos(until.saturating_sub(now)))
+        })
+    }
+
+    /// Takes so many, also more than there are.
+    fn charge(&self, full_at: &AtomicU64, now: u64, count: usize) {
+        let most = now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64;
+        let ordering = Ordering::Relaxed;
+        let more =
+            |full_at: u64| Some((full_at.max(now) + self.cost(count)).min(most.max(full_at)));
+        let _ = full_at.fetch_update(ordering, ordering, more);
+    }
+
+    /// How long more than there was has been taken for.
+    fn wait(&self, full_at: &AtomicU64, now: u64) -> Duration {
+        let until = full_at.load(Ordering::Relaxed).saturating_sub(self.burst);
+        Duration::from_nanos(until.saturating_sub(now))
+    }
+}
 
 impl Rates {
     pub(super) fn new(limits: &Limits) -> Self {
@@ -54,7 +107,9 @@ impl Rates {
             RateLimiter::keyed(Quota::per_minute(count).allow_burst(burst))
         };
         Self {
-            requests: quota(limits.requests_per_second, limits.requests_burst),
+            began: Instant::now(),
+            requests: Rate::new(limits.requests_per_second, limits.requests_burst),
+            bytes: Rate::new(limits.request_bytes_per_second, limits.request_bytes_burst),
             users: DashMap::default(),
             creations: per_minute(limits.creations_per_minute, limits.creations_burst),
             invitations: per_minute(limits.invitations_per_minute, limits.invitations_burst),
@@ -63,17 +118,27 @@ impl Rates {
 
     /// What the sessions of a user share.
     pub(super) fn of(&self, user: &UserId) -> Arc<UserRate> {
-        let new = || {
-            Arc::new(UserRate {
-                limiter: RateLimiter::direct_with_clock(self.requests, MonotonicClock),
-                rounds: AtomicU32::new(0),
-            })
-        };
-        self.users
-            .entry(user.clone())
-            .or_insert_with(new)
-            .value()
-            .clone()
+        self.users.entry(user.clone()).or_default().value().clone()
+    }
+
+    /// Whether the user may ask once more.
+    pub(super) fn request(&self, user: &UserRate) -> Result<(), Wait> {
+        self.requests.take(&user.requests, self.now())
+    }
+
+    /// Notes bytes of requests and replies.
+    pub(super) fn charge(&self, user: &UserRate, bytes: usize) {
+        self.bytes.charge(&user.bytes, self.now(), bytes);
+    }
+
+    /// How long the user's sessions are to read nothing, because of the bytes that were asked for.
+    pub(super) fn bytes_wait(&self, user: &UserRate) -> Option<Duration> {
+        let wait = self.bytes.wait(&user.bytes, self.now());
+        (!wait.is_zero()).then_some(wait)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
     }
 
     /// Whether the user may create one more conversation.
@@ -110,14 +175,6 @@ impl Rates {
     }
 }
 
-impl UserRate {
-    /// Whether the user may ask once more.
-    pub(super) fn check(&self) -> Result<(), Wait> {
-        let checked = self.limiter.check();
-        checked.map_err(|not_until| Wait(not_until.wait_time_from(MonotonicClock.now())))
-    }
-}
-
 fn wait(not_until: &NotUntil<<DefaultClock as Clock>::Instant>) -> Wait {
     Wait(not_until.wait_time_from(DefaultClock::default().now()))
 }
@@ -134,6 +191,8 @@ mod tests {
         Rates::new(&Limits {
             requests_per_second: 1,
             requests_burst: 3,
+            request_bytes_per_second: 100,
+            request_bytes_burst: 1_000,
             creations_per_minute: 1,
             creations_burst: 2,
             invitations_per_minute: 1,
@@ -146,16 +205,36 @@ mod tests {
     fn sessions_of_a_user_share_what_they_may_do_and_reconnecting_gains_nothing() {
         let rates = rates();
         let (one, other) = (rates.of(&user("alice")), rates.of(&user("alice")));
-        assert!(one.check().is_ok() && other.check().is_ok() && one.check().is_ok());
-        assert!(other.check().is_err());
-        assert!(rates.of(&user("bob")).check().is_ok());
+        let asks = |who: &UserRate| rates.request(who);
+        assert!(asks(&one).is_ok() && asks(&other).is_ok() && asks(&one).is_ok());
+        let Err(Wait(wait)) = asks(&other) else {
+            panic!("a fourth at once");
+        };
+        assert!(wait <= Duration::from_secs(1) && wait > Duration::from_millis(900));
+        assert!(asks(&rates.of(&user("bob"))).is_ok());
         drop((one, other));
         rates.forget();
-        assert!(rates.of(&user("alice")).check().is_err());
+        assert!(rates.request(&rates.of(&user("alice"))).is_err());
         for _ in 0..=ROUNDS_KEPT {
             rates.forget();
         }
         assert!(rates.users.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_asked_for_comes_back_in_time_and_nobody_waits_for_long() {
+        let rates = rates();
+        let alice = rates.of(&user("alice"));
+        rates.charge(&alice, 1_000);
+        assert_eq!(rates.bytes_wait(&alice), None);
+        rates.charge(&alice, 200);
+        let wait = rates.bytes_wait(&alice).unwrap();
+        assert!(wait <= Duration::from_secs(2) && wait > Duration::from_millis(1_900));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(rates.bytes_wait(&alice), None);
+        rates.charge(&alice, 1_000_000);
+        rates.charge(&alice, 1_000_000);
+        assert_eq!(rates.bytes_wait(&alice), Some(BYTES_WAIT_MAX));
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //! out, all that is queued in one flush.
 
 mod connecting;
+mod reading;
 mod writing;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use axum::extract::ws::{Message, WebSocket};
+use axum::extract::ws::WebSocket;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use metrics::{Counter, counter, gauge};
 use tokio::{
@@ -14,7 +15,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::connecting::{Registered, expiry};
+use self::{
+    connecting::{Registered, expiry},
+    reading::{Came, Next, next},
+};
 use super::{
     Gateway,
     admission::Place,
@@ -36,8 +40,10 @@ use crate::{
 const STEPS_AT_ONCE: u32 = 64;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
-/// Bytes of a frame that may come in pieces, for each byte that it may have: the smallest sensible pieces are larger.
-const PIECES_OVERHEAD: usize = 4;
+/// Nothing is read for so long after a request that was too much.
+const REFUSED_REST: Duration = Duration::from_millis(5);
+/// Smaller frames and replies count by their number only.
+const SMALL_BYTES: usize = 1 << 10;
 
 #[derive(Clone)]
 pub(super) struct Counters {
@@ -76,6 +82,8 @@ struct Live {
     replies: FuturesUnordered<BoxFuture<'static, Finished>>,
     /// What the requests under way may hold, all together.
     asked_bytes: usize,
+    /// Nothing is read until then: the client, or its user on another socket, has asked for too much.
+    rests_until: Option<Instant>,
 }
 
 /// A request that has come to its end.
@@ -123,9 +131,8 @@ impl Session {
         line: Arc<Line>,
         place: Place,
     ) -> Self {
-        line.limit_message(PIECES_OVERHEAD * gateway.limits.frame_bytes);
         let counted = gateway.hub.admit();
-        Self {
+        let session = Self {
             id,
             gateway,
             socket,
@@ -134,7 +141,9 @@ impl Session {
             refused: 0,
             place,
             _counted: counted,
-        }
+        };
+        session.await_message();
+        session
     }
 
     /// Runs until the client leaves, falls too far behind, or the gateway drains.
@@ -172,13 +181,14 @@ impl Session {
         };
         loop {
             let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
+            let rests_until = live.rests_until;
             let step = match pace.overdue(timer.deadline(), &gateway) {
                 Some(step) => step,
                 None => select! {
                     biased;
                     // All replies that are ready, before anything is written: they go out in one flush.
                     Some(finished) = live.replies.next(), if takes_replies => Step::Finished(finished),
-                    next = next(&mut self.socket, &live.subscriber, &mut frames, reads, pace.wrote) => Step::Next(next),
+                    next = next(&mut self.socket, &live.subscriber, &mut frames, reads.then_some(rests_until), pace.wrote) => Step::Next(next),
                     () = timer.as_mut() => Step::Time,
                     () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
                 },
@@ -303,59 +313,77 @@ impl Session {
     /// Something came from the client.
     fn came(&mut self, live: &mut Live, pace: &mut Pace, frame: Came) -> Result<(), End> {
         pace.silent_pings = 0;
+        live.rests_until = None;
         match self.incoming(frame)? {
             Some(frame) => self.receive(live, &frame),
             // A ping or a pong. They cost as much as a request.
-            None => match live.rate.check() {
+            None => match self.gateway.rates.request(&live.rate) {
                 Ok(()) => Ok(()),
-                Err(_) => self.refuse_one(),
+                Err(wait) => self.refuse_one(live, wait),
             },
         }
     }
 
-    /// One more was too much; who goes on and on is closed.
-    fn refuse_one(&mut self) -> Result<(), End> {
+    /// One more was too much: the next is read after a rest only, so that refusing costs little. Who goes on and on is
+    /// closed.
+    fn refuse_one(&mut self, live: &mut Live, Wait(wait): Wait) -> Result<(), End> {
         self.refused += 1;
         if self.refused > self.gateway.limits.requests_burst {
             return Err(CloseCode::RateLimit);
         }
+        live.rest(wait.min(REFUSED_REST));
         Ok(())
     }
 
+    /// Counts what was asked, or answered. Above what its user may ask for, this session rests.
+    fn charge(&self, live: &mut Live, bytes: usize) {
+        if bytes <= SMALL_BYTES {
+            return;
+        }
+        let rates = &self.gateway.rates;
+        rates.charge(&live.rate, bytes);
+        if let Some(wait) = rates.bytes_wait(&live.rate) {
+            live.rest(wait);
+        }
+    }
+
     fn receive(&mut self, live: &mut Live, bytes: &[u8]) -> Result<(), End> {
+        if let Err(wait) = self.gateway.rates.request(&live.rate) {
+            self.refuse_one(live, wait)?;
+            let answer = rate_limited("too many requests", wait);
+            let id = self.codec.id(bytes);
+            self.reply(live, Some(Reply { id, answer }));
+            return Ok(());
+        }
+        self.refused = 0;
+        self.charge(live, bytes.len());
         let Ok(incoming) = self.codec.decode(bytes) else {
             return Err(CloseCode::BadFrame);
         };
         let id = incoming.id;
-        let answer = if let Err(wait) = live.rate.check() {
-            self.refuse_one()?;
-            rate_limited("too many requests", wait)
-        } else {
-            self.refused = 0;
-            match incoming.request {
-                Err(text) => requests::refusal(ErrorCode::BadRequest, text),
-                Ok(Request::Ping) => Answer::Pong {
-                    time: clock::wall(),
-                },
-                Ok(Request::Connect(_) | Request::Cursors(_)) => {
-                    requests::refusal(ErrorCode::BadRequest, "already connected".into())
-                }
-                Ok(Request::Refresh(refresh)) => self.refresh(live, &refresh.token),
-                Ok(Request::Unwatch(Users { users })) => self.unwatch(live, users),
-                Ok(Request::Unsubscribe(Named { conversation })) => {
-                    let topic = Topic::Channel(conversation);
-                    let router = &self.gateway.router;
-                    router.unsubscribe(&live.subscriber, std::slice::from_ref(&topic));
-                    Answer::Ok(Default::default())
-                }
-                Ok(request) => match self.check(live, &request) {
-                    Err(answer) => answer,
-                    Ok(()) => {
-                        self.begin_request(live, id, request, bytes.len());
-                        return Ok(());
-                    }
-                },
+        let answer = match incoming.request {
+            Err(text) => requests::refusal(ErrorCode::BadRequest, text),
+            Ok(Request::Ping) => Answer::Pong {
+                time: clock::wall(),
+            },
+            Ok(Request::Connect(_) | Request::Cursors(_)) => {
+                requests::refusal(ErrorCode::BadRequest, "already connected".into())
             }
+            Ok(Request::Refresh(refresh)) => self.refresh(live, &refresh.token),
+            Ok(Request::Unwatch(Users { users })) => self.unwatch(live, users),
+            Ok(Request::Unsubscribe(Named { conversation })) => {
+                let topic = Topic::Channel(conversation);
+                let router = &self.gateway.router;
+                router.unsubscribe(&live.subscriber, std::slice::from_ref(&topic));
+                Answer::Ok(Default::default())
+            }
+            Ok(request) => match self.check(live, &request) {
+                Err(answer) => answer,
+                Ok(()) => {
+                    self.begin_request(live, id, request, bytes.len());
+                    return Ok(());
+                }
+            },
         };
         self.reply(live, Some(Reply { id, answer }));
         Ok(())
@@ -465,31 +493,19 @@ impl Session {
     }
 
     /// Replies go through the outbox too: whatever is ready together is written together.
-    fn reply(&self, live: &Live, reply: Option<Reply>) {
+    fn reply(&self, live: &mut Live, reply: Option<Reply>) {
         if let Some(reply) = reply {
             let frame = Frame::encode(self.codec, &reply);
+            self.charge(live, frame.bytes().len());
             live.subscriber.outbox.push_reply(frame);
         }
     }
+}
 
-    /// The bytes of a frame of this codec; `None` for what the WebSocket layer sees to itself.
-    fn incoming(&self, frame: Came) -> Result<Option<bytes::Bytes>, End> {
-        match &frame {
-            Some(Ok(Message::Text(_) | Message::Binary(_))) => self.line.message_came(),
-            // Between the pieces of a message, too: only those add up.
-            Some(Ok(Message::Ping(bytes) | Message::Pong(bytes))) => {
-                self.line.control_frame_came(bytes.len());
-            }
-            _ => {}
-        }
-        match frame {
-            None | Some(Ok(Message::Close(_))) => Err(CloseCode::GoingAway),
-            Some(Err(error)) => Err(ended_by(&error)),
-            Some(Ok(Message::Text(text))) if self.codec == Codec::Json => Ok(Some(text.into())),
-            Some(Ok(Message::Binary(bytes))) if self.codec == Codec::MessagePack => Ok(Some(bytes)),
-            Some(Ok(Message::Text(_) | Message::Binary(_))) => Err(CloseCode::BadFrame),
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
-        }
+impl Live {
+    fn rest(&mut self, wait: Duration) {
+        let until = Instant::now() + wait;
+        self.rests_until = self.rests_until.max(Some(until));
     }
 }
 
@@ -508,36 +524,6 @@ impl Pace {
     }
 }
 
-type Came = Option<Result<Message, axum::Error>>;
-
-enum Next {
-    Queued(Result<(), Closing>),
-    Came(Came),
-}
-
-/// What is to be written, or else what the client sends; the other way round after a write, so that neither keeps the
-/// other waiting for ever.
-async fn next(
-    socket: &mut WebSocket,
-    subscriber: &Subscriber,
-    frames: &mut VecDeque<Frame>,
-    reads: bool,
-    after_write: bool,
-) -> Next {
-    if after_write {
-        return select! {
-            biased;
-            frame = socket.next(), if reads => Next::Came(frame),
-            queued = subscriber.outbox.take(frames) => Next::Queued(queued),
-        };
-    }
-    select! {
-        biased;
-        queued = subscriber.outbox.take(frames) => Next::Queued(queued),
-        frame = socket.next(), if reads => Next::Came(frame),
-    }
-}
-
 fn too_many_users() -> Answer {
     let text = format!("one request may name at most {WATCHED_MAX} users");
     requests::refusal(ErrorCode::TooLarge, text)
@@ -553,24 +539,4 @@ fn rate_limited(what: &str, Wait(wait): Wait) -> Answer {
 
 fn next_wake(ping: Instant, live: &Live, leave_at: Option<Instant>) -> Instant {
     ping.min(live.expires_at).min(leave_at.unwrap_or(ping))
-}
-
-/// Broken pipes and resets are ends like any other; what breaks the WebSocket protocol or its limits
-/// is the client's mistake.
-fn ended_by(error: &axum::Error) -> CloseCode {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(cause) = source {
-        if let Some(error) = cause.downcast_ref::<std::io::Error>() {
-            return match error.kind() {
-                // Too many bytes without a message.
-                std::io::ErrorKind::InvalidData => CloseCode::BadFrame,
-                _ => CloseCode::GoingAway,
-            };
-        }
-        source = cause.source();
-    }
-    if error.to_string().contains("without closing handshake") {
-        return CloseCode::GoingAway;
-    }
-    CloseCode::BadFrame
 }

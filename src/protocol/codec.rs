@@ -102,6 +102,12 @@ impl Codec {
         })
     }
 
+    /// The id of a frame that is not to be understood, if it has one.
+    #[must_use]
+    pub fn id(self, bytes: &[u8]) -> Option<u32> {
+        self.begin(bytes).id
+    }
+
     fn request(self, kind: &str, bytes: &[u8]) -> Result<Request, String> {
         Ok(match kind {
             "connect" => Request::Connect(self.read(bytes)?),

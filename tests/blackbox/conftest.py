@@ -27,7 +27,7 @@ def start():
 def shared_gateway():
     """Over Cassandra it is three: every client that connects comes to another one."""
     kind = support.Three if support.STORE == "cassandra" else Gateway
-    gateway = kind(limits__requests_per_second=100000, limits__requests_burst=100000).start()
+    gateway = kind(**support.UNLIMITED).start()
     yield gateway
     gateway.close()
     clean(gateway.directory)

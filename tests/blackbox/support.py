@@ -29,6 +29,8 @@ BINARY = os.environ.get("CHAT_GATEWAY", str(ROOT / "target/release/chat-gateway"
 STORE = os.environ.get("CHAT_TEST_STORE", "embedded")
 CASSANDRA_NODES = os.environ["CASSANDRA_NODES"].split(",") if STORE == "cassandra" else []
 PATIENCE = 60.0  # seconds until an awaited event is a failure; never a measure of speed
+# For tests that ask for more than a person does.
+UNLIMITED = {f"limits__{name}": 1 << 30 for name in ("requests_per_second", "requests_burst", "request_bytes_per_second", "request_bytes_burst")}
 
 
 def cassandra(directory):

@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
-from support import (CASSANDRA_NODES, PATIENCE, ROOT, STORE, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
+from support import (CASSANDRA_NODES, PATIENCE, ROOT, STORE, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
                      new_keyspace, uuid4)
-from test_durability import UNLIMITED, Writer
+from test_durability import Writer
 from test_messages import refused
 
 pytestmark = pytest.mark.cassandra

@@ -11,9 +11,8 @@ import urllib.error
 import pytest
 import websockets
 
-from support import Apart, Gateway, Refused, Three, clean, eventually, member, uuid4
+from support import UNLIMITED, Apart, Gateway, Refused, Three, clean, eventually, member, uuid4
 from test_cassandra import in_thread, nodes, ready as status
-from test_durability import UNLIMITED
 
 pytestmark = pytest.mark.cassandra
 

@@ -8,10 +8,8 @@ import subprocess
 import pytest
 import websockets
 
-from support import ROOT, STORE, Gateway, Refused, uuid4
+from support import ROOT, STORE, UNLIMITED, Gateway, Refused, uuid4
 from test_messages import refused
-
-UNLIMITED = {"limits__requests_per_second": 100000, "limits__requests_burst": 100000}
 
 
 async def test_everything_is_there_after_a_restart(start, codec):

@@ -13,7 +13,7 @@ import websockets
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from support import PATIENCE, Gateway, Refused, eventually, uuid4
+from support import PATIENCE, UNLIMITED, Gateway, Refused, eventually, uuid4
 from test_messages import refused
 
 SECRET = "a secret of more than thirty-two bytes"
@@ -239,7 +239,7 @@ def slow_socket(gateway, user):
 
 
 async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(start):
-    gateway = start(limits__outbox_bytes=2_000_000, limits__requests_per_second=100000, limits__requests_burst=100000)
+    gateway = start(limits__outbox_bytes=2_000_000, **UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     slow = slow_socket(gateway, "carol")
     group = await alice.create("group", "bob", "carol")
@@ -286,7 +286,7 @@ async def test_an_administrator_disconnects_a_user(gateway, people):
 
 
 async def test_a_drain_loses_nothing(start, codec):
-    gateway = start(drain__spread_ms=500, limits__requests_per_second=100000, limits__requests_burst=100000)
+    gateway = start(drain__spread_ms=500, **UNLIMITED)
     alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)
     dm = await alice.create("dm", "bob")
     replies = [await alice.begin("send", conversation=dm, client_id=uuid4(), body=str(i)) for i in range(200)]

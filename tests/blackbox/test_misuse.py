@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from support import PATIENCE, Refused, eventually, uuid4
+from support import PATIENCE, UNLIMITED, Refused, eventually, uuid4
 from test_messages import refused
 
 
@@ -174,7 +174,7 @@ async def test_nothing_sent_after_a_removal_is_acknowledged_reaches_who_was_remo
 
 @pytest.mark.embedded
 async def test_lists_are_bounded_and_cost_what_they_hold(start, codec):
-    gateway = start(limits__requests_per_second=100000, limits__requests_burst=100000, limits__creations_burst=100000)
+    gateway = start(limits__creations_burst=100000, **UNLIMITED)
     mallory = await gateway.connect("mallory", codec)
 
     async def cost(count):
@@ -334,7 +334,7 @@ async def test_creating_and_inviting_have_rates_of_their_own(start, codec):
 
 @pytest.mark.embedded
 async def test_a_slow_reader_gets_every_page_it_asked_for(start):
-    gateway = start()
+    gateway = start(**UNLIMITED)
     alice = await gateway.connect("alice")
     channel = await alice.create("channel", name="long")
     for _ in range(20):
@@ -359,6 +359,31 @@ async def test_a_slow_reader_gets_every_page_it_asked_for(start):
     pages = await asyncio.to_thread(all_pages)
     assert min(pages.values()) == max(pages.values()) > 10
     await alice.close()
+
+
+async def test_who_asks_for_too_many_bytes_waits_alone_and_reconnecting_gains_nothing(start, codec):
+    # Nothing comes back while the test runs, so that a wait is as long as it may be: 5 s.
+    gateway = start(limits__request_bytes_per_second=1, limits__request_bytes_burst=1 << 20)
+    alice, bob = [await gateway.connect(user, codec) for user in ("alice", "bob")]
+    dm = await alice.create("dm", "bob")
+    for _ in range(20):
+        await bob.send(dm, "x" * 15_000)
+        await alice.message(dm)
+    # The fourth of these pages is too much. It still comes.
+    for _ in range(4):
+        assert len((await alice.history(dm, limit=200))["messages"]) > 10
+    arrived = []
+    pong = asyncio.ensure_future(alice.ask("ping"))
+    pong.add_done_callback(lambda _: arrived.append("pong"))
+    again = asyncio.ensure_future(gateway.connect("alice", codec))
+    again.add_done_callback(lambda _: arrived.append("connected"))
+    carol = await gateway.connect("carol", codec)
+    await bob.send(dm, "nobody else waits")
+    await alice.message(dm, "nobody else waits")
+    assert not arrived
+    assert (await pong)["type"] == "pong"
+    await (await again).close()
+    await asyncio.gather(alice.close(), bob.close(), carol.close())
 
 
 async def test_five_thousand_cursors_come_in_parts(gateway, codec, names):

@@ -3,8 +3,7 @@ import uuid
 
 import pytest
 
-from support import Three, clean, cql, keyspace_of, uuid4
-from test_durability import UNLIMITED
+from support import UNLIMITED, Three, clean, cql, keyspace_of, uuid4
 
 pytestmark = pytest.mark.cassandra
 

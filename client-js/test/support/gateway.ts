@@ -110,6 +110,8 @@ export class Gateway {
       drain__spread_ms: '100',
       limits__requests_per_second: '100000',
       limits__requests_burst: '100000',
+      limits__request_bytes_per_second: '1000000000',
+      limits__request_bytes_burst: '1000000000',
       limits__connects_burst_per_address: '100000',
       ...this.#settings,
     };

@@ -9,7 +9,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     select,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{End, Live, Session};
@@ -19,7 +19,9 @@ use crate::{
     cluster::InboxPlace,
     fanout::{Closing, Frame, Subscriber},
     gateway::{
-        Gateway, requests,
+        Gateway,
+        rates::{CONNECT_BYTES, Rates, UserRate},
+        requests,
         resume::{self, Missing},
     },
     model::{ConversationId, Cursor, limits::CURSORS_MAX},
@@ -50,6 +52,7 @@ impl Drop for Registered {
 struct Accepted {
     id: Option<u32>,
     identity: Identity,
+    rate: Arc<UserRate>,
     device: Option<String>,
     cursors: HashMap<ConversationId, Cursor>,
 }
@@ -70,7 +73,6 @@ impl Session {
             return self.refuse(accepted.id, code, text, end).await;
         }
         let outbox_bytes = gateway.limits.outbox_bytes;
-        let rate = gateway.rates.of(&user);
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
         let registered = Registered {
             gateway: gateway.clone(),
@@ -86,11 +88,12 @@ impl Session {
         }
         Ok(Live {
             expires_at: expiry(&accepted.identity),
-            rate,
+            rate: accepted.rate,
             subscriber,
             _registered: registered,
             replies: FuturesUnordered::new(),
             asked_bytes: 0,
+            rests_until: None,
         })
     }
 
@@ -144,6 +147,8 @@ impl Session {
                 return self.refuse(id, code, &text, end).await;
             }
         };
+        let rate = self.gateway.rates.of(&identity.user);
+        rested(&self.gateway.rates, &rate).await;
         self.place.authenticated();
         let mut cursors = cursors.unwrap_or_default();
         let mut parts = 0;
@@ -172,6 +177,7 @@ impl Session {
         Ok(Accepted {
             id,
             identity,
+            rate,
             device,
             cursors,
         })
@@ -188,6 +194,7 @@ impl Session {
         let Accepted {
             id,
             identity,
+            rate,
             device,
             cursors,
         } = accepted;
@@ -227,11 +234,13 @@ impl Session {
                 bytes += frame.bytes().len();
                 frames.push_back(frame);
                 if bytes > RESUME_WRITE_BYTES {
+                    gateway.rates.charge(rate, bytes);
                     self.write(subscriber, expires_at, &mut frames).await?;
                     bytes = 0;
                 }
             }
         }
+        gateway.rates.charge(rate, bytes);
         self.write(subscriber, expires_at, &mut frames).await
     }
 
@@ -261,6 +270,15 @@ impl Session {
         }
         Err(CloseCode::RateLimit)
     }
+}
+
+/// Who has asked for too much waits here too, still counted among those who have not said who they are: connecting
+/// anew gains nothing.
+async fn rested(rates: &Rates, rate: &UserRate) {
+    if let Some(wait) = rates.bytes_wait(rate) {
+        sleep(wait).await;
+    }
+    rates.charge(rate, CONNECT_BYTES);
 }
 
 /// When the token expires, on the monotonic clock.

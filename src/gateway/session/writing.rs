@@ -130,9 +130,9 @@ async fn wait_for(
 async fn no_progress(gateway: &Gateway, line: &Line) {
     let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
     loop {
-        let before = line.written();
+        let before = line.writes();
         sleep(patience).await;
-        if line.written() == before {
+        if line.writes() == before {
             return;
         }
     }
