@@ -107,9 +107,9 @@ export class ChatClient extends Emitter<ClientEvents> {
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
     this.inbox = new Inbox(
       (request, signal) => this.request(request, { signal }),
-      ({ conversation, kind, last_seq, unread }) => {
-        this.feed.begin(conversation, last_seq);
-        if (unread && kind !== 'channel') this.conversation(conversation).mark('delivered', last_seq);
+      ({ conversation, kind, lastSeq, unread }) => {
+        this.feed.begin(conversation, lastSeq);
+        if (unread && kind !== 'channel') this.conversation(conversation).mark('delivered', lastSeq);
       },
     );
     this.#connection = new Connection({
@@ -312,10 +312,10 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 
   #accept(message: Message): void {
-    const { conversation, seq, message_id, at, sender, client_id } = message;
+    const { conversation, seq, messageId, at, sender, clientId } = message;
     this.inbox.receive(message, this.user);
     this.conversation(conversation).accept(message);
-    if (sender === this.user) this.outbox.seen(client_id, { seq, message_id, at, duplicate: false });
+    if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }
 }

@@ -4,6 +4,7 @@ import { backoff, unless } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
 import { ChatError, type ErrorCode, FINAL, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
 import type { Connected, ConversationId, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
+import { fromWire, toWire } from './wire.js';
 
 /** Why a token is asked for: there is none yet, it will expire within half a minute, the gateway refused it. */
 export type TokenReason = 'initial' | 'expiring' | 'rejected';
@@ -139,13 +140,13 @@ export class Connection {
       if (this.#asked.size >= ASKED_MAX) return reject(new ChatError('rate_limited', 'too many requests'));
       const id = this.#nextId++;
       this.#asked.set(id, { resolve, reject });
-      this.#socket.send(this.#codec.encode({ ...request, id } as Frame));
+      this.#socket.send(this.#codec.encode(toWire({ ...request, id })));
     });
   }
 
   /** Says something that has no answer. */
   post(request: Request): void {
-    if (this.#socket?.readyState === 1) this.#socket.send(this.#codec.encode(request as Frame));
+    if (this.#socket?.readyState === 1) this.#socket.send(this.#codec.encode(toWire(request)));
   }
 
   async #open(state: State & { at: 'connecting' }): Promise<void> {
@@ -195,15 +196,15 @@ export class Connection {
     if (error) return this.step({ on: 'no_token', error });
     this.step({ on: 'opened' });
     if (this.state.at !== 'connected') return;
-    this.#watch(hello.ping_interval_ms);
-    this.#expires(hello.expires_at);
+    this.#watch(hello.pingIntervalMs);
+    this.#expires(hello.expiresAt);
   }
 
   #receive(data: string | ArrayBuffer): void {
     this.#heard++;
     let frame: Frame;
     try {
-      frame = this.#codec.decode(data);
+      frame = fromWire(this.#codec.decode(data));
     } catch {
       return this.#lost(1002);
     }
@@ -212,7 +213,7 @@ export class Connection {
     const asked = this.#asked.get(id);
     this.#asked.delete(id);
     if (rest.type !== 'error') return asked?.resolve(rest as never);
-    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, rest.retry_after_ms as number));
+    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, rest.retryAfterMs as number));
   }
 
   #lost(code: number, reason?: string): void {
@@ -257,7 +258,7 @@ export class Connection {
     const state = this.state;
     try {
       const token = await this.#fetchToken('expiring');
-      if (this.state === state) this.#expires((await this.ask({ type: 'refresh', token })).expires_at);
+      if (this.state === state) this.#expires((await this.ask({ type: 'refresh', token })).expiresAt);
     } catch {
       // Again soon; when it has expired, the gateway closes and a new one is asked for then.
       if (this.state === state) this.#after(EXPIRING_MS / 6, () => void this.#refresh(at));

@@ -29,7 +29,7 @@ import type {
 export type MessageState = 'sending' | 'sent' | 'delivered' | 'read' | 'failed';
 
 /** A message as it is shown: stored, or on its way. */
-export interface ChatMessage extends Omit<Message, 'seq' | 'message_id'> {
+export interface ChatMessage extends Omit<Message, 'seq' | 'messageId'> {
   /** The same before and after it is stored. */
   key: string;
   /** Its place; not there yet while it is on its way. */
@@ -59,8 +59,8 @@ type About = Extract<Request, { conversation: ConversationId }>;
 type ReadPage = (where: { before?: Seq; after?: Seq; around?: Seq; limit: number }) => Promise<Message[]>;
 
 interface Marks {
-  delivered_seq: Seq;
-  read_seq: Seq;
+  deliveredSeq: Seq;
+  readSeq: Seq;
 }
 
 const FIRST_PAGE = 30;
@@ -111,16 +111,16 @@ export class Conversation extends Emitter<ConversationEvents> {
     super();
     this.#client = client;
     this.id = id;
-    this.head = this.item?.last_seq ?? 0;
+    this.head = this.item?.lastSeq ?? 0;
   }
 
   /** The list: stored messages without a gap, then those on their way. A new array whenever it changed. */
   get messages(): readonly ChatMessage[] {
     if (this.#shown) return this.#shown;
     const me = this.#client.user;
-    const [delivered, read] = [this.#least('delivered_seq'), this.#least('read_seq')];
+    const [delivered, read] = [this.#least('deliveredSeq'), this.#least('readSeq')];
     const shown: ChatMessage[] = this.#timeline.messages.map((message) => {
-      const { client_id: key, seq } = message;
+      const { clientId: key, seq } = message;
       const state = seq <= read ? 'read' : seq <= delivered ? 'delivered' : 'sent';
       const own = message.sender === me && message.kind === 'text';
       return this.#reuse({ ...message, key, state: own ? state : undefined });
@@ -128,7 +128,7 @@ export class Conversation extends Emitter<ConversationEvents> {
     if (this.atEnd || !this.#timeline.messages.length) {
       const stored = new Set(shown.map(({ key }) => key));
       for (const entry of this.#client.outbox.of(this.id)) {
-        if (!stored.has(entry.client_id)) shown.push(this.#reuse(onItsWay(entry)));
+        if (!stored.has(entry.clientId)) shown.push(this.#reuse(onItsWay(entry)));
       }
     }
     this.#cache = new Map(shown.map((message) => [message.key, message]));
@@ -199,7 +199,7 @@ export class Conversation extends Emitter<ConversationEvents> {
    * refused for good. */
   send(body: string, { attachments, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
-    return this.#client.outbox.add({ conversation: this.id, body, attachments, reply_to: replyTo });
+    return this.#client.outbox.add({ conversation: this.id, body, attachments, replyTo: replyTo });
   }
 
   /** Sends a failed message again. */
@@ -215,7 +215,7 @@ export class Conversation extends Emitter<ConversationEvents> {
   /** Everything up to here has been read. */
   read(seq: Seq = this.head): void {
     const { user, inbox } = this.#client;
-    if (user) inbox.receipt({ conversation: this.id, user, read_seq: seq }, user);
+    if (user) inbox.receipt({ conversation: this.id, user, readSeq: seq }, user);
     this.mark('read', seq);
   }
 
@@ -296,11 +296,11 @@ export class Conversation extends Emitter<ConversationEvents> {
   }
 
   /** @internal */
-  receipt({ user, read_seq = 0, delivered_seq = 0 }: Receipt): void {
+  receipt({ user, readSeq = 0, deliveredSeq = 0 }: Receipt): void {
     const marks = this.#followed?.get(user);
     if (!marks) return;
-    marks.read_seq = Math.max(marks.read_seq, read_seq);
-    marks.delivered_seq = Math.max(marks.delivered_seq, delivered_seq, read_seq);
+    marks.readSeq = Math.max(marks.readSeq, readSeq);
+    marks.deliveredSeq = Math.max(marks.deliveredSeq, deliveredSeq, readSeq);
     this.changed();
   }
 
@@ -417,11 +417,11 @@ export class Conversation extends Emitter<ConversationEvents> {
   async #meet(): Promise<void> {
     const epoch = this.#epoch;
     try {
-      const { kind, participant_count } = await this.loadDetails();
-      if (kind === 'channel' || participant_count > FOLLOWED_MAX) return;
+      const { kind, participantCount } = await this.loadDetails();
+      if (kind === 'channel' || participantCount > FOLLOWED_MAX) return;
       const followed = new Map<UserId, Marks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
-        for (const { user, delivered_seq = 0, read_seq = 0 } of page) followed.set(user, { delivered_seq, read_seq });
+        for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
       if (epoch !== this.#epoch) return;
       this.#followed = followed;
       this.changed();
@@ -434,7 +434,7 @@ export class Conversation extends Emitter<ConversationEvents> {
   #follow({ seq, sender }: Message, system: SystemChange): void {
     const user = 'user' in system ? system.user : sender;
     if (system.change === 'added' || system.change === 'joined') {
-      this.#followed?.set(user, { delivered_seq: seq, read_seq: seq });
+      this.#followed?.set(user, { deliveredSeq: seq, readSeq: seq });
     }
     if (system.change === 'removed' || system.change === 'left') this.#followed?.delete(user);
     if (this.#users && this.details) void this.loadDetails().catch(() => {});
@@ -489,7 +489,7 @@ export class Conversation extends Emitter<ConversationEvents> {
 }
 
 function onItsWay(entry: Pending): ChatMessage {
-  const { client_id, user, failed, sent } = entry;
+  const { clientId, user, failed, sent } = entry;
   const state = failed ? 'failed' : sent ? 'sent' : 'sending';
-  return { ...entry, key: client_id, sender: user, kind: 'text', seq: sent?.seq, state, error: failed };
+  return { ...entry, key: clientId, sender: user, kind: 'text', seq: sent?.seq, state, error: failed };
 }

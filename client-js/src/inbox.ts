@@ -80,20 +80,20 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** @internal */
   receive(message: Message, me: UserId | undefined): void {
-    const { conversation, seq, message_id, at, sender, kind } = message;
+    const { conversation, seq, messageId, at, sender, kind } = message;
     const item = this.get(conversation);
     if (!item) return void this.refresh().catch(() => {});
-    if (seq <= item.last_seq) return;
-    const read_seq = sender === me ? seq : item.read_seq;
+    if (seq <= item.lastSeq) return;
+    const readSeq = sender === me ? seq : item.readSeq;
     const preview = [...(message.body || message.attachments?.[0]?.name || '')].slice(0, 100).join('');
-    const last_message = { seq, message_id, at, sender, kind, preview };
-    this.#set([{ ...item, last_seq: seq, last_message, read_seq }]);
+    const lastMessage = { seq, messageId, at, sender, kind, preview };
+    this.#set([{ ...item, lastSeq: seq, lastMessage, readSeq }]);
   }
 
   /** @internal */
-  receipt({ conversation, user, read_seq }: Receipt, me: UserId | undefined): void {
+  receipt({ conversation, user, readSeq }: Receipt, me: UserId | undefined): void {
     const item = this.get(conversation);
-    if (item && user === me && read_seq) this.#set([{ ...item, read_seq }]);
+    if (item && user === me && readSeq) this.#set([{ ...item, readSeq }]);
   }
 
   /** @internal */
@@ -106,16 +106,16 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     const items = new Map(this.items.map((item) => [item.conversation, item]));
     for (const item of changed) {
       const known = items.get(item.conversation);
-      const newest = known && known.last_seq > item.last_seq ? known : item;
-      const read_seq: Seq = Math.max(item.read_seq, known?.read_seq ?? 0);
-      const unread = Math.max(0, newest.last_seq - read_seq);
-      items.set(item.conversation, { ...newest, read_seq, unread });
+      const newest = known && known.lastSeq > item.lastSeq ? known : item;
+      const readSeq: Seq = Math.max(item.readSeq, known?.readSeq ?? 0);
+      const unread = Math.max(0, newest.lastSeq - readSeq);
+      items.set(item.conversation, { ...newest, readSeq, unread });
     }
     this.#show([...items.values()]);
   }
 
   #show(items: InboxItem[]): void {
-    const at = (item: InboxItem) => item.last_message?.at ?? 0;
+    const at = (item: InboxItem) => item.lastMessage?.at ?? 0;
     const order = (a: InboxItem, b: InboxItem) => at(b) - at(a) || (a.conversation < b.conversation ? 1 : -1);
     this.items = items.sort(order);
     this.emit('change', this.items);

@@ -1,5 +1,5 @@
 /** Messages that are not stored yet. Of one conversation one is under way at a time, so they keep their order; each
- * is sent until it is stored or refused for good, and the gateway drops what it has by `client_id`. Among the tabs of
+ * is sent until it is stored or refused for good, and the gateway drops what it has by `clientId`. Among the tabs of
  * a browser, the one that holds the lock sends for all. */
 import { backoff, delay } from './backoff.js';
 import { ChatError } from './codes.js';
@@ -9,14 +9,14 @@ import type { Attachment, ConversationId, Request, Sent, Seq, UserId } from './t
 
 /** Entries of one user; `send` rejects the next one with `too_large`. */
 export const OUTBOX_MAX = 1_000;
-/** The gateway knows a `client_id` again for seven days. */
+/** The gateway knows a `clientId` again for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
 
 export interface Draft {
   conversation: ConversationId;
   body: string;
   attachments?: Attachment[] | undefined;
-  reply_to?: Seq | undefined;
+  replyTo?: Seq | undefined;
 }
 
 /** An entry as this tab sees it. */
@@ -67,7 +67,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
       if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', 'outbox full'));
-      else this.#queue({ ...draft, client_id: uuid(), user: this.#user!, at: 0, waiting: { resolve, reject } });
+      else this.#queue({ ...draft, clientId: uuid(), user: this.#user!, at: 0, waiting: { resolve, reject } });
     });
     // The list shows what became of it; nobody has to wait for it.
     sent.catch(() => {});
@@ -149,13 +149,13 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   #queue(entry: Local): void {
     const last = [...this.#entries.values()].at(-1);
     entry.at = Math.max(Date.now(), (last?.at ?? 0) + 1);
-    this.#entries.set(entry.client_id, entry);
+    this.#entries.set(entry.clientId, entry);
     this.#store(entry);
     this.#send(entry.conversation);
   }
 
   #forget(entry: Local): void {
-    this.#entries.delete(entry.client_id);
+    this.#entries.delete(entry.clientId);
     this.#store(entry, true);
   }
 
@@ -171,13 +171,13 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
-        const known = this.#entries.get(entry.client_id);
+        const known = this.#entries.get(entry.clientId);
         // What another tab wrote, or one before, may have been tried there.
         const same = known && !known.failed === !entry.failed;
         now.push(same ? known : { ...known, ...entry, failed: entry.failed, tried: true });
       }
       now.sort((a, b) => a.at - b.at);
-      this.#entries = new Map(now.map((entry) => [entry.client_id, entry]));
+      this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
       for (const { conversation } of [...before, ...stored]) this.emit('changed', conversation);
     } catch (error) {
       this.emit('failed', error as Error);
@@ -191,7 +191,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     const { sent: _, tried: __, unsaved: ___, waiting: ____, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
-    (remove ? this.#storage.remove(plain.client_id) : this.#storage.put(plain)).then(
+    (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain)).then(
       () => {
         entry.unsaved = false;
         this.#tabs?.postMessage({});
@@ -238,14 +238,14 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   /** Returns why it is to be tried again. */
   async #sendOne(entry: Local): Promise<ChatError | undefined> {
-    const { client_id, conversation, body, attachments, reply_to, tried: retry } = entry;
+    const { clientId, conversation, body, attachments, replyTo, tried: retry } = entry;
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS) throw new ChatError('expired', 'too late');
-      const sent = await this.#ask({ type: 'send', client_id, conversation, body, attachments, reply_to, retry });
+      const sent = await this.#ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
       entry.sent = sent;
       entry.waiting?.resolve(sent);
-      this.#tabs?.postMessage({ sent: [client_id, sent] });
+      this.#tabs?.postMessage({ sent: [clientId, sent] });
       this.#store(entry, true);
     } catch (thrown) {
       const error = thrown as ChatError;

@@ -1,15 +1,16 @@
 /** Where messages wait until they are stored by a gateway. */
 import type { Attachment, ConversationId, Millis, Seq, UserId } from './types.js';
+import { fromWire } from './wire.js';
 
 /** A message on its way. Plain data. */
 export interface OutboxEntry {
   /** Makes sending it twice one message. */
-  client_id: string;
+  clientId: string;
   user: UserId;
   conversation: ConversationId;
   body: string;
   attachments?: Attachment[];
-  reply_to?: Seq;
+  replyTo?: Seq;
   /** When it was written; entries are sent in this order. */
   at: Millis;
   /** Refused for good: kept until somebody retries or discards it. */
@@ -22,7 +23,7 @@ export interface OutboxStorage {
   readonly shared: boolean;
   /** Those of one user, in any order. */
   entries(user: UserId): Promise<OutboxEntry[]>;
-  /** Adds it, or replaces the one with this `client_id`. */
+  /** Adds it, or replaces the one with this `clientId`. */
   put(entry: OutboxEntry): Promise<unknown>;
   remove(clientId: string): Promise<unknown>;
 }
@@ -33,7 +34,7 @@ export function memoryStorage(): OutboxStorage {
   return {
     shared: false,
     entries: async (user) => [...entries.values()].filter((entry) => entry.user === user),
-    put: async (entry) => entries.set(entry.client_id, { ...entry }),
+    put: async (entry) => entries.set(entry.clientId, { ...entry }),
     remove: async (clientId) => entries.delete(clientId),
   };
 }
@@ -43,8 +44,19 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
   let opened: Promise<IDBDatabase> | undefined;
   const database = () =>
     (opened ??= new Promise<IDBDatabase>((resolve, reject) => {
-      const request = indexedDB.open(name, 1);
-      request.onupgradeneeded = () => request.result.createObjectStore('outbox', { keyPath: 'client_id' });
+      const request = indexedDB.open(name, 2);
+      request.onupgradeneeded = () => {
+        const { result: database, transaction } = request;
+        // Version 1 had the field names of the wire.
+        if (database.objectStoreNames.contains('outbox')) {
+          const old = transaction!.objectStore('outbox').getAll();
+          old.onsuccess = () => {
+            database.deleteObjectStore('outbox');
+            const outbox = database.createObjectStore('outbox', { keyPath: 'clientId' });
+            for (const entry of old.result) outbox.put(fromWire(entry));
+          };
+        } else database.createObjectStore('outbox', { keyPath: 'clientId' });
+      };
       request.onerror = () => reject(request.error);
       request.onsuccess = () => {
         const database = request.result;

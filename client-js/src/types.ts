@@ -1,4 +1,5 @@
-/** The words of the protocol (docs/protocol.md), as types. Field names are those on the wire. */
+/** The words of the protocol (docs/protocol.md), as types. Fields are `camelCase` here and `snake_case` on the wire: `wire.ts`
+ * translates. */
 
 import type { ErrorCode } from './codes.js';
 
@@ -37,20 +38,20 @@ export type SystemChange =
 export interface Message {
   conversation: ConversationId;
   seq: Seq;
-  message_id: string;
-  client_id: string;
+  messageId: string;
+  clientId: string;
   sender: UserId;
   kind: 'text' | 'system';
   body: string;
   attachments?: Attachment[];
-  reply_to?: Seq;
+  replyTo?: Seq;
   system?: SystemChange;
   at: Millis;
 }
 
 export interface LastMessage {
   seq: Seq;
-  message_id: string;
+  messageId: string;
   at: Millis;
   sender: UserId;
   kind: 'text' | 'system';
@@ -63,27 +64,27 @@ export interface InboxItem {
   kind: Kind;
   /** Of a dm: the other user. */
   name?: string;
-  last_seq: Seq;
+  lastSeq: Seq;
   rev: number;
-  last_message: LastMessage | null;
-  read_seq: Seq;
+  lastMessage: LastMessage | null;
+  readSeq: Seq;
   unread: number;
-  joined_seq: Seq;
+  joinedSeq: Seq;
 }
 
 export interface Details {
   kind: Kind;
   name?: string;
-  created_at: Millis;
-  created_by: UserId;
+  createdAt: Millis;
+  createdBy: UserId;
   posting: Posting;
   public: boolean;
 }
 
 export interface ConversationDetails extends Details {
   conversation: ConversationId;
-  participant_count: number;
-  message_count: number;
+  participantCount: number;
+  messageCount: number;
   /** Absent for who only looks in. */
   role?: Role;
 }
@@ -91,15 +92,15 @@ export interface ConversationDetails extends Details {
 export interface Participant {
   user: UserId;
   role: Role;
-  joined_seq: Seq;
-  /** In a channel, only of oneself; so is `read_seq`. */
-  delivered_seq?: Seq;
-  read_seq?: Seq;
+  joinedSeq: Seq;
+  /** In a channel, only of oneself; so is `readSeq`. */
+  deliveredSeq?: Seq;
+  readSeq?: Seq;
 }
 
 export interface Sent {
   seq: Seq;
-  message_id: string;
+  messageId: string;
   at: Millis;
   /** It was stored before, by an earlier try. */
   duplicate: boolean;
@@ -117,24 +118,24 @@ export interface PublicConversation {
   conversation: ConversationId;
   kind: Kind;
   name?: string;
-  created_at: Millis;
+  createdAt: Millis;
 }
 
 export interface Presence {
   user: UserId;
   online: boolean;
-  last_seen?: Millis;
+  lastSeen?: Millis;
 }
 
 export interface Limits {
-  frame_bytes: number;
-  body_bytes: number;
+  frameBytes: number;
+  bodyBytes: number;
   attachments: number;
-  group_participants: number;
-  page_entries: number;
-  requests_per_second: number;
-  requests_burst: number;
-  watched_users: number;
+  groupParticipants: number;
+  pageEntries: number;
+  requestsPerSecond: number;
+  requestsBurst: number;
+  watchedUsers: number;
   cursors: number;
 }
 
@@ -142,8 +143,8 @@ export interface Connected {
   user: UserId;
   session: string;
   gateway: string;
-  expires_at: Millis;
-  ping_interval_ms: number;
+  expiresAt: Millis;
+  pingIntervalMs: number;
   limits: Limits;
   time: Millis;
 }
@@ -151,8 +152,8 @@ export interface Connected {
 export interface Receipt {
   conversation: ConversationId;
   user: UserId;
-  read_seq?: Seq;
-  delivered_seq?: Seq;
+  readSeq?: Seq;
+  deliveredSeq?: Seq;
 }
 
 export interface Typing {
@@ -194,7 +195,7 @@ export type Request =
   | (In<'add' | 'remove'> & { user: UserId })
   | (In<'set_role'> & { user: UserId; role: Role })
   | (In<'update'> & { name?: string; posting?: Posting; public?: boolean })
-  | (In<'send'> & { client_id: string; body: string; attachments?: Attachment[]; reply_to?: Seq; retry?: boolean })
+  | (In<'send'> & { clientId: string; body: string; attachments?: Attachment[]; replyTo?: Seq; retry?: boolean })
   | (In<'history'> & { before?: Seq; after?: Seq; around?: Seq; limit?: number })
   | (In<'read' | 'delivered'> & { seq: Seq })
   | { type: 'watch' | 'unwatch'; users: UserId[] }
@@ -207,7 +208,7 @@ export interface Replies {
   connect: Connected;
   /** Has no reply: that of `connect` comes after the last of them. */
   cursors: unknown;
-  refresh: { expires_at: Millis };
+  refresh: { expiresAt: Millis };
   inbox: { items: InboxItem[]; next?: string };
   create: { conversation: ConversationId; existed: boolean };
   conversation: ConversationDetails;
@@ -239,5 +240,5 @@ export type ServerEvent =
   | ({ type: 'presence' } & Presence)
   | ({ type: 'conversation' } & ConversationChange)
   | ({ type: 'resync' } & Resync)
-  | { type: 'reconnect'; after_ms: number }
+  | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

@@ -211,7 +211,7 @@ describe('states of messages', () => {
     const hers = await alice!.createGroup({ name: 'G', participants: names.slice(1) });
     hers.open();
     await hers.loaded();
-    await until(() => hers.details?.participant_count === 3);
+    await until(() => hers.details?.participantCount === 3);
     await hers.send('all');
     bob!.conversation(hers.id).read(2);
     await until(() => hers.messages.at(-1)?.state === 'delivered');
@@ -233,7 +233,7 @@ describe('the inbox', () => {
     for (let i = 0; i < 5; i++) await dm.send(`message ${i}`);
     for (const device of [phone, laptop]) {
       await until(() => device.inbox.get(dm.id)?.unread === 5 && device.inbox.get(group.id));
-      expect(device.inbox.items[0]).toMatchObject({ conversation: dm.id, name: b, last_message: { preview: 'message 4' } });
+      expect(device.inbox.items[0]).toMatchObject({ conversation: dm.id, name: b, lastMessage: { preview: 'message 4' } });
     }
     phone.conversation(dm.id).read(3);
     await until(() => laptop.inbox.get(dm.id)?.unread === 2);
@@ -306,8 +306,8 @@ describe('messages that come out of order', () => {
     type: 'message',
     conversation: 'c',
     seq,
-    message_id: `m${seq}`,
-    client_id: `c${seq}`,
+    messageId: `m${seq}`,
+    clientId: `c${seq}`,
     sender: 'bob',
     kind: 'text',
     body: `${seq}`,

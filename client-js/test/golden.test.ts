@@ -8,6 +8,7 @@ import { type Frame, json } from '../src/codec.js';
 import { FINAL, RESTART, TOKEN_EXPIRED, UNAUTHORIZED } from '../src/codes.js';
 import { msgpack } from '../src/msgpack.js';
 import type { Replies, Request, ServerEvent } from '../src/types.js';
+import { fromWire, toWire } from '../src/wire.js';
 import { readText } from './support/gateway.js';
 
 const FILE = 'tests/golden/frames.json';
@@ -45,10 +46,10 @@ const requests: Request[] = [
   {
     type: 'send',
     conversation,
-    client_id,
+    clientId: client_id,
     body: 'Grüße 👋',
     attachments: [{ url: 'https://example.org/cat.png', name: 'cat.png', mime: 'image/png', size: 70_000 }],
-    reply_to: 3,
+    replyTo: 3,
     retry: true,
   },
   { type: 'history', conversation, before: 4, limit: 10 },
@@ -108,7 +109,7 @@ const bytes = (text: string) => new Uint8Array(Buffer.from(text, 'hex')).buffer;
 
 test('requests are the golden ones', () => {
   const is: Vector[] = requests.map((request, i) => {
-    const frame = { ...request, id: i + 1 } as Frame;
+    const frame = toWire({ ...request, id: i + 1 });
     return { frame: json.decode(json.encode(frame) as string), msgpack: hex(msgpack.encode(frame) as Uint8Array) };
   });
   if (process.env.GOLDEN === 'write') {
@@ -116,6 +117,12 @@ test('requests are the golden ones', () => {
     writeFileSync(file, `${JSON.stringify({ ...golden(), requests: is }, null, 2)}\n`);
   }
   expect(is).toEqual(golden().requests);
+});
+
+test('every field has one name on the wire and one in the API', () => {
+  const { requests, replies, events } = golden();
+  for (const { frame } of [...requests, ...replies, ...events]) expect(toWire(fromWire(frame))).toEqual(frame);
+  expect(JSON.stringify(fromWire(events[0]!.frame))).not.toMatch(/"[a-z]+_[a-z]+":/);
 });
 
 test('golden replies and events mean the same in both encodings', () => {

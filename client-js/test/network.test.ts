@@ -60,7 +60,7 @@ async function agree(hers: Conversation, his: Conversation, seen: Message[][], b
   }
   for (const list of [hers, his]) {
     await until(() => list.messages.at(-1)?.seq === log.length && list.messages.every(({ seq }) => seq));
-    expect(list.messages.map(({ key }) => key)).toEqual(log.slice(-list.messages.length).map(({ client_id }) => client_id));
+    expect(list.messages.map(({ key }) => key)).toEqual(log.slice(-list.messages.length).map(({ clientId }) => clientId));
   }
 }
 

@@ -76,7 +76,7 @@ test('the example for Node talks', async () => {
   await until(() => out.includes(`${b}: And back`));
   program.stdin.end('Bye\n');
   expect(await ended).toBe(0);
-  await until(() => bob.inbox.items[0]?.last_message?.preview === 'Bye');
+  await until(() => bob.inbox.items[0]?.lastMessage?.preview === 'Bye');
 });
 
 test('the plain page talks', async () => {

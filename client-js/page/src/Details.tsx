@@ -68,7 +68,7 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
           <Name of={title} />
         </h3>
         <p>
-          Begun by <Name of={details.created_by} />, {exactly(details.created_at)}
+          Begun by <Name of={details.createdBy} />, {exactly(details.createdAt)}
         </p>
         <p>
           <button type="button" onClick={() => onJump(1)}>
@@ -118,7 +118,7 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
         </>
       )}
       <h3>
-        {details.participant_count.toLocaleString()} {details.participant_count === 1 ? 'member' : 'members'}
+        {details.participantCount.toLocaleString()} {details.participantCount === 1 ? 'member' : 'members'}
       </h3>
       <ul className="members">
         {members.map((member) => (

@@ -215,7 +215,7 @@ interface RowProps {
 const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'checks', failed: 'alert' } as const;
 
 const Row = memo(function Row({ conversation, message, own, follows, withSender, user, onReply, onJump }: RowProps) {
-  const { key, seq, sender, kind, body, attachments, reply_to, system, at, state, error } = message;
+  const { key, seq, sender, kind, body, attachments, replyTo, system, at, state, error } = message;
   if (kind === 'system') {
     return (
       <p className="system" data-key={key} data-seq={seq}>
@@ -233,9 +233,9 @@ const Row = memo(function Row({ conversation, message, own, follows, withSender,
             <Name of={sender} />
           </p>
         )}
-        {reply_to && (
-          <button type="button" className="quote" onClick={() => onJump(reply_to)}>
-            <Quote conversation={conversation} seq={reply_to} />
+        {replyTo && (
+          <button type="button" className="quote" onClick={() => onJump(replyTo)}>
+            <Quote conversation={conversation} seq={replyTo} />
           </button>
         )}
         <div className="body" dir="auto">

@@ -104,7 +104,7 @@ const Item = memo(
     useEffect(() => {
       if (selected) button.current?.scrollIntoView({ block: 'nearest' });
     }, [selected]);
-    const last = item.last_message;
+    const last = item.lastMessage;
     return (
       <li>
         <button ref={button} type="button" aria-current={selected || undefined} onClick={() => onSelect(item.conversation)}>

@@ -12,7 +12,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
   const conversation = chat.conversation(id);
   const item = conversation.item;
   // Where the unread messages began when it was opened: the list begins there, under a line.
-  const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.read_seq + 1 : undefined));
+  const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
   const [replyTo, setReplyTo] = useState<ChatMessage>();
   const [target, setTarget] = useState<{ seq: number }>();
@@ -48,7 +48,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
     : kind === 'dm'
       ? presenceText(presence)
       : details &&
-        `${details.participant_count.toLocaleString()} ${details.participant_count === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
+        `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
   const mayPost = details?.posting !== 'admins' || (details.role !== undefined && details.role !== 'member');
 
   return (
@@ -109,7 +109,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
         ) : mayPost ? (
           <Composer
             conversation={conversation}
-            bodyBytes={chat.session?.limits.body_bytes ?? 16384}
+            bodyBytes={chat.session?.limits.bodyBytes ?? 16384}
             replyTo={replyTo}
             onCancelReply={() => setReplyTo(undefined)}
             onSent={() => {

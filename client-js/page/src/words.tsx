@@ -45,7 +45,7 @@ export function titleOf(item: InboxItem, me: string): string {
 export function presenceText(presence: Presence | undefined): string {
   if (!presence) return '';
   if (presence.online) return 'online';
-  return presence.last_seen ? `last seen ${shortTime(presence.last_seen)}` : 'offline';
+  return presence.lastSeen ? `last seen ${shortTime(presence.lastSeen)}` : 'offline';
 }
 
 export function typingText(users: string[]): ReactNode {
@@ -127,7 +127,7 @@ export function systemText(sender: string, system: SystemChange, me: string): Re
 }
 
 export function previewOf(item: InboxItem, me: string): ReactNode {
-  const last = item.last_message;
+  const last = item.lastMessage;
   if (!last) return 'No messages yet';
   if (last.kind === 'system') return <i>changes to this {item.kind === 'channel' ? 'channel' : 'group'}</i>;
   const text = <bdi>{last.preview || 'an attachment'}</bdi>;
