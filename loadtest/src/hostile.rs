@@ -72,6 +72,8 @@ pub(crate) struct Tally {
     pub(crate) connections: u64,
     /// Those of them that the gateway did not let in.
     pub(crate) refused: u64,
+    /// Those whose `connect` was not answered before the session gave up: their user had used up what a user may ask for.
+    pub(crate) held: u64,
     pub(crate) milliseconds: u64,
     /// How connections ended, and which requests were refused.
     pub(crate) outcomes: BTreeMap<String, u64>,
@@ -250,6 +252,7 @@ impl Session {
         let length = now - self.kind_began;
         if length >= turn {
             kinds[self.kind].milliseconds += length.as_millis() as u64;
+            kinds[self.kind].held += self.held();
             self.kind = only.unwrap_or((self.kind + 1) % KINDS.len());
             self.kind_began = now;
             self.prepare();
@@ -259,10 +262,17 @@ impl Session {
 
     fn stop(&mut self, now: Instant, kinds: &mut [Tally]) {
         kinds[self.kind].milliseconds += (now - self.kind_began).as_millis() as u64;
+        kinds[self.kind].held += self.held();
         let idle = (now - self.last_act).as_millis() as u64;
         self.activity.idle_ms = self.activity.idle_ms.max(idle);
         self.restart(now);
         self.kept.clear();
+    }
+
+    /// One if the gateway has not answered this session's `connect` yet.
+    fn held(&self) -> u64 {
+        let connecting = |connection: &Connection| connection.state == State::Connecting;
+        u64::from(self.connection.as_ref().is_some_and(connecting))
     }
 
     /// Leaves connections open.
@@ -326,6 +336,7 @@ impl Session {
             why = told;
         }
         tally.refused += u64::from(is_refused(&why));
+        tally.held += self.held();
         *tally.outcomes.entry(why).or_default() += 1;
         self.restart(now);
         self.due = now + BREATH;

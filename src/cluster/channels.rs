@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     chat::{Audience, Error, Head, Operation, Outcome, Publication},
-    fanout::{Subscriber, TooMany},
+    fanout::Subscriber,
     model::{
         ConversationId, Kind, Seq, Topic, UserId,
         limits::{RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
@@ -43,11 +43,9 @@ impl Router {
             if first.details.kind != Kind::Channel {
                 return Err(Error::Invalid("only channels can be looked into".into()));
             }
-            let requested = self.edge.request(topics, session, SUBSCRIPTIONS_MAX);
-            requested.map_err(|TooMany| Error::TooLarge {
-                what: "the channels that a session looks into".into(),
-                max: SUBSCRIPTIONS_MAX,
-            })?;
+            let what = "the channels that a session looks into";
+            self.edge
+                .request(topics, session, what, SUBSCRIPTIONS_MAX)?;
             self.follow_owner(conversation).await?;
             let Outcome::Head(head) = head().await? else {
                 return Err(Error::UnknownConversation);

@@ -17,7 +17,7 @@ use super::{
     message::{Delivered, Interest},
 };
 use crate::{
-    chat::{Audience, Head, Place, Publication},
+    chat::{Audience, Error, Head, Place, Publication},
     fanout::{Encoded, Hub, Subscriber, TooMany},
     model::{Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId},
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
@@ -132,14 +132,22 @@ impl Edge {
     }
 
     /// Subscribes a session to what it asked for: see [`Hub::request`].
+    ///
+    /// # Errors
+    /// `TooLarge` if the session would have asked for more than `max` of `what`.
     pub(super) fn request(
         &self,
         topics: &[Topic],
         session: &Arc<Subscriber>,
+        what: &'static str,
         max: usize,
-    ) -> Result<(), TooMany> {
+    ) -> Result<(), Error> {
         let _telling = lock(&self.telling);
-        self.hub.request(topics, session, max)
+        let requested = self.hub.request(topics, session, max);
+        requested.map_err(|TooMany| Error::TooLarge {
+            what: what.into(),
+            max,
+        })
     }
 
     /// Ends subscriptions by `end`, and tells of those topics in which nobody here is interested any more.

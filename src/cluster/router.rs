@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     chat::{Conversations, Error, Operation, Outcome, Sent},
-    fanout::{Hub, Subscriber, TooMany},
+    fanout::{Hub, Subscriber},
     model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId, limits::WATCHED_MAX},
     protocol::PresenceItem,
     store::{InboxRow, PublicPage, Store},
@@ -402,11 +402,8 @@ impl Router {
         users: &[UserId],
     ) -> Result<Vec<PresenceItem>, Error> {
         let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
-        let requested = self.edge.request(&topics, session, WATCHED_MAX);
-        requested.map_err(|TooMany| Error::TooLarge {
-            what: "the users that a session watches".into(),
-            max: WATCHED_MAX,
-        })?;
+        let what = "the users that a session watches";
+        self.edge.request(&topics, session, what, WATCHED_MAX)?;
         let mut items = Vec::with_capacity(users.len());
         for users in users.chunks(HEADS_AT_ONCE) {
             items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);

@@ -40,6 +40,8 @@ use crate::{
 const STEPS_AT_ONCE: u32 = 64;
 /// Ping intervals without a sign of life before the connection is given up.
 const SILENT_PINGS_MAX: u32 = 2;
+/// After so many writes in a row it is the client's turn.
+const WRITES_IN_A_ROW: u32 = 4;
 /// Nothing is read for so long after a request that was too much.
 const REFUSED_REST: Duration = Duration::from_millis(5);
 /// Smaller frames and replies count by their number only.
@@ -116,8 +118,8 @@ struct Pace {
     silent_pings: u32,
     /// Once the gateway drains: when to close.
     leave_at: Option<Instant>,
-    /// The last step wrote: now it is the client's turn.
-    wrote: bool,
+    /// Steps in a row that wrote.
+    writes: u32,
 }
 
 type End = CloseCode;
@@ -177,18 +179,19 @@ impl Session {
             steps: 0,
             silent_pings: 0,
             leave_at: None,
-            wrote: false,
+            writes: 0,
         };
         loop {
             let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
             let rests_until = live.rests_until;
+            let reads_first = pace.writes == WRITES_IN_A_ROW;
             let step = match pace.overdue(timer.deadline(), &gateway) {
                 Some(step) => step,
                 None => select! {
                     biased;
                     // All replies that are ready, before anything is written: they go out in one flush.
                     Some(finished) = live.replies.next(), if takes_replies => Step::Finished(finished),
-                    next = next(&mut self.socket, &live.subscriber, &mut frames, reads.then_some(rests_until), pace.wrote) => Step::Next(next),
+                    next = next(&mut self.socket, &live.subscriber, &mut frames, reads.then_some(rests_until), reads_first) => Step::Next(next),
                     () = timer.as_mut() => Step::Time,
                     () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
                 },
@@ -199,7 +202,11 @@ impl Session {
                 Step::Time => Then::Looks,
                 step => Then::Goes(self.act(live, &mut pace, step)),
             };
-            pace.wrote = matches!(then, Then::Writes);
+            pace.writes = match then {
+                Then::Writes if reads_first => 1,
+                Then::Writes => pace.writes + 1,
+                _ => 0,
+            };
             let ended = match then {
                 Then::Goes(ended) => ended,
                 Then::Writes => {

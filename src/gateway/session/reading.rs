@@ -55,17 +55,17 @@ impl Session {
     }
 }
 
-/// What is to be written, or else what the client sends; the other way round after a write, so that neither keeps the
-/// other waiting for ever. `reads`: whether the client is read from, and after which rest.
+/// What is to be written, or else what the client sends; the other way round if it `reads_first`, so that neither
+/// keeps the other waiting for ever. `reads`: whether the client is read from, and after which rest.
 pub(super) async fn next(
     socket: &mut WebSocket,
     subscriber: &Subscriber,
     frames: &mut VecDeque<Frame>,
     reads: Option<Option<Instant>>,
-    after_write: bool,
+    reads_first: bool,
 ) -> Next {
     let (reads, rests_until) = (reads.is_some(), reads.flatten());
-    if after_write {
+    if reads_first {
         return select! {
             biased;
             frame = read(socket, rests_until), if reads => Next::Came(frame),
