@@ -54,7 +54,8 @@ pub(crate) struct Options {
     /// Only this kind of misuse, by the name that a run prints, to see what it costs
     #[arg(long)]
     only: Option<String>,
-    /// How much the memory of a gateway may grow, in MiB: what it may keep by its settings, and the queues of the sockets
+    /// How much the memory of a gateway may grow, in MiB: 256 for what it keeps (`memory.mib`), the store's cache, and the
+    /// queues of the sockets
     #[arg(long, default_value_t = 512.0)]
     memory_mib: f64,
     /// How many descriptors a gateway may open for each hostile session
@@ -69,6 +70,8 @@ pub(crate) struct Options {
 const RATIO_MAX: f64 = 1.5;
 /// A hostile session that did nothing for so long was not there.
 const IDLE_MS_MAX: u64 = 1_000;
+/// A kind of misuse that went on for so long must have got through.
+const LONG_MS: u64 = 10_000;
 /// Descriptors that come and go by themselves: the store's files.
 const DESCRIPTORS_SLACK: usize = 24;
 /// Within which the gateway takes connections that were made.
@@ -386,10 +389,11 @@ impl Done {
                 tally.held,
                 outcomes.join(", ")
             );
-            // Who is held up at the door is as active as who is let in.
+            // A session whose `connect` waits counts as active; in a long run some get through.
             let carried_out = tally.acts + tally.held;
+            let enough = carried_out >= (tally.milliseconds / 1000).max(1);
             report.must(
-                carried_out >= (tally.milliseconds / 1000).max(1),
+                enough && (tally.acts > 0 || tally.milliseconds < LONG_MS),
                 format!("hardly carried out: {name}, {carried_out} acts"),
             );
         }

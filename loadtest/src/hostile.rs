@@ -72,7 +72,7 @@ pub(crate) struct Tally {
     pub(crate) connections: u64,
     /// Those of them that the gateway did not let in.
     pub(crate) refused: u64,
-    /// Those whose `connect` was not answered before the session gave up: their user had used up what a user may ask for.
+    /// Turns that ended while a `connect` was not answered yet: its user had used up what a user may ask for.
     pub(crate) held: u64,
     pub(crate) milliseconds: u64,
     /// How connections ended, and which requests were refused.
@@ -336,7 +336,6 @@ impl Session {
             why = told;
         }
         tally.refused += u64::from(is_refused(&why));
-        tally.held += self.held();
         *tally.outcomes.entry(why).or_default() += 1;
         self.restart(now);
         self.due = now + BREATH;

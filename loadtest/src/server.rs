@@ -342,12 +342,18 @@ log = {{ format = "json", filter = "info" }}
             text += &format!("{setting} = {value}\n");
         }
     }
+    if data.default_limits {
+        text += &format!("memory.mib = {MEMORY_MIB}\n");
+    }
     let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);
     Ok(command)
 }
 
+/// What conversations, inboxes and pages may hold where the limits are the default ones: on a large machine they would
+/// hold more than a short run can fill, and no bound would be seen.
+const MEMORY_MIB: u32 = 256;
 /// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
 const LARGE: [(&str, u64); 14] = [
     ("limits.group_participants", 10_000),

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -16,14 +16,14 @@ use governor::{
 };
 use tokio::time::Instant;
 
-use crate::{config::Limits, model::UserId};
+use crate::{
+    config::Limits,
+    model::{UserId, limits::CONNECT_BYTES},
+};
 
-/// Rounds of upkeep after which a user who left is forgotten: what they used up has come back by then.
-const ROUNDS_KEPT: u32 = 12;
-/// What a `connect` costs, counted as bytes asked for: a token is checked, an inbox read, other gateways are told.
-pub(super) const CONNECT_BYTES: usize = 128 << 10;
-/// Nobody waits longer for the bytes they have asked for.
-const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The longest wait for bytes that were asked for. Shorter than the time after which a client takes a silent connection for
+/// dead (the SDK: 3 s).
+pub(super) const BYTES_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The rates of all users who are connected, or were lately.
 pub(super) struct Rates {
@@ -35,13 +35,11 @@ pub(super) struct Rates {
     invitations: DefaultKeyedRateLimiter<UserId>,
 }
 
-/// What one user has used up, as the nanosecond at which all of it will have come back.
+/// For each budget of a user, the time at which it is full again, in nanoseconds since `Rates::began`.
 #[derive(Default)]
 pub(super) struct UserRate {
     requests: AtomicU64,
     bytes: AtomicU64,
-    /// Rounds of upkeep since the user's last session ended.
-    rounds: AtomicU32,
 }
 
 /// So many in a time on average, and a number at once (generic cell rate algorithm). Nanoseconds.
@@ -82,6 +80,22 @@ impl Rate {
         })
     }
 
+    /// Takes so many, also more than there are, but nothing while there is a debt.
+    fn take_if_rested(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
+        let ordering = Ordering::Relaxed;
+        let more = |full_at: u64| {
+            let rested = full_at <= now + self.burst;
+            let most = now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64;
+            rested.then(|| (full_at.max(now) + self.cost(count)).min(most))
+        };
+        let taken = full_at.fetch_update(ordering, ordering, more);
+        taken.map(drop).map_err(|full_at| {
+            Wait(Duration::from_nanos(
+                full_at.saturating_sub(now + self.burst),
+            ))
+        })
+    }
+
     /// Takes so many, also more than there are.
     fn charge(&self, full_at: &AtomicU64, now: u64, count: usize) {
         let most = now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64;
@@ -91,7 +105,7 @@ impl Rate {
         let _ = full_at.fetch_update(ordering, ordering, more);
     }
 
-    /// How long more than there was has been taken for.
+    /// How long until the debt is repaid.
     fn wait(&self, full_at: &AtomicU64, now: u64) -> Duration {
         let until = full_at.load(Ordering::Relaxed).saturating_sub(self.burst);
         Duration::from_nanos(until.saturating_sub(now))
@@ -137,6 +151,12 @@ impl Rates {
         (!wait.is_zero()).then_some(wait)
     }
 
+    /// Counts a `connect`, unless its user owes bytes: then how long.
+    pub(super) fn connect(&self, user: &UserRate) -> Result<(), Wait> {
+        let now = self.now();
+        self.bytes.take_if_rested(&user.bytes, now, CONNECT_BYTES)
+    }
+
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -159,14 +179,12 @@ impl Rates {
         }
     }
 
-    /// Forgets who has not asked lately. To be called every few seconds.
+    /// Forgets users without a session whose budgets are full again. To be called every few seconds.
     pub(super) fn forget(&self) {
+        let now = self.now();
+        let owes = |full_at: &AtomicU64| full_at.load(Ordering::Relaxed) > now;
         self.users.retain(|_, user| {
-            if Arc::strong_count(user) > 1 {
-                user.rounds.store(0, Ordering::Relaxed);
-                return true;
-            }
-            user.rounds.fetch_add(1, Ordering::Relaxed) < ROUNDS_KEPT
+            Arc::strong_count(user) > 1 || owes(&user.requests) || owes(&user.bytes)
         });
         for limiter in [&self.creations, &self.invitations] {
             limiter.retain_recent();
@@ -201,8 +219,8 @@ mod tests {
         })
     }
 
-    #[test]
-    fn sessions_of_a_user_share_what_they_may_do_and_reconnecting_gains_nothing() {
+    #[tokio::test(start_paused = true)]
+    async fn sessions_of_a_user_share_what_they_may_do_and_reconnecting_gains_nothing() {
         let rates = rates();
         let (one, other) = (rates.of(&user("alice")), rates.of(&user("alice")));
         let asks = |who: &UserRate| rates.request(who);
@@ -215,9 +233,8 @@ mod tests {
         drop((one, other));
         rates.forget();
         assert!(rates.request(&rates.of(&user("alice"))).is_err());
-        for _ in 0..=ROUNDS_KEPT {
-            rates.forget();
-        }
+        tokio::time::advance(Duration::from_secs(3)).await;
+        rates.forget();
         assert!(rates.users.is_empty());
     }
 
@@ -235,6 +252,11 @@ mod tests {
         rates.charge(&alice, 1_000_000);
         rates.charge(&alice, 1_000_000);
         assert_eq!(rates.bytes_wait(&alice), Some(BYTES_WAIT_MAX));
+        // Of many connections that wait for the same debt, one is let in when it is repaid.
+        assert_eq!(rates.connect(&alice), Err(Wait(BYTES_WAIT_MAX)));
+        tokio::time::advance(BYTES_WAIT_MAX).await;
+        assert_eq!(rates.connect(&alice), Ok(()));
+        assert!(rates.connect(&alice).is_err());
     }
 
     #[test]

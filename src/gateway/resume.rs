@@ -177,46 +177,53 @@ async fn read_after(
     }
 }
 
-/// Answers `subscribe`: what came after `after` is queued as events before the reply says the head.
+/// Answers `subscribe`: what came after `after` is queued as events before the reply says the head. Also returns the bytes
+/// that were read for it.
 pub(super) async fn subscribe(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
     request: &Subscribe,
-) -> Answer {
+) -> (Answer, usize) {
     let Subscribe {
         conversation,
         after,
     } = *request;
     let head = match gateway.router.subscribe(session, conversation).await {
         Ok(head) => head.head,
-        Err(error) => return requests::refused(&error),
+        Err(error) => return (requests::refused(&error), 0),
     };
+    let mut bytes = 0;
     if let Some(after) = after {
         let limit = RESUME_ENTRIES_MAX;
         let reader = Reader::User(&session.user);
         let read = read_after(gateway, reader, conversation, after, limit);
         let events = match read.await {
             Ok(Missing::Nothing) => Vec::new(),
-            Ok(Missing::Other(event)) => vec![event],
+            Ok(Missing::Other(event)) => {
+                // As much as fits a page was read, or more.
+                bytes = gateway.limits.page_bytes();
+                vec![event]
+            }
             Ok(Missing::Entries(entries)) => {
-                let bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
+                bytes = entries.iter().map(|e| encoded_bytes(e)).sum();
                 if bytes > gateway.limits.page_bytes() {
                     vec![Event::Resync { conversation, head }]
                 } else {
                     entries.iter().map(|e| message(conversation, e)).collect()
                 }
             }
-            Err(error) => return requests::refused(&error),
+            Err(error) => return (requests::refused(&error), 0),
         };
         for event in events {
             let frame = Frame::encode(session.outbox.codec(), &event);
             session.outbox.push_reply(frame);
         }
     }
-    Answer::Ok(Okay {
+    let answer = Answer::Ok(Okay {
         seq: None,
         head: Some(head),
-    })
+    });
+    (answer, bytes)
 }
 
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {

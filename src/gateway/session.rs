@@ -69,7 +69,7 @@ pub(super) struct Session {
     codec: Codec,
     /// To the socket, past the WebSocket library.
     line: Arc<Line>,
-    /// Requests and control frames refused in a row because of the rate limit.
+    /// Requests and control frames refused because of the rate limit, less those that were accepted since.
     refused: u32,
     place: Place,
     _counted: Admitted,
@@ -277,7 +277,8 @@ impl Session {
             return Err(CloseCode::ConnectTimeout);
         }
         // A client that is not read from can give no sign of life.
-        if self.reads(live, pace) {
+        let rests = live.rests_until.is_some_and(|until| until > now);
+        if self.reads(live, pace) && !rests {
             pace.silent_pings += 1;
         }
         self.ping(&live.subscriber, live.expires_at).await
@@ -347,14 +348,18 @@ impl Session {
         if bytes <= SMALL_BYTES {
             return;
         }
-        let rates = &self.gateway.rates;
-        rates.charge(&live.rate, bytes);
-        if let Some(wait) = rates.bytes_wait(&live.rate) {
+        self.gateway.rates.charge(&live.rate, bytes);
+        self.rest_if_owing(live);
+    }
+
+    fn rest_if_owing(&self, live: &mut Live) {
+        if let Some(wait) = self.gateway.rates.bytes_wait(&live.rate) {
             live.rest(wait);
         }
     }
 
     fn receive(&mut self, live: &mut Live, bytes: &[u8]) -> Result<(), End> {
+        self.charge(live, bytes.len());
         if let Err(wait) = self.gateway.rates.request(&live.rate) {
             self.refuse_one(live, wait)?;
             let answer = rate_limited("too many requests", wait);
@@ -362,8 +367,7 @@ impl Session {
             self.reply(live, Some(Reply { id, answer }));
             return Ok(());
         }
-        self.refused = 0;
-        self.charge(live, bytes.len());
+        self.refused = self.refused.saturating_sub(1);
         let Ok(incoming) = self.codec.decode(bytes) else {
             return Err(CloseCode::BadFrame);
         };
@@ -438,6 +442,9 @@ impl Session {
         let gateway = self.gateway.clone();
         let subscriber = live.subscriber.clone();
         let is_page = requests::asks_for_a_page(&request);
+        if is_page || matches!(request, Request::Subscribe(_)) {
+            self.rest_if_owing(live);
+        }
         let holds_places = is_page || matches!(request, Request::Watch(_));
         let asked_bytes = if is_page {
             gateway.limits.page_bytes()
@@ -453,11 +460,15 @@ impl Session {
             Request::Watch(Users { users }) => Box::pin(async move {
                 finished(Some(requests::watch(&gateway, &subscriber, &users).await))
             }),
-            Request::Subscribe(subscribe) => Box::pin(async move {
-                finished(Some(
-                    resume::subscribe(&gateway, &subscriber, &subscribe).await,
-                ))
-            }),
+            Request::Subscribe(subscribe) => {
+                let rate = live.rate.clone();
+                Box::pin(async move {
+                    let subscribed = resume::subscribe(&gateway, &subscriber, &subscribe);
+                    let (answer, bytes) = subscribed.await;
+                    gateway.rates.charge(&rate, bytes);
+                    finished(Some(answer))
+                })
+            }
             request => Box::pin(async move {
                 let user = subscriber.user.clone();
                 finished(requests::handle(&gateway, user, request).await)

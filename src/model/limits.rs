@@ -103,6 +103,9 @@ pub const STORE_FILES_OPEN_MAX: usize = 256;
 /// nodes of Cassandra, the internal port, and connections that are being refused.
 pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;
 
+/// What a `connect` costs, counted as bytes asked for: a token is checked, an inbox read, other gateways are told.
+pub const CONNECT_BYTES: usize = 128 << 10;
+
 /// Connections of the internal port.
 pub const INTERNAL_CONNECTIONS_MAX: usize = 128;
 

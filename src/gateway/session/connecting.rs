@@ -20,7 +20,7 @@ use crate::{
     fanout::{Closing, Frame, Subscriber},
     gateway::{
         Gateway,
-        rates::{CONNECT_BYTES, Rates, UserRate},
+        rates::{BYTES_WAIT_MAX, Rates, UserRate, Wait},
         requests,
         resume::{self, Missing},
     },
@@ -32,6 +32,10 @@ use crate::{
 const RESUME_WRITE_BYTES: usize = 64 << 10;
 /// WebSocket pings and pongs before `connect`; a client has no reason for more.
 const CONTROL_FRAMES_MAX: usize = 16;
+/// Bytes of missed messages that count against their reader's budget: others may have written them.
+const MISSED_COUNTED_MAX: usize = 1 << 20;
+/// How long a `connect` may wait for its user's debt to be repaid, while the user connects elsewhere too.
+const REST_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
 /// Parts that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
 const CURSOR_PARTS_MAX: usize = 64;
 
@@ -63,7 +67,7 @@ impl Session {
         let gateway = self.gateway.clone();
         let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
         let accepted = select! {
-            accepted = timeout(limit, self.accept()) => accepted.map_err(|_| CloseCode::ConnectTimeout)??,
+            accepted = self.accept(limit) => accepted?,
             () = gateway.tasks.draining() => return Err(CloseCode::Restart),
         };
         let user = accepted.identity.user.clone();
@@ -113,9 +117,10 @@ impl Session {
         }
     }
 
-    /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors.
-    async fn accept(&mut self) -> Result<Accepted, End> {
-        let first = self.next_frame().await?;
+    /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors; each
+    /// within the time limit, in which the rest between them does not count.
+    async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
+        let first = in_time(limit, self.next_frame()).await?;
         let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
         let id = incoming.id;
         let connect = match incoming.request {
@@ -148,13 +153,37 @@ impl Session {
             }
         };
         let rate = self.gateway.rates.of(&identity.user);
-        rested(&self.gateway.rates, &rate).await;
+        let rests = rested(&self.gateway.rates, &rate);
+        if timeout(REST_MAX, rests).await.is_err() {
+            let text = "this user has asked for too much";
+            let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
+            return self.refuse(id, code, text, end).await;
+        }
         self.place.authenticated();
-        let mut cursors = cursors.unwrap_or_default();
+        let cursors = cursors.unwrap_or_default();
+        let cursors = in_time(limit, self.more_cursors(id, &rate, cursors, &mut more)).await?;
+        Ok(Accepted {
+            id,
+            identity,
+            rate,
+            device,
+            cursors,
+        })
+    }
+
+    /// Reads the parts of cursors that follow `connect`.
+    async fn more_cursors(
+        &mut self,
+        id: Option<u32>,
+        rate: &UserRate,
+        mut cursors: HashMap<ConversationId, Cursor>,
+        more: &mut bool,
+    ) -> Result<HashMap<ConversationId, Cursor>, End> {
         let mut parts = 0;
-        while more {
+        while *more {
             parts += 1;
             let part = self.next_frame().await?;
+            self.gateway.rates.charge(rate, part.len());
             let part = self.codec.decode(&part).map_err(|_| CloseCode::BadFrame)?;
             let Ok(Request::Cursors(part)) = part.request else {
                 let text = "more cursors were announced: cursors must follow connect";
@@ -172,15 +201,9 @@ impl Session {
             } = part;
             let room = CURSORS_MAX.saturating_sub(cursors.len());
             cursors.extend(others.into_iter().take(room));
-            more = further;
+            *more = further;
         }
-        Ok(Accepted {
-            id,
-            identity,
-            rate,
-            device,
-            cursors,
-        })
+        Ok(cursors)
     }
 
     /// Answers `connect`, and sends what was missed. Events that come meanwhile wait in the outbox.
@@ -220,6 +243,12 @@ impl Session {
         let expires_at = expiry(identity);
         let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
+        let mut uncounted = MISSED_COUNTED_MAX;
+        let mut charge = |bytes: usize| {
+            let counted = bytes.min(uncounted);
+            uncounted -= counted;
+            gateway.rates.charge(rate, counted);
+        };
         while let Some((conversation, missing)) = missed.next().await {
             let (entries, other) = match missing {
                 Missing::Entries(entries) => (entries, None),
@@ -234,13 +263,13 @@ impl Session {
                 bytes += frame.bytes().len();
                 frames.push_back(frame);
                 if bytes > RESUME_WRITE_BYTES {
-                    gateway.rates.charge(rate, bytes);
+                    charge(bytes);
                     self.write(subscriber, expires_at, &mut frames).await?;
                     bytes = 0;
                 }
             }
         }
-        gateway.rates.charge(rate, bytes);
+        charge(bytes);
         self.write(subscriber, expires_at, &mut frames).await
     }
 
@@ -272,13 +301,17 @@ impl Session {
     }
 }
 
-/// Who has asked for too much waits here too, still counted among those who have not said who they are: connecting
-/// anew gains nothing.
+/// Waits until the user owes no bytes, so that connecting anew gains nothing. The socket still counts among the
+/// unauthenticated ones.
 async fn rested(rates: &Rates, rate: &UserRate) {
-    if let Some(wait) = rates.bytes_wait(rate) {
+    while let Err(Wait(wait)) = rates.connect(rate) {
         sleep(wait).await;
     }
-    rates.charge(rate, CONNECT_BYTES);
+}
+
+async fn in_time<T>(limit: Duration, read: impl Future<Output = Result<T, End>>) -> Result<T, End> {
+    let read = timeout(limit, read).await;
+    read.map_err(|_| CloseCode::ConnectTimeout)?
 }
 
 /// When the token expires, on the monotonic clock.

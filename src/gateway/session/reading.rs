@@ -81,7 +81,7 @@ pub(super) async fn next(
 
 async fn read(socket: &mut WebSocket, rests_until: Option<Instant>) -> Came {
     if let Some(until) = rests_until {
-        // Few rest: the others have no room for it.
+        // Boxed: few sessions rest, and the timer would enlarge every session.
         Box::pin(sleep_until(until)).await;
     }
     socket.next().await
