@@ -212,7 +212,7 @@ export class ChatClient extends Emitter<ClientEvents> {
         } catch (error) {
           if (!(error instanceof ChatError && error.temporary)) throw error;
           if (error.closeCode === BAD_FRAME && ++faults > 1)
-            throw new ChatError('bad_request', `${request.type}: the gateway closed the connection twice because of it (4500)`);
+            throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
           if (error.code !== 'lost') last = error;
           await delay(retryDelay(error, attempt), over);
         }
@@ -223,7 +223,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     } catch (error) {
       if (error instanceof ChatError || signal?.aborted) throw error;
       const why = 'error' in this.state && this.state.error ? ` ${this.state.error.message}` : '';
-      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms; it may have been done.${why}`);
+      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms.${why}`);
     }
   }
 
@@ -239,11 +239,11 @@ export class ChatClient extends Emitter<ClientEvents> {
     return conversation;
   }
 
-  /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, once
-   * it is known who this client is. */
+  /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
+   * known who this client is. */
   async dm(user: UserId): Promise<Conversation> {
-    if (this.state.at === 'connected' || !this.user) return this.#create('dm', { participants: [user] });
-    const id = dmId(this.user, user);
+    const id = this.state.at !== 'connected' && this.user && (await dmId(this.user, user));
+    if (!id) return this.#create('dm', { participants: [user] });
     if (!this.inbox.get(id)) this.outbox.dms.set(id, user);
     return this.conversation(id);
   }
@@ -298,14 +298,13 @@ export class ChatClient extends Emitter<ClientEvents> {
     });
     const state = await unless(signal, over).finally(() => off());
     if (state.at === 'closed') throw state.error;
-    if (state.at !== 'connected') throw new ChatError('closed', 'There is no connection: call connect() first.');
+    if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
   }
 
   #connected(hello: Connected): Error | undefined {
     const { user } = hello;
     this.user ??= user;
-    if (this.user !== user)
-      return new UnauthorizedError(`token() gave a token of ${user}, and this client is ${this.user}'s. Make one client for each user.`);
+    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, this client is ${this.user}'s`);
     this.session = hello;
     return undefined;
   }
@@ -339,7 +338,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       const surplus = all.length - wanted.size;
       const grew = surplus > this.#surplus;
       this.#surplus = surplus;
-      if (grew) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the gateway takes ${max} (watched_users).`));
+      if (grew) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
       const over = [...this.#watched].filter((user) => !wanted.has(user)).slice(0, WATCHED_AT_ONCE);
       const fresh = [...wanted].filter((user) => !this.#watched.has(user)).slice(0, WATCHED_AT_ONCE);
       if (!over[0] && !fresh[0]) break;
@@ -377,7 +376,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#log('error', message, error);
     if (!this.hasListener('error') && !this.#logger && !this.#warned) {
       this.#warned = true;
-      globalThis.console?.warn(`chat: ${message} (Listen to the 'error' event, or pass a logger, to hear of all of them.)`);
+      globalThis.console?.warn(`chat: ${message} (Listen to 'error' to hear of all.)`);
     }
     this.emit('error', error);
   }
@@ -399,8 +398,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       reason = (error as Error).message;
     }
     // Once the application had time to listen. Outside browsers nobody expects it.
-    if (globalThis.document)
-      queueMicrotask(() => this.#failed(new Error(`Messages that wait are lost when this page is closed: ${reason}`)));
+    if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
     return memoryStorage();
   }
 
@@ -451,8 +449,7 @@ function originOf(url: string): string {
 /** A token that cannot be replaced. */
 function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial')
-      throw new UnauthorizedError('The token has expired or was refused. Pass a function as `token`, so that it can be replaced.');
+    if (reason !== 'initial') throw new UnauthorizedError('token expired or refused: pass a function that gets another');
     return token;
   };
 }

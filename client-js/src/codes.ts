@@ -60,24 +60,9 @@ export const BAD_FRAME = 4500;
 /** From here on, reconnecting is pointless until something has changed. */
 export const FINAL = 4500;
 
-const CLOSED_BECAUSE: Record<number, string> = {
-  1001: 'it is going away',
-  [RESTART]: 'it restarts',
-  [TOKEN_EXPIRED]: 'the token has expired',
-  4003: 'this client read too slowly',
-  4004: 'this client went on far above the rate limit',
-  4005: 'this user has too many connections; close some, or raise limits.connections_per_user',
-  4006: 'this client was silent for too long',
-  [BAD_FRAME]: 'it could not read a frame of this client, or the frame was too large',
-  [UNAUTHORIZED]: 'it does not accept the token',
-  4502: 'an administrator disconnected this user',
-};
-
 /** Why a connection ended. */
 export function lost(code = 1006, reason = ''): ChatError {
-  const text = CLOSED_BECAUSE[code] ?? reason;
-  const message =
-    code === 1006 ? 'The connection to the gateway broke.' : `The gateway closed the connection (${code})${text && `: ${text}`}.`;
+  const message = code === 1006 ? 'The connection to the gateway broke.' : `The gateway closed the connection: ${reason} (${code}).`;
   // Soon, and not at once: a socket that is just closing may still be the one there is.
   return new ChatError(code >= FINAL ? 'closed' : 'lost', message, 10, { closeCode: code });
 }

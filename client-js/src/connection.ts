@@ -164,7 +164,7 @@ export class Connection {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
       const asked = this.#asked.size + this.#queue.length + this.#background.length;
-      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer already`));
+      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
       const queued: Queued = { resolve, reject, id, data: this.#encode(request, id) };
       // What keeps the connection alive does not wait.
@@ -192,7 +192,7 @@ export class Connection {
     try {
       data = this.#codec.encode(toWire(id === undefined ? request : { ...request, id }));
     } catch (cause) {
-      throw new ChatError('bad_request', `${request.type}: it cannot be encoded: ${(cause as Error).message}`, undefined, { cause });
+      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, undefined, { cause });
     }
     const { frameBytes = Infinity } = this.#limits;
     // A unit of a string is at most three bytes.
@@ -200,7 +200,7 @@ export class Connection {
     const bytes = typeof data === 'string' ? new TextEncoder().encode(data).length : data.length;
     if (bytes <= frameBytes) return data;
     // The gateway would close the connection.
-    const text = `${request.type}: ${bytes} bytes when encoded; the gateway takes frames of at most ${frameBytes}. Send less at once.`;
+    const text = `${request.type}: ${bytes} bytes in a frame, at most ${frameBytes} allowed: send less at once`;
     throw new ChatError('too_large', text);
   }
 
@@ -256,11 +256,10 @@ export class Connection {
     let socket: WebSocket;
     try {
       const { WebSocket } = this.#hooks;
-      if (!WebSocket)
-        throw new Error('There is no global WebSocket here. Pass one as the option WebSocket, such as that of the package ws');
+      if (!WebSocket) throw new Error('There is no WebSocket here: pass one as an option, such as that of the package ws');
       socket = new WebSocket(url, this.#codec.subprotocol);
     } catch (cause) {
-      const text = `${(cause as Error).message} (URL ${url}; it should look like wss://chat.example.org/v1/ws).`;
+      const text = `${(cause as Error).message} (URL ${url}, to be like wss://chat.example.org/v1/ws)`;
       return this.step({ on: 'no_token', error: new ChatError('invalid', text, undefined, { cause }) });
     }
     socket.binaryType = 'arraybuffer';
@@ -398,8 +397,7 @@ export class Connection {
     try {
       text = await this.#fetched;
     } catch (cause) {
-      if (cause instanceof UnauthorizedError) throw cause;
-      throw new ChatError('unreachable', `token() failed: ${(cause as Error)?.message ?? cause}`, undefined, { cause });
+      throw asChatError(cause, 'token() failed: ');
     }
     // When it expires is told by the gateway that takes it.
     this.#token = { text, expires: Infinity };
@@ -425,13 +423,14 @@ function interrupted(code?: number): ChatError {
   return new ChatError('lost', message, 10, code === undefined ? {} : { closeCode: code });
 }
 
-function asChatError(error: Error): ChatError {
-  return error instanceof ChatError ? error : new ChatError('unreachable', String(error?.message ?? error), undefined, { cause: error });
+function asChatError(cause: unknown, what = ''): ChatError {
+  if (cause instanceof ChatError) return cause;
+  return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), undefined, { cause });
 }
 
 /** Browsers do not say why a socket did not open. */
 function unreachable(url: string, detail: string): ChatError {
   const origin = globalThis.location?.origin;
-  const text = `No connection to ${url}${detail && ` (${detail})`}: the host does not answer, the network is down, its certificate is not trusted, or the gateway refuses ${origin ? `the origin ${origin}` : 'this origin (403)'}. Check the URL, and client.origins of the gateway.`;
+  const text = `No connection to ${url} ${detail && `(${detail})`}: check the URL, the network, the certificate, and that client.origins of the gateway has ${origin ?? 'this origin'}`;
   return new ChatError('unreachable', text);
 }

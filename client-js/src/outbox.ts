@@ -73,8 +73,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
-      if (this.#entries.size >= OUTBOX_MAX)
-        reject(new ChatError('too_large', `${OUTBOX_MAX} messages wait already. Send again when some of them have been stored.`));
+      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `${OUTBOX_MAX} messages wait already`));
       else {
         const clientId = uuid();
         this.#waiting.set(clientId, { resolve, reject });
@@ -175,7 +174,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     this.disconnected();
     this.#tabs?.close();
     this.#tabs = this.#user = undefined;
-    this.#rejectAll(new ChatError('closed', 'disconnect() was called. The message stays in the outbox if that is stored.'));
+    this.#rejectAll(new ChatError('closed', 'disconnect() was called'));
     this.#entries.clear();
     this.dms.clear();
   }
@@ -238,7 +237,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       for (const entry of stored) {
         if (entry.gateway === undefined) {
           // Sending it might tell the wrong gateway what it says: that is for the user to decide.
-          const message = 'It was written with an earlier version that did not note the gateway. Retry to send it here, or discard it.';
+          const message = 'Written for an unknown gateway: retry to send it here, or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
           this.#storage.put(entry).catch((error) => this.emit('failed', error as Error));
         }
@@ -324,7 +323,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'It waited for more than six days and may have been stored. Look before you retry.');
+        throw new ChatError('expired', 'It waited too long, and may have been stored: look before you retry');
       if (entry.dm) {
         await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
         this.dms.delete(conversation);
@@ -339,7 +338,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       let error = thrown as ChatError;
       const isFault = error.closeCode === BAD_FRAME;
       if (isFault && entry.suspect) {
-        error = new ChatError('bad_request', 'The gateway closed the connection twice while it was sent (4500). Discard it, or retry.');
+        error = new ChatError('bad_request', 'It closed the connection twice: discard it, or retry');
       } else if (error.temporary) {
         entry.suspect ||= isFault;
         return error;

@@ -118,7 +118,7 @@ describe('reasons', () => {
     expect(logged[0]).toContain('the back end is down');
     const client = make();
     await client.connect();
-    server.socket.end(4005);
+    server.socket.end(4005, 'too many connections');
     expect(await state(client, 'waiting')).toMatchObject({ code: 'lost', closeCode: 4005, message: expect.stringContaining('too many') });
   });
 
@@ -363,12 +363,13 @@ test('sends go before watermarks, and the rate is kept', async () => {
 
 test('a dm is begun without a connection, and created by its first message', async () => {
   store();
-  server.answers.create = () => ({ type: 'created', conversation: dmId('alice', 'bob'), existed: false });
+  const id = await dmId('bob', 'alice');
+  server.answers.create = () => ({ type: 'created', conversation: id, existed: false });
   const storage = memoryStorage();
   const client = make({ storage, user: 'alice', token: () => Promise.reject(new Error('offline')) });
   void client.connect();
   const dm = await client.dm('bob');
-  expect(dm.id).toBe(dmId('bob', 'alice'));
+  expect(dm.id).toBe(id);
   void dm.send('hello');
   await until(async () => (await storage.entries('alice')).length);
   client.disconnect();

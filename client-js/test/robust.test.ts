@@ -88,7 +88,7 @@ test('a dm is begun without a connection', async () => {
     [user('\uFF21'), user('\u{1F600}')],
   ] as const) {
     const client = await gateway.connect(a);
-    expect(dmId(a, b)).toBe((await client.dm(b)).id);
+    expect(await dmId(a, b)).toBe((await client.dm(b)).id);
   }
   const [a, b] = [user('alice'), user('bob')];
   const alice = gateway.client(a, { user: a });
