@@ -7,6 +7,12 @@ export function backoff(attempt: number, random: () => number = Math.random): nu
   return Math.round(random() * Math.min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS * 2 ** attempt));
 }
 
+/** Milliseconds before a request is repeated: never sooner than the gateway asked for, and not all requests together. */
+export function retryDelay(error: { retryAfterMs: number | undefined }, attempt: number): number {
+  const { retryAfterMs } = error;
+  return retryAfterMs === undefined ? backoff(attempt) : retryAfterMs * (1 + Math.random());
+}
+
 /** Waits; rejects with the signal's reason when that is aborted. */
 export function delay(ms: number, signal: AbortSignal): Promise<void> {
   let timer: ReturnType<typeof setTimeout>;
@@ -19,9 +25,27 @@ export function delay(ms: number, signal: AbortSignal): Promise<void> {
 /** The promise, or the signal's reason when that is aborted before. */
 export function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {
-    const stop = () => reject(signal?.reason);
+    // React Native has no reasons.
+    const stop = () => reject(signal?.reason ?? new Error('aborted'));
     if (signal?.aborted) stop();
     signal?.addEventListener('abort', stop);
     promise.then(resolve, reject).finally(() => signal?.removeEventListener('abort', stop));
   });
+}
+
+/** Calls `work` with a signal that is aborted after `ms`, or together with `signal`, and rejects then. Not every
+ * environment has `AbortSignal.timeout` and `AbortSignal.any`. */
+export async function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, signal?: AbortSignal): Promise<T> {
+  const over = new AbortController();
+  const stop = () => over.abort(signal?.reason);
+  // A timer of more than 2^31 ms would fire at once.
+  const timer = ms < 2 ** 31 ? setTimeout(() => over.abort(new Error(`no answer within ${ms} ms`)), ms) : undefined;
+  if (signal?.aborted) stop();
+  signal?.addEventListener('abort', stop);
+  try {
+    return await unless(over.signal, work(over.signal));
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
+  }
 }

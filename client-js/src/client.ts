@@ -1,9 +1,10 @@
 /** What an application holds: one user's connection to the gateways, and everything reached through it. */
-import { backoff, delay, unless } from './backoff.js';
+import { delay, retryDelay, unless, within } from './backoff.js';
 import { json } from './codec.js';
-import { ChatError, UnauthorizedError } from './codes.js';
-import { Connection, type State, type TokenSource } from './connection.js';
+import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
+import { Connection, isBackground, type State, type TokenSource } from './connection.js';
 import { Conversation } from './conversation.js';
+import { dmId } from './dm.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { Inbox } from './inbox.js';
@@ -40,12 +41,25 @@ export interface ChatOptions {
   storage?: OutboxStorage;
   /** Whose outbox it is, if known before the first connection: what waits in it is then shown at once. */
   user?: UserId;
+  /** Names the gateway whose outbox this is: messages written for one are never sent to another. The origin of `url`,
+   * if not given; where `url` is a function, give one for each of several services. */
+  scope?: string;
+  /** What the client does, for the developer: `console` fits. Without it, `console` is used only to warn once of an
+   * `error` that nobody listens to. */
+  logger?: Logger;
   /** For the gateway's logs. */
   device?: string;
   /** Where there is no global one, as in Node before version 22. */
   WebSocket?: unknown;
   /** Cursors of an earlier client (`cursors()`): what came since is sent. */
   cursors?: Record<ConversationId, [Seq, number]>;
+}
+
+export interface Logger {
+  debug?(message: string, ...more: unknown[]): void;
+  info?(message: string, ...more: unknown[]): void;
+  warn?(message: string, ...more: unknown[]): void;
+  error?(message: string, ...more: unknown[]): void;
 }
 
 export interface ClientEvents {
@@ -78,6 +92,8 @@ export interface NewConversation {
 }
 
 const REQUEST_TIMEOUT_MS = 15_000;
+/** Users that one `watch` names, far below what a frame may have. */
+const WATCHED_AT_ONCE = 100;
 
 export class ChatClient extends Emitter<ClientEvents> {
   readonly inbox: Inbox;
@@ -91,15 +107,22 @@ export class ChatClient extends Emitter<ClientEvents> {
   session: Connected | undefined;
   #connection: Connection;
   #conversations = new Map<ConversationId, Conversation>();
-  #watches = new Set<UserId[]>();
+  #watches = new Set<{ users: readonly UserId[] }>();
+  /** Users that the gateway has been asked to tell of, on this connection. */
+  #watched = new Set<UserId>();
+  #isWatching = false;
+  #surplus = 0;
+  #logger: Logger | undefined;
+  #warned = false;
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
 
   /** @param url Of the gateway: `wss://chat.example.org/v1/ws`; or what finds one, asked for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
-    const { token, storage = globalThis.indexedDB ? indexedDbStorage() : memoryStorage() } = options;
+    const { token, storage = this.#storage() } = options;
     this.user = options.user;
+    this.#logger = options.logger;
     this.feed = new Feed(
       (conversation, after, limit) => this.request({ type: 'history', conversation, after, limit }),
       (message) => this.#accept(message),
@@ -116,16 +139,17 @@ export class ChatClient extends Emitter<ClientEvents> {
       url: typeof url === 'function' ? url : () => String(url),
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
       token: typeof token === 'string' ? fixed(token) : token,
-      WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket,
+      WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
       cursors: () => this.feed.cursors(),
       connected: (hello) => this.#connected(hello),
       changed: (state) => this.#changed(state),
       event: (event) => this.#receive(event),
     });
-    this.outbox = new Outbox(storage, typeof url === 'function' ? '' : String(url), (request) => this.#connection.ask(request));
+    const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
+    this.outbox = new Outbox(storage, scope, (request) => this.#connection.ask(request));
     this.outbox.on('changed', (conversation) => this.#conversations.get(conversation)?.changed());
-    this.outbox.on('failed', (error) => this.emit('error', error));
+    this.outbox.on('failed', (error) => this.#failed(error));
   }
 
   get state(): State {
@@ -133,8 +157,15 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 
   /** Connects, and stays connected until `disconnect()`. Resolves with the first connection; rejects when there will
-   * be none: the token is refused for good, or `disconnect()` was called. */
-  async connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
+   * be none: the token is refused for good, the URL is none, or `disconnect()` was called. Need not be awaited. */
+  connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
+    const connected = this.#connect(signal);
+    // The state tells the same; a component that mounts need not wait.
+    connected.catch(() => {});
+    return connected;
+  }
+
+  async #connect(signal?: AbortSignal): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
     if (this.user) void this.outbox.open(this.user);
     this.#connection.step({ on: 'connect' });
@@ -150,28 +181,49 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.outbox.close();
   }
 
+  /** Disconnects, and deletes everything that is stored for this user. The next user gets a new client. */
+  async logout(): Promise<void> {
+    const { user } = this;
+    this.#lifecycle?.();
+    this.#lifecycle = undefined;
+    this.#connection.step({ on: 'disconnect' });
+    this.#connection.forget();
+    try {
+      if (user) await this.outbox.clear(user);
+    } finally {
+      this.outbox.close();
+    }
+  }
+
   /** Asks the gateway. A broken connection, `unavailable` and `rate_limited` are tried again until the time is up: every
    * request may be repeated. */
   async request<R extends Request>(
     request: R,
-    { signal, timeoutMs = REQUEST_TIMEOUT_MS }: RequestOptions = {},
+    // What is told in the background may wait for its turn as long as there is a connection.
+    { signal, timeoutMs = isBackground(request) ? Infinity : REQUEST_TIMEOUT_MS }: RequestOptions = {},
   ): Promise<Replies[R['type']]> {
-    const time = AbortSignal.timeout(timeoutMs);
-    const over = signal ? AbortSignal.any([signal, time]) : time;
-    let last = new ChatError('timeout', `${request.type}: no answer`);
-    try {
-      for (let attempt = 0; ; attempt++) {
+    let last: ChatError | undefined;
+    const work = async (over: AbortSignal) => {
+      for (let attempt = 0, faults = 0; ; attempt++) {
         await this.#ready(over);
         try {
+          if ('conversation' in request && request.conversation) await this.#begin(request.conversation, over);
           return await unless(over, this.#connection.ask(request));
         } catch (error) {
           if (!(error instanceof ChatError && error.temporary)) throw error;
+          if (error.closeCode === BAD_FRAME && ++faults > 1)
+            throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
           if (error.code !== 'lost') last = error;
-          await delay(error.retryAfterMs ?? backoff(attempt), over);
+          await delay(retryDelay(error, attempt), over);
         }
       }
+    };
+    try {
+      return await within(timeoutMs, work, signal);
     } catch (error) {
-      throw over.aborted && !signal?.aborted ? last : error;
+      if (error instanceof ChatError || signal?.aborted) throw error;
+      const why = 'error' in this.state && this.state.error ? ` ${this.state.error.message}` : '';
+      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms.${why}`);
     }
   }
 
@@ -187,9 +239,13 @@ export class ChatClient extends Emitter<ClientEvents> {
     return conversation;
   }
 
-  /** The direct chat with this user; the one there is, if there is one. */
+  /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
+   * known who this client is. */
   async dm(user: UserId): Promise<Conversation> {
-    return this.#create('dm', { participants: [user] });
+    const id = this.state.at !== 'connected' && this.user && (await dmId(this.user, user));
+    if (!id) return this.#create('dm', { participants: [user] });
+    if (!this.inbox.get(id)) this.outbox.dms.set(id, user);
+    return this.conversation(id);
   }
 
   createGroup(group: NewConversation): Promise<Conversation> {
@@ -206,14 +262,12 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 
   /** Follows who is online, until disposed of: `presence` events, and `presence(user)`. */
-  watch(users: UserId[]): Dispose {
-    this.#watches.add(users);
-    this.#askPresence(users);
+  watch(users: readonly UserId[]): Dispose {
+    const watch = { users: [...users] };
+    this.#watches.add(watch);
+    void this.#watchAll();
     return () => {
-      if (!this.#watches.delete(users)) return;
-      const others = this.#watched();
-      const over = users.filter((user) => !others.includes(user) && this.#presence.delete(user));
-      if (over[0]) this.#connection.ask({ type: 'unwatch', users: over }).catch(() => {});
+      if (this.#watches.delete(watch)) void this.#watchAll();
     };
   }
 
@@ -244,13 +298,13 @@ export class ChatClient extends Emitter<ClientEvents> {
     });
     const state = await unless(signal, over).finally(() => off());
     if (state.at === 'closed') throw state.error;
-    if (state.at !== 'connected') throw new ChatError('closed', 'not connected');
+    if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
   }
 
   #connected(hello: Connected): Error | undefined {
     const { user } = hello;
     this.user ??= user;
-    if (this.user !== user) return new UnauthorizedError(`a token of ${user}`);
+    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, this client is ${this.user}'s`);
     this.session = hello;
     return undefined;
   }
@@ -261,35 +315,97 @@ export class ChatClient extends Emitter<ClientEvents> {
       void this.outbox.open(this.user!).then(begin);
       this.inbox.refresh({ all: true }).catch(() => {});
       for (const conversation of this.#conversations.values()) conversation.connected();
-      this.#askPresence(this.#watched());
-    } else this.outbox.disconnected();
+      this.#watched.clear();
+      this.#surplus = 0;
+      void this.#watchAll();
+      for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
+    } else this.outbox.disconnected(state.at === 'closed' ? state.error : undefined);
+    const error = 'error' in state ? state.error : undefined;
+    if (state.at === 'closed') this.#log('error', `closed: ${error!.message}`, error);
+    else if (state.at === 'waiting') this.#log('warn', `waiting before attempt ${state.attempt}: ${error?.message}`, error);
+    else this.#log('debug', state.at);
     this.emit('state', state);
   }
 
-  #watched(): UserId[] {
-    return [...this.#watches].flat();
+  /** Tells the gateway whom to watch, in parts; those above its limit are refused here. */
+  async #watchAll(): Promise<void> {
+    if (this.#isWatching || this.state.at !== 'connected') return;
+    this.#isWatching = true;
+    while (this.state.at === 'connected') {
+      const all = [...new Set([...this.#watches].flatMap(({ users }) => users))];
+      const { watchedUsers: max = Infinity } = this.session!.limits;
+      const wanted = new Set(all.slice(0, max));
+      const surplus = all.length - wanted.size;
+      const grew = surplus > this.#surplus;
+      this.#surplus = surplus;
+      if (grew) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
+      const over = [...this.#watched].filter((user) => !wanted.has(user)).slice(0, WATCHED_AT_ONCE);
+      const fresh = [...wanted].filter((user) => !this.#watched.has(user)).slice(0, WATCHED_AT_ONCE);
+      if (!over[0] && !fresh[0]) break;
+      for (const user of over) {
+        this.#watched.delete(user);
+        this.#presence.delete(user);
+      }
+      for (const user of over[0] ? [] : fresh) this.#watched.add(user);
+      const before = new Map(this.#presence);
+      try {
+        const { items } = await this.request(over[0] ? { type: 'unwatch', users: over } : { type: 'watch', users: fresh });
+        for (const item of over[0] ? [] : items) {
+          const { user } = item;
+          // An event that came meanwhile is newer than the answer.
+          if (this.#watched.has(user) && before.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
+        }
+      } catch (error) {
+        // Not asked again before the next connection.
+        if ((error as ChatError).code !== 'closed') this.#failed(error as ChatError);
+      }
+    }
+    this.#isWatching = false;
   }
 
-  #askPresence(users: UserId[]): void {
-    if (!users[0] || this.state.at !== 'connected') return;
-    const before = new Map(this.#presence);
-    this.#connection.ask({ type: 'watch', users }).then(
-      ({ items }) => {
-        // An event that came meanwhile is newer than the answer.
-        for (const item of items) {
-          const { user } = item;
-          if (before.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
-        }
-      },
-      // The next connection asks again; too many of them is the application's to know.
-      (error: ChatError) => this.emit('error', error),
-    );
+  /** Creates a direct chat that was begun without a connection. */
+  async #begin(conversation: ConversationId, over?: AbortSignal): Promise<void> {
+    const user = this.outbox.dms.get(conversation);
+    if (!user) return;
+    await unless(over, this.#connection.ask({ type: 'create', kind: 'dm', participants: [user] }));
+    this.outbox.dms.delete(conversation);
+  }
+
+  #failed(error: Error): void {
+    const { message } = error;
+    this.#log('error', message, error);
+    if (!this.hasListener('error') && !this.#logger && !this.#warned) {
+      this.#warned = true;
+      globalThis.console?.warn(`chat: ${message} (Listen to 'error' to hear of all.)`);
+    }
+    this.emit('error', error);
+  }
+
+  #log(level: keyof Logger, message: string, ...more: unknown[]): void {
+    try {
+      this.#logger?.[level]?.(`chat: ${message}`, ...more);
+    } catch {
+      // A logger harms nobody.
+    }
+  }
+
+  /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
+  #storage(): OutboxStorage {
+    let reason = 'there is no IndexedDB';
+    try {
+      if (globalThis.indexedDB) return indexedDbStorage();
+    } catch (error) {
+      reason = (error as Error).message;
+    }
+    // Once the application had time to listen. Outside browsers nobody expects it.
+    if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
+    return memoryStorage();
   }
 
   #receive(event: ServerEvent): void {
     const conversation = 'conversation' in event ? this.#conversations.get(event.conversation) : undefined;
     if (event.type === 'message') return this.feed.receive(event);
-    if (event.type === 'error') return this.emit('error', new ChatError(event.code, event.message));
+    if (event.type === 'error') return this.#failed(new ChatError(event.code, event.message));
     if (event.type === 'receipt') {
       this.inbox.receipt(event, this.user);
       conversation?.receipt(event);
@@ -320,10 +436,20 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 }
 
+/** `http:` and `ws:` of one host are one gateway. */
+function originOf(url: string): string {
+  try {
+    return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws');
+  } catch {
+    // Connecting says what is wrong with it.
+    return url;
+  }
+}
+
 /** A token that cannot be replaced. */
 function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError();
+    if (reason !== 'initial') throw new UnauthorizedError('token expired or refused: pass a function that gets another');
     return token;
   };
 }

@@ -1,6 +1,6 @@
 /** Every way to be refused or closed; no other file names a number. */
 
-/** Why a request failed: the gateway's codes, and four of the client's own. */
+/** Why a request failed: the gateway's codes, and six of the client's own. */
 export type ErrorCode =
   | 'bad_request'
   | 'unauthorized'
@@ -17,6 +17,10 @@ export type ErrorCode =
   | 'closed'
   /** The connection broke before the answer came. Requests and the outbox try again by themselves. */
   | 'lost'
+  /** There is no connection to the gateway, or no token at the moment. The client goes on trying. */
+  | 'unreachable'
+  /** What the client was made with cannot work: its URL, or a WebSocket implementation that is missing. */
+  | 'invalid'
   /** It waited in the outbox for longer than the gateway remembers: whether it was stored is not known. */
   | 'expired';
 
@@ -24,16 +28,19 @@ export class ChatError extends Error {
   override name = 'ChatError';
   readonly code: ErrorCode;
   readonly retryAfterMs: number | undefined;
+  /** What the gateway closed the connection with, if it did. */
+  readonly closeCode: number | undefined;
 
-  constructor(code: ErrorCode, message: string, retryAfterMs?: number) {
-    super(message);
+  constructor(code: ErrorCode, message: string, retryAfterMs?: number, more: { cause?: unknown; closeCode?: number } = {}) {
+    super(message, { cause: more.cause });
     this.code = code;
     this.retryAfterMs = retryAfterMs;
+    this.closeCode = more.closeCode;
   }
 
   /** Trying the same again may help. */
   get temporary(): boolean {
-    return ['rate_limited', 'unavailable', 'timeout', 'lost'].includes(this.code);
+    return ['rate_limited', 'unavailable', 'timeout', 'lost', 'unreachable'].includes(this.code);
   }
 }
 
@@ -48,5 +55,14 @@ export class UnauthorizedError extends ChatError {
 export const RESTART = 1012;
 export const TOKEN_EXPIRED = 4002;
 export const UNAUTHORIZED = 4501;
+/** Not a frame of the protocol, or too large: because of something that this client has just sent. */
+export const BAD_FRAME = 4500;
 /** From here on, reconnecting is pointless until something has changed. */
 export const FINAL = 4500;
+
+/** Why a connection ended. */
+export function lost(code = 1006, reason = ''): ChatError {
+  const message = code === 1006 ? 'The connection to the gateway broke.' : `The gateway closed the connection: ${reason} (${code}).`;
+  // Soon, and not at once: a socket that is just closing may still be the one there is.
+  return new ChatError(code >= FINAL ? 'closed' : 'lost', message, 10, { closeCode: code });
+}

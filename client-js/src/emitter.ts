@@ -1,28 +1,54 @@
 /** Takes a handler away again. */
 export type Dispose = () => void;
 
+type Handler<Event> = (event: Event) => void;
+
 /** Typed events. A handler that throws harms no other one; its error is reported as an uncaught one. */
 export class Emitter<Events> {
-  #handlers = new Map<keyof Events, Set<(event: never) => void>>();
+  /** By the function that was given: what is called for it. */
+  #handlers = new Map<keyof Events, Map<Handler<never>, Handler<never>>>();
 
   /** Calls `handler` for each event; the same function twice is once. Returns what takes it away. */
-  on<Name extends keyof Events>(name: Name, handler: (event: Events[Name]) => void): Dispose {
-    let handlers = this.#handlers.get(name);
-    if (!handlers) this.#handlers.set(name, (handlers = new Set()));
-    handlers.add(handler);
-    return () => void handlers.delete(handler);
+  on<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): Dispose {
+    return this.#add(name, handler, handler);
+  }
+
+  /** Calls `handler` for the next event only. */
+  once<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): Dispose {
+    const off = this.#add(name, handler, (event: Events[Name]) => {
+      off();
+      handler(event);
+    });
+    return off;
+  }
+
+  /** Takes a handler of `on` or `once` away. */
+  off<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): void {
+    this.#handlers.get(name)?.delete(handler);
+  }
+
+  /** @internal */
+  hasListener(name: keyof Events): boolean {
+    return !!this.#handlers.get(name)?.size;
   }
 
   /** @internal */
   emit<Name extends keyof Events>(name: Name, event: Events[Name]): void {
-    for (const handler of [...(this.#handlers.get(name) ?? [])]) {
+    for (const handler of [...(this.#handlers.get(name)?.values() ?? [])]) {
       try {
-        (handler as (event: Events[Name]) => void)(event);
+        (handler as Handler<Events[Name]>)(event);
       } catch (error) {
         queueMicrotask(() => {
           throw error;
         });
       }
     }
+  }
+
+  #add<Name extends keyof Events>(name: Name, key: Handler<Events[Name]>, handler: Handler<Events[Name]>): Dispose {
+    let handlers = this.#handlers.get(name);
+    if (!handlers) this.#handlers.set(name, (handlers = new Map()));
+    handlers.set(key, handler);
+    return () => this.off(name, key);
   }
 }

@@ -1,4 +1,4 @@
-export { ChatClient, type ChatOptions, type ClientEvents, type NewConversation, type RequestOptions } from './client.js';
+export { ChatClient, type ChatOptions, type ClientEvents, type Logger, type NewConversation, type RequestOptions } from './client.js';
 export { ChatError, type ErrorCode, UnauthorizedError } from './codes.js';
 export type { State, TokenReason, TokenSource } from './connection.js';
 export type {

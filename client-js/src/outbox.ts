@@ -1,16 +1,18 @@
 /** Messages that are not stored yet. Of one conversation one is under way at a time, so they keep their order; each
  * is sent until it is stored or refused for good, and the gateway drops what it has by `clientId`. Among the tabs of
  * a browser, the one that holds the lock sends for all. */
-import { backoff, delay } from './backoff.js';
-import { ChatError } from './codes.js';
+import { delay, retryDelay, within } from './backoff.js';
+import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { Emitter } from './emitter.js';
 import type { OutboxEntry, OutboxStorage } from './storage.js';
-import type { Attachment, ConversationId, Request, Sent, Seq, UserId } from './types.js';
+import type { Attachment, ConversationId, Replies, Request, Sent, Seq, UserId } from './types.js';
 
 /** Entries of one user; `send` rejects the next one with `too_large`. */
 export const OUTBOX_MAX = 1_000;
 /** The gateway knows a `clientId` again for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
+/** A storage that does not answer in this time has failed. */
+const STORAGE_TIMEOUT_MS = 5_000;
 
 export interface Draft {
   conversation: ConversationId;
@@ -29,23 +31,28 @@ interface Local extends Pending {
   tried?: boolean;
   /** Not in the storage yet. */
   unsaved?: boolean;
-  /** Who waits for it here. */
-  waiting?: { resolve(sent: Sent): void; reject(error: ChatError): void };
+  /** The gateway closed the connection with 4500 while it was under way. */
+  suspect?: boolean;
 }
 
 /** Tabs tell each other that the storage has changed, or what became of an entry. */
 type Note = { sent?: [clientId: string, sent: Sent] };
 
-type Send = Request & { type: 'send' };
+type Ask = <R extends Request & { type: 'send' | 'create' }>(request: R) => Promise<Replies[R['type']]>;
 
 export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> {
   #storage: OutboxStorage;
   #scope: string;
-  #ask: (request: Send) => Promise<Sent>;
+  #ask: Ask;
   #user: UserId | undefined;
   /** In the order in which they are sent. */
   #entries = new Map<string, Local>();
+  /** Who waits here for what becomes of an entry. */
+  #waiting = new Map<string, { resolve(sent: Sent): void; reject(error: ChatError): void }>();
   #sending = new Set<ConversationId>();
+  /** Direct chats that were begun without a connection, and their other user. The first message creates them. */
+  readonly dms = new Map<ConversationId, UserId>();
+  #told = false;
   #connection: AbortController | undefined;
   /** Set while this tab may send. */
   #turn: AbortSignal | undefined;
@@ -53,7 +60,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   /** How often this tab has changed the storage. */
   #writes = 0;
 
-  constructor(storage: OutboxStorage, scope: string, ask: (request: Send) => Promise<Sent>) {
+  constructor(storage: OutboxStorage, scope: string, ask: Ask) {
     super();
     this.#storage = storage;
     this.#scope = scope;
@@ -66,8 +73,13 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
-      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', 'outbox full'));
-      else this.#queue({ ...draft, clientId: uuid(), user: this.#user!, at: 0, waiting: { resolve, reject } });
+      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `${OUTBOX_MAX} messages wait already`));
+      else {
+        const clientId = uuid();
+        this.#waiting.set(clientId, { resolve, reject });
+        const dm = this.dms.get(draft.conversation);
+        this.#queue({ ...draft, clientId, user: this.#user!, gateway: this.#scope, ...(dm && { dm }), at: 0 });
+      }
     });
     // The list shows what became of it; nobody has to wait for it.
     sent.catch(() => {});
@@ -79,7 +91,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
     this.#entries.delete(clientId);
-    this.#queue({ ...entry, failed: undefined });
+    this.#queue({ ...entry, failed: undefined, suspect: false });
   }
 
   /** Gives one up that failed. */
@@ -90,10 +102,9 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   /** Its message was seen in the log. */
   seen(clientId: string, sent: Sent): void {
+    this.#settle(clientId)?.resolve(sent);
     const entry = this.#entries.get(clientId);
-    if (!entry) return;
-    entry.waiting?.resolve(sent);
-    this.#forget(entry);
+    if (entry) this.#forget(entry);
   }
 
   /** What is stored up to here will not be seen any more. */
@@ -110,8 +121,12 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       this.#store(entry);
     }
     if (this.#storage.shared) {
-      this.#tabs = new BroadcastChannel(`chat ${this.#scope} ${user}`);
-      this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
+      try {
+        this.#tabs = new BroadcastChannel(`chat ${this.#scope} ${user}`);
+        this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
+      } catch (error) {
+        this.#alone(error);
+      }
     }
     await this.#load();
   }
@@ -127,14 +142,31 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       this.#sendAll();
       return new Promise((end) => signal.addEventListener('abort', end));
     };
-    const locks = this.#tabs && globalThis.navigator?.locks;
-    if (locks) locks.request(this.#tabs!.name, { signal }, turn).catch(() => {});
-    else void turn();
+    if (!this.#tabs) return void turn();
+    const { name } = this.#tabs;
+    const locked = async () => navigator.locks.request(name, { signal }, turn);
+    locked().catch((error) => {
+      if (signal.aborted) return;
+      this.#alone(error);
+      void turn();
+    });
   }
 
-  disconnected(): void {
+  /** @param error Why there is no connection any more, if that is for good. What is stored stays there. */
+  disconnected(error?: ChatError): void {
     this.#connection?.abort();
     this.#turn = undefined;
+    if (error) this.#rejectAll(error);
+  }
+
+  /** Deletes everything that is stored for this user and this gateway. */
+  async clear(user: UserId): Promise<void> {
+    this.disconnected();
+    this.#entries.clear();
+    const stored = await this.#storage.entries(user);
+    await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
+    this.#tell({});
+    this.close();
   }
 
   /** Nothing is sent or heard any more. What is stored stays there. */
@@ -142,8 +174,40 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     this.disconnected();
     this.#tabs?.close();
     this.#tabs = this.#user = undefined;
-    for (const { waiting } of this.#entries.values()) waiting?.reject(new ChatError('closed', 'not connected'));
+    this.#rejectAll(new ChatError('closed', 'disconnect() was called'));
     this.#entries.clear();
+    this.dms.clear();
+  }
+
+  #rejectAll(error: ChatError): void {
+    for (const { reject } of this.#waiting.values()) reject(error);
+    this.#waiting.clear();
+  }
+
+  /** Whoever waits for it is to be told now. */
+  #settle(clientId: string) {
+    const waiting = this.#waiting.get(clientId);
+    this.#waiting.delete(clientId);
+    return waiting;
+  }
+
+  /** Entries of earlier versions do not say for which gateway they were written. */
+  #isOurs({ gateway }: OutboxEntry): boolean {
+    return gateway === undefined || gateway === this.#scope;
+  }
+
+  /** Says once that this tab does not know of the others. The gateway still stores each message once. */
+  #alone(error: unknown): void {
+    if (!this.#told) this.emit('failed', new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
+    this.#told = true;
+  }
+
+  #tell(note: Note): void {
+    try {
+      this.#tabs?.postMessage(note);
+    } catch (error) {
+      this.#alone(error);
+    }
   }
 
   #queue(entry: Local): void {
@@ -164,17 +228,25 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     const user = this.#user!;
     const writes = this.#writes;
     try {
-      const stored = await this.#storage.entries(user);
+      const stored = (await within(STORAGE_TIMEOUT_MS, () => this.#storage.entries(user))).filter((entry) => this.#isOurs(entry));
       if (this.#user !== user) return;
       // What this tab put or removed meanwhile is not in it.
       if (this.#writes !== writes) return this.#load();
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
+        if (entry.gateway === undefined) {
+          // Sending it might tell the wrong gateway what it says: that is for the user to decide.
+          const message = 'Written for an unknown gateway: retry to send it here, or discard it';
+          Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
+          this.#storage.put(entry).catch((error) => this.emit('failed', error as Error));
+        }
         const known = this.#entries.get(entry.clientId);
         // What another tab wrote, or one before, may have been tried there.
         const same = known && !known.failed === !entry.failed;
         now.push(same ? known : { ...known, ...entry, failed: entry.failed, tried: true });
+        // Another tab was refused.
+        if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
@@ -188,13 +260,13 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   #store(entry: Local, remove = false): void {
     this.emit('changed', entry.conversation);
     if (!this.#user) return;
-    const { sent: _, tried: __, unsaved: ___, waiting: ____, ...plain } = entry;
+    const { sent: _, tried: __, unsaved: ___, suspect: ____, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
     (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain)).then(
       () => {
         entry.unsaved = false;
-        this.#tabs?.postMessage({});
+        this.#tell({});
       },
       // It stays in memory, and is sent from there.
       (error) => this.emit('failed', error as Error),
@@ -204,13 +276,18 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   #heard({ sent }: Note): void {
     if (!sent) return void this.#load().then(() => this.#sendAll());
     const entry = this.#entries.get(sent[0]);
-    if (!entry) return;
-    entry.sent = sent[1];
-    entry.waiting?.resolve(sent[1]);
+    if (entry) entry.sent = sent[1];
+    this.#settle(sent[0])?.resolve(sent[1]);
   }
 
   #sendAll(): void {
-    for (const { conversation } of this.#entries.values()) this.#send(conversation);
+    const suspect = this.#suspect();
+    if (suspect) void this.#send(suspect.conversation);
+    else for (const { conversation } of this.#entries.values()) this.#send(conversation);
+  }
+
+  #suspect(): Local | undefined {
+    return [...this.#entries.values()].find(({ suspect, failed, sent }) => suspect && !failed && !sent);
   }
 
   /** Sends what waits in a conversation, one at a time, as long as this tab may. */
@@ -220,13 +297,17 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     this.#sending.add(conversation);
     try {
       for (let attempt = 0; !turn.aborted; ) {
-        const entry: Local | undefined = this.of(conversation).find(({ failed, sent }) => !failed && !sent);
+        // A message that may have closed the connection is repeated alone, so that no other one is blamed for it.
+        const suspect = this.#suspect();
+        if (suspect && suspect.conversation !== conversation) break;
+        const entry: Local | undefined = suspect ?? this.of(conversation).find(({ failed, sent }) => !failed && !sent);
         if (!entry) break;
         const error = await this.#sendOne(entry);
         // It goes on with the next connection.
         if (error?.code === 'lost') break;
         attempt = error ? attempt + 1 : 0;
-        if (error) await delay(error.retryAfterMs ?? backoff(attempt), turn);
+        if (error) await delay(retryDelay(error, attempt), turn);
+        else if (suspect && !turn.aborted) setTimeout(() => this.#sendAll());
       }
     } catch {
       // The connection ended while it waited.
@@ -241,25 +322,38 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     const { clientId, conversation, body, attachments, replyTo, tried: retry } = entry;
     entry.tried = true;
     try {
-      if (retry && Date.now() - entry.at > RETRY_MAX_MS) throw new ChatError('expired', 'too late');
+      if (retry && Date.now() - entry.at > RETRY_MAX_MS)
+        throw new ChatError('expired', 'It waited too long, and may have been stored: look before you retry');
+      if (entry.dm) {
+        await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
+        this.dms.delete(conversation);
+        delete entry.dm;
+      }
       const sent = await this.#ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
       entry.sent = sent;
-      entry.waiting?.resolve(sent);
-      this.#tabs?.postMessage({ sent: [clientId, sent] });
+      this.#settle(clientId)?.resolve(sent);
+      this.#tell({ sent: [clientId, sent] });
       this.#store(entry, true);
     } catch (thrown) {
-      const error = thrown as ChatError;
-      if (error.temporary) return error;
+      let error = thrown as ChatError;
+      const isFault = error.closeCode === BAD_FRAME;
+      if (isFault && entry.suspect) {
+        error = new ChatError('bad_request', 'It closed the connection twice: discard it, or retry');
+      } else if (error.temporary) {
+        entry.suspect ||= isFault;
+        return error;
+      }
       entry.failed = { code: error.code, message: error.message };
-      entry.waiting?.reject(error);
+      this.#settle(clientId)?.reject(error);
       this.#store(entry);
     }
     return undefined;
   }
 }
 
-/** Version 4. `crypto.randomUUID` is there on secure pages only. */
+/** Version 4. `crypto.randomUUID` is there on secure pages only, and React Native has no `crypto`. */
 export function uuid(): string {
-  const digit = () => (crypto.getRandomValues(new Uint8Array(1))[0]! & 15).toString(16);
+  const byte = () => globalThis.crypto?.getRandomValues(new Uint8Array(1))[0] ?? Math.random() * 256;
+  const digit = () => (byte() & 15).toString(16);
   return 'xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx'.replace(/x/g, digit);
 }

@@ -5,14 +5,39 @@ export interface Paging {
   signal?: AbortSignal | undefined;
 }
 
-/** Page after page, each beginning where the one before said. */
-export async function* pages<Item, Place>(
+/** Page after page, each beginning where the one before said. A request that fails does not end it, as it would end a
+ * generator function: `next()` may be called again, and asks for the same page. */
+export function pages<Item, Place>(
   ask: (from: Place | undefined) => Promise<{ items: Item[]; next?: Place | undefined }>,
 ): AsyncGenerator<Item[]> {
+  type Result = IteratorResult<Item[], void>;
   let from: Place | undefined;
-  do {
-    const { items, next } = await ask(from);
-    if (items.length) yield items;
-    from = next;
-  } while (from);
+  let over = false;
+  let turn: Promise<unknown> = Promise.resolve();
+  const page = async (): Promise<Result> => {
+    while (!over) {
+      const { items, next } = await ask(from);
+      from = next;
+      over ||= !next;
+      if (items.length) return { done: false, value: items };
+    }
+    return { done: true, value: undefined };
+  };
+  const iterator = {
+    next: (): Promise<Result> => {
+      const result = turn.then(page);
+      turn = result.catch(() => {});
+      return result;
+    },
+    return: async (): Promise<Result> => {
+      over = true;
+      return { done: true, value: undefined };
+    },
+    throw: async (error: unknown): Promise<Result> => {
+      over = true;
+      throw error;
+    },
+    [Symbol.asyncIterator]: () => iterator,
+  };
+  return iterator as unknown as AsyncGenerator<Item[]>;
 }

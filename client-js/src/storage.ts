@@ -7,6 +7,10 @@ export interface OutboxEntry {
   /** Makes sending it twice one message. */
   clientId: string;
   user: UserId;
+  /** The origin of the gateway it was written for. Entries of earlier versions have none. */
+  gateway?: string;
+  /** The other user of a direct chat that may not have been created yet. */
+  dm?: UserId;
   conversation: ConversationId;
   body: string;
   attachments?: Attachment[];
@@ -75,7 +79,7 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
     const transaction = (await database()).transaction('outbox', mode);
     const request = work(transaction.objectStore('outbox'));
     // Not only once this tab has heard that the request succeeded: it may be closed before.
-    transaction.commit();
+    transaction.commit?.();
     return new Promise((resolve, reject) => {
       transaction.oncomplete = () => resolve(request.result);
       transaction.onabort = () => reject(transaction.error);

@@ -36,7 +36,7 @@ describe('what leads from one state to the next', () => {
     ['what is late changes nothing', { at: 'idle' }, { on: 'opened' }, 0, { at: 'idle' }],
     ['nor does a loss of what is gone', { at: 'idle' }, lost(1006), 0, { at: 'idle' }],
   ] as const)('%s', (_, state, step, now, expected) => {
-    expect(next(state as State, step as never, now, half)).toEqual(expected);
+    expect(next(state as State, step as never, now, half)).toMatchObject(expected);
   });
 
   test.each([

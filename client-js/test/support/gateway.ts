@@ -46,6 +46,11 @@ export class Gateway {
     return `http://${this.address}/`;
   }
 
+  /** From the next start on. */
+  set(settings: Record<string, string>): void {
+    Object.assign(this.#settings, settings);
+  }
+
   /** kill -9. */
   async kill(): Promise<void> {
     await this.#end('SIGKILL');
