@@ -10,8 +10,20 @@ export class Emitter<Events> {
     let handlers = this.#handlers.get(name);
     if (!handlers) this.#handlers.set(name, (handlers = new Set()));
     handlers.add(handler);
-    return () => void handlers.delete(handler);
+    this.listened();
+    return () => {
+      handlers.delete(handler);
+      this.listened();
+    };
   }
+
+  /** Somebody listens to some event. */
+  protected get hasListeners(): boolean {
+    return [...this.#handlers.values()].some((handlers) => handlers.size > 0);
+  }
+
+  /** A handler was added or taken away. */
+  protected listened(): void {}
 
   /** @internal */
   emit<Name extends keyof Events>(name: Name, event: Events[Name]): void {
