@@ -65,7 +65,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   async loadMore(): Promise<void> {
     if (!this.more) return;
     this.#next = await this.#page(this.#next, FIRST_PAGE);
-    this.#changed();
+    if (!this.more) this.#changed();
   }
 
   /** All pages, newest first, straight from the server. */
@@ -96,7 +96,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   async #load(): Promise<void> {
     while (this.#again) {
-      const [wanted, unknown] = [this.#wanted, this.#unknown];
+      const [wanted, unknown, more] = [this.#wanted, this.#unknown, this.more];
       this.#again = false;
       this.#wanted = 0;
       this.#unknown = new Set();
@@ -111,7 +111,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
       }
       for (const conversation of unknown) if (!this.#items.has(conversation)) this.#outside.add(conversation);
       this.#failures = 0;
-      if (wanted || this.error) this.#changed();
+      if (this.more !== more || this.error) this.#changed();
       this.error = undefined;
     }
   }

@@ -1,4 +1,6 @@
 /** Work that lists, the inbox and watermarks cause, counted against a fake gateway. */
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { afterEach, expect, test } from 'vitest';
 import { ChatClient } from '../src/index.js';
 import { Timeline } from '../src/timeline.js';
@@ -205,4 +207,43 @@ test('a conversation is one object while it is held, and says what it is', async
   expect([held.name, held.kind, held.unread, held.canSend]).toEqual(['c', 'group', 2, true]);
   server.socket.say({ type: 'conversation', conversation: 'c', change: 'removed' });
   expect(held.canSend).toBe(false);
+});
+
+test('conversations that nobody holds are dropped', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 30);
+  const client = await connect(server);
+  setFlagsFromString('--expose-gc');
+  const gc: () => void = runInNewContext('gc');
+  const COUNT = 2_000;
+  const refs: WeakRef<object>[] = [];
+  const visit = async (id: string) => {
+    const conversation = client.conversation(id);
+    refs.push(new WeakRef(conversation));
+    const [close, off] = [conversation.open(), conversation.on('change', () => {})];
+    await conversation.loaded();
+    off();
+    return close;
+  };
+  const close = await visit('warm');
+  gc();
+  const before = process.memoryUsage().heapUsed;
+  const closing: (() => void)[] = [close];
+  for (let i = 0; i < COUNT; i++) closing.push(await visit(`visited ${i}`));
+  server.requests.length = 0;
+  for (const close of closing.splice(0)) close();
+  await until(() => {
+    gc();
+    return refs.every((ref) => !ref.deref());
+  }, 'all are dropped');
+  await settled();
+  gc();
+  const bytes = (process.memoryUsage().heapUsed - before) / COUNT;
+  console.log(`${bytes.toFixed(0)} bytes are kept for each conversation that was opened and closed`);
+  const heard = client.conversation('heard').on('message', () => {});
+  const ref = new WeakRef(client.conversation('heard'));
+  await settled();
+  gc();
+  expect(ref.deref(), 'somebody listens').toBeDefined();
+  heard();
 });
