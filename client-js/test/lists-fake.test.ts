@@ -225,10 +225,9 @@ test('conversations that nobody holds are dropped', async () => {
     off();
     return close;
   };
-  const close = await visit('warm');
+  const closing = [await visit('warm')];
   gc();
   const before = process.memoryUsage().heapUsed;
-  const closing: (() => void)[] = [close];
   for (let i = 0; i < COUNT; i++) closing.push(await visit(`visited ${i}`));
   server.requests.length = 0;
   for (const close of closing.splice(0)) close();

@@ -1,5 +1,6 @@
 /** Live lists reach the newest message, whatever the network does: against a real gateway. */
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import type { Conversation } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
 import { disconnectAll, Gateway, until, user } from './support/gateway.js';
 
@@ -20,7 +21,7 @@ test('a list follows a busy conversation behind a network that batches for 25 ms
   const writing = (async () => {
     for (let i = 0; busy; i++) await group.send(`${i}`);
   })();
-  const lists = [];
+  const lists: Conversation[] = [];
   for (let round = 0; round < 5; round++) {
     const list = (await gateway.connect(b, {}, url)).conversation(group.id);
     list.open();

@@ -10,18 +10,18 @@ import { until } from './support/gateway.js';
 
 /** As much of a document as a component needs that renders nothing. */
 function container(): Element {
-  vi.stubGlobal('window', globalThis);
-  vi.stubGlobal('HTMLIFrameElement', class {});
   const node = { nodeType: 1, nodeName: 'DIV', tagName: 'DIV', namespaceURI: 'http://www.w3.org/1999/xhtml', addEventListener() {} };
   const ownerDocument = { nodeType: 9, nodeName: '#document', addEventListener() {}, activeElement: null };
   return Object.assign(node, { ownerDocument, removeEventListener() {}, textContent: '' }) as unknown as Element;
 }
 
+// React looks for these also after the last test.
+Object.assign(globalThis, { window: globalThis, HTMLIFrameElement: class {} });
+
 const rejections: unknown[] = [];
 const note = (error: unknown) => rejections.push(error);
 process.on('unhandledRejection', note);
 afterEach(() => {
-  vi.unstubAllGlobals();
   expect(rejections).toEqual([]);
 });
 
