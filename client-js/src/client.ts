@@ -9,6 +9,7 @@ import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
+import { Marks } from './marks.js';
 import { Outbox, uuid } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import { indexedDbStorage, memoryStorage, type OutboxStorage } from './storage.js';
@@ -53,6 +54,8 @@ export interface ChatOptions {
   WebSocket?: unknown;
   /** Cursors of an earlier client (`cursors()`): what came since is sent. */
   cursors?: Record<ConversationId, [Seq, number]>;
+  /** Messages that a live list holds; 300, if not given. It is trimmed at the end that is not looked at. */
+  window?: number;
 }
 
 export interface Logger {
@@ -106,7 +109,14 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** What the last connection began with. */
   session: Connected | undefined;
   #connection: Connection;
-  #conversations = new Map<ConversationId, Conversation>();
+  /** @internal */
+  readonly marks: Marks;
+  #window: number | undefined;
+  /** What nobody holds is dropped: a client may see more conversations than its memory has room for. */
+  #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
+  #held = new Set<Conversation>();
+  #dropped =
+    globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
   #watches = new Set<{ users: readonly UserId[] }>();
   /** Users that the gateway has been asked to tell of, on this connection. */
   #watched = new Set<UserId>();
@@ -128,13 +138,18 @@ export class ChatClient extends Emitter<ClientEvents> {
       (message) => this.#accept(message),
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
-    this.inbox = new Inbox(
-      (request, signal) => this.request(request, { signal }),
-      ({ conversation, kind, lastSeq, unread }) => {
+    this.#window = options.window;
+    this.inbox = new Inbox({
+      ask: (request, signal) => this.request(request, { signal }),
+      known: ({ conversation, kind, lastSeq, unread }) => {
         this.feed.begin(conversation, lastSeq);
-        if (unread && kind !== 'channel') this.conversation(conversation).mark('delivered', lastSeq);
+        if (unread && kind !== 'channel') this.marks.add('delivered', conversation, lastSeq);
       },
-    );
+      changed: (conversation) => this.#known(conversation)?.changed(),
+    });
+    // Half of what a user may ask is left to other requests.
+    const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
+    this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
     this.#connection = new Connection({
       url: typeof url === 'function' ? url : () => String(url),
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
@@ -148,7 +163,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
     this.outbox = new Outbox(storage, scope, (request) => this.#connection.ask(request));
-    this.outbox.on('changed', (conversation) => this.#conversations.get(conversation)?.changed());
+    this.outbox.on('changed', (conversation) => this.#known(conversation)?.changed());
     this.outbox.on('failed', (error) => this.#failed(error));
   }
 
@@ -232,11 +247,24 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#connection.post(request);
   }
 
-  /** The same object for the same id. */
+  /** The same object for the same id, as long as anything holds it: a variable, a listener, an open list. */
   conversation(id: ConversationId): Conversation {
-    let conversation = this.#conversations.get(id);
-    if (!conversation) this.#conversations.set(id, (conversation = new Conversation(this, id)));
+    const known = this.#known(id);
+    if (known) return known;
+    const conversation = new Conversation(this, id, this.#window);
+    this.#conversations.set(id, globalThis.WeakRef ? new WeakRef(conversation) : { deref: () => conversation });
+    this.#dropped?.register(conversation, id);
     return conversation;
+  }
+
+  /** @internal Whether it is kept though the application may have let go of it. */
+  hold(conversation: Conversation, held: boolean): void {
+    if (held) this.#held.add(conversation);
+    else this.#held.delete(conversation);
+  }
+
+  #known(id: ConversationId): Conversation | undefined {
+    return this.#conversations.get(id)?.deref();
   }
 
   /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
@@ -314,12 +342,17 @@ export class ChatClient extends Emitter<ClientEvents> {
       const begin = () => this.state === state && this.outbox.connected();
       void this.outbox.open(this.user!).then(begin);
       this.inbox.refresh({ all: true }).catch(() => {});
-      for (const conversation of this.#conversations.values()) conversation.connected();
+      this.marks.connected();
+      for (const conversation of this.#held) conversation.connected();
       this.#watched.clear();
       this.#surplus = 0;
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
-    } else this.outbox.disconnected(state.at === 'closed' ? state.error : undefined);
+    } else {
+      this.outbox.disconnected(state.at === 'closed' ? state.error : undefined);
+      this.marks.disconnected();
+      this.inbox.disconnected();
+    }
     const error = 'error' in state ? state.error : undefined;
     if (state.at === 'closed') this.#log('error', `closed: ${error!.message}`, error);
     else if (state.at === 'waiting') this.#log('warn', `waiting before attempt ${state.attempt}: ${error?.message}`, error);
@@ -403,7 +436,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 
   #receive(event: ServerEvent): void {
-    const conversation = 'conversation' in event ? this.#conversations.get(event.conversation) : undefined;
+    const conversation = 'conversation' in event ? this.#known(event.conversation) : undefined;
     if (event.type === 'message') return this.feed.receive(event);
     if (event.type === 'error') return this.#failed(new ChatError(event.code, event.message));
     if (event.type === 'receipt') {
@@ -416,6 +449,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       if (removed) {
         this.inbox.remove(event.conversation);
         this.feed.forget(event.conversation);
+        this.marks.forget(event.conversation);
       } else this.inbox.refresh().catch(() => {});
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
@@ -430,7 +464,9 @@ export class ChatClient extends Emitter<ClientEvents> {
   #accept(message: Message): void {
     const { conversation, seq, messageId, at, sender, clientId } = message;
     this.inbox.receive(message, this.user);
-    this.conversation(conversation).accept(message);
+    this.#known(conversation)?.accept(message);
+    const item = this.inbox.get(conversation);
+    if (item && item.kind !== 'channel' && sender !== this.user) this.marks.add('delivered', conversation, seq);
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }

@@ -1,7 +1,9 @@
 /** One conversation: a live, ordered list of its messages without gaps, and everything one can do with it. */
+import { backoff } from './backoff.js';
 import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
 import { type Dispose, Emitter } from './emitter.js';
+import { gathered, isSame } from './gather.js';
 import type { Pending } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import { Timeline } from './timeline.js';
@@ -11,6 +13,7 @@ import type {
   ConversationId,
   HistoryPage,
   InboxItem,
+  Kind,
   Message,
   Participant,
   Posting,
@@ -52,11 +55,21 @@ export interface SendOptions {
   replyTo?: Seq;
 }
 
+/** What a component shows of a conversation. */
+export interface ConversationView {
+  conversation: Conversation;
+  messages: readonly ChatMessage[];
+  typing: UserId[];
+}
+
+/** A stored message as it is shown. */
+type Stored = ChatMessage & { seq: Seq };
+
 /** What is asked about one conversation. */
 type About = Extract<Request, { conversation: ConversationId }>;
 
 /** One page of the log, for the list as it was when it was asked for. */
-type ReadPage = (where: { before?: Seq; after?: Seq; around?: Seq; limit: number }) => Promise<Message[]>;
+type ReadPage = (where: { before?: Seq; after?: Seq; around?: Seq; limit: number }) => Promise<Stored[]>;
 
 interface Marks {
   deliveredSeq: Seq;
@@ -65,11 +78,11 @@ interface Marks {
 
 const FIRST_PAGE = 30;
 const PAGE = 10;
+const FILL_PAGE = 200;
+const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
 /** Of larger conversations, who has read what is not followed. */
 const FOLLOWED_MAX = 1_000;
-/** Watermarks are gathered for so long. */
-const MARK_MS = 200;
 /** After this without another event, somebody has stopped typing. */
 const TYPING_MS = 6_000;
 const TYPING_EVERY_MS = 3_000;
@@ -78,8 +91,6 @@ const RELEASE_MS = 2_500;
 
 export class Conversation extends Emitter<ConversationEvents> {
   readonly id: ConversationId;
-  /** The newest message known of. */
-  head: Seq;
   /** A page is on its way. */
   loading = false;
   /** Why the last page could not be loaded. */
@@ -89,51 +100,100 @@ export class Conversation extends Emitter<ConversationEvents> {
   /** What is known of it; asked for when it is opened. */
   details: ConversationDetails | undefined;
   #client: ChatClient;
-  #timeline = new Timeline();
+  #head: Seq;
+  #timeline: Timeline<Stored>;
+  /** Messages that came while the list did not reach up to them: the newest, without gaps. */
+  #ahead: Timeline<Stored>;
   #begun = false;
+  /** The list is to reach the newest message; it is filled until it does. */
+  #following = false;
   #users = 0;
   #releasing: ReturnType<typeof setTimeout> | undefined;
   /** The pages that are on their way, one after the other. */
   #pages: Promise<unknown> = Promise.resolve();
+  #filling = false;
+  #failures = 0;
+  #retrying: ReturnType<typeof setTimeout> | undefined;
   #epoch = 0;
   #followed: Map<UserId, Marks> | undefined;
+  /** How far everyone else has got, as the states of the list say. */
+  #least: Marks = { deliveredSeq: 0, readSeq: 0 };
   #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
   #typedAt = 0;
-  #marks = { read: 0, delivered: 0 };
-  #told = { read: 0, delivered: 0 };
-  #telling = false;
   #looking = false;
-  #shown: readonly ChatMessage[] | undefined;
-  #cache = new Map<string, ChatMessage>();
+  #shown: readonly ChatMessage[] = [];
+  #isShown = false;
+  #onTheirWay = new Map<string, ChatMessage>();
+  #view: ConversationView | undefined;
+  #viewOf: unknown[] = [];
+  #told: ConversationView | undefined;
+  #tell = gathered(() => {
+    const before = this.#told;
+    this.#told = this.view();
+    if (before !== this.#told) this.emit('change', this);
+  });
 
   /** @internal */
-  constructor(client: ChatClient, id: ConversationId) {
+  constructor(client: ChatClient, id: ConversationId, window = WINDOW) {
     super();
     this.#client = client;
     this.id = id;
-    this.head = this.item?.lastSeq ?? 0;
+    this.#timeline = new Timeline(window);
+    this.#ahead = new Timeline(window);
+    this.#head = this.item?.lastSeq ?? 0;
+  }
+
+  /** The newest message known of. */
+  get head(): Seq {
+    return Math.max(this.#head, this.#client.feed.seq(this.id) ?? 0);
+  }
+
+  get kind(): Kind | undefined {
+    return this.item?.kind ?? this.details?.kind;
+  }
+
+  /** Of a dm: the other user. Empty if it is unknown. */
+  get name(): string {
+    return this.item?.name ?? this.details?.name ?? '';
+  }
+
+  get unread(): number {
+    return this.item?.unread ?? 0;
+  }
+
+  /** This user may send messages; so it is assumed while it is not known. */
+  get canSend(): boolean {
+    if (this.removed) return false;
+    if (!this.details) return true;
+    const { posting, role } = this.details;
+    return role !== undefined && (posting !== 'admins' || role !== 'member');
   }
 
   /** The list: stored messages without a gap, then those on their way. A new array whenever it changed. */
   get messages(): readonly ChatMessage[] {
-    if (this.#shown) return this.#shown;
-    const me = this.#client.user;
-    const [delivered, read] = [this.#least('deliveredSeq'), this.#least('readSeq')];
-    const shown: ChatMessage[] = this.#timeline.messages.map((message) => {
-      const { clientId: key, seq } = message;
-      const state = seq <= read ? 'read' : seq <= delivered ? 'delivered' : 'sent';
-      const own = message.sender === me && message.kind === 'text';
-      return this.#reuse({ ...message, key, state: own ? state : undefined });
-    });
-    if (this.atEnd || !this.#timeline.messages.length) {
-      const stored = new Set(shown.map(({ key }) => key));
-      for (const entry of this.#client.outbox.of(this.id)) {
-        if (!stored.has(entry.clientId)) shown.push(this.#reuse(onItsWay(entry)));
+    if (this.#isShown) return this.#shown;
+    this.#isShown = true;
+    this.#showStates();
+    const { entries } = this.#timeline;
+    const shown: ChatMessage[] = [...entries];
+    const waiting = this.#following || !entries.length ? this.#client.outbox.of(this.id) : [];
+    const before = this.#onTheirWay;
+    this.#onTheirWay = new Map();
+    if (waiting.length) {
+      const stored = new Set(entries.map(({ key }) => key));
+      for (const entry of waiting) {
+        if (stored.has(entry.clientId)) continue;
+        const message = onItsWay(entry);
+        const known = before.get(message.key);
+        // The same object as before if it is the same: what shows it need not look again.
+        const same = known && known.seq === message.seq && known.state === message.state && known.at === message.at;
+        this.#onTheirWay.set(message.key, same ? known : message);
       }
+      shown.push(...this.#onTheirWay.values());
     }
-    this.#cache = new Map(shown.map((message) => [message.key, message]));
-    this.#shown = shown;
-    return shown;
+    const isNew = shown.length !== this.#shown.length || shown.some((message, i) => message !== this.#shown[i]);
+    if (isNew) this.#shown = shown;
+    return this.#shown;
   }
 
   /** The first message of all is in the list. */
@@ -159,12 +219,14 @@ export class Conversation extends Emitter<ConversationEvents> {
   /** Begins the live list, at the newest message or around `at`; to be disposed of when it is not looked at any more. */
   open({ at }: { at?: Seq } = {}): Dispose {
     clearTimeout(this.#releasing);
-    if (++this.#users === 1 && !this.#timeline.messages.length) this.#begin(at);
+    if (++this.#users === 1 && !this.#timeline.entries.length) this.#begin(at);
+    this.#hold();
     let open = true;
     return () => {
       if (!open) return;
       open = false;
-      if (--this.#users === 0) this.#releasing = setTimeout(() => this.#release(), RELEASE_MS);
+      if (--this.#users) return;
+      this.#releasing = setTimeout(() => this.#release(), RELEASE_MS);
     };
   }
 
@@ -179,19 +241,26 @@ export class Conversation extends Emitter<ConversationEvents> {
   loadOlder(limit = PAGE): Promise<void> {
     return this.#page(async (read) => {
       const before = this.#timeline.first;
-      if (before && !this.atStart) this.#timeline.prepend(await read({ before, limit }));
+      if (!before || this.atStart) return;
+      this.#timeline.prepend(await read({ before, limit }));
+      this.#timeline.reader = before;
+      this.#following = this.atEnd;
     });
   }
 
   /** Extends the list at its newer end, where that is not live. */
   loadNewer(limit = PAGE): Promise<void> {
-    return this.#page((read) => this.#newer(read, limit));
+    return this.#page(async (read) => {
+      this.#timeline.reader = undefined;
+      await this.#newer(read, limit);
+    });
   }
 
   /** The list begins anew around this place; without one, at the newest message. */
   jumpTo(seq?: Seq, limit = FIRST_PAGE): Promise<void> {
-    const here = this.#timeline.messages;
-    if (seq === undefined ? this.atEnd : here.some((message) => message.seq === seq)) return Promise.resolve();
+    const { first = 0, last = 0 } = this.#timeline;
+    this.#timeline.reader = seq;
+    if (seq === undefined ? this.atEnd : first <= seq && seq <= last) return Promise.resolve();
     return this.#page((read) => this.#load(read, seq, limit));
   }
 
@@ -214,15 +283,17 @@ export class Conversation extends Emitter<ConversationEvents> {
 
   /** Everything up to here has been read. */
   read(seq: Seq = this.head): void {
-    const { user, inbox } = this.#client;
+    const { user, inbox, marks } = this.#client;
+    this.#timeline.reader = seq < this.head ? seq : undefined;
+    if (seq <= (this.item?.readSeq ?? 0)) return;
     if (user) inbox.receipt({ conversation: this.id, user, readSeq: seq }, user);
-    this.mark('read', seq);
+    marks.add('read', this.id, seq);
   }
 
   /** Tells the others that this user is typing; may be called for each key. */
   sendTyping(): void {
     const now = Date.now();
-    if (now - this.#typedAt < TYPING_EVERY_MS || this.#kind === 'channel') return;
+    if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
     this.#typedAt = now;
     this.#client.post({ type: 'typing', conversation: this.id });
   }
@@ -242,9 +313,10 @@ export class Conversation extends Emitter<ConversationEvents> {
   }
 
   async loadDetails(signal?: AbortSignal): Promise<ConversationDetails> {
-    this.details = await this.#ask('conversation', {}, signal);
+    const details = await this.#ask('conversation', {}, signal);
+    if (!isSame(details, this.details)) this.details = details;
     this.changed();
-    return this.details;
+    return details;
   }
 
   /** Everyone in it, page by page. */
@@ -274,22 +346,35 @@ export class Conversation extends Emitter<ConversationEvents> {
   /** Looks into a public channel without joining: its messages come from now on, also over new connections. */
   async subscribe(): Promise<void> {
     this.#looking = true;
+    this.#hold();
     const after = this.#client.feed.seq(this.id);
     const { head } = await this.#ask('subscribe', { after });
     this.#reaches(head);
+    this.#fill();
   }
   async unsubscribe(): Promise<void> {
     this.#looking = false;
+    this.#hold();
     await this.#ask('unsubscribe', {});
   }
 
   /** @internal */
   accept(message: Message): void {
     const { seq, sender, system } = message;
-    if (this.atEnd) this.#timeline.append([message]);
+    const { last = 0 } = this.#timeline;
+    if (this.#users && seq > last) {
+      const stored = this.#stored(message);
+      if (this.#following && this.#begun && seq === last + 1) {
+        this.#timeline.append([stored]);
+        this.#following = this.#timeline.last === seq;
+      } else {
+        if (seq !== (this.#ahead.last ?? seq) + 1) this.#ahead.reset([stored]);
+        else this.#ahead.append([stored]);
+        this.#fill();
+      }
+    }
     this.#reaches(seq);
     this.#stopTyping(sender);
-    if (sender !== this.#client.user && this.item && this.#kind !== 'channel') void this.mark('delivered', seq);
     if (system) this.#follow(message, system);
     this.changed();
     this.emit('message', message);
@@ -319,28 +404,46 @@ export class Conversation extends Emitter<ConversationEvents> {
   resync(head: Seq): void {
     const live = this.atEnd;
     this.#reaches(head);
-    if (live && this.#timeline.messages.length) void this.#page((read) => this.#load(read)).catch(() => {});
+    if ((live || this.#following) && this.#timeline.entries.length) void this.#page((read) => this.#load(read)).catch(() => {});
   }
 
   /** @internal */
   detailsChanged(removed: boolean): void {
     this.removed = removed;
-    if (this.#users) void this.#meet();
+    if (this.#users && !removed) {
+      void this.#meet();
+      this.#fill();
+    }
     this.changed();
   }
 
   /** @internal A new connection: what is not pushed is asked for again. */
   connected(): void {
     if (this.#looking) this.subscribe().catch(() => {});
-    void this.mark('read', 0);
     if (!this.#users) return;
     void this.#meet();
-    // A list that could not be loaded is now.
-    if (!this.#timeline.messages.length && this.error) this.#begin();
+    this.#fill();
   }
 
-  get #kind() {
-    return this.item?.kind ?? this.details?.kind;
+  /** @internal The same object as long as nothing that can be read from it has changed. */
+  view(): ConversationView {
+    const { messages, typing, loading, atStart, atEnd, head, details, removed, error, item } = this;
+    const of = [messages, typing.join(' '), loading, atStart, atEnd, head, details, removed, error, item];
+    if (!this.#view || of.some((value, i) => value !== this.#viewOf[i])) {
+      this.#viewOf = of;
+      this.#view = { conversation: this, messages, typing };
+    }
+    return this.#view;
+  }
+
+  /** The client keeps it as long as somebody listens or follows, whoever else has let go of it. */
+  protected override listened(): void {
+    this.#told ??= this.view();
+    this.#hold();
+  }
+
+  #hold(): void {
+    this.#client.hold(this, this.#users > 0 || this.#looking || this.hasListeners);
   }
 
   #ask<T extends About['type']>(
@@ -352,20 +455,69 @@ export class Conversation extends Emitter<ConversationEvents> {
   }
 
   #begin(at?: Seq): void {
-    void this.#page((read) => this.#load(read, at)).catch(() => {});
+    this.#following = at === undefined;
+    void this.#page((read) => this.#load(read, at)).catch(() => this.#retry(() => this.#begin(at)));
     void this.#meet();
   }
 
   async #load(read: ReadPage, around?: Seq, limit = FIRST_PAGE): Promise<void> {
-    this.#timeline.reset(await read({ limit, around }));
+    const page = await read({ limit, around });
+    this.#timeline.reset(page);
+    this.#timeline.reader = around;
     this.#begun = true;
-    if (!around) await this.#newer(read, 200);
+    this.#following = around === undefined;
+    if (this.#following || this.atEnd) await this.#newer(read, FILL_PAGE);
   }
 
-  /** What came while a page was on its way, or after what is held. */
+  /** Reads on until the list is as long as was asked for, and up to the newest message if that is near or followed. */
   async #newer(read: ReadPage, limit: number): Promise<void> {
-    const after = this.#timeline.last;
-    if (after && !this.atEnd) this.#timeline.append(await read({ after, limit }));
+    for (;;) {
+      this.#catchUp();
+      const { last: after } = this.#timeline;
+      if (!after || this.atEnd) break;
+      const page = await read({ after, limit });
+      this.#timeline.append(page);
+      this.#catchUp();
+      if (this.atEnd) break;
+      if (this.#timeline.last === after) {
+        // The list is full, and its reader is elsewhere.
+        if (!this.#following || page[0]?.seq === after + 1) break;
+        // What lies between cannot be read: the list begins anew behind it.
+        this.#timeline.reset(await read({ limit: FIRST_PAGE }));
+        this.#catchUp();
+        break;
+      }
+      // A short page is the last one; what came meanwhile follows it.
+      if (!this.#following && page.length >= limit) break;
+    }
+    this.#following = this.atEnd;
+  }
+
+  /** Takes over what came meanwhile. */
+  #catchUp(): void {
+    this.#timeline.append(this.#ahead.entries);
+    if ((this.#ahead.last ?? 0) <= (this.#timeline.last ?? 0)) this.#ahead.reset([]);
+  }
+
+  /** A list that follows and does not reach the newest message is continued; one that could not be loaded is loaded. */
+  #fill(): void {
+    if (!this.#users || this.#filling || this.loading) return;
+    if (!this.#begun) return this.error && this.#begin();
+    if (!this.#following || this.atEnd) return;
+    this.#filling = true;
+    const { last } = this.#timeline;
+    void this.#page((read) => (last ? this.#newer(read, FILL_PAGE) : this.#load(read)))
+      .catch(() => this.#retry(() => this.#fill()))
+      .finally(() => {
+        this.#filling = false;
+        if (!this.error) this.#fill();
+      });
+  }
+
+  #retry(again: () => void): void {
+    clearTimeout(this.#retrying);
+    if (!this.error?.temporary || !this.#users) return;
+    this.#retrying = setTimeout(again, backoff(this.#failures++));
   }
 
   /** Pages are loaded one at a time. What was begun for an earlier list is over. */
@@ -382,9 +534,10 @@ export class Conversation extends Emitter<ConversationEvents> {
           // Nobody waits for it any more.
           if (isOver()) throw head;
           this.#reaches(head);
-          return messages;
+          return messages.map((message) => this.#stored(message));
         });
         this.error = undefined;
+        this.#failures = 0;
       } catch (error) {
         if (isOver()) return;
         this.error = error as ChatError;
@@ -395,6 +548,8 @@ export class Conversation extends Emitter<ConversationEvents> {
       }
     });
     this.#pages = page.catch(() => {});
+    // What came after the last page had been read.
+    void this.#pages.then(() => this.error || this.#fill());
     return page;
   }
 
@@ -402,14 +557,17 @@ export class Conversation extends Emitter<ConversationEvents> {
   #reaches(head: Seq): void {
     // An empty dm is in no inbox: without a cursor of its own, the first messages would be missed.
     this.#client.feed.begin(this.id, head);
-    this.head = Math.max(this.head, head);
+    this.#head = Math.max(this.#head, head);
   }
 
   #release(): void {
     this.#epoch++;
     this.#timeline.reset([]);
-    this.#begun = false;
+    this.#ahead.reset([]);
+    this.#begun = this.#following = false;
     this.#followed = undefined;
+    clearTimeout(this.#retrying);
+    this.#hold();
     this.changed();
   }
 
@@ -440,16 +598,33 @@ export class Conversation extends Emitter<ConversationEvents> {
     if (this.#users && this.details) void this.loadDetails().catch(() => {});
   }
 
-  /** How far everyone else has got. */
-  #least(mark: keyof Marks): Seq {
-    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#client.user);
-    return others.length && Math.min(...others.map(([, marks]) => marks[mark]));
+  /** A message as it is shown, with the state it has by what is known so far. */
+  #stored(message: Message): Stored {
+    const own = message.sender === this.#client.user && message.kind === 'text';
+    return { ...message, key: message.clientId, state: own ? this.#stateOf(message.seq) : undefined };
   }
 
-  /** The same object as before if it is the same: what shows it need not look again. */
-  #reuse(message: ChatMessage): ChatMessage {
-    const known = this.#cache.get(message.key);
-    return known && known.seq === message.seq && known.state === message.state ? known : message;
+  #stateOf(seq: Seq): MessageState {
+    const { readSeq, deliveredSeq } = this.#least;
+    return seq <= readSeq ? 'read' : seq <= deliveredSeq ? 'delivered' : 'sent';
+  }
+
+  /** Brings the states of one's own messages up to date, if somebody has got further. */
+  #showStates(): void {
+    let [deliveredSeq, readSeq] = [Infinity, Infinity];
+    for (const [user, marks] of this.#followed ?? []) {
+      if (user === this.#client.user) continue;
+      deliveredSeq = Math.min(deliveredSeq, marks.deliveredSeq);
+      readSeq = Math.min(readSeq, marks.readSeq);
+    }
+    // There is nobody else, or nobody is followed.
+    if (deliveredSeq === Infinity) deliveredSeq = readSeq = 0;
+    if (isSame(this.#least, { deliveredSeq, readSeq })) return;
+    this.#least = { deliveredSeq, readSeq };
+    for (const [i, message] of this.#timeline.entries.entries()) {
+      const state = message.state && this.#stateOf(message.seq);
+      if (state !== message.state) this.#timeline.entries[i] = { ...message, state };
+    }
   }
 
   #stopTyping(user: UserId): void {
@@ -457,39 +632,17 @@ export class Conversation extends Emitter<ConversationEvents> {
     if (this.#typing.delete(user)) this.changed();
   }
 
-  /** @internal Tells the gateway a watermark; many in a row are one. What could not be told is with the next connection. */
-  async mark(type: 'read' | 'delivered', seq: Seq): Promise<void> {
-    this.#marks[type] = Math.max(this.#marks[type], seq);
-    if (this.#telling) return;
-    this.#telling = true;
-    try {
-      for (let told = false; !told; ) {
-        await new Promise((wait) => setTimeout(wait, MARK_MS));
-        told = true;
-        // Who has read it, has got it.
-        for (const type of ['read', 'delivered'] as const) {
-          const seq = this.#marks[type];
-          if (seq <= Math.max(this.#told[type], this.#told.read)) continue;
-          await this.#ask(type, { seq });
-          this.#told[type] = seq;
-          told = false;
-        }
-      }
-    } catch {
-      // It was removed, or there is no connection.
-    }
-    this.#telling = false;
-  }
-
   /** @internal */
   changed(): void {
-    this.#shown = undefined;
-    this.emit('change', this);
+    this.#isShown = false;
+    if (this.hasListeners) this.#tell();
   }
 }
 
 function onItsWay(entry: Pending): ChatMessage {
-  const { clientId, user, failed, sent } = entry;
-  const state = failed ? 'failed' : sent ? 'sent' : 'sending';
-  return { ...entry, key: clientId, sender: user, kind: 'text', seq: sent?.seq, state, error: failed };
+  const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
+  const state = error ? 'failed' : sent ? 'sent' : 'sending';
+  const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
+  // Once it is stored, the gateway's clock is what counts.
+  return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }

@@ -25,12 +25,21 @@ export class Emitter<Events> {
   /** Takes a handler of `on` or `once` away. */
   off<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): void {
     this.#handlers.get(name)?.delete(handler);
+    this.listened();
   }
 
   /** @internal */
   hasListener(name: keyof Events): boolean {
     return !!this.#handlers.get(name)?.size;
   }
+
+  /** Somebody listens to some event. */
+  protected get hasListeners(): boolean {
+    return [...this.#handlers.values()].some((handlers) => handlers.size > 0);
+  }
+
+  /** A handler was added or taken away. */
+  protected listened(): void {}
 
   /** @internal */
   emit<Name extends keyof Events>(name: Name, event: Events[Name]): void {
@@ -49,6 +58,7 @@ export class Emitter<Events> {
     let handlers = this.#handlers.get(name);
     if (!handlers) this.#handlers.set(name, (handlers = new Map()));
     handlers.set(key, handler);
+    this.listened();
     return () => this.off(name, key);
   }
 }

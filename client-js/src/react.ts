@@ -1,102 +1,73 @@
+'use client';
 /** Hooks over a client; React is not part of the core. */
-import { useCallback, useEffect, useSyncExternalStore } from 'react';
+import { useCallback, useEffect, useMemo, useSyncExternalStore } from 'react';
 import type { ChatClient } from './client.js';
+import type { ChatError } from './codes.js';
 import type { State } from './connection.js';
-import type { ChatMessage, Conversation } from './conversation.js';
+import type { Conversation, ConversationView } from './conversation.js';
 import type { ConversationId, InboxItem, Presence, Seq, UserId } from './types.js';
 
-/** Bursts are shown at most this often. */
-const FRAME_MS = 16;
-
-/** Calls the first time at once, then at most once a frame. */
-function gathered(show: () => void): { notify: () => void; stop: () => void } {
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  let again = false;
-  const notify = () => {
-    if (timer) {
-      again = true;
-      return;
-    }
-    show();
-    timer = setTimeout(() => {
-      timer = undefined;
-      if (again) {
-        again = false;
-        notify();
-      }
-    }, FRAME_MS);
-  };
-  return { notify, stop: () => clearTimeout(timer) };
-}
+/** What a server renders, and a browser before it takes over: a client that has not begun. */
+const IDLE: State = { at: 'idle' };
+const NOTHING: InboxView = { items: [], loaded: false, error: undefined };
+const empty = new WeakMap<Conversation, ConversationView>();
 
 /** What the connection is doing. */
 export function useConnection(client: ChatClient): State {
   return useSyncExternalStore(
     useCallback((show) => client.on('state', show), [client]),
     () => client.state,
-    () => client.state,
+    () => IDLE,
   );
+}
+
+/** What a component shows of the inbox. */
+export interface InboxView {
+  items: readonly InboxItem[];
+  loaded: boolean;
+  /** Why it could not be loaded yet. */
+  error: ChatError | undefined;
+}
+
+const inboxes = new WeakMap<ChatClient, InboxView>();
+
+/** The same object as long as nothing has changed. */
+function inboxOf(client: ChatClient): InboxView {
+  const { items, loaded, error } = client.inbox;
+  const known = inboxes.get(client);
+  if (known && known.items === items && known.loaded === loaded && known.error === error) return known;
+  const view = { items, loaded, error };
+  inboxes.set(client, view);
+  return view;
 }
 
 /** The conversations of the user, most active first. */
-export function useInbox(client: ChatClient): { items: readonly InboxItem[]; loaded: boolean } {
-  const items = useSyncExternalStore(
-    useCallback(
-      (show) => {
-        const { notify, stop } = gathered(show);
-        const off = client.inbox.on('change', notify);
-        return () => {
-          off();
-          stop();
-        };
-      },
-      [client],
-    ),
-    () => client.inbox.items,
-    () => client.inbox.items,
+export function useInbox(client: ChatClient): InboxView {
+  return useSyncExternalStore(
+    useCallback((show) => client.inbox.on('change', show), [client]),
+    () => inboxOf(client),
+    () => NOTHING,
   );
-  return { items, loaded: client.inbox.loaded };
 }
 
-/** What a component shows of a conversation. */
-export interface ConversationView {
-  conversation: Conversation;
-  messages: readonly ChatMessage[];
-  typing: UserId[];
-}
+export type { ConversationView };
 
-const views = new WeakMap<Conversation, { view: ConversationView; of: unknown[] }>();
-
-/** The same object as long as nothing has changed. */
-function viewOf(conversation: Conversation): ConversationView {
-  const { messages, typing, loading, atStart, atEnd, head, details, removed, error } = conversation;
-  const of = [messages, typing.join(' '), loading, atStart, atEnd, head, details, removed, error];
-  const known = views.get(conversation);
-  if (known?.of.every((value, i) => value === of[i])) return known.view;
-  const view = { conversation, messages, typing };
-  views.set(conversation, { view, of });
+function emptyView(conversation: Conversation): ConversationView {
+  let view = empty.get(conversation);
+  if (!view) empty.set(conversation, (view = { conversation, messages: [], typing: [] }));
   return view;
 }
 
 /** One conversation, live as long as the component is there; begun around `at`, if given. */
 export function useConversation(client: ChatClient, id: ConversationId, at?: Seq): ConversationView {
-  const conversation = client.conversation(id);
+  // Held by the component: the client alone would drop it.
+  const conversation = useMemo(() => client.conversation(id), [client, id]);
   // biome-ignore lint/correctness/useExhaustiveDependencies: `at` is where it begins, not what it follows.
   useEffect(() => conversation.open(at === undefined ? {} : { at }), [conversation]);
   return useSyncExternalStore(
-    useCallback(
-      (show) => {
-        const { notify, stop } = gathered(show);
-        const off = conversation.on('change', notify);
-        return () => {
-          off();
-          stop();
-        };
-      },
-      [conversation],
-    ),
-    () => viewOf(conversation),
-    () => viewOf(conversation),
+    useCallback((show) => conversation.on('change', show), [conversation]),
+    () => conversation.view(),
+    () => emptyView(conversation),
   );
 }
 

@@ -7,6 +7,8 @@ type Mode = 'open' | 'stalled' | 'refused';
 export class BadNetwork {
   /** Milliseconds that each piece of data is late, in both directions. */
   delay = 0;
+  /** Data is gathered for so many milliseconds, then all of it gets through. */
+  batch = 0;
   connections = 0;
   #mode: Mode = 'open';
   #server: Server | undefined;
@@ -64,8 +66,16 @@ export class BadNetwork {
     for (const [from, to] of [pair, [gateway, client] as const]) {
       from.setNoDelay(true);
       from.on('error', () => {});
+      let gathered: Buffer[] = [];
+      const flush = () => {
+        const data = Buffer.concat(gathered);
+        gathered = [];
+        if (to.writable) to.write(data);
+      };
       from.on('data', (data) => {
-        if (this.delay) setTimeout(() => to.writable && to.write(data), this.delay);
+        if (this.batch) {
+          if (gathered.push(data) === 1) setTimeout(flush, this.batch);
+        } else if (this.delay) setTimeout(() => to.writable && to.write(data), this.delay);
         else to.write(data);
       });
       from.on('close', () => to.destroy());

@@ -1,0 +1,248 @@
+/** Work that lists, the inbox and watermarks cause, counted against a fake gateway. */
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { afterEach, expect, test } from 'vitest';
+import { ChatClient } from '../src/index.js';
+import { Timeline } from '../src/timeline.js';
+import { FakeServer } from './support/fake-server.js';
+import { disconnectAll, until } from './support/gateway.js';
+
+const message = (conversation: string, seq: number, sender = 'bob') => ({
+  ...{ type: 'message', conversation, seq, message_id: `m${seq}`, client_id: `${conversation}${seq}`, sender },
+  ...{ kind: 'text', body: `${seq}`, at: seq },
+});
+const item = (conversation: string, last_seq: number, more: object = {}) => ({
+  ...{ conversation, kind: 'group', name: conversation, last_seq, rev: 0, last_message: null, read_seq: 0, unread: last_seq },
+  ...{ joined_seq: 1, ...more },
+});
+const settled = () => new Promise((resolve) => setTimeout(resolve, 60));
+
+const clients: ChatClient[] = [];
+afterEach(() => {
+  disconnectAll();
+  for (const client of clients.splice(0)) client.disconnect();
+});
+async function connect(server: FakeServer, options = {}): Promise<ChatClient> {
+  server.answers.conversation ??= ({ conversation }) => ({
+    type: 'conversation',
+    conversation,
+    kind: 'group',
+    participant_count: 2,
+    role: 'member',
+  });
+  server.answers.participants ??= () => ({ type: 'participants', items: [] });
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: server.WebSocket, ...options });
+  clients.push(client);
+  await client.connect();
+  return client;
+}
+/** A log of so many messages. */
+function log(server: FakeServer, conversation: string, head: () => number): void {
+  server.answers.history = ({ before, after, limit }) => {
+    const from = after === undefined ? Math.max(1, ((before as number) ?? head() + 1) - (limit as number)) : (after as number) + 1;
+    const to = Math.min(before === undefined ? head() : (before as number) - 1, from + (limit as number) - 1);
+    const messages = Array.from({ length: Math.max(0, to - from + 1) }, (_, i) => message(conversation, from + i));
+    return { type: 'history', messages, rev: 0, head: head() };
+  };
+}
+
+test('a spectator asks for the inbox once or twice, however many messages come', async () => {
+  const server = new FakeServer();
+  await connect(server);
+  await settled();
+  const before = server.received('inbox').length;
+  for (let seq = 1; seq <= 400; seq++) {
+    server.socket.say(message('c', seq));
+    if (seq % 100 === 0) await settled();
+  }
+  expect(server.received('inbox').length - before).toBeLessThanOrEqual(2);
+});
+
+test('reading in a handler of changes ends, and nothing is told where nothing changed', async () => {
+  const server = new FakeServer();
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 5)] });
+  const client = await connect(server);
+  await until(() => client.inbox.loaded);
+  let changes = 0;
+  client.inbox.on('change', (items) => {
+    changes++;
+    for (const { conversation } of items) client.conversation(conversation).read();
+  });
+  for (let seq = 6; seq <= 10; seq++) server.socket.say(message('c', seq));
+  await settled();
+  expect(client.conversation('c').unread).toBe(0);
+  expect(changes).toBeLessThanOrEqual(3);
+  changes = 0;
+  client.conversation('c').read();
+  await client.inbox.refresh({ all: true });
+  await settled();
+  expect(changes).toBe(0);
+});
+
+test('a first load of the inbox that fails is shown and tried again', async () => {
+  const server = new FakeServer();
+  let failures = 2;
+  server.answers.inbox = () =>
+    failures-- > 0 ? { type: 'error', code: 'internal', message: 'broken' } : { type: 'inbox', items: [item('c', 1)] };
+  const client = await connect(server);
+  await until(() => client.inbox.error);
+  expect(client.inbox.error).toMatchObject({ code: 'internal' });
+  await until(() => client.inbox.loaded && !client.inbox.error);
+  expect(client.inbox.items).toHaveLength(1);
+});
+
+test('watermarks are told one at a time, and a failed one is tried again without a flood', async () => {
+  const server = new FakeServer();
+  const ids = Array.from({ length: 150 }, (_, i) => `c${i}`);
+  server.answers.inbox = () => ({ type: 'inbox', items: ids.map((id) => item(id, 3)) });
+  let refusals = 3;
+  const told: string[] = [];
+  server.answers.delivered = ({ conversation }) => {
+    if (refusals-- > 0) return { type: 'error', code: 'rate_limited', message: 'slow down', retry_after_ms: 5 };
+    told.push(conversation as string);
+    return { type: 'ok' };
+  };
+  await connect(server);
+  await until(() => told.length >= 150);
+  await settled();
+  expect(told).toEqual(ids);
+  expect(server.received('delivered')).toHaveLength(153);
+});
+
+test('a confirmed message has the time of the gateway, and nothing of the outbox', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 0);
+  server.answers.send = () => ({ type: 'sent', seq: 1, message_id: 'm', at: 42, duplicate: false });
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  await list.send('hello');
+  const [shown] = list.messages;
+  expect(shown).toMatchObject({ body: 'hello', at: 42, seq: 1, state: 'sent', sender: 'alice' });
+  for (const name of ['tried', 'unsaved', 'waiting', 'sent', 'failed', 'user']) expect(shown).not.toHaveProperty(name);
+});
+
+test('10,000 messages cost a list few changes, and each message little', async () => {
+  const server = new FakeServer();
+  let head = 300;
+  log(server, 'c', () => head);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  let changes = 0;
+  list.on('change', () => changes++);
+  await settled();
+  changes = 0;
+  while (head < 10_300) server.socket.say(message('c', ++head));
+  expect(changes).toBe(0);
+  const before = list.messages;
+  server.socket.say(message('c', ++head));
+  expect(list.messages.slice(0, -1).every((shown, i) => shown === before[i + 1 - (list.messages.length - before.length)])).toBe(true);
+  await settled();
+  expect(changes).toBeLessThanOrEqual(3);
+  expect(list.messages.at(-1)?.seq).toBe(10_301);
+  expect(list.messages).toHaveLength(300);
+
+  let looks = 0;
+  const timeline = new Timeline(300);
+  for (let seq = 1; seq <= 10_000; seq++) {
+    const entry = {
+      get seq() {
+        looks++;
+        return seq;
+      },
+    };
+    timeline.append([entry]);
+  }
+  expect(looks).toBeLessThan(10 * 10_000);
+});
+
+test('the window is an option, and a reader of its older half keeps what they read', async () => {
+  const server = new FakeServer();
+  let head = 200;
+  log(server, 'c', () => head);
+  const client = await connect(server, { window: 50 });
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  await list.loadOlder(20);
+  const first = list.messages[0]!.seq;
+  expect(list.messages).toHaveLength(50);
+  for (let i = 0; i < 10; i++) server.socket.say(message('c', ++head));
+  expect(list.messages[0]!.seq).toBe(first);
+  expect(list.atEnd).toBe(false);
+  while (!list.atEnd) await list.loadNewer();
+  server.socket.say(message('c', ++head));
+  expect(list.messages.at(-1)!.seq).toBe(head);
+  expect(list.messages).toHaveLength(50);
+});
+
+test('what comes while the first page is on its way is in the list', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 100);
+  const page = server.answers.history!;
+  server.answers.history = (request) => {
+    // The page was read before these were stored; the answer comes after them.
+    const answer = page(request);
+    if (request.after === undefined) for (let seq = 101; seq <= 110; seq++) server.socket.say(message('c', seq));
+    return answer;
+  };
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  expect(list.messages.at(-1)!.seq).toBe(110);
+  expect(list.atEnd).toBe(true);
+});
+
+test('a conversation is one object while it is held, and says what it is', async () => {
+  const server = new FakeServer();
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 2)] });
+  const client = await connect(server);
+  await until(() => client.inbox.loaded);
+  const held = client.conversation('c');
+  expect(client.conversation('c')).toBe(held);
+  expect([held.name, held.kind, held.unread, held.canSend]).toEqual(['c', 'group', 2, true]);
+  server.socket.say({ type: 'conversation', conversation: 'c', change: 'removed' });
+  expect(held.canSend).toBe(false);
+});
+
+test('conversations that nobody holds are dropped', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 30);
+  const client = await connect(server);
+  setFlagsFromString('--expose-gc');
+  const gc: () => void = runInNewContext('gc');
+  const COUNT = 2_000;
+  const refs: WeakRef<object>[] = [];
+  const visit = async (id: string) => {
+    const conversation = client.conversation(id);
+    refs.push(new WeakRef(conversation));
+    const [close, off] = [conversation.open(), conversation.on('change', () => {})];
+    await conversation.loaded();
+    off();
+    return close;
+  };
+  const closing = [await visit('warm')];
+  gc();
+  const before = process.memoryUsage().heapUsed;
+  for (let i = 0; i < COUNT; i++) closing.push(await visit(`visited ${i}`));
+  server.requests.length = 0;
+  for (const close of closing.splice(0)) close();
+  await until(() => {
+    gc();
+    return refs.every((ref) => !ref.deref());
+  }, 'all are dropped');
+  await settled();
+  gc();
+  const bytes = (process.memoryUsage().heapUsed - before) / COUNT;
+  console.log(`${bytes.toFixed(0)} bytes are kept for each conversation that was opened and closed`);
+  const heard = client.conversation('heard').on('message', () => {});
+  const ref = new WeakRef(client.conversation('heard'));
+  await settled();
+  gc();
+  expect(ref.deref(), 'somebody listens').toBeDefined();
+  heard();
+});
