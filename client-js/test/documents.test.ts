@@ -326,6 +326,13 @@ test('the settings that the pages show are accepted', () => {
   }
 });
 
+test('the commands that docs/deployment.md lists are those of the program', () => {
+  const help = execFileSync(BINARY, ['--help'], { encoding: 'utf8' });
+  const commands = [...help.split('Options:')[0]!.matchAll(/^ {2}(\w+) /gm)].map(([, name]) => name);
+  const listed = block('docs/deployment.md', '', 'chat-gateway [serve]').matchAll(/^chat-gateway \[?(\w+)/gm);
+  expect([...[...listed].map(([, name]) => name), 'help'].sort()).toEqual(commands.sort());
+});
+
 test('docs/protocol.md shows a golden frame of every request, reply and event', async () => {
   interface Frame {
     type: string;
