@@ -54,7 +54,7 @@ async function person(options: BrowserContextOptions = {}): Promise<BrowserConte
   contexts.push(context);
   if (process.env.PAGE === 'dist') {
     await context.route(/\/(page\.(js|css))?(\?.*)?$/, async (route) => {
-      const name = new URL(route.request().url()).pathname.slice(1) || 'index.html';
+      const name = new URL(route.request().url()).pathname.split('/').at(-1) || 'index.html';
       const { 'content-length': _, ...headers } = (await route.fetch()).headers();
       await route.fulfill({ headers, body: readFileSync(join(import.meta.dirname, '../page/dist', name)) });
     });
@@ -349,6 +349,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await alice.getByLabel(`Role of ${b}`).selectOption('admin');
   await bob.getByLabel('Message', { exact: true }).waitFor();
   await alice.getByRole('button', { name: `Remove ${c}` }).click();
+  await alice.getByRole('dialog').getByRole('button', { name: 'Remove' }).click();
   await alice.locator('.names', { hasText: '2 members' }).waitFor();
   await alice.locator('.details input[name=value]').first().fill(`Dinner ${a}`);
   await alice.getByRole('button', { name: 'Rename' }).click();
@@ -356,6 +357,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await picture(alice, 'group');
   await bob.getByRole('button', { name: 'Details' }).click();
   await bob.getByRole('button', { name: 'Leave this group' }).click();
+  await bob.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
   await bob.getByText('You are not in this conversation any more.').waitFor();
 
   await alice.getByRole('button', { name: 'New conversation' }).click();
@@ -409,6 +411,10 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   await alice.locator('.body', { hasText: 'From the keyboard' }).waitFor();
   // What has the newest message is the first.
   await until(async () => (await alice.locator('.sidebar li .title').first().textContent()) === 'Other', 'the other one is first');
+  // In the field these keys move the cursor; from the messages they lead on.
+  await alice.keyboard.press('Alt+ArrowDown');
+  expect(alice.url()).toContain(other.id);
+  await alice.getByRole('log').focus();
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(dm.id));
 });
