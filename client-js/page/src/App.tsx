@@ -77,7 +77,9 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
 
   return (
     <div className={selected ? 'chat has-thread' : 'chat'}>
-      <h1 className="sr-only">Chat</h1>
+      <header className="sr-only">
+        <h1>Chat</h1>
+      </header>
       <Sidebar
         chat={chat}
         user={user}

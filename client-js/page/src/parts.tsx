@@ -28,7 +28,7 @@ const paths = {
   // A filled circle, and the check left out of it: it differs from the others by its shape, not by its colour alone.
   seen: 'M12 2a10 10 0 1 0 0 20 10 10 0 0 0 0-20zM10.500 16.800l-4.400-4.400 1.700-1.700 2.700 2.700 5.700-5.700 1.700 1.700z',
   bell: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4',
-  quiet: 'M6 16v-5a6 6 0 0 1 9-5.200M18 11v5l1.500 2H8M10 21h4M4 4l16 16',
+  quiet: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4M3 3l18 18',
   alert: 'M12 8v5M12 16.500v.01M12 3l10 18H2z',
 };
 
@@ -48,6 +48,8 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   useLayoutEffect(() => {
     const dialog = ref.current!;
     if (!dialog.open) dialog.showModal();
+    // The browser takes the first button, which closes; React's `autoFocus` comes before the dialog is shown.
+    dialog.querySelector<HTMLElement>('[data-first]')?.focus();
     return () => dialog.close();
   }, []);
   return (
@@ -108,12 +110,7 @@ export function Confirm({ title, children, action, onConfirm, onClose }: Confirm
         </p>
       )}
       <div className="choices">
-        <button
-          type="button"
-          // biome-ignore lint/a11y/noAutofocus: in a dialog, the harmless choice has the focus.
-          autoFocus
-          onClick={onClose}
-        >
+        <button type="button" data-first onClick={onClose}>
           Cancel
         </button>
         <button type="button" className="danger" disabled={busy} onClick={confirm}>
