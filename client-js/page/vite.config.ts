@@ -3,6 +3,8 @@ import { defineConfig } from 'vite';
 const gateway = process.env.GATEWAY ?? 'http://127.0.0.1:8080';
 
 export default defineConfig({
+  // Relative, so that a proxy may serve the page under a path of its own.
+  base: './',
   build: {
     // In the repository, and in the gateway: src/gateway/page.rs names each file.
     outDir: 'dist',

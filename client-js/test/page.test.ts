@@ -1,23 +1,19 @@
-/** The chat page in a real Chromium, against a real gateway. `SCREENSHOTS=folder` keeps pictures, `SCROLL=100000` scrolls
- * through so many messages, `PAGE=dist` takes the page as it was just built and not the one in the gateway. */
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+/** The chat page in a real Chromium, against a real gateway; support/people.ts says by which variables pictures are kept. `SCROLL=100000`
+ * scrolls through so many messages. */
+import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
+import type { BrowserContextOptions, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { disconnectAll, Gateway, PATIENCE_MS, until, user } from './support/gateway.js';
+import { Gateway, until, user } from './support/gateway.js';
+import { connected, openDm, People, picture, texts, write } from './support/people.js';
 
 const SCROLL = Number(process.env.SCROLL ?? 2_000);
 const LONG = '0199c0de-0000-4000-8000-000000000002';
-const ARGS = ['--no-sandbox', '--headless', '--disable-gpu', '--disable-quic', '--no-first-run'];
-/** What the test hands to the browser comes from no network, and may else not reach the gateway. */
-const OF_DIST = process.env.PAGE === 'dist' ? ['--disable-features=LocalNetworkAccessChecks'] : [];
-const QUIET = ['--disable-background-networking', '--disable-component-update', '--disable-sync'];
 
 let gateway: Gateway;
-let browser: Browser;
-const contexts: BrowserContext[] = [];
-/** What the browser complained of: a policy that was broken, a script that failed, something from elsewhere. */
-const complaints: string[] = [];
+let people: People;
+const person = (options?: BrowserContextOptions) => people.person(options);
+const signIn: People['signIn'] = (...args) => people.signIn(...args);
 
 beforeAll(async () => {
   gateway = new Gateway({ limits__body_bytes: '70000', limits__frame_bytes: '131072' });
@@ -35,61 +31,14 @@ beforeAll(async () => {
   writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
   gateway.import(file);
   await gateway.start();
-  browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: [...ARGS, ...QUIET, ...OF_DIST] });
+  people = await People.of(gateway);
 });
-afterEach(async () => {
-  disconnectAll();
-  for (const context of contexts.splice(0)) await context.close();
-  expect(complaints.splice(0)).toEqual([]);
-});
+afterEach(() => people.leave());
 afterAll(async () => {
-  await browser?.close();
+  await people?.close();
   await gateway?.close();
 });
 
-/** A browser of its own: another person, or another device. */
-async function person(options: BrowserContextOptions = {}): Promise<BrowserContext> {
-  const context = await browser.newContext({ locale: 'en-GB', ...options });
-  context.setDefaultTimeout(PATIENCE_MS);
-  contexts.push(context);
-  if (process.env.PAGE === 'dist') {
-    await context.route(/\/(page\.(js|css))?(\?.*)?$/, async (route) => {
-      const name = new URL(route.request().url()).pathname.slice(1) || 'index.html';
-      const { 'content-length': _, ...headers } = (await route.fetch()).headers();
-      await route.fulfill({ headers, body: readFileSync(join(import.meta.dirname, '../page/dist', name)) });
-    });
-  }
-  context.on('page', (page) => {
-    page.on('pageerror', (error) => complaints.push(`${error}`));
-    page.on('console', (message) => {
-      const text = message.text();
-      // A gateway that is not there is what some tests are about.
-      if (message.type() === 'error' && !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET/.test(text)) {
-        complaints.push(text);
-      }
-    });
-    page.on('request', (request) => {
-      if (!request.url().startsWith(gateway.page)) complaints.push(`from elsewhere: ${request.url()}`);
-    });
-  });
-  return context;
-}
-
-async function signIn(context: BrowserContext, name: string, query = ''): Promise<Page> {
-  const page = await context.newPage();
-  await page.goto(gateway.page + query);
-  await page.getByLabel('Name').fill(name);
-  await page.getByRole('button', { name: 'Sign in' }).click();
-  await connected(page);
-  return page;
-}
-
-const connected = (page: Page) => page.locator('.connection', { hasText: 'Connected' }).waitFor({ state: 'attached' });
-const write = async (page: Page, text: string) => {
-  await page.getByLabel('Message', { exact: true }).fill(text);
-  await page.keyboard.press('Enter');
-};
-const texts = (page: Page) => page.locator('.message .body').allTextContents();
 /** How many messages wait in the browser's database. */
 const waiting = (page: Page) =>
   page.evaluate(
@@ -105,20 +54,6 @@ const waiting = (page: Page) =>
   );
 const states = (page: Page) =>
   page.locator('.message[data-state]').evaluateAll((rows) => rows.map((row) => row.getAttribute('data-state')));
-
-async function openDm(page: Page, name: string): Promise<void> {
-  await page.getByRole('button', { name: 'New conversation' }).click();
-  await page.getByLabel('With').fill(name);
-  await page.getByRole('button', { name: 'Open', exact: true }).click();
-  await page.getByLabel('Message', { exact: true }).waitFor();
-}
-
-async function picture(page: Page, name: string): Promise<void> {
-  const folder = process.env.SCREENSHOTS;
-  if (!folder) return;
-  mkdirSync(folder, { recursive: true });
-  await page.screenshot({ path: join(folder, `${name}.png`) });
-}
 
 test('two people chat while the gateway is killed and started again: nothing is lost or doubled on screen', async () => {
   const [a, b] = [user('alice'), user('bob')];
@@ -314,7 +249,7 @@ test('what users type is never markup or script', async () => {
   await picture(alice, 'hostile');
   await alice.getByRole('button', { name: /img src/ }).click();
   await alice.locator('.attachment').waitFor();
-  expect(await alice.locator('h2').first().textContent()).toBe('<img src=x onerror=window.pwned=1>\u202Egnp');
+  expect(await alice.locator('.thread h2').textContent()).toBe('<img src=x onerror=window.pwned=1>\u202Egnp');
   expect(await alice.evaluate(() => 'pwned' in globalThis)).toBe(false);
   // Nothing inline would run even if it got in.
   const policy = (await alice.request.get(gateway.page)).headers()['content-security-policy']!;
@@ -349,6 +284,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await alice.getByLabel(`Role of ${b}`).selectOption('admin');
   await bob.getByLabel('Message', { exact: true }).waitFor();
   await alice.getByRole('button', { name: `Remove ${c}` }).click();
+  await alice.getByRole('dialog').getByRole('button', { name: 'Remove' }).click();
   await alice.locator('.names', { hasText: '2 members' }).waitFor();
   await alice.locator('.details input[name=value]').first().fill(`Dinner ${a}`);
   await alice.getByRole('button', { name: 'Rename' }).click();
@@ -356,6 +292,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await picture(alice, 'group');
   await bob.getByRole('button', { name: 'Details' }).click();
   await bob.getByRole('button', { name: 'Leave this group' }).click();
+  await bob.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
   await bob.getByText('You are not in this conversation any more.').waitFor();
 
   await alice.getByRole('button', { name: 'New conversation' }).click();
@@ -409,6 +346,10 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   await alice.locator('.body', { hasText: 'From the keyboard' }).waitFor();
   // What has the newest message is the first.
   await until(async () => (await alice.locator('.sidebar li .title').first().textContent()) === 'Other', 'the other one is first');
+  // In the field these keys move the cursor; from the messages they lead on.
+  await alice.keyboard.press('Alt+ArrowDown');
+  expect(alice.url()).toContain(other.id);
+  await alice.getByRole('log').focus();
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(dm.id));
 });

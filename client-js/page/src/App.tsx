@@ -1,9 +1,10 @@
-import { useEffect, useMemo, useState } from 'react';
+import { useCallback, useEffect, useMemo, useState } from 'react';
 import { ChatClient, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
+import { useNotifications } from './notify.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
-import { developmentToken, forget, remember, remembered, type Session } from './session.js';
+import { developmentToken, forget, remember, remembered, type Session, socketUrl } from './session.js';
 import { Thread } from './Thread.js';
 
 export function App() {
@@ -37,16 +38,15 @@ function useRoute(): [string | undefined, (id: string | undefined) => void] {
     addEventListener('hashchange', changed);
     return () => removeEventListener('hashchange', changed);
   });
-  return [route, (id) => (location.hash = id ? `#/${id}` : '#/')];
+  return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
 function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: string) => void }) {
   const { user, token } = session;
   const chat = useMemo(() => {
-    const url = `${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/v1/ws`;
     // `/?codec=msgpack`: the smaller frames, which the browser's tools do not show as text.
     const codec = new URLSearchParams(location.search).get('codec') === 'msgpack' ? 'msgpack' : 'json';
-    return new ChatClient(url, { user, codec, token: token ?? (({ signal }) => developmentToken(user, signal)), device: 'page' });
+    return new ChatClient(socketUrl(), { user, codec, token: token ?? (({ signal }) => developmentToken(user, signal)), device: 'page' });
   }, [user, token]);
   useEffect(() => {
     chat.connect().catch(() => {});
@@ -56,14 +56,16 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   const state = useConnection(chat);
   const { items, loaded } = useInbox(chat);
   const [selected, select] = useRoute();
+  const notifying = useNotifications(chat, user, select);
   const unread = items.reduce((sum, item) => sum + item.unread, 0);
   useEffect(() => {
     document.title = unread ? `(${unread}) Chat` : 'Chat';
   }, [unread]);
-  // Alt and an arrow lead through the conversations.
+  // Alt and an arrow lead through the conversations, but inside a field they move the cursor.
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (!event.altKey || (event.key !== 'ArrowUp' && event.key !== 'ArrowDown')) return;
+      if ((event.target as Element).closest('input, textarea, select, dialog')) return;
       event.preventDefault();
       const at = items.findIndex((item) => item.conversation === selected);
       const next = items[at + (event.key === 'ArrowUp' ? -1 : 1)];
@@ -75,14 +77,26 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
 
   return (
     <div className={selected ? 'chat has-thread' : 'chat'}>
-      <Sidebar chat={chat} user={user} items={items} loaded={loaded} selected={selected} onSelect={select} onSignOut={() => onSignOut()}>
+      <header className="sr-only">
+        <h1>Chat</h1>
+      </header>
+      <Sidebar
+        chat={chat}
+        user={user}
+        items={items}
+        loaded={loaded}
+        selected={selected}
+        notifying={notifying}
+        onSelect={select}
+        onSignOut={() => onSignOut()}
+      >
         <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
       </Sidebar>
       {selected ? (
         <Thread key={selected} chat={chat} id={selected} user={user} onBack={() => select(undefined)} />
       ) : (
         <main className="empty">
-          <img src="/icon.svg" alt="" width="72" height="72" />
+          <img src="icon.svg" alt="" width="72" height="72" />
           <p>{items.length ? 'Choose a conversation' : 'Start a conversation with the + above'}</p>
         </main>
       )}

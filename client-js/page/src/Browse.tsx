@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from 'react';
 import type { ChatClient, PublicConversation } from '../../src/index.js';
-import { Avatar, Dialog } from './parts.js';
+import { Avatar, Dialog, Skeleton } from './parts.js';
 import { Name } from './words.js';
 
 /** Public groups and channels, to look into. */
@@ -42,6 +42,7 @@ export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (i
           </li>
         ))}
       </ul>
+      {state === 'loading' && !items.length && <Skeleton rows={4} />}
       {state === 'end' && !items.length && <p>Nothing is public here yet.</p>}
       {state === 'more' && (
         <button type="button" onClick={load}>
@@ -50,7 +51,10 @@ export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (i
       )}
       {!['loading', 'more', 'end'].includes(state) && (
         <p role="alert" className="problem">
-          {state}
+          {state}{' '}
+          <button type="button" onClick={load}>
+            Try again
+          </button>
         </p>
       )}
     </Dialog>

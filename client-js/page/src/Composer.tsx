@@ -1,12 +1,11 @@
 import { type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
-import { Icon } from './parts.js';
+import { draftOf, keepDraft } from './drafts.js';
+import { Icon, useMedia } from './parts.js';
 import { Name } from './words.js';
 
-/** What was begun and not sent, until the page is left. */
-const drafts = new Map<string, string>();
-
 interface Props {
+  user: string;
   conversation: Conversation;
   bodyBytes: number;
   replyTo: ChatMessage | undefined;
@@ -14,8 +13,9 @@ interface Props {
   onSent: () => void;
 }
 
-export function Composer({ conversation, bodyBytes, replyTo, onCancelReply, onSent }: Props) {
-  const [text, setText] = useState(drafts.get(conversation.id) ?? '');
+export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply, onSent }: Props) {
+  const [text, setText] = useState(() => draftOf(user, conversation.id));
+  const onTouch = useMedia('(pointer: coarse)');
   const field = useRef<HTMLTextAreaElement>(null);
   const body = text.trim();
   const tooLong = new TextEncoder().encode(body).length > bodyBytes;
@@ -33,7 +33,7 @@ export function Composer({ conversation, bodyBytes, replyTo, onCancelReply, onSe
 
   const write = (value: string) => {
     setText(value);
-    drafts.set(conversation.id, value);
+    keepDraft(user, conversation.id, value);
     if (value.trim()) conversation.sendTyping();
   };
   const send = () => {
@@ -41,7 +41,7 @@ export function Composer({ conversation, bodyBytes, replyTo, onCancelReply, onSe
     // What becomes of it, the list shows.
     conversation.send(body, replyTo?.seq ? { replyTo: replyTo.seq } : {}).catch(() => {});
     setText('');
-    drafts.delete(conversation.id);
+    keepDraft(user, conversation.id, '');
     onSent();
     field.current?.focus();
   };
@@ -51,8 +51,12 @@ export function Composer({ conversation, bodyBytes, replyTo, onCancelReply, onSe
   };
   const pressed = (event: KeyboardEvent) => {
     if (event.key === 'Escape' && replyTo) onCancelReply();
-    // Enter chooses a word in Asian input methods.
-    if (event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return;
+    if (event.key !== 'Enter' || event.shiftKey) return;
+    // In input methods Enter chooses a word. Safari ends the composition before it reports that key: `isComposing` is false
+    // by then, and only the key code 229 is left.
+    if (event.nativeEvent.isComposing || event.keyCode === 229) return;
+    // Keyboards on a screen have no Shift and Enter: there Enter begins a new line, and the button sends.
+    if (onTouch && !event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
     send();
   };
@@ -84,7 +88,7 @@ export function Composer({ conversation, bodyBytes, replyTo, onCancelReply, onSe
           value={text}
           onChange={(event) => write(event.target.value)}
           onKeyDown={pressed}
-          enterKeyHint="send"
+          enterKeyHint={onTouch ? 'enter' : 'send'}
         />
         <button type="submit" className="primary round" aria-label="Send" disabled={!body || tooLong}>
           <Icon name="send" />

@@ -1,6 +1,6 @@
-import { type FormEvent, useCallback, useEffect, useRef, useState } from 'react';
+import { type FormEvent, type ReactNode, useCallback, useEffect, useRef, useState } from 'react';
 import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
-import { Avatar, Icon } from './parts.js';
+import { Avatar, Confirm, Icon, Skeleton } from './parts.js';
 import { exactly, Name } from './words.js';
 
 const PAGE = 50;
@@ -12,14 +12,41 @@ interface Props {
   user: string;
   title: string;
   onJump: (seq: number) => void;
-  onClose: () => void;
+}
+
+/** The place of the details beside the conversation. It takes the focus, and Escape closes it. */
+export function Panel({ onClose, children }: { onClose: () => void; children: ReactNode }) {
+  const panel = useRef<HTMLElement>(null);
+  useEffect(() => panel.current!.focus(), []);
+  return (
+    <aside
+      ref={panel}
+      className="details"
+      aria-label="Details"
+      tabIndex={-1}
+      onKeyDown={(event) => {
+        // A dialog inside it closes with Escape by itself.
+        if (event.key === 'Escape' && !(event.target as Element).closest('dialog')) onClose();
+      }}
+    >
+      <header>
+        <h2>Details</h2>
+        <button type="button" className="quiet" aria-label="Close" onClick={onClose}>
+          <Icon name="close" />
+        </button>
+      </header>
+      {children}
+    </aside>
+  );
 }
 
 /** What a conversation is, who is in it, and what one may change. */
-export function Details({ conversation, details, user, title, onJump, onClose }: Props) {
-  const [members, setMembers] = useState<Participant[]>([]);
+export function Details({ conversation, details, user, title, onJump }: Props) {
+  const [members, setMembers] = useState<Participant[]>();
   const [more, setMore] = useState(false);
   const [problem, setProblem] = useState<string>();
+  /** What is to be confirmed: to leave, or to remove somebody. */
+  const [asking, setAsking] = useState<{ remove?: string }>();
   const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const { kind, role } = details;
   const isAdmin = role === 'admin' || role === 'owner';
@@ -27,15 +54,22 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
   const load = useCallback(
     async (again = false) => {
       if (again || !pages.current) pages.current = conversation.participants({ limit: PAGE });
-      const { value = [], done } = await pages.current.next();
-      setMembers((before) => (again ? value : [...before, ...value]));
-      setMore(!done && value.length === PAGE);
+      const from = pages.current;
+      try {
+        const { value = [], done } = await from.next();
+        // The list was begun anew meanwhile.
+        if (from !== pages.current) return;
+        setMembers((before = []) => (again ? value : [...before, ...value]));
+        setMore(!done && value.length === PAGE);
+      } catch (error) {
+        if (from === pages.current) setProblem((error as Error).message);
+      }
     },
     [conversation],
   );
   // biome-ignore lint/correctness/useExhaustiveDependencies: whenever somebody came, went or has another role.
   useEffect(() => {
-    load(true).catch((error: Error) => setProblem(error.message));
+    void load(true);
   }, [load, details]);
 
   const attempt = async (what: Promise<unknown>) => {
@@ -55,13 +89,7 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
   };
 
   return (
-    <aside className="details" aria-label="Details">
-      <header>
-        <h2>Details</h2>
-        <button type="button" className="quiet" aria-label="Close" onClick={onClose}>
-          <Icon name="close" />
-        </button>
-      </header>
+    <>
       <div className="about">
         <Avatar name={title} kind={kind} />
         <h3>
@@ -120,8 +148,9 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
       <h3>
         {details.participantCount.toLocaleString()} {details.participantCount === 1 ? 'member' : 'members'}
       </h3>
-      <ul className="members">
-        {members.map((member) => (
+      {!members && !problem && <Skeleton rows={3} />}
+      <ul className="members" aria-busy={!members}>
+        {members?.map((member) => (
           <li key={member.user}>
             <Avatar name={member.user} kind="dm" />
             <span className="title">
@@ -146,7 +175,7 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
                 type="button"
                 className="quiet"
                 aria-label={`Remove ${member.user}`}
-                onClick={() => attempt(conversation.remove(member.user))}
+                onClick={() => setAsking({ remove: member.user })}
               >
                 <Icon name="close" />
               </button>
@@ -155,15 +184,31 @@ export function Details({ conversation, details, user, title, onJump, onClose }:
         ))}
       </ul>
       {more && (
-        <button type="button" onClick={() => load()}>
+        <button type="button" onClick={() => void load()}>
           More
         </button>
       )}
       {role && kind !== 'dm' && (
-        <button type="button" className="danger" onClick={() => attempt(conversation.leave())}>
+        <button type="button" className="danger" onClick={() => setAsking({})}>
           Leave this {kind}
         </button>
       )}
-    </aside>
+      {asking &&
+        (asking.remove !== undefined ? (
+          <Confirm
+            title="Remove a member?"
+            action="Remove"
+            onConfirm={() => conversation.remove(asking.remove!).then(() => conversation.loadDetails())}
+            onClose={() => setAsking(undefined)}
+          >
+            <Name of={asking.remove} /> will not see new messages of <Name of={title} />.
+          </Confirm>
+        ) : (
+          <Confirm title={`Leave this ${kind}?`} action="Leave" onConfirm={() => conversation.leave()} onClose={() => setAsking(undefined)}>
+            You will not see new messages of <Name of={title} />.{' '}
+            {details.public ? 'It is public: you can join again.' : 'Only an admin can add you again.'}
+          </Confirm>
+        ))}
+    </>
   );
 }

@@ -3,7 +3,7 @@
 import { Fragment, memo, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import type { ConversationView } from '../../src/react.js';
-import { Avatar, Icon } from './parts.js';
+import { Avatar, Icon, Skeleton } from './parts.js';
 import { bodyOf, dayName, dayOf, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
 
 /** Messages of one sender within this are one group. */
@@ -16,6 +16,7 @@ const AHEAD = 1.5;
 interface Props {
   user: string;
   view: ConversationView;
+  connected: boolean;
   unreadFrom: number | undefined;
   withSenders: boolean;
   /** A place to show; a new object to show it again. */
@@ -24,7 +25,7 @@ interface Props {
   onSeenAll: () => void;
 }
 
-export function MessageList({ user, view, unreadFrom, withSenders, target, onReply, onSeenAll }: Props) {
+export function MessageList({ user, view, connected, unreadFrom, withSenders, target, onReply, onSeenAll }: Props) {
   const { conversation, messages } = view;
   const box = useRef<HTMLDivElement>(null);
   /** The first and the last row, and where they end: their beginning changes with what comes before them. */
@@ -34,6 +35,26 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
   const placed = useRef(false);
   /** The place to be shown as soon as it is in the document. */
   const goal = useRef<number>(undefined);
+
+  /** What could not be loaded. While there is such a thing, nothing else is asked for without being told to. */
+  const [problem, setProblem] = useState<{ message: string; again: () => void }>();
+  const failing = useRef(false);
+  const attempt = useCallback(async (load: () => Promise<void>): Promise<boolean> => {
+    failing.current = false;
+    setProblem(undefined);
+    try {
+      await load();
+      return true;
+    } catch (error) {
+      failing.current = true;
+      setProblem({ message: (error as Error).message, again: () => void attempt(load) });
+      return false;
+    }
+  }, []);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: once for each connection.
+  useEffect(() => {
+    if (connected) problem?.again();
+  }, [connected]);
 
   const rows = useCallback(() => box.current!.querySelectorAll<HTMLElement>('[data-key]'), []);
 
@@ -59,10 +80,10 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
       for (let i = low; i < all.length && all[i]!.offsetTop < scrollTop + clientHeight; i++) seen = Number(all[i]!.dataset.seq) || seen;
       if (seen) conversation.read(atBottom.current ? Math.max(seen, conversation.head) : seen);
     }
-    if (conversation.loading || !conversation.messages.length) return;
-    if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void conversation.loadOlder().catch(() => {});
-    else if (below < clientHeight * AHEAD && !conversation.atEnd) void conversation.loadNewer().catch(() => {});
-  }, [conversation, rows]);
+    if (conversation.loading || failing.current || !conversation.messages.length) return;
+    if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
+    else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
+  }, [conversation, rows, attempt]);
 
   const toEnd = useCallback(() => {
     const scroller = box.current!;
@@ -74,7 +95,9 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
     if (!row) return false;
     goal.current = undefined;
     row.scrollIntoView({ block: 'center' });
-    row.animate([{ background: 'var(--highlight)' }, {}], 1500);
+    const background = 'var(--highlight)';
+    const isStill = matchMedia('(prefers-reduced-motion: reduce)').matches;
+    row.animate([{ background }, isStill ? { background } : {}], 1500);
     return true;
   }, []);
 
@@ -117,19 +140,20 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
       goal.current = seq;
       atBottom.current = false;
       if (showGoal()) look();
-      else await conversation.jumpTo(seq).catch(() => {});
+      else await attempt(() => conversation.jumpTo(seq));
     },
-    [conversation, showGoal, look],
+    [conversation, showGoal, look, attempt],
   );
   useEffect(() => {
     if (target) void jump(target.seq);
   }, [target, jump]);
-  const jumpToEnd = async () => {
-    await conversation.jumpTo();
-    atBottom.current = true;
-    toEnd();
-    onSeenAll();
-  };
+  const jumpToEnd = () =>
+    attempt(async () => {
+      await conversation.jumpTo();
+      atBottom.current = true;
+      toEnd();
+      onSeenAll();
+    });
 
   const unread = conversation.item?.unread ?? 0;
   const first = messages[0];
@@ -149,6 +173,7 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
         aria-busy={conversation.loading}
       >
         {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
+        {!first && !conversation.atEnd && !conversation.error && <Skeleton rows={7} />}
         {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}
         {messages.map((message, i) => {
           const before = messages[i - 1];
@@ -182,11 +207,19 @@ export function MessageList({ user, view, unreadFrom, withSenders, target, onRep
           <Icon name="up" /> First unread message
         </button>
       )}
-      {away && (
+      {problem && (
+        <p role="alert" className="float bottom problem">
+          {problem.message}
+          <button type="button" onClick={problem.again}>
+            Try again
+          </button>
+        </p>
+      )}
+      {away && !problem && (
         <button
           type="button"
           className="float bottom"
-          onClick={jumpToEnd}
+          onClick={() => void jumpToEnd()}
           aria-label={unread ? `To the end, ${unread} unread` : 'To the end'}
         >
           {unread > 0 && <span className="badge">{unread > 999 ? '999+' : unread}</span>}
@@ -212,7 +245,7 @@ interface RowProps {
   onJump: (seq: number) => void;
 }
 
-const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'checks', failed: 'alert' } as const;
+const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'seen', failed: 'alert' } as const;
 
 const Row = memo(function Row({ conversation, message, own, follows, withSender, user, onReply, onJump }: RowProps) {
   const { key, seq, sender, kind, body, attachments, replyTo, system, at, state, error } = message;
@@ -228,10 +261,13 @@ const Row = memo(function Row({ conversation, message, own, follows, withSender,
     <article className={`message${own ? ' own' : ''}${follows ? ' follows' : ''}`} data-key={key} data-seq={seq} data-state={state}>
       {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
       <div className="bubble">
-        {withSender && !own && !follows && (
+        {withSender && !own && !follows ? (
           <p className="sender" data-hue={hueOf(sender)}>
             <Name of={sender} />
           </p>
+        ) : (
+          // Seen from its side and from what is above it; not heard.
+          <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
         )}
         {replyTo && (
           <button type="button" className="quote" onClick={() => onJump(replyTo)}>

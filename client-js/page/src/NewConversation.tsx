@@ -51,6 +51,7 @@ export function NewConversation({ chat, onOpen, onClose }: { chat: ChatClient; o
           {kind === 'dm' ? 'With' : 'People'}
           <input
             name="people"
+            data-first
             required={kind === 'dm'}
             autoComplete="off"
             autoCapitalize="none"

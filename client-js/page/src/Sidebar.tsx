@@ -3,7 +3,8 @@ import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
 import { NewConversation } from './NewConversation.js';
-import { Avatar, Icon } from './parts.js';
+import type { Notifying } from './notify.js';
+import { Avatar, Icon, Skeleton } from './parts.js';
 import { Name, previewOf, shortTime, titleOf } from './words.js';
 
 /** Items rendered at first, and more whenever the end comes near. */
@@ -15,12 +16,13 @@ interface Props {
   items: readonly InboxItem[];
   loaded: boolean;
   selected: string | undefined;
+  notifying: Notifying | undefined;
   onSelect: (id: string | undefined) => void;
   onSignOut: () => void;
   children: ReactNode;
 }
 
-export function Sidebar({ chat, user, items, loaded, selected, onSelect, onSignOut, children }: Props) {
+export function Sidebar({ chat, user, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
   const [dialog, setDialog] = useState<'new' | 'browse'>();
   const [filter, setFilter] = useState('');
   const [shown, setShown] = useState(STEP);
@@ -51,9 +53,14 @@ export function Sidebar({ chat, user, items, loaded, selected, onSelect, onSignO
     <nav className="sidebar" aria-label="Conversations">
       <header>
         <Avatar name={user} kind="dm" />
-        <h1>
+        <h2>
           <Name of={user} />
-        </h1>
+        </h2>
+        {notifying && (
+          <button type="button" className="quiet" aria-label="Notifications" aria-pressed={notifying.on} onClick={notifying.toggle}>
+            <Icon name={notifying.on ? 'bell' : 'quiet'} />
+          </button>
+        )}
         <button type="button" className="quiet" aria-label="Browse public conversations" onClick={() => setDialog('browse')}>
           <Icon name="compass" />
         </button>
@@ -65,6 +72,11 @@ export function Sidebar({ chat, user, items, loaded, selected, onSelect, onSignO
         </button>
       </header>
       {children}
+      {notifying?.problem && (
+        <p role="alert" className="problem">
+          {notifying.problem}
+        </p>
+      )}
       <input
         type="search"
         className="filter"
@@ -77,6 +89,11 @@ export function Sidebar({ chat, user, items, loaded, selected, onSelect, onSignO
         {found.slice(0, shown).map((item) => (
           <Item key={item.conversation} chat={chat} user={user} item={item} selected={item.conversation === selected} onSelect={onSelect} />
         ))}
+        {!loaded && !items.length && (
+          <li>
+            <Skeleton rows={8} />
+          </li>
+        )}
         {loaded && !found.length && <li className="none">{wanted ? 'Nothing by this name' : 'No conversations yet'}</li>}
       </ul>
       {dialog === 'new' && <NewConversation chat={chat} onOpen={open} onClose={() => setDialog(undefined)} />}

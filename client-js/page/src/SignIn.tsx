@@ -26,7 +26,7 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
       if (thrown instanceof NoDevelopmentTokens) {
         setWithToken(true);
         setText('');
-      } else setError((thrown as Error).message || 'The gateway cannot be reached.');
+      } else setError((thrown as Error).message);
     } finally {
       setBusy(false);
     }
@@ -35,7 +35,7 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
   return (
     <main className="sign-in">
       <form onSubmit={submit} aria-labelledby="sign-in-title">
-        <img src="/icon.svg" alt="" width="56" height="56" />
+        <img src="icon.svg" alt="" width="56" height="56" />
         <h1 id="sign-in-title">Sign in to chat</h1>
         <p id="sign-in-help">
           {withToken

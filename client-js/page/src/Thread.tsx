@@ -1,11 +1,12 @@
-import { useCallback, useEffect, useState } from 'react';
+import { useCallback, useEffect, useRef, useState } from 'react';
 import type { ChatClient, ChatMessage } from '../../src/index.js';
-import { useConversation, usePresence } from '../../src/react.js';
+import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { Composer } from './Composer.js';
-import { Details } from './Details.js';
+import { Details, Panel } from './Details.js';
+import { headingOf, isOutside, kindOf, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
-import { Avatar, Icon } from './parts.js';
-import { Name, presenceText, titleOf, typingText } from './words.js';
+import { Avatar, Icon, Skeleton, useMedia } from './parts.js';
+import { Name, presenceText, typingText } from './words.js';
 
 /** One conversation: its head, its messages, and where to write. */
 export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: string; user: string; onBack: () => void }) {
@@ -18,11 +19,12 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
   const [target, setTarget] = useState<{ seq: number }>();
   const [showsDetails, setShowsDetails] = useState(false);
   const [problem, setProblem] = useState<string>();
-  const { details, removed } = conversation;
-  const kind = item?.kind ?? details?.kind;
-  const title = item ? titleOf(item, user) : details?.name || (kind ? `A ${kind}` : '…');
+  const { details, removed, error } = conversation;
+  const kind = kindOf(conversation);
+  const title = headingOf(conversation, user);
   const presence = usePresence(chat, item?.kind === 'dm' && item.name !== user ? item.name : undefined);
-  const outside = details !== undefined && details.role === undefined;
+  const outside = isOutside(conversation);
+  const connected = useConnection(chat).at === 'connected';
 
   // A public channel is looked into without joining.
   useEffect(() => {
@@ -49,11 +51,33 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
       ? presenceText(presence)
       : details &&
         `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
-  const mayPost = details?.posting !== 'admins' || (details.role !== undefined && details.role !== 'member');
 
+  // Until it is known whether one may post, there is neither a field nor a reason why there is none. Without a connection it
+  // may stay unknown for long, and what is written then is sent later; and a field does not go away under the fingers.
+  const known = maySend(conversation);
+  const wasWriting = useRef(false);
+  const isWriting = known ?? (wasWriting.current || (!connected && item?.kind === 'group'));
+  useEffect(() => {
+    wasWriting.current = isWriting;
+  }, [isWriting]);
+
+  const detailsButton = useRef<HTMLButtonElement>(null);
+  const footer = useRef<HTMLElement>(null);
+  const closeDetails = useCallback(() => setShowsDetails(false), []);
+  const hadDetails = useRef(false);
+  useEffect(() => {
+    // The focus goes back to where it came from, or else would be nowhere.
+    if (hadDetails.current && !showsDetails) (detailsButton.current ?? footer.current)?.focus();
+    hadDetails.current = showsDetails;
+  }, [showsDetails]);
+  useEffect(() => {
+    if (removed) setShowsDetails(false);
+  }, [removed]);
+  // Where the window is narrow, the details lie over the conversation.
+  const isNarrow = useMedia('(width < 1000px)');
   return (
     <>
-      <main className="thread" aria-label={title}>
+      <main className="thread" aria-label={title} inert={showsDetails && isNarrow}>
         <header>
           <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={onBack}>
             <Icon name="back" />
@@ -65,24 +89,38 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
             </h2>
             <p aria-live="polite">{subtitle}</p>
           </div>
-          <button
-            type="button"
-            className="quiet"
-            aria-label="Details"
-            aria-expanded={showsDetails}
-            onClick={() => setShowsDetails(!showsDetails)}
-          >
-            <Icon name="info" />
-          </button>
+          {!removed && (
+            <button
+              ref={detailsButton}
+              type="button"
+              className="quiet"
+              aria-label="Details"
+              aria-expanded={showsDetails}
+              onClick={() => setShowsDetails(!showsDetails)}
+            >
+              <Icon name="info" />
+            </button>
+          )}
         </header>
-        {(problem ?? (conversation.error && !conversation.loading && !view.messages.length && conversation.error.message)) && (
+        {problem && (
           <p role="alert" className="problem">
-            {problem ?? conversation.error?.message}
+            {problem}
+          </p>
+        )}
+        {error && !conversation.loading && !view.messages.length && (
+          <p role="alert" className="problem">
+            {error.message}{' '}
+            {error.temporary && (
+              <button type="button" onClick={() => attempt(conversation.jumpTo())}>
+                Try again
+              </button>
+            )}
           </p>
         )}
         <MessageList
           user={user}
           view={view}
+          connected={connected}
           target={target}
           unreadFrom={unreadFrom}
           withSenders={kind !== 'dm'}
@@ -90,24 +128,21 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
           onSeenAll={() => setUnreadFrom(undefined)}
         />
         {removed || outside ? (
-          <footer className="outside">
-            {removed ? (
-              <p>You are not in this conversation any more.</p>
-            ) : (
-              <>
-                <p>You are looking in. Join to take part.</p>
-                <button
-                  type="button"
-                  className="primary"
-                  onClick={() => attempt(conversation.join().then(() => conversation.loadDetails()))}
-                >
-                  Join
-                </button>
-              </>
+          <footer ref={footer} className="outside" tabIndex={-1}>
+            <p role="status">
+              {removed
+                ? `You are not in this conversation any more.${details?.public ? ' Join to take part again.' : ''}`
+                : 'You are looking in. Join to take part.'}
+            </p>
+            {details?.public && (
+              <button type="button" className="primary" onClick={() => attempt(conversation.join().then(() => conversation.loadDetails()))}>
+                Join
+              </button>
             )}
           </footer>
-        ) : mayPost ? (
+        ) : isWriting ? (
           <Composer
+            user={user}
             conversation={conversation}
             bodyBytes={chat.session?.limits.bodyBytes ?? 16384}
             replyTo={replyTo}
@@ -115,24 +150,35 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
             onSent={() => {
               setReplyTo(undefined);
               setUnreadFrom(undefined);
-              void conversation.jumpTo().catch(() => {});
+              void attempt(conversation.jumpTo());
             }}
           />
         ) : (
-          <footer className="outside">
-            <p>Only admins post here.</p>
+          <footer ref={footer} className="outside" tabIndex={-1}>
+            {known === false && <p>Only admins post here.</p>}
           </footer>
         )}
       </main>
-      {showsDetails && details && (
-        <Details
-          conversation={conversation}
-          details={details}
-          user={user}
-          title={title}
-          onJump={(seq) => setTarget({ seq })}
-          onClose={() => setShowsDetails(false)}
-        />
+      {showsDetails && (
+        <>
+          {isNarrow && <div className="scrim" onClick={closeDetails} aria-hidden="true" />}
+          <Panel onClose={closeDetails}>
+            {details ? (
+              <Details
+                conversation={conversation}
+                details={details}
+                user={user}
+                title={title}
+                onJump={(seq) => {
+                  setTarget({ seq });
+                  if (isNarrow) closeDetails();
+                }}
+              />
+            ) : (
+              <Skeleton rows={4} />
+            )}
+          </Panel>
+        </>
       )}
     </>
   );

@@ -1,5 +1,5 @@
 /** Small pieces that several places use. */
-import { type ReactNode, useEffect, useRef } from 'react';
+import { type ReactNode, useCallback, useId, useLayoutEffect, useRef, useState, useSyncExternalStore } from 'react';
 import { hueOf, initialsOf } from './words.js';
 
 export function Avatar({ name, kind, online }: { name: string; kind: 'dm' | 'group' | 'channel'; online?: boolean | undefined }) {
@@ -25,12 +25,16 @@ const paths = {
   clock: 'M12 7v5l3 2M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z',
   check: 'M5 13l4 4L19 7',
   checks: 'M2 13l4 4L15 8M10 16l1 1L21 7',
+  // A filled circle, and the check left out of it: it differs from the others by its shape, not by its colour alone.
+  seen: 'M12 2a10 10 0 1 0 0 20 10 10 0 0 0 0-20zM10.500 16.800l-4.400-4.400 1.700-1.700 2.700 2.700 5.700-5.700 1.700 1.700z',
+  bell: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4',
+  quiet: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4M3 3l18 18',
   alert: 'M12 8v5M12 16.500v.01M12 3l10 18H2z',
 };
 
 export function Icon({ name }: { name: keyof typeof paths }) {
   return (
-    <svg className="icon" viewBox="0 0 24 24" width="20" height="20" aria-hidden="true">
+    <svg className={`icon ${name}`} viewBox="0 0 24 24" width="20" height="20" aria-hidden="true">
       <path d={paths[name]} />
     </svg>
   );
@@ -39,16 +43,20 @@ export function Icon({ name }: { name: keyof typeof paths }) {
 /** A modal window: the browser's own, which holds the focus and closes with Escape. */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const ref = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  const id = useId();
+  // Closed while it is still in the document: only then does the browser give the focus back to where it was.
+  useLayoutEffect(() => {
     const dialog = ref.current!;
     if (!dialog.open) dialog.showModal();
+    // The browser takes the first button, which closes; React's `autoFocus` comes before the dialog is shown.
+    dialog.querySelector<HTMLElement>('[data-first]')?.focus();
     return () => dialog.close();
   }, []);
   return (
     // biome-ignore lint/a11y/useKeyWithClickEvents: Escape closes it.
     <dialog
       ref={ref}
-      aria-labelledby="dialog-title"
+      aria-labelledby={id}
       onCancel={(event) => {
         event.preventDefault();
         onClose();
@@ -57,7 +65,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     >
       <div className="dialog">
         <header>
-          <h2 id="dialog-title">{title}</h2>
+          <h2 id={id}>{title}</h2>
           <button type="button" className="quiet" aria-label="Close" onClick={onClose}>
             <Icon name="close" />
           </button>
@@ -65,5 +73,77 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
         {children}
       </div>
     </dialog>
+  );
+}
+
+interface ConfirmProps {
+  title: string;
+  /** What follows from it. */
+  children: ReactNode;
+  /** The verb on the button. */
+  action: string;
+  onConfirm: () => Promise<unknown>;
+  onClose: () => void;
+}
+
+/** Asks before something that cannot simply be undone. Stays open, and says why, if it fails. */
+export function Confirm({ title, children, action, onConfirm, onClose }: ConfirmProps) {
+  const [busy, setBusy] = useState(false);
+  const [problem, setProblem] = useState<string>();
+  const confirm = async () => {
+    setBusy(true);
+    setProblem(undefined);
+    try {
+      await onConfirm();
+      onClose();
+    } catch (error) {
+      setProblem((error as Error).message);
+      setBusy(false);
+    }
+  };
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <p>{children}</p>
+      {problem && (
+        <p role="alert" className="problem">
+          {problem}
+        </p>
+      )}
+      <div className="choices">
+        <button type="button" data-first onClick={onClose}>
+          Cancel
+        </button>
+        <button type="button" className="danger" disabled={busy} onClick={confirm}>
+          {action}
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+/** Grey shapes in the place of rows that are being loaded. What loads is said by `aria-busy` of the list. */
+export function Skeleton({ rows }: { rows: number }) {
+  return (
+    <div className="skeleton" aria-hidden="true">
+      {Array.from({ length: rows }, (_, i) => (
+        // biome-ignore lint/suspicious/noArrayIndexKey: they are all alike.
+        <span key={i} className="bone" />
+      ))}
+    </div>
+  );
+}
+
+/** Whether a media query holds, also after it changes. */
+export function useMedia(query: string): boolean {
+  return useSyncExternalStore(
+    useCallback(
+      (show) => {
+        const media = matchMedia(query);
+        media.addEventListener('change', show);
+        return () => media.removeEventListener('change', show);
+      },
+      [query],
+    ),
+    () => matchMedia(query).matches,
   );
 }

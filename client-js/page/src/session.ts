@@ -1,4 +1,4 @@
-/** Who is signed in: in this tab, and in the next new one. */
+/** Where the gateway is, and who is signed in: in this tab, and in the next new one. */
 import { UnauthorizedError } from '../../src/index.js';
 
 export interface Session {
@@ -7,7 +7,18 @@ export interface Session {
   token?: string;
 }
 
-const KEY = 'chat-session';
+/** The address of the page without its query. A proxy may serve the page and the gateway under a path; two of them on one
+ * host do not share what the browser keeps. */
+export const base = new URL('.', location.href);
+
+/** The WebSocket of the gateway that serves this page. */
+export function socketUrl(): string {
+  const url = new URL('v1/ws', base);
+  url.protocol = url.protocol === 'https:' ? 'wss:' : 'ws:';
+  return url.href;
+}
+
+const KEY = `chat-session ${base.pathname}`;
 
 export function remembered(): Session | undefined {
   const text = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
@@ -31,11 +42,14 @@ export function forget(): void {
 
 /** Gateways in development give anybody's token to pages of this machine. */
 export async function developmentToken(user: string, signal?: AbortSignal): Promise<string> {
-  const answer = await fetch('/v1/tokens', {
+  const answer = await fetch(new URL('v1/tokens', base), {
     method: 'POST',
     headers: { 'content-type': 'application/json' },
     body: JSON.stringify({ user }),
     ...(signal && { signal }),
+  }).catch((error: Error) => {
+    // The browser's own words ("Failed to fetch") differ from one to the next, and help nobody.
+    throw error.name === 'TypeError' ? new Error('The gateway cannot be reached.') : error;
   });
   const text = await answer.json();
   if (answer.ok) return text.token as string;

@@ -1,0 +1,96 @@
+/** Desktop notifications of messages that come while the page is hidden. */
+import { useCallback, useEffect, useState } from 'react';
+import type { ChatClient, Message } from '../../src/index.js';
+import { base } from './session.js';
+
+/** Messages are gathered for so long; meanwhile another tab or device may have read them. */
+const GATHER_MS = 1_000;
+const BODY_MAX = 150;
+
+const keyOf = (user: string) => `chat-notify ${base.pathname} ${user}`;
+
+export interface Notifying {
+  on: boolean;
+  /** Why they cannot be turned on. */
+  problem: string | undefined;
+  toggle: () => void;
+}
+
+const blocked = () =>
+  isSecureContext
+    ? "The browser blocks notifications of this page. Allow them in the browser's settings for this site."
+    : 'Browsers show notifications only for pages that are served over HTTPS.';
+
+/** Undefined in a browser without notifications. */
+export function useNotifications(chat: ChatClient, user: string, onOpen: (id: string) => void): Notifying | undefined {
+  const [on, setOn] = useState(
+    () => 'Notification' in globalThis && Notification.permission === 'granted' && localStorage.getItem(keyOf(user)) === 'on',
+  );
+  const [problem, setProblem] = useState<string>();
+
+  const turn = useCallback(
+    (on: boolean, problem?: string) => {
+      if (on) localStorage.setItem(keyOf(user), 'on');
+      else localStorage.removeItem(keyOf(user));
+      setOn(on);
+      setProblem(problem);
+    },
+    [user],
+  );
+  const toggle = useCallback(async () => {
+    if (on) return turn(false);
+    // Only a click asks: browsers refuse a page that asks by itself.
+    if ((await Notification.requestPermission()) !== 'granted') return turn(false, blocked());
+    try {
+      // It shows what to expect, and throws where pages may not show any.
+      new Notification('Chat', { body: 'Notifications are on.', tag: 'on', icon: icon() });
+      turn(true);
+    } catch {
+      turn(false, 'This browser does not let pages show notifications.');
+    }
+  }, [on, turn]);
+
+  useEffect(() => {
+    if (!on) return;
+    const waiting = new Map<string, Message>();
+    const open = new Set<Notification>();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const show = () => {
+      timer = undefined;
+      for (const message of waiting.values()) {
+        const item = chat.inbox.get(message.conversation);
+        if (!item || item.readSeq >= message.seq || !document.hidden) continue;
+        const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
+        const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
+        // One for each conversation: a later one takes the place of the earlier one.
+        const notification = new Notification(title, { body, tag: message.conversation, icon: icon() });
+        notification.onclick = () => {
+          focus();
+          onOpen(message.conversation);
+          notification.close();
+        };
+        notification.onclose = () => open.delete(notification);
+        open.add(notification);
+      }
+      waiting.clear();
+    };
+    const off = chat.on('message', (message) => {
+      if (message.sender === user || message.kind !== 'text' || !document.hidden) return;
+      waiting.set(message.conversation, message);
+      timer ??= setTimeout(show, GATHER_MS);
+    });
+    const seen = () => {
+      if (!document.hidden) for (const notification of open) notification.close();
+    };
+    document.addEventListener('visibilitychange', seen);
+    return () => {
+      off();
+      clearTimeout(timer);
+      document.removeEventListener('visibilitychange', seen);
+    };
+  }, [on, chat, user, onOpen]);
+
+  return 'Notification' in globalThis ? { on, problem, toggle: () => void toggle() } : undefined;
+}
+
+const icon = () => new URL('icon.svg', base).href;

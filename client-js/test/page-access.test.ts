@@ -1,0 +1,355 @@
+/** The chat page for everybody: by keyboard, by touch, with a screen reader, in the dark, and behind a proxy. */
+import { readFileSync } from 'node:fs';
+import { createServer, request, type Server } from 'node:http';
+import { createRequire } from 'node:module';
+import { type AddressInfo, connect } from 'node:net';
+import type { BrowserContextOptions, Page } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import { Gateway, until, user } from './support/gateway.js';
+import { connected, openDm, People, picture, texts, write } from './support/people.js';
+
+const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const DESK = { width: 1280, height: 800 };
+const PHONE: BrowserContextOptions = { viewport: { width: 390, height: 780 }, hasTouch: true, isMobile: true };
+
+let gateway: Gateway;
+let people: People;
+beforeAll(async () => {
+  gateway = await new Gateway().start();
+  people = await People.of(gateway);
+});
+afterEach(() => people.leave());
+afterAll(async () => {
+  await people?.close();
+  await gateway?.close();
+});
+
+/** What axe finds on what is shown now, in the light and in the dark. */
+async function violations(page: Page, view: string): Promise<string[]> {
+  const found: string[] = [];
+  if (!(await page.evaluate(() => 'axe' in globalThis))) await page.evaluate(AXE);
+  for (const colorScheme of ['light', 'dark'] as const) {
+    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+    found.push(...(await page.evaluate(run, colorScheme)).map((text) => `${view}, ${colorScheme}: ${text}`));
+    await picture(page, `${view}-${colorScheme}`.replaceAll(' ', '-'));
+  }
+  return found;
+}
+
+/** Runs in the page. In the dark only colours differ. */
+async function run(colorScheme: string): Promise<string[]> {
+  type Found = { id: string; nodes: { target: unknown; failureSummary: string }[] };
+  const { axe } = globalThis as unknown as { axe: { run: (options: object) => Promise<{ violations: Found[] }> } };
+  const only = { runOnly: { type: 'rule', values: ['color-contrast'] } };
+  const { violations } = await axe.run({ resultTypes: ['violations'], ...(colorScheme === 'dark' && only) });
+  const found = violations.flatMap(({ id, nodes }) => nodes.map(({ target, failureSummary }) => `${id} ${target} ${failureSummary}`));
+  // What axe does not measure: the edges of fields and buttons, and the icons that stand for a word.
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })!;
+  const rgb = (colours: string[]) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of colours) {
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+    }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (colour: number[]) => {
+    const [r, g, b] = colour.map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r! + 0.7152 * g! + 0.0722 * b!;
+  };
+  const behind = (element: Element | null): string[] =>
+    element ? [...behind(element.parentElement), getComputedStyle(element).backgroundColor] : ['#fff'];
+  const ratio = (colour: string, element: Element | null) => {
+    const under = behind(element);
+    const [a, b] = [light(rgb([...under, colour])), light(rgb(under))];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  };
+  for (const control of document.querySelectorAll('button, select, textarea, input:not([type=checkbox], [type=radio]), .state')) {
+    if (!control.checkVisibility() || (control as HTMLButtonElement).disabled) continue;
+    const { borderTopColor, borderTopStyle, backgroundColor, color } = getComputedStyle(control);
+    const hasEdge = borderTopStyle !== 'none' && !/, 0\)$/.test(borderTopColor);
+    const best = hasEdge
+      ? Math.max(ratio(borderTopColor, control.parentElement), ratio(backgroundColor, control.parentElement))
+      : ratio(color, control);
+    const name = control.getAttribute('aria-label') ?? control.textContent;
+    if (best < 3) found.push(`the edge or icon of ${control.tagName} ${name}: contrast ${best.toFixed(2)}`);
+  }
+  return found;
+}
+
+test('axe finds nothing on any view, light and dark, on a desk and on a phone', async () => {
+  const [a, b, c] = [user('alice'), user('bob'), user('carol')];
+  const carol = await gateway.connect(c);
+  const group = await carol.createGroup({ name: 'Weekend plans', participants: [a, b], public: true });
+  const found: string[] = [];
+  for (const [device, options] of [
+    ['desk', { viewport: DESK }],
+    ['phone', PHONE],
+  ] as const) {
+    const context = await people.person(options);
+    const first = await context.newPage();
+    await first.goto(gateway.page);
+    await first.getByLabel('Name').waitFor();
+    found.push(...(await violations(first, `${device} sign-in`)));
+    await first.close();
+    const newcomer = await people.signIn(await people.person(options), user('nobody'));
+    await newcomer.getByText('No conversations yet').waitFor();
+    found.push(...(await violations(newcomer, `${device} empty`)));
+
+    const page = await people.signIn(context, device === 'desk' ? a : b);
+    await page.getByRole('button', { name: /Weekend plans/ }).waitFor();
+    found.push(...(await violations(page, `${device} inbox`)));
+    await page.getByRole('button', { name: /Weekend plans/ }).click();
+    await page.getByLabel('Message', { exact: true }).fill('Nine at the station?');
+    await page.getByRole('button', { name: 'Send' }).click();
+    await page.locator('.body', { hasText: 'Nine at' }).last().waitFor();
+    await group.send('Perfect: https://example.org/weather', { replyTo: 2 });
+    await group.send('I bring the thermos', { attachments: [{ url: 'https://example.org/map', name: 'map.png', size: 5_000 }] });
+    await page.locator('.attachment').last().waitFor();
+    await page.getByLabel('Message', { exact: true }).fill('A draft');
+    found.push(...(await violations(page, `${device} conversation`)));
+    await page.getByRole('button', { name: 'Details' }).click();
+    await page.locator('.members li').nth(2).waitFor();
+    found.push(...(await violations(page, `${device} details`)));
+    await page.getByRole('button', { name: 'Leave this group' }).click();
+    await page.getByRole('dialog').waitFor();
+    found.push(...(await violations(page, `${device} dialog`)));
+    await page.keyboard.press('Escape');
+    await page.keyboard.press('Escape');
+    if (device === 'phone') await page.getByRole('button', { name: 'Back to the conversations' }).click();
+    await page.getByRole('button', { name: 'New conversation' }).click();
+    await page.getByText('Group', { exact: true }).click();
+    found.push(...(await violations(page, `${device} new conversation`)));
+    await page.keyboard.press('Escape');
+    await page.getByRole('button', { name: 'Browse public conversations' }).click();
+    await page.locator('.browse li').first().waitFor();
+    found.push(...(await violations(page, `${device} browse`)));
+    expect(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth)).toBe(true);
+  }
+  expect(found).toEqual([]);
+});
+
+test('details take the focus and give it back; Leave asks first, and a public group can be joined again', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  await bob.createGroup({ name: 'Open house', participants: [a], public: true });
+  await bob.createGroup({ name: 'Closed circle', participants: [a] });
+  const alice = await people.signIn(await people.person({ viewport: DESK }), a);
+  const focused = () => alice.evaluate(() => document.activeElement?.getAttribute('aria-label') ?? document.activeElement?.textContent);
+  const leave = async (name: RegExp) => {
+    await alice.getByRole('button', { name }).click();
+    await alice.getByRole('button', { name: 'Details' }).click();
+    await alice.locator('.members li').first().waitFor();
+    expect(await focused()).toBe('Details');
+    await alice.getByRole('button', { name: 'Leave this group' }).click();
+  };
+  await leave(/Open house/);
+  await until(async () => (await focused()) === 'Cancel');
+  // Escape closes the dialog first, then the details, and the focus goes back by the same way.
+  await alice.keyboard.press('Escape');
+  expect(await focused()).toBe('Leave this group');
+  await alice.keyboard.press('Escape');
+  await until(async () => (await alice.locator('.details').count()) === 0);
+  expect(await focused()).toBe('Details');
+
+  await leave(/Open house/);
+  await alice.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
+  await alice.getByText('You are not in this conversation any more. Join').waitFor();
+  await until(async () => /not in this conversation/.test((await focused()) ?? ''), 'the focus on what is left');
+  await alice.getByRole('button', { name: 'Join' }).click();
+  await write(alice, 'Back again');
+  await until(async () => bob.inbox.items.some((item) => item.lastMessage?.preview === 'Back again'));
+
+  // Nothing is left to be asked about a private one, and nothing failed.
+  await leave(/Closed circle/);
+  await alice.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
+  await alice.getByText('You are not in this conversation any more.').waitFor();
+  expect(await alice.locator('.details, .problem').count()).toBe(0);
+  expect(await alice.getByRole('button', { name: 'Join' }).count()).toBe(0);
+});
+
+test('drafts belong to a user; Enter of an input method sends nothing; on a touch screen it begins a line', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const context = await people.person({ viewport: DESK });
+  const page = await people.signIn(context, a);
+  await openDm(page, b);
+  const address = page.url();
+  const field = page.getByLabel('Message', { exact: true });
+  await field.fill('nihao');
+  // Chromium reports the key within the composition; Safari after its end, with the key code 229.
+  for (const init of [{ isComposing: true }, { keyCode: 229 }]) {
+    await field.evaluate(
+      (element, init) =>
+        element.dispatchEvent(
+          new KeyboardEvent('keydown', { key: 'Enter', bubbles: true, cancelable: true, ...init } as KeyboardEventInit),
+        ),
+      init,
+    );
+  }
+  expect(await field.inputValue()).toBe('nihao');
+  await page.reload();
+  await connected(page);
+  await until(async () => (await field.inputValue()) === 'nihao', 'the draft after a reload');
+  await page.getByRole('button', { name: 'Sign out' }).click();
+  await page.getByLabel('Name').fill(b);
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  await page.goto(address);
+  await field.waitFor();
+  expect(await field.inputValue()).toBe('');
+  await write(page, 'mine');
+  await until(async () => (await texts(page)).includes('mine'));
+  // Everybody has an author for those who do not see the sides.
+  expect(await page.locator('.message', { hasText: 'mine' }).locator('.sr-only').first().textContent()).toBe('You');
+
+  const phone = await people.signIn(await people.person(PHONE), a);
+  await phone.getByRole('button', { name: new RegExp(b) }).tap();
+  const touched = phone.getByLabel('Message', { exact: true });
+  await touched.fill('first');
+  await touched.press('Enter');
+  await touched.pressSequentially('second');
+  expect(await touched.inputValue()).toBe('first\nsecond');
+  await phone.getByRole('button', { name: 'Send' }).tap();
+  await until(async () => (await texts(phone)).includes('first\nsecond'));
+  expect(await phone.locator('.message', { hasText: 'mine' }).locator('.sr-only').first().textContent()).toBe(b);
+});
+
+test('what cannot be loaded says so and can be tried again; nobody sees a field that is not for them', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  const news = await bob.createChannel({ name: 'Only news', participants: [a], posting: 'admins' });
+  const dm = await bob.dm(a);
+  for (let i = 1; i <= 90; i++) await dm.send(`number ${i}`);
+  const context = await people.person({ viewport: { width: 1100, height: 500 } });
+  await context.addInitScript(() => {
+    const seen: string[] = [];
+    (globalThis as { seen?: string[] }).seen = seen;
+    const look = () => document.querySelector('textarea') && seen.push('a field');
+    new MutationObserver(look).observe(document, { childList: true, subtree: true });
+  });
+  let refuses = false;
+  await context.routeWebSocket(/v1\/ws/, (socket) => {
+    const server = socket.connectToServer();
+    socket.onMessage((frame) => {
+      const { type, id } = JSON.parse(String(frame));
+      if (!refuses || type !== 'history') server.send(frame);
+      else socket.send(JSON.stringify({ type: 'error', id, code: 'internal', message: 'out of order' }));
+    });
+  });
+  const alice = await people.signIn(context, a);
+  await alice.getByRole('button', { name: /Only news/ }).click();
+  await alice.getByText('Only admins post here.').waitFor();
+  expect(await alice.evaluate(() => (globalThis as { seen?: string[] }).seen)).toEqual([]);
+  expect(alice.url()).toContain(news.id);
+
+  await alice.getByRole('button', { name: new RegExp(b) }).click();
+  await alice.getByText('New messages').waitFor();
+  const toEnd = alice.getByRole('button', { name: /^To the end/ });
+  await toEnd.waitFor();
+  refuses = true;
+  await toEnd.click();
+  await alice.locator('.float.problem', { hasText: 'out of order' }).waitFor();
+  refuses = false;
+  await alice.getByRole('button', { name: 'Try again' }).click();
+  await alice.locator('.body', { hasText: /^number 90$/ }).waitFor();
+  await until(async () => (await alice.locator('.float.problem').count()) === 0);
+});
+
+test('messages that come while the page is hidden are in its title and are notified of', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  const dm = await bob.dm(a);
+  await dm.send('first');
+  const context = await people.person({ viewport: DESK });
+  // Headless browsers show no notifications: this notes them.
+  await context.addInitScript(() => {
+    const state = { shown: [] as { title: string; body?: string; closed?: boolean; onclick?: () => void }[], asked: 0, hidden: false };
+    class Notification {
+      static permission = 'default';
+      static async requestPermission() {
+        state.asked++;
+        return (Notification.permission = 'granted');
+      }
+      title: string;
+      body: string | undefined;
+      closed = false;
+      constructor(title: string, options: { body?: string }) {
+        this.title = title;
+        this.body = options.body;
+        state.shown.push(this);
+      }
+      close() {
+        this.closed = true;
+      }
+    }
+    Object.assign(globalThis, { Notification, state });
+    Object.defineProperty(document, 'hidden', { get: () => state.hidden });
+    Object.defineProperty(document, 'visibilityState', { get: () => (state.hidden ? 'hidden' : 'visible') });
+  });
+  const alice = await people.signIn(context, a);
+  type Noted = { shown: { title: string; body?: string; closed?: boolean; onclick?: () => void }[]; asked: number; hidden: boolean };
+  const noted = () => alice.evaluate(() => (globalThis as unknown as { state: Noted }).state);
+  const hide = (hidden: boolean) =>
+    alice.evaluate((hidden) => {
+      (globalThis as unknown as { state: Noted }).state.hidden = hidden;
+      document.dispatchEvent(new Event('visibilitychange'));
+    }, hidden);
+  await until(async () => (await alice.title()) === '(1) Chat');
+  expect((await noted()).asked, 'nobody is asked unless they press the button').toBe(0);
+  const bell = alice.getByRole('button', { name: 'Notifications' });
+  await bell.click();
+  await until(async () => (await bell.getAttribute('aria-pressed')) === 'true');
+  expect(await noted()).toMatchObject({ asked: 1, shown: [{ body: 'Notifications are on.' }] });
+  await alice.getByRole('button', { name: new RegExp(b) }).click();
+  await until(async () => (await alice.title()) === 'Chat', 'read');
+  await dm.send('seen');
+  await alice.locator('.body', { hasText: 'seen' }).waitFor();
+  await hide(true);
+  await dm.send('hidden one');
+  await dm.send('hidden two');
+  await until(async () => (await alice.title()) === '(2) Chat', 'the number in the title');
+  await until(async () => (await noted()).shown.length === 2, 'a notification');
+  expect((await noted()).shown[1]).toMatchObject({ title: b, body: 'hidden two' });
+  await hide(false);
+  await until(async () => (await noted()).shown[1]!.closed, 'closed, since the page is seen');
+  await until(async () => (await alice.title()) === 'Chat', 'read');
+});
+
+test('the page works under a path that a proxy puts before it', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const [host, port] = gateway.address.split(':');
+  // Takes `/team/chat` away, as a proxy is told to.
+  const proxy: Server = createServer((asked, answer) => {
+    const path = asked.url!.replace(/^\/team\/chat\//, '/');
+    if (path === asked.url) return void answer.writeHead(404).end();
+    const forward = request({ host, port, path, method: asked.method, headers: asked.headers }, (got) => {
+      answer.writeHead(got.statusCode!, got.headers);
+      got.pipe(answer);
+    });
+    asked.pipe(forward);
+  });
+  proxy.on('upgrade', (asked, socket, head) => {
+    const upstream = connect(Number(port), host, () => {
+      const lines = [`GET ${asked.url!.replace(/^\/team\/chat\//, '/')} HTTP/1.1`];
+      for (let i = 0; i < asked.rawHeaders.length; i += 2) lines.push(`${asked.rawHeaders[i]}: ${asked.rawHeaders[i + 1]}`);
+      upstream.write(`${lines.join('\r\n')}\r\n\r\n`);
+      upstream.write(head);
+      socket.pipe(upstream).pipe(socket);
+    });
+    for (const end of [upstream, socket]) end.on('error', () => [upstream, socket].map((end) => end.destroy()));
+  });
+  await new Promise<void>((ready) => proxy.listen(0, '127.0.0.1', ready));
+  try {
+    const address = `http://127.0.0.1:${(proxy.address() as AddressInfo).port}/team/chat/`;
+    const page = await people.signIn(await people.person({ viewport: DESK }, address), a, '?codec=msgpack', address);
+    await openDm(page, b);
+    await write(page, 'by way of a path');
+    await page.locator('.message[data-state=sent]').waitFor();
+    expect(
+      await page.locator('img, link').evaluateAll((all) => all.map((one) => one.getAttribute('src') ?? one.getAttribute('href'))),
+    ).toEqual(expect.not.arrayContaining([expect.stringMatching(/^\//)]));
+    await page.close();
+  } finally {
+    proxy.closeAllConnections();
+    proxy.close();
+  }
+});
