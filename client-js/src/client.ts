@@ -2,7 +2,7 @@
 import { delay, retryDelay, unless, within } from './backoff.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
-import { Connection, isBackground, type State, type TokenSource } from './connection.js';
+import { Connection, type State, type TokenSource } from './connection.js';
 import { Conversation } from './conversation.js';
 import { dmId } from './dm.js';
 import { type Dispose, Emitter } from './emitter.js';
@@ -203,6 +203,10 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#lifecycle = undefined;
     this.#connection.step({ on: 'disconnect' });
     this.#connection.forget();
+    this.inbox.clear();
+    this.feed.clear();
+    this.marks.clear();
+    this.#presence.clear();
     try {
       if (user) await this.outbox.clear(user);
     } finally {
@@ -214,8 +218,7 @@ export class ChatClient extends Emitter<ClientEvents> {
    * request may be repeated. */
   async request<R extends Request>(
     request: R,
-    // What is told in the background may wait for its turn as long as there is a connection.
-    { signal, timeoutMs = isBackground(request) ? Infinity : REQUEST_TIMEOUT_MS }: RequestOptions = {},
+    { signal, timeoutMs = REQUEST_TIMEOUT_MS }: RequestOptions = {},
   ): Promise<Replies[R['type']]> {
     let last: ChatError | undefined;
     const work = async (over: AbortSignal) => {

@@ -33,8 +33,8 @@ const CONNECT_TIMEOUT_MS = 10_000;
 /** Cursors that a gateway uses, and that one frame has. */
 const CURSORS_MAX = 5_000;
 const CURSORS_AT_ONCE = 200;
-/** For any frame after a ping. */
-const PROBE_TIMEOUT_MS = 3_000;
+/** For any frame after a ping. Longer than a gateway may let a user wait who has asked for too many bytes. */
+const PROBE_TIMEOUT_MS = 6_000;
 /** A connection that held so long begins to count its failures anew. */
 const HEALTHY_MS = 30_000;
 /** A token is replaced so long before it expires. */
@@ -107,9 +107,6 @@ interface Asked {
 /** A request that waits for its turn. */
 type Queued = Asked & { id: number; data: ReturnType<Codec['encode']> };
 
-/** Watermarks: they come after what a person waits for. */
-export const isBackground = ({ type }: Request): boolean => type === 'read' || type === 'delivered';
-
 export class Connection {
   state: State = { at: 'idle' };
   #hooks: Hooks;
@@ -118,7 +115,6 @@ export class Connection {
   #asked = new Map<number, Asked>();
   /** Requests that wait until the gateway's rate allows them. */
   #queue: Queued[] = [];
-  #background: Queued[] = [];
   #limits: Partial<Limits> = {};
   /** Requests that may be sent at once, as of `#filledAt`. The gateway counts over all connections of a user. */
   #tokens = 0;
@@ -163,13 +159,13 @@ export class Connection {
   ask<R extends Request>(request: R): Promise<Replies[R['type']]> {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
-      const asked = this.#asked.size + this.#queue.length + this.#background.length;
+      const asked = this.#asked.size + this.#queue.length;
       if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
       const queued: Queued = { resolve, reject, id, data: this.#encode(request, id) };
       // What keeps the connection alive does not wait.
       if (request.type === 'connect' || request.type === 'ping' || request.type === 'refresh') return this.#send(queued);
-      (isBackground(request) ? this.#background : this.#queue).push(queued);
+      this.#queue.push(queued);
       this.#pump();
     });
   }
@@ -222,8 +218,7 @@ export class Connection {
 
   #pump(): void {
     while (!this.#pumping && this.#socket) {
-      const queue = this.#queue[0] ? this.#queue : this.#background;
-      if (!queue[0]) return;
+      if (!this.#queue[0]) return;
       const missing = 1 - this.#refill();
       if (missing > 0) {
         this.#pumping = true;
@@ -234,7 +229,7 @@ export class Connection {
         });
         return;
       }
-      this.#send(queue.shift()!);
+      this.#send(this.#queue.shift()!);
     }
   }
 
@@ -345,7 +340,7 @@ export class Connection {
       socket.close();
     }
     const asked = [...this.#asked.values()];
-    const queued = [...this.#queue.splice(0), ...this.#background.splice(0)];
+    const queued = this.#queue.splice(0);
     this.#asked.clear();
     for (const { reject } of asked) reject(interrupted(code));
     for (const { reject } of queued) reject(interrupted());

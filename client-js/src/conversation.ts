@@ -154,7 +154,7 @@ export class Conversation extends Emitter<ConversationEvents> {
 
   /** Of a dm: the other user. Empty if it is unknown. */
   get name(): string {
-    return this.item?.name ?? this.details?.name ?? '';
+    return this.item?.name ?? this.details?.name ?? this.#client.outbox.dms.get(this.id) ?? '';
   }
 
   get unread(): number {

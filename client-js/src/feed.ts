@@ -60,6 +60,10 @@ export class Feed {
     this.#places.delete(conversation);
   }
 
+  clear(): void {
+    this.#places.clear();
+  }
+
   cursors(): Record<ConversationId, [Seq, number]> {
     const places = [...this.#places].slice(-CURSORS_MAX);
     return Object.fromEntries(places.map(([conversation, { seq }]) => [conversation, [seq, 0]]));

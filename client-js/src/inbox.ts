@@ -136,6 +136,17 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     return next;
   }
 
+  /** @internal Nothing of the user is kept. */
+  clear(): void {
+    clearTimeout(this.#retry);
+    this.#items.clear();
+    this.#outside.clear();
+    this.#next = undefined;
+    this.#sorted = undefined;
+    this.loaded = false;
+    this.#changed();
+  }
+
   /** @internal */
   receive(message: Message, me: UserId | undefined): void {
     const { conversation, seq, messageId, at, sender, kind } = message;

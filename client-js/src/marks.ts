@@ -53,6 +53,13 @@ export class Marks {
     }
   }
 
+  clear(): void {
+    for (const marks of [this.#wanted, this.#told]) {
+      marks.read.clear();
+      marks.delivered.clear();
+    }
+  }
+
   /** Whoever has read a message has received it. */
   #isTold(type: Mark['type'], conversation: ConversationId, seq: Seq): boolean {
     const told = (type: Mark['type']) => this.#told[type].get(conversation) ?? 0;

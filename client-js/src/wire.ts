@@ -4,22 +4,8 @@ import type { Frame } from './codec.js';
 /** Fields whose keys are ids, not names. */
 const KEYED_BY_ID = 'cursors';
 
-const camelNames = new Map<string, string>();
-const snakeNames = new Map<string, string>();
-
-function translated(names: Map<string, string>, name: string, translate: (name: string) => string): string {
-  let to = names.get(name);
-  // A gateway has few names; one that makes them up fills no memory.
-  if (to === undefined) {
-    to = translate(name);
-    if (names.size < 1_000) names.set(name, to);
-  }
-  return to;
-}
-
-const toCamel = (name: string) =>
-  translated(camelNames, name, (name) => name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()));
-const toSnake = (name: string) => translated(snakeNames, name, (name) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`));
+const toCamel = (name: string) => name.replace(/_./g, ([, letter]) => letter!.toUpperCase());
+const toSnake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 
 function renamed(value: unknown, rename: (name: string) => string): unknown {
   if (Array.isArray(value)) return value.map((item) => renamed(item, rename));

@@ -44,7 +44,7 @@ interface Seen {
 
 function Everything({ client, seen }: { client: ChatClient; seen: Seen[] }) {
   useEffect(() => {
-    client.connect().catch(() => {});
+    void client.connect();
     return () => client.disconnect();
   }, [client]);
   const { at } = useConnection(client);

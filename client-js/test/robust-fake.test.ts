@@ -234,6 +234,7 @@ describe('what is stored', () => {
     await expect(sent).rejects.toMatchObject({ code: 'closed' });
     expect((await storage.entries('alice')).map(({ body }) => body)).toEqual(['kept']);
     expect(client.state.at).toBe('idle');
+    expect([client.inbox.items, Object.keys(client.cursors())]).toEqual([[], []]);
   });
 
   test.each([

@@ -209,7 +209,7 @@ pub struct Limits {
     pub requests_burst: u32,
     /// Bytes of a user's requests and of their replies: on average, and at once. More are waited for.
     ///
-    /// default: 1048576 and 4194304
+    /// default: 1048576 and 2097152
     pub request_bytes_per_second: u32,
     pub request_bytes_burst: u32,
     /// Conversations that a user may create: on average, and at once. More get `rate_limited`.
@@ -366,7 +366,7 @@ impl Default for Limits {
             requests_per_second: 100,
             requests_burst: 500,
             request_bytes_per_second: 1 << 20,
-            request_bytes_burst: 4 << 20,
+            request_bytes_burst: 2 << 20,
             creations_per_minute: 60,
             creations_burst: 200,
             invitations_per_minute: 600,

@@ -363,7 +363,7 @@ async def test_a_slow_reader_gets_every_page_it_asked_for(start):
 
 @pytest.mark.parametrize("how", ["history", "subscribe"])
 async def test_who_asks_for_too_many_bytes_waits_alone_and_reconnecting_gains_nothing(start, codec, how):
-    # Nothing comes back while the test runs, so that a wait is as long as it may be: 2 s.
+    # Nothing comes back while the test runs, so that a wait is as long as it may be: 5 s.
     gateway = start(limits__request_bytes_per_second=1, limits__request_bytes_burst=1 << 20)
     alice, bob = [await gateway.connect(user, codec) for user in ("alice", "bob")]
     channel = await bob.create("channel", name="large", public=True)

@@ -122,7 +122,7 @@ function Connection({ state, onRetry, onSignOut }: { state: State; onRetry: () =
     );
   }
   return (
-    <p className="connection" role="status">
+    <p className="connection" role="status" title={state.at === 'waiting' ? state.error?.message : undefined}>
       <span className="spinner" aria-hidden="true" />
       {state.at === 'waiting' ? 'No connection. Trying again…' : 'Connecting…'}
       {state.at === 'waiting' && (
