@@ -197,7 +197,7 @@ describe('a client', () => {
     // Dead without anybody having said so, as after sleep.
     server.socket.silent = true;
     listeners.dispatchEvent(new Event('visibilitychange'));
-    await vi.advanceTimersByTimeAsync(2_900);
+    await vi.advanceTimersByTimeAsync(5_900);
     expect(client.state.at).toBe('connected');
     await vi.advanceTimersByTimeAsync(200);
     expect(client.state.at).toBe('waiting');

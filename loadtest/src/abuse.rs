@@ -54,9 +54,9 @@ pub(crate) struct Options {
     /// Only this kind of misuse, by the name that a run prints, to see what it costs
     #[arg(long)]
     only: Option<String>,
-    /// How much the memory of a gateway may grow, in MiB: 256 for what it keeps (`memory.mib`), the store's cache, and the
+    /// How much the memory of a gateway may grow, in MiB: 512 for what it keeps (`memory.mib`), the store's cache, and the
     /// queues of the sockets
-    #[arg(long, default_value_t = 512.0)]
+    #[arg(long, default_value_t = 768.0)]
     memory_mib: f64,
     /// How many descriptors a gateway may open for each hostile session
     #[arg(long, default_value_t = 128)]

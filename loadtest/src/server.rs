@@ -353,7 +353,7 @@ log = {{ format = "json", filter = "info" }}
 
 /// What conversations, inboxes and pages may hold where the limits are the default ones: on a large machine they would
 /// hold more than a short run can fill, and no bound would be seen.
-const MEMORY_MIB: u32 = 256;
+const MEMORY_MIB: u32 = 512;
 /// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
 const LARGE: [(&str, u64); 14] = [
     ("limits.group_participants", 10_000),
