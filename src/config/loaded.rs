@@ -1,10 +1,7 @@
 //! What is wrong with the settings, and where each comes from.
 
 use super::{Algorithm, Config, Loaded, StoreKind};
-use crate::{
-    memory::{MIB_MAX, MIB_MIN},
-    model::limits::CONNECT_BYTES,
-};
+use crate::memory::{MIB_MAX, MIB_MIN};
 
 /// 64 of them at once, with attachments, must fit into half of a commit log segment of 32 MiB.
 const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
@@ -147,11 +144,6 @@ impl Loaded {
         ] {
             check(value >= 1, key, "must be at least 1");
         }
-        check(
-            limits.request_bytes_burst as usize >= CONNECT_BYTES + limits.page_bytes(),
-            "limits.request_bytes_burst",
-            "must be at least 131072 + limits.outbox_bytes / 4: a connect and one page",
-        );
         check(
             limits.invitations_burst as usize >= limits.group_participants,
             "limits.invitations_burst",

@@ -511,6 +511,14 @@ impl Limits {
         self.outbox_bytes / 4
     }
 
+    /// Bytes that a user may ask for at once: as set, but at least a connect and one page.
+    #[must_use]
+    pub fn bytes_burst(&self) -> u32 {
+        let least = crate::model::limits::CONNECT_BYTES + self.page_bytes();
+        let least = u32::try_from(least).unwrap_or(u32::MAX);
+        self.request_bytes_burst.max(least)
+    }
+
     #[must_use]
     pub fn protocol(&self) -> crate::protocol::Limits {
         use crate::model::limits::{ATTACHMENTS_MAX, CURSORS_MAX, PAGE_ENTRIES_MAX, WATCHED_MAX};

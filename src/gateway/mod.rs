@@ -68,7 +68,7 @@ impl Gateway {
             limits.service_requests_per_second,
             limits.service_requests_burst,
         ));
-        let rates = rates::Rates::new(&limits);
+        let rates = rates::Rates::new(&limits, limits.bytes_burst());
         Self {
             router,
             hub,

@@ -113,7 +113,7 @@ impl Rate {
 }
 
 impl Rates {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &Limits, bytes_burst: u32) -> Self {
         let per_minute = |count: u32, burst: u32| {
             let one = std::num::NonZeroU32::MIN;
             let count = std::num::NonZeroU32::new(count).unwrap_or(one);
@@ -123,7 +123,7 @@ impl Rates {
         Self {
             began: Instant::now(),
             requests: Rate::new(limits.requests_per_second, limits.requests_burst),
-            bytes: Rate::new(limits.request_bytes_per_second, limits.request_bytes_burst),
+            bytes: Rate::new(limits.request_bytes_per_second, bytes_burst),
             users: DashMap::default(),
             creations: per_minute(limits.creations_per_minute, limits.creations_burst),
             invitations: per_minute(limits.invitations_per_minute, limits.invitations_burst),
@@ -206,17 +206,19 @@ mod tests {
     }
 
     fn rates() -> Rates {
-        Rates::new(&Limits {
-            requests_per_second: 1,
-            requests_burst: 3,
-            request_bytes_per_second: 100,
-            request_bytes_burst: 1_000,
-            creations_per_minute: 1,
-            creations_burst: 2,
-            invitations_per_minute: 1,
-            invitations_burst: 10,
-            ..Limits::default()
-        })
+        Rates::new(
+            &Limits {
+                requests_per_second: 1,
+                requests_burst: 3,
+                request_bytes_per_second: 100,
+                creations_per_minute: 1,
+                creations_burst: 2,
+                invitations_per_minute: 1,
+                invitations_burst: 10,
+                ..Limits::default()
+            },
+            1_000,
+        )
     }
 
     #[tokio::test(start_paused = true)]
