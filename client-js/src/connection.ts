@@ -209,7 +209,7 @@ export class Connection {
   /** Returns how many requests the gateway's rate allows now. */
   #refill(): number {
     const { requestsPerSecond = Infinity, requestsBurst = Infinity } = this.#limits;
-    const now = Date.now();
+    const now = performance.now();
     const fresh = now > this.#filledAt ? ((now - this.#filledAt) / 1000) * requestsPerSecond * RATE_PART : 0;
     this.#tokens = Math.min(Math.max(1, requestsBurst * BURST_PART), requestsBurst === Infinity ? Infinity : this.#tokens + fresh);
     this.#filledAt = Math.max(now, this.#filledAt);
@@ -222,7 +222,7 @@ export class Connection {
       const missing = 1 - this.#refill();
       if (missing > 0) {
         this.#pumping = true;
-        const ms = (missing / (this.#limits.requestsPerSecond! * RATE_PART)) * 1000 + Math.max(0, this.#filledAt - Date.now());
+        const ms = (missing / (this.#limits.requestsPerSecond! * RATE_PART)) * 1000 + Math.max(0, this.#filledAt - performance.now());
         this.#after(Math.ceil(ms), () => {
           this.#pumping = false;
           this.#pump();
@@ -240,7 +240,7 @@ export class Connection {
     let url: string;
     try {
       text = await this.#fetchToken(state.token);
-      url = await this.#hooks.url();
+      url = await within(TOKEN_TIMEOUT_MS, async () => this.#hooks.url());
       this.#codec = await this.#hooks.codec();
     } catch (error) {
       if (!isOver()) this.step({ on: 'no_token', error: error as Error });
@@ -295,7 +295,7 @@ export class Connection {
     // What was sent to connect has been counted.
     if (isFirst) {
       this.#tokens += (this.#limits.requestsBurst ?? 0) * BURST_PART;
-      this.#filledAt = Date.now();
+      this.#filledAt = performance.now();
     }
     const error = this.#hooks.connected(hello);
     if (error) return this.step({ on: 'no_token', error });
@@ -322,7 +322,7 @@ export class Connection {
     if (rest.code === 'rate_limited') {
       // Other sessions of this user ask too: everything rests until then.
       this.#tokens = Math.min(0, this.#refill());
-      this.#filledAt = Math.max(this.#filledAt, Date.now() + ((rest.retryAfterMs as number) ?? 0));
+      this.#filledAt = Math.max(this.#filledAt, performance.now() + ((rest.retryAfterMs as number) ?? 0));
     }
     asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, rest.retryAfterMs as number));
   }

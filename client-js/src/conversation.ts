@@ -404,7 +404,10 @@ export class Conversation extends Emitter<ConversationEvents> {
   resync(head: Seq): void {
     const live = this.atEnd;
     this.#reaches(head);
-    if ((live || this.#following) && this.#timeline.entries.length) void this.#page((read) => this.#load(read)).catch(() => {});
+    if (!live && !this.#following) return;
+    this.#following = true;
+    if (!this.#timeline.entries.length) this.#fill();
+    else void this.#page((read) => this.#load(read)).catch(() => this.#retry(() => this.#fill()));
   }
 
   /** @internal */
@@ -538,6 +541,7 @@ export class Conversation extends Emitter<ConversationEvents> {
         });
         this.error = undefined;
         this.#failures = 0;
+        clearTimeout(this.#retrying);
       } catch (error) {
         if (isOver()) return;
         this.error = error as ChatError;

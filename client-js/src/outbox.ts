@@ -163,8 +163,10 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   async clear(user: UserId): Promise<void> {
     this.disconnected();
     this.#entries.clear();
-    const stored = await this.#storage.entries(user);
-    await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
+    await within(STORAGE_TIMEOUT_MS, async () => {
+      const stored = await this.#storage.entries(user);
+      await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
+    });
     this.#tell({});
     this.close();
   }
@@ -331,6 +333,8 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       }
       const sent = await this.#ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
       entry.sent = sent;
+      // Its message came before: nothing is about to come that would take it from the list.
+      if (sent.duplicate) this.#entries.delete(clientId);
       this.#settle(clientId)?.resolve(sent);
       this.#tell({ sent: [clientId, sent] });
       this.#store(entry, true);
