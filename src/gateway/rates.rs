@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The longest wait for bytes that were asked for. Shorter than the time after which a client takes a silent connection for
-/// dead (the SDK: 6 s). With 2 s hostile sessions cost ordinary ones three times as much (`loadtest abuse`).
+/// dead (the SDK: 6 s).
 pub(super) const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The rates of all users who are connected, or were lately.
@@ -66,6 +66,11 @@ impl Rate {
         (self.each * count as f64) as u64
     }
 
+    /// The largest debt: nobody waits longer than that.
+    fn most(&self, now: u64) -> u64 {
+        now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64
+    }
+
     /// Takes one, if there is one.
     fn take(&self, full_at: &AtomicU64, now: u64) -> Result<(), Wait> {
         let ordering = Ordering::Relaxed;
@@ -85,8 +90,7 @@ impl Rate {
         let ordering = Ordering::Relaxed;
         let more = |full_at: u64| {
             let rested = full_at <= now + self.burst;
-            let most = now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64;
-            rested.then(|| (full_at.max(now) + self.cost(count)).min(most))
+            rested.then(|| (full_at.max(now) + self.cost(count)).min(self.most(now)))
         };
         let taken = full_at.fetch_update(ordering, ordering, more);
         taken.map(drop).map_err(|full_at| {
@@ -98,7 +102,7 @@ impl Rate {
 
     /// Takes so many, also more than there are.
     fn charge(&self, full_at: &AtomicU64, now: u64, count: usize) {
-        let most = now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64;
+        let most = self.most(now);
         let ordering = Ordering::Relaxed;
         let more =
             |full_at: u64| Some((full_at.max(now) + self.cost(count)).min(most.max(full_at)));
