@@ -23,6 +23,8 @@ pub enum Mutation {
     Remember,
     /// A removal is acknowledged before the user's sockets are known to have heard of it.
     Private,
+    /// A session that asks to look into a channel is sent its events before it is known to be allowed to.
+    Asking,
     /// A session that connects follows channels that its user was removed from meanwhile.
     Follow,
     /// A session panics when it refreshes its token.

@@ -212,6 +212,8 @@ struct Owner {
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     /// Writes to the log under way, of which each ends as [`Done::Stored`].
     writing: usize,
+    /// Read and delivered marks that are being stored.
+    marks: usize,
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
     failed: Option<Error>,
@@ -384,6 +386,7 @@ impl Owner {
                 }
             }
             Done::Marked(mark, reply) => {
+                self.marks -= 1;
                 self.marked(mark);
                 drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
             }

@@ -142,10 +142,14 @@ impl Participants {
         self.is_channel() && self.known.len() > CHANNEL_PARTICIPANTS_KNOWN_MAX
     }
 
-    /// Only when nothing is in flight: what is known may not be stored yet.
+    /// Only when nothing is in flight: what is known may not be stored yet. Strangers go first, so that they push nobody
+    /// out who is in the channel.
     pub(super) fn forget_known(&mut self) {
         if self.is_channel() {
-            self.known.clear();
+            self.known.retain(|_, participant| participant.is_in());
+            if self.known.len() > CHANNEL_PARTICIPANTS_KNOWN_MAX / 2 {
+                self.known.clear();
+            }
         }
     }
 

@@ -34,9 +34,12 @@ impl Router {
     ) -> Result<Head, Error> {
         let topics = &[Topic::Channel(conversation)];
         let head = || self.ask(conversation, session.user.clone(), Operation::Head);
+        // By a request before this one.
+        let subscribed_already = self.edge.hub().is_sent(&topics[0], session.session);
         let subscribed = async {
-            // Asked twice: first whether it may, then, subscribed, where the channel has got to. A channel that is made
-            // private in between says so to the second question, or ends the subscription.
+            // Rule [private]. Asked three times: whether it may, so that strangers make no gateway interested; whether it
+            // still may, now that whatever ends that right comes here and ends the request; and, once events are sent to
+            // it, where the channel has got to.
             let Outcome::Head(first) = head().await? else {
                 return Err(Error::UnknownConversation);
             };
@@ -47,13 +50,13 @@ impl Router {
             self.edge
                 .request(topics, session, what, SUBSCRIPTIONS_MAX)?;
             self.follow_owner(conversation).await?;
-            let Outcome::Head(head) = head().await? else {
-                return Err(Error::UnknownConversation);
-            };
-            if self.edge.hub().confirm(topics, session) {
-                Ok(head)
-            } else {
-                Err(Error::unavailable("the subscription has ended meanwhile"))
+            head().await?;
+            if !self.edge.hub().confirm(topics, session) {
+                return Err(Error::unavailable("the subscription has ended meanwhile"));
+            }
+            match head().await? {
+                Outcome::Head(head) => Ok(head),
+                _ => Err(Error::UnknownConversation),
             }
         };
         let subscribed = subscribed.await;
@@ -62,7 +65,8 @@ impl Router {
             Err(Error::UnknownConversation | Error::Forbidden(_)) => {
                 self.unsubscribe(session, topics);
             }
-            Err(_) => self.give_up(session, topics),
+            Err(_) if subscribed_already => {}
+            Err(_) => self.unsubscribe(session, topics),
         }
         subscribed
     }

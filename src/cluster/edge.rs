@@ -19,7 +19,10 @@ use super::{
 use crate::{
     chat::{Audience, Error, Head, Place, Publication},
     fanout::{Encoded, Hub, Subscriber, TooMany},
-    model::{Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId},
+    model::{
+        Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId,
+        limits::CHANNELS_AT_ONCE,
+    },
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
 };
 
@@ -125,10 +128,24 @@ impl Edge {
         tell()
     }
 
-    /// Subscribes a session that connects to channels that its user is in.
+    /// Subscribes a session that connects to the channels that its user is in. Others need not wait for all of them.
     pub(super) fn follow(&self, channels: &[Topic], session: &Arc<Subscriber>) {
-        let _telling = lock(&self.telling);
-        self.hub.follow(channels, session);
+        for channels in channels.chunks(CHANNELS_AT_ONCE) {
+            let _telling = lock(&self.telling);
+            self.hub.follow(channels, session);
+        }
+        self.hub.followed(session);
+    }
+
+    /// Ends all subscriptions of a session. Others need not wait for all of them.
+    pub(super) fn leave(&self, session: &Subscriber, tell: impl Fn(&Topic)) {
+        for topics in self.hub.leave(session).chunks(CHANNELS_AT_ONCE) {
+            let left = |hub: &Hub| {
+                hub.left(topics, session);
+                topics.to_vec()
+            };
+            self.end(left, &tell);
+        }
     }
 
     /// Subscribes a session to what it asked for: see [`Hub::request`].
@@ -443,7 +460,7 @@ mod tests {
         assert_eq!(edge.asking(channel), None, "nobody is here");
         edge.subscribe(&topic, &first);
         let asked = edge.asking(channel).unwrap();
-        edge.end(|hub| hub.leave(&first), |_| {});
+        edge.leave(&first, |_| {});
         edge.subscribe(&topic, &second);
         edge.confirmed(channel, asked, 10);
         assert!(!edge.follows(channel), "the owner was told otherwise since");

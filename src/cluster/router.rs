@@ -357,8 +357,7 @@ impl Router {
 
     /// Ends everything that `register` and `subscribe` began.
     pub fn leave(&self, session: &Subscriber) {
-        self.edge
-            .end(|hub| hub.leave(session), |topic| self.uninterested(topic));
+        self.edge.leave(session, |topic| self.uninterested(topic));
     }
 
     fn uninterested(&self, topic: &Topic) {

@@ -58,7 +58,7 @@ impl Subscriber {
 
 /// Of larger topics frames are queued: whoever publishes is not to be held up by so many writes.
 const AT_ONCE_MAX: usize = 2_000;
-/// Of smaller topics the map is held while they are written to.
+/// Up to so many subscribers are written to while the map is locked; of more, a copy is made first.
 const HELD_MAX: usize = 4;
 /// Who is subscribed to a topic, and how long it takes to write to all of them.
 #[derive(Default)]
@@ -67,6 +67,8 @@ pub(super) struct Subscribers {
     pub(super) sessions: IndexMap<SessionId, Arc<Subscriber>>,
     /// The same, to be walked without holding the map; made when it is needed.
     pub(super) shared: OnceLock<Arc<[Arc<Subscriber>]>>,
+    /// Sessions that ask to look into a channel. They count as interested, and are sent nothing yet.
+    pub(super) asking: Option<Box<Vec<Arc<Subscriber>>>>,
     pace: Pace,
     /// It was large once: something may be held back.
     coalesced: AtomicBool,
@@ -84,6 +86,42 @@ impl Subscribers {
     pub(super) fn shared(&self) -> Arc<[Arc<Subscriber>]> {
         let all = || self.sessions.values().cloned().collect();
         self.shared.get_or_init(all).clone()
+    }
+
+    fn asking(&self) -> &[Arc<Subscriber>] {
+        self.asking.as_deref().map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn asks(&self, session: SessionId) -> bool {
+        self.asking().iter().any(|known| known.session == session)
+    }
+
+    /// True if the session was asking, which it is not any more.
+    pub(super) fn asks_no_more(&mut self, session: SessionId) -> bool {
+        let Some(asking) = &mut self.asking else {
+            return false;
+        };
+        let before = asking.len();
+        asking.retain(|known| known.session != session);
+        let asked = asking.len() < before;
+        if asking.is_empty() {
+            self.asking = None;
+        }
+        asked
+    }
+
+    /// All sessions that are subscribed, or ask to be.
+    pub(super) fn everyone(&self) -> Vec<Arc<Subscriber>> {
+        self.sessions
+            .values()
+            .chain(self.asking())
+            .cloned()
+            .collect()
+    }
+
+    /// How many those are.
+    fn count(&self) -> usize {
+        self.sessions.len() + self.asking().len()
     }
 }
 
@@ -131,15 +169,17 @@ impl Hub {
         if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
             subscribers.get_mut().shared.take();
             subscribers.get_mut().sessions.swap_remove(&session);
-            if subscribers.get().sessions.is_empty() {
+            subscribers.get_mut().asks_no_more(session);
+            if subscribers.get().count() == 0 {
                 subscribers.remove();
             }
         }
     }
 
+    /// How many sessions are subscribed to the topic, or ask to be.
     #[must_use]
     pub fn subscribers(&self, topic: &Topic) -> usize {
-        self.topics.get(topic).map_or(0, |s| s.sessions.len())
+        self.topics.get(topic).map_or(0, |s| s.count())
     }
 
     /// The sessions of a user here.
@@ -407,7 +447,7 @@ pub(super) mod tests {
         for subscriber in [&one, &other, &gone, &one] {
             hub.subscribe(&topic, subscriber);
         }
-        hub.leave(&gone);
+        hub.left(&hub.leave(&gone), &gone);
         hub.subscribe(&topic, &gone);
         assert_eq!(hub.subscribers(&topic), 2);
         hub.deliver(&topic, &event(true));
@@ -417,7 +457,7 @@ pub(super) mod tests {
         let pointers = [to_one, to_other].map(|frames| frames[0].bytes().as_ptr());
         assert_eq!(pointers[0], pointers[1], "the bytes are shared, not copied");
         hub.removed(&topic, &one);
-        hub.leave(&other);
+        hub.left(&hub.leave(&other), &other);
         assert!(hub.topics.is_empty());
     }
 }

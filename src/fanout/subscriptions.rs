@@ -17,7 +17,7 @@ use crate::{
 pub(super) enum Reason {
     /// Its user is in the channel, or the topic is the user's own.
     Participant,
-    /// It asked for it, and the request is still under way.
+    /// It asked for it, and the request is still under way. Of a channel, nothing is sent to it yet.
     Asking,
     /// It asked for it: a spectator of a public channel, or somebody who watches a user.
     Asked,
@@ -65,6 +65,12 @@ impl Subscriptions {
         }
     }
 
+    /// How many topics were not asked for: channels that its user is in, and the user's own.
+    fn rights(&self) -> usize {
+        let requested = self.channels_requested + self.users_requested;
+        self.list.len() - requested as usize
+    }
+
     pub(super) fn add(&mut self, topic: Topic, reason: Reason) {
         if reason != Reason::Participant {
             *self.requested(&topic) += 1;
@@ -109,6 +115,17 @@ impl Subscriptions {
     }
 }
 
+impl Subscriber {
+    /// How many channels the session is subscribed to because its user is in them.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        let subscriptions = lock(&self.subscriptions);
+        let rights = subscriptions.as_ref().map_or(0, Subscriptions::rights);
+        // One is the user's own topic.
+        rights.saturating_sub(1)
+    }
+}
+
 impl Hub {
     /// Subscribes a session, unless it has left, because of who its user is: a channel's participant, or the user of a
     /// topic of their own. Twice is harmless. A spectator becomes a participant.
@@ -119,22 +136,32 @@ impl Hub {
         }
     }
 
-    /// Subscribes a session that connects to the channels its user is in, but for those that the user was removed from
-    /// since it was registered: that news may have come before this.
+    /// Subscribes a session that connects to channels its user is in, but for those that the user was removed from since
+    /// it was registered: that news may have come before this.
     pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
-            let Removed(mut removed) = *subscriptions.removed.take().unwrap_or_default();
-            if broken(Mutation::Follow) {
-                removed.clear();
-            }
-            for topic in channels.iter().filter(|topic| !removed.contains(topic)) {
+            let removed = subscriptions.removed.take();
+            let is_removed = |topic: &Topic| {
+                let removed = removed.as_deref().is_some_and(|r| r.0.contains(topic));
+                removed && !broken(Mutation::Follow)
+            };
+            for topic in channels.iter().filter(|topic| !is_removed(topic)) {
                 self.insert(topic, subscriber, subscriptions, Reason::Participant);
             }
+            subscriptions.removed = removed;
         }
     }
 
-    /// Subscribes a session that asked for it: a spectator of a channel, or somebody who watches users. All of the topics,
-    /// which are of one kind, or none.
+    /// The session follows all channels that its user is in: from now on it is subscribed to a channel or it is not.
+    pub fn followed(&self, subscriber: &Subscriber) {
+        if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
+            subscriptions.removed = None;
+        }
+    }
+
+    /// Notes that a session asks for topics, which are of one kind: all of them, or none. Users are watched at once. Of a
+    /// channel nothing is sent before the request is confirmed: until then it may turn out that the session may not look
+    /// into it, or may not any more.
     ///
     /// # Errors
     /// If the session would have asked for more than `max` topics of this kind.
@@ -162,9 +189,10 @@ impl Hub {
         Ok(())
     }
 
-    /// A request for these topics succeeded. False if one of the subscriptions has ended meanwhile.
+    /// A request for these topics succeeded: what is published from now on is sent to the session. False if one of the
+    /// subscriptions has ended meanwhile.
     #[must_use]
-    pub fn confirm(&self, topics: &[Topic], subscriber: &Subscriber) -> bool {
+    pub fn confirm(&self, topics: &[Topic], subscriber: &Arc<Subscriber>) -> bool {
         let mut subscriptions = lock(&subscriber.subscriptions);
         let Some(subscriptions) = &mut *subscriptions else {
             return false;
@@ -173,9 +201,21 @@ impl Hub {
         for subscription in &mut subscriptions.list {
             if missing.remove(&subscription.topic) && subscription.reason == Reason::Asking {
                 subscription.reason = Reason::Asked;
+                self.activate(&subscription.topic, subscriber);
             }
         }
         missing.is_empty()
+    }
+
+    /// Sends a session that asked for the topic what is published from now on.
+    fn activate(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
+        if let Some(mut subscribers) = self.topics.get_mut(topic)
+            && subscribers.asks_no_more(subscriber.session)
+        {
+            subscribers.shared.take();
+            let subscriber = subscriber.clone();
+            subscribers.sessions.insert(subscriber.session, subscriber);
+        }
     }
 
     /// Ends what a request began that failed, unless another one for the same succeeded. Returns what has ended.
@@ -210,8 +250,8 @@ impl Hub {
 
     /// Ends the subscriptions of everyone who is not in the channel; returns these sessions.
     pub fn end_spectators(&self, channel: &Topic) -> Vec<Arc<Subscriber>> {
-        let sessions = self.topics.get(channel).map(|s| s.shared());
-        let mut spectators = sessions.map_or_else(Vec::new, |sessions| sessions.to_vec());
+        let sessions = self.topics.get(channel).map(|s| s.everyone());
+        let mut spectators = sessions.unwrap_or_default();
         spectators.retain(|session| {
             let ended = self.end_requested(std::slice::from_ref(channel), session);
             !ended.is_empty()
@@ -221,6 +261,15 @@ impl Hub {
 
     #[must_use]
     pub fn is_subscribed(&self, topic: &Topic, session: SessionId) -> bool {
+        let subscribers = self.topics.get(topic);
+        subscribers.is_some_and(|subscribers| {
+            subscribers.sessions.contains_key(&session) || subscribers.asks(session)
+        })
+    }
+
+    /// Whether what is published is sent to the session.
+    #[must_use]
+    pub fn is_sent(&self, topic: &Topic, session: SessionId) -> bool {
         let subscribers = self.topics.get(topic);
         subscribers.is_some_and(|subscribers| subscribers.sessions.contains_key(&session))
     }
@@ -234,14 +283,26 @@ impl Hub {
     ) {
         let entry = self.topics.entry(topic.clone());
         let mut subscribers = entry.or_insert_with(Subscribers::of_one);
-        subscribers.shared.take();
-        let known = subscribers
-            .sessions
-            .insert(subscriber.session, subscriber.clone());
+        let waits = reason == Reason::Asking && matches!(topic, Topic::Channel(_));
+        let known = if waits && !broken(Mutation::Asking) {
+            let asking = subscribers.asking.get_or_insert_default();
+            asking.push(subscriber.clone());
+            false
+        } else {
+            subscribers.shared.take();
+            let asked = subscribers.asks_no_more(subscriber.session);
+            let session = subscriber.session;
+            asked
+                | subscribers
+                    .sessions
+                    .insert(session, subscriber.clone())
+                    .is_some()
+        };
         drop(subscribers);
-        match known {
-            None => subscriptions.add(topic.clone(), reason),
-            Some(_) => subscriptions.promote(topic, reason),
+        if known {
+            subscriptions.promote(topic, reason);
+        } else {
+            subscriptions.add(topic.clone(), reason);
         }
     }
 
@@ -271,7 +332,9 @@ impl Hub {
             let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
             // It was published while this session was subscribed.
             let outbox = &subscriber.outbox;
-            if let Some(held) = self.coalescing.held(topic, outbox.codec()) {
+            if self.is_sent(topic, subscriber.session)
+                && let Some(held) = self.coalescing.held(topic, outbox.codec())
+            {
                 outbox.push(held);
             }
             self.remove(topic, subscriber.session);
@@ -279,15 +342,18 @@ impl Hub {
         ended
     }
 
-    /// Ends all subscriptions of a session; returns their topics.
+    /// What a session that leaves is subscribed to, of which [`Hub::left`] is to be told. Nothing subscribes it again.
     pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
         let subscriptions = lock(&subscriber.subscriptions).take();
         let subscriptions = subscriptions.map_or_else(Vec::new, |s| s.list);
-        let topics: Vec<Topic> = subscriptions.into_iter().map(|s| s.topic).collect();
-        for topic in &topics {
+        subscriptions.into_iter().map(|s| s.topic).collect()
+    }
+
+    /// Ends subscriptions of a session that leaves.
+    pub fn left(&self, topics: &[Topic], subscriber: &Subscriber) {
+        for topic in topics {
             self.remove(topic, subscriber.session);
         }
-        topics
     }
 }
 
@@ -331,13 +397,45 @@ mod tests {
         hub.removed(&gone, &one);
         hub.removed(&back, &one);
         hub.subscribe(&back, &one);
-        hub.follow(&[gone.clone(), back.clone(), stays.clone()], &one);
+        hub.follow(&[gone.clone()], &one);
+        hub.follow(&[back.clone(), stays.clone()], &one);
+        hub.followed(&one);
         let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
         assert_eq!(counts, [0, 1, 1]);
         // Once connected, it is subscribed or not: there is nothing to remember.
         hub.removed(&gone, &one);
         hub.subscribe(&gone, &one);
         assert_eq!(hub.subscribers(&gone), 1);
+    }
+
+    /// Rule [private].
+    #[tokio::test]
+    async fn who_asks_to_look_into_a_channel_is_sent_nothing_yet() {
+        let hub = Arc::new(Hub::default());
+        let channel = [Topic::Channel(ConversationId::random())];
+        let session = subscriber(1);
+        let sent = || hub.is_sent(&channel[0], session.session);
+        assert_eq!(hub.request(&channel, &session, 1), Ok(()));
+        assert_eq!(
+            hub.subscribers(&channel[0]),
+            1,
+            "this gateway is interested"
+        );
+        assert!(!sent());
+        assert_eq!(hub.end_spectators(&channel[0]).len(), 1);
+        assert!(!hub.confirm(&channel, &session) && !sent());
+        assert_eq!(hub.subscribers(&channel[0]), 0);
+        assert_eq!(hub.request(&channel, &session, 1), Ok(()));
+        assert!(hub.confirm(&channel, &session) && sent());
+        assert_eq!(hub.request(&channel, &session, 1), Ok(()));
+        assert!(sent(), "asking again changes nothing");
+        let other = subscriber(2);
+        assert_eq!(hub.request(&channel, &other, 1), Ok(()));
+        hub.subscribe(&channel[0], &other);
+        assert!(hub.is_sent(&channel[0], other.session), "it has joined");
+        assert_eq!(hub.end_spectators(&channel[0]).len(), 1);
+        hub.left(&hub.leave(&other), &other);
+        assert_eq!(hub.subscribers(&channel[0]), 0);
     }
 
     #[tokio::test]

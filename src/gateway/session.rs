@@ -30,7 +30,7 @@ use crate::{
     fanout::{Admitted, Closing, Frame, Line, Subscriber},
     model::{
         SessionId, Topic,
-        limits::{REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
+        limits::{CHANNELS_JOINED_MAX, REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
     },
     mutation::{Mutation, broken},
     protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
@@ -46,6 +46,12 @@ const WRITES_IN_A_ROW: u32 = 4;
 const REFUSED_REST: Duration = Duration::from_millis(5);
 /// Smaller frames and replies count by their number only.
 const SMALL_BYTES: usize = 1 << 10;
+/// What is read for each user who is watched: when they were last seen.
+const WATCH_BYTES: usize = 512;
+/// What is read for a page of an inbox: all of it.
+const INBOX_BYTES: usize = 64 << 10;
+/// What is read for a page of public channels or of participants, also if few of them are answered.
+const LISTING_BYTES: usize = 16 << 10;
 
 #[derive(Clone)]
 pub(super) struct Counters {
@@ -426,6 +432,10 @@ impl Session {
                 rates.create(user).and_then(|()| rates.invite(user, others))
             }
             Request::Add(_) => rates.invite(user, 1),
+            Request::Join(_) if live.subscriber.channels() >= CHANNELS_JOINED_MAX => {
+                let text = format!("you may be in at most {CHANNELS_JOINED_MAX} channels");
+                return Err(requests::refusal(ErrorCode::TooLarge, text));
+            }
             _ => Ok(()),
         };
         checked.map_err(|wait| rate_limited("too many conversations or invitations", wait))
@@ -442,10 +452,11 @@ impl Session {
         let gateway = self.gateway.clone();
         let subscriber = live.subscriber.clone();
         let is_page = requests::asks_for_a_page(&request);
-        if is_page || matches!(request, Request::Subscribe(_)) {
+        if is_page {
             self.rest_if_owing(live);
         }
         let holds_places = is_page || matches!(request, Request::Watch(_));
+        self.charge(live, read_for(&request));
         let asked_bytes = if is_page {
             gateway.limits.page_bytes()
         } else {
@@ -539,6 +550,16 @@ impl Pace {
         }
         let begins = self.leave_at.is_none() && gateway.tasks.is_draining();
         begins.then_some(Step::Draining)
+    }
+}
+
+/// What the store reads for a request beyond what is answered, in bytes.
+fn read_for(request: &Request) -> usize {
+    match request {
+        Request::Watch(Users { users }) => users.len() * WATCH_BYTES,
+        Request::Inbox(_) => INBOX_BYTES,
+        Request::Public(_) | Request::Participants(_) => LISTING_BYTES,
+        _ => 0,
     }
 }
 

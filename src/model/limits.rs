@@ -17,7 +17,8 @@ pub const RECENT_ENTRIES: usize = 64;
 /// Client ids an owner remembers; older ones are found in `sends` when the frame says `retry`.
 pub const RECENT_CLIENT_IDS: usize = 1024;
 
-/// Operations waiting for one conversation's owner; one more is refused with `unavailable`.
+/// Operations waiting for one conversation's owner, and read and delivered marks that it is storing; one more is refused
+/// with `unavailable`.
 pub const MAILBOX_OPERATIONS_MAX: usize = 1024;
 /// Of these, what is kept free of reads: however many want to read, there is room for messages.
 pub const MAILBOX_OPERATIONS_KEPT: usize = 256;
@@ -86,6 +87,12 @@ pub const WATCHED_MAX: usize = 500;
 
 /// Channels one session may look into without having joined.
 pub const SUBSCRIPTIONS_MAX: usize = 100;
+
+/// Channels that a user may be in and still join one more: each of their sessions keeps a place in each.
+pub const CHANNELS_JOINED_MAX: usize = 5_000;
+
+/// Channels that a session begins or ends to follow while the others who do so wait.
+pub const CHANNELS_AT_ONCE: usize = 100;
 
 /// Channels that a user may be removed from while one of their sessions connects; at one more it must connect again.
 pub const REMOVED_WHILE_CONNECTING_MAX: usize = 100;

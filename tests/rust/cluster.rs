@@ -1183,6 +1183,7 @@ fn each_broken_rule_of_the_cluster_is_found() {
         (Mutation::Place, 5_500),
         (Mutation::Remember, 120),
         (Mutation::Private, 110),
+        (Mutation::Asking, 0),
         (Mutation::Follow, 110),
     ] {
         let from = setting("CLUSTER_FROM", near);

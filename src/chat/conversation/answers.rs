@@ -21,7 +21,7 @@ use crate::{
     model::{
         Attachment, Content, ConversationId, Details, Draft, Kind, Millis, Seq, SystemChange,
         UserId,
-        limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX},
+        limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, MAILBOX_OPERATIONS_MAX},
     },
     mutation::{Mutation, broken},
     store::{Applied, Mark},
@@ -302,6 +302,10 @@ impl Owner {
             Ok(kind) => kind,
             Err(error) => return drop(reply.send(Err(error))),
         };
+        if self.marks >= MAILBOX_OPERATIONS_MAX {
+            return drop(reply.send(Err(Error::BUSY)));
+        }
+        self.marks += 1;
         // Stored even if it raises nothing: an earlier one to the same seq may still be under way. Told to others, and
         // shown, only then.
         let mark = Mark {

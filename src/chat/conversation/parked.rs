@@ -106,7 +106,11 @@ impl Owner {
         let committed = participants.committed();
         let details = committed.map_or(&participants.details, |c| c.details);
         let actor = operation.depends_on_actor(details).then_some(actor);
-        for user in actor.into_iter().chain(operation.subject()) {
+        // Who is not in the channel changes nobody in it: strangers cannot make it look for whomever they name.
+        let is_in =
+            |actor: &UserId| !participants.is_channel() || participants.get(actor).is_some();
+        let subject = operation.subject().filter(|_| actor.is_none_or(is_in));
+        for user in actor.into_iter().chain(subject) {
             if !participants.knows(user) {
                 questions.push(Question::Participant(user.clone()));
             }
@@ -228,7 +232,10 @@ mod tests {
             Settings, operation::fresh_client_id,
         },
         memory::Memory,
-        model::{Content, ConversationId, Draft, GatewayId, Kind, Posting},
+        model::{
+            Content, ConversationId, Draft, GatewayId, Kind, Posting,
+            limits::CHANNEL_PARTICIPANTS_KNOWN_MAX,
+        },
         store::simulated::{Faults, Simulated},
         tasks::Tasks,
     };
@@ -290,6 +297,10 @@ mod tests {
         }
     }
 
+    const UNWRITABLE: Faults = Faults {
+        lost: 100,
+        ..Faults::NONE
+    };
     const UNREADABLE: Faults = Faults {
         unread: 100,
         unread_ms: 1000,
@@ -363,5 +374,49 @@ mod tests {
             busy += usize::from(answer.unwrap_err() == Error::BUSY);
         }
         assert_eq!(busy, strangers - MAILBOX_OPERATIONS_MAX);
+    }
+
+    /// Whoever they name: the channel looks for nobody at a stranger's word, and forgets strangers first.
+    #[tokio::test(start_paused = true)]
+    async fn strangers_push_nobody_out_of_memory() {
+        let (conversations, id, store) = channel(false).await;
+        for n in 0..=2 * CHANNEL_PARTICIPANTS_KNOWN_MAX {
+            let (actor, named) = (format!("stranger-{}", n % 11_000), format!("nobody-{n}"));
+            let remove = Operation::Remove { user: user(&named) };
+            let refused = conversations.ask(id, user(&actor), remove).await;
+            assert_eq!(refused.unwrap_err(), Error::UnknownConversation);
+        }
+        store.set_faults(UNREADABLE);
+        let mut sent = std::pin::pin!(conversations.send(id, draft("alice")));
+        select! {
+            biased;
+            sent = &mut sent => drop(sent.unwrap()),
+            () = tokio::time::sleep(Duration::from_millis(500)) => panic!("alice is not known any more"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn marks_that_cannot_be_stored_do_not_pile_up() {
+        let (conversations, id, store) = channel(false).await;
+        store.set_faults(UNWRITABLE);
+        let mut waiting = Vec::new();
+        let mut busy = 0;
+        for _ in 0..MAILBOX_OPERATIONS_MAX + 10 {
+            let read = Operation::Read { seq: 1 };
+            let mut ask = Box::pin(conversations.ask(id, user("alice"), read));
+            tokio::task::yield_now().await;
+            match (&mut ask).now_or_never() {
+                Some(answer) => busy += usize::from(answer.unwrap_err() == Error::BUSY),
+                None => waiting.push(ask),
+            }
+            tokio::task::yield_now().await;
+        }
+        for ask in &mut waiting {
+            if let Some(answer) = ask.as_mut().now_or_never() {
+                assert_eq!(answer.unwrap_err(), Error::BUSY);
+                busy += 1;
+            }
+        }
+        assert_eq!(busy, 10);
     }
 }

@@ -103,6 +103,7 @@ impl Owner {
             parked: Parked::default(),
             work: FuturesUnordered::new(),
             writing: 0,
+            marks: 0,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
