@@ -87,7 +87,7 @@ const LINKS: usize = 10;
 type Build = fn(&Hostile) -> Attack;
 
 /// All kinds of misuse, by name.
-pub(crate) const KINDS: [(&str, Build); 24] = [
+pub(crate) const KINDS: [(&str, Build); 27] = [
     ("create with 16,000 ids", |_| {
         lists("create", "participants", 16_000)
     }),
@@ -116,6 +116,9 @@ pub(crate) const KINDS: [(&str, Build); 24] = [
     ("sockets without connect", |_| silent()),
     ("slow readers of a busy channel", slow_reader),
     ("cursors in parts", cursors_in_parts),
+    ("watching the same again", |_| watching_again()),
+    ("removing invented users", removing),
+    ("what was missed, read slowly", missed_slowly),
 ];
 
 /// Kinds whose connections the gateway itself must end, by its time-outs.
@@ -254,6 +257,23 @@ fn inviting(who: &Hostile) -> Attack {
     let add = json!({"type": "add", "id": 2, "conversation": who.group, "user": user});
     let remove = json!({"type": "remove", "id": 2, "conversation": who.group, "user": user});
     Attack::requests(vec![Piece::json(&add), Piece::json(&remove)])
+}
+
+/// Of whom each time it is to be read when they were last seen.
+fn watching_again() -> Attack {
+    const WATCHED: usize = 500;
+    let watch = json!({"type": "watch", "id": 2, "users": short_ids(WATCHED)});
+    Attack::requests(vec![Piece::json(&watch)])
+}
+
+/// Somebody who is not there, from channels that they are not in.
+fn removing(who: &Hostile) -> Attack {
+    let user = format!("nobody-{COUNTER}");
+    let remove = |channel: &String| {
+        Piece::json(&json!({"type": "remove", "id": 2, "conversation": channel, "user": user}))
+    };
+    let channels = who.private.iter().chain([&who.busy]);
+    Attack::requests(channels.map(remove).collect())
 }
 
 fn strangers(who: &Hostile) -> Attack {
@@ -486,6 +506,20 @@ fn cursors_in_parts(who: &Hostile) -> Attack {
         }))
     });
     reconnecting(parts.collect())
+}
+
+/// A resume of 2 MB, of which a few bytes are taken at a time.
+fn missed_slowly(who: &Hostile) -> Attack {
+    const KEPT: usize = 8;
+    let (token, group) = (&who.token, &who.group);
+    let connect = format!(
+        "{{\"type\":\"connect\",\"id\":1,\"token\":\"{token}\",\"cursors\":{{\"{group}\":[1,0]}}}}"
+    );
+    let pieces = vec![Piece::plain(text_frame(&connect))];
+    Attack {
+        reading: Reading::Slow,
+        ..Attack::kept(Opening::Upgrade, pieces, 100, KEPT)
+    }
 }
 
 fn reconnecting(pieces: Vec<Piece>) -> Attack {

@@ -402,6 +402,8 @@ mod tests {
         hub.followed(&one);
         let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
         assert_eq!(counts, [0, 1, 1]);
+        // One of the two is its own topic, were it a session of the gateway.
+        assert_eq!(one.channels(), 1);
         // Once connected, it is subscribed or not: there is nothing to remember.
         hub.removed(&gone, &one);
         hub.subscribe(&gone, &one);
