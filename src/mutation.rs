@@ -11,6 +11,8 @@ pub enum Mutation {
     Epoch,
     /// Uncertain entries are served without being written again.
     Settle,
+    /// Rows that follow from uncertain entries are not stored again by a takeover.
+    Apply,
     /// What is newly owned is served at once.
     TakeoverWait,
     /// A new home speaks for its users before it knows where they are.

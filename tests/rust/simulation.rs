@@ -1,12 +1,13 @@
 //! `tests/models/model.py` with the real owner: one conversation over three replicas that lose, delay and
 //! resurrect writes, with owners that are deposed and clients that retry. The checker sees only what
-//! clients saw: an acknowledged message stays at its seq, once; every history is a prefix of one sequence.
+//! clients saw: an acknowledged message stays at its seq, once; every history is a prefix of one sequence. Participants
+//! come and go meanwhile: who is in the group in the end is who the log says.
 //!
 //! Time is paused and every choice comes from the seed; a failing seed is printed and replays.
 //! `SEEDS=2000 cargo test --release --test all simulation` runs more.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +22,8 @@ use chat_gateway::{
     },
     memory::Memory,
     model::{
-        ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq, UserId,
+        ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq,
+        SystemChange, UserId,
     },
     mutation::{Mutation, break_rule},
     store::{
@@ -36,6 +38,8 @@ use uuid::Uuid;
 
 const CLIENTS: usize = 3;
 const MESSAGES_EACH: usize = 25;
+const GUESTS: u64 = 4;
+const CHANGES: usize = 20;
 
 /// What clients saw.
 #[derive(Default)]
@@ -185,6 +189,22 @@ impl World {
         }
     }
 
+    /// Adds guests and removes them again.
+    async fn host(self: Arc<Self>) {
+        for _ in 0..CHANGES {
+            let guest = user(CLIENTS + self.random(GUESTS - 1) as usize);
+            let operation = if self.random(1) == 0 {
+                Operation::Add { user: guest }
+            } else {
+                Operation::Remove { user: guest }
+            };
+            // Whether it was done, the log tells.
+            let owner = self.some_owner();
+            drop(owner.ask(self.conversation, user(0), operation).await);
+            sleep(Duration::from_millis(self.random(150))).await;
+        }
+    }
+
     async fn reader(self: Arc<Self>) {
         loop {
             let owner = self.some_owner();
@@ -234,6 +254,37 @@ async fn history(owner: &Conversations, conversation: ConversationId) -> Option<
     }
 }
 
+/// Who is in the group, as an owner says.
+async fn participants(
+    owner: &Conversations,
+    conversation: ConversationId,
+) -> Option<BTreeSet<UserId>> {
+    let operation = Operation::Participants {
+        after: None,
+        limit: 100,
+    };
+    match owner.ask(conversation, user(0), operation).await {
+        Ok(Outcome::Participants(page)) => Some(page.items.into_iter().map(|p| p.user).collect()),
+        _ => None,
+    }
+}
+
+/// Who is in the group, as the log says.
+fn participants_of(entries: &[Arc<Entry>]) -> BTreeSet<UserId> {
+    let mut present = BTreeSet::new();
+    for entry in entries {
+        match &entry.content {
+            Content::System(SystemChange::Created { participants, .. }) => {
+                present.extend(participants.iter().cloned());
+            }
+            Content::System(SystemChange::Added { user }) => drop(present.insert(user.clone())),
+            Content::System(SystemChange::Removed { user }) => drop(present.remove(user)),
+            _ => {}
+        }
+    }
+    present
+}
+
 async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     let world = Arc::new(World {
         conversation: ConversationId(Uuid::from_u128(0x4000_8000_0000_0000_0000_0000)),
@@ -265,9 +316,10 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     }
     let ring = tasks.spawn(world.clone().ring(tasks.clone()));
     let reader = tasks.spawn(world.clone().reader());
-    let clients: Vec<_> = (0..CLIENTS)
+    let mut clients: Vec<_> = (0..CLIENTS)
         .map(|c| tasks.spawn(world.clone().client(c)))
         .collect();
+    clients.push(tasks.spawn(world.clone().host()));
     for client in clients {
         client.await.unwrap();
     }
@@ -286,17 +338,24 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     let last = world.owners.lock().unwrap().last().unwrap().0.clone();
     let whole = timeout(Duration::from_secs(60), async {
         loop {
-            if let Some(entries) = history(&last, world.conversation).await {
-                break entries;
+            if let Some(entries) = history(&last, world.conversation).await
+                && let Some(present) = participants(&last, world.conversation).await
+            {
+                break (entries, present);
             }
         }
     });
     let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
-    let Ok(entries) = whole.await else {
+    let Ok((entries, present)) = whole.await else {
         checker.findings.push("the last owner never served".into());
         return (checker.findings, 0);
     };
     checker.saw(1, entries.iter());
+    let expected = participants_of(&entries);
+    if present != expected {
+        let finding = format!("{present:?} are in the group, {expected:?} by its log");
+        checker.findings.push(finding);
+    }
     let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
     if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
         checker
@@ -335,7 +394,12 @@ fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 
 #[test]
 fn each_broken_rule_of_the_log_is_found() {
-    for broken in [Mutation::Lease, Mutation::Epoch, Mutation::Settle] {
+    for broken in [
+        Mutation::Lease,
+        Mutation::Epoch,
+        Mutation::Settle,
+        Mutation::Apply,
+    ] {
         let found = (0..1_000).find(|&seed| !simulate(seed, Rules::Broken(broken)).0.is_empty());
         println!("{broken:?} shows at seed {found:?}");
         assert!(found.is_some(), "{broken:?} is not found");

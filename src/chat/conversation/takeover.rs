@@ -83,7 +83,9 @@ impl Owner {
                     participants.learn(&user, row);
                 }
                 let mut waiting = Waiting::of(participants, &entry);
-                if let Some(applied) = waiting.applied.take() {
+                if let Some(applied) = waiting.applied.take()
+                    && !broken(Mutation::Apply)
+                {
                     insist(&term, || store.apply(id, &applied)).await?;
                 }
                 settled.push((entry, waiting));
