@@ -95,6 +95,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
               type="button"
               className="quiet"
               aria-label="Details"
+              title="Details"
               aria-expanded={showsDetails}
               onClick={() => setShowsDetails(!showsDetails)}
             >
