@@ -72,6 +72,11 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
     void load(true);
   }, [load, details]);
 
+  const loadMore = () => {
+    setProblem(undefined);
+    void load();
+  };
+
   const attempt = async (what: Promise<unknown>) => {
     try {
       setProblem(undefined);
@@ -106,7 +111,12 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
       </div>
       {problem && (
         <p role="alert" className="problem">
-          {problem}
+          {problem}{' '}
+          {!members && (
+            <button type="button" onClick={loadMore}>
+              Try again
+            </button>
+          )}
         </p>
       )}
       {isAdmin && kind !== 'dm' && (
@@ -184,7 +194,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
         ))}
       </ul>
       {more && (
-        <button type="button" onClick={() => void load()}>
+        <button type="button" onClick={loadMore}>
           More
         </button>
       )}
