@@ -125,7 +125,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
       </Sidebar>
       {selected ? (
-        <Thread key={selected} chat={chat} id={selected} user={user} onBack={() => select(undefined)} />
+        <Thread key={selected} chat={chat} id={selected} user={user} onSelect={select} />
       ) : (
         <main className="empty">
           <img src="icon.svg" alt="" width="72" height="72" />
