@@ -1,5 +1,5 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
-import { ChatClient, indexedDbStorage, type OutboxStorage, type State } from '../../src/index.js';
+import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
 import { useNotifications } from './notify.js';
 import { Sidebar } from './Sidebar.js';
@@ -42,13 +42,14 @@ function useRoute(): [string | undefined, (id: string | undefined) => void] {
   return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
-/** Some browsers throw where storage is forbidden. The client then says that messages wait in memory only. */
-function storageOfBrowser(): OutboxStorage | undefined {
+/** Some browsers throw where storage is forbidden. Messages then wait in memory only. */
+function storageOfBrowser(): OutboxStorage {
   try {
-    return globalThis.indexedDB && indexedDbStorage();
-  } catch {
-    return undefined;
+    if (globalThis.indexedDB) return indexedDbStorage();
+  } catch (error) {
+    console.warn('Unsent messages are kept in memory only:', error);
   }
+  return memoryStorage();
 }
 
 function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: string) => void }) {
@@ -63,7 +64,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       token: token ?? (({ signal }) => developmentToken(user, signal)),
       device: 'page',
       scope,
-      ...(storage && { storage }),
+      storage,
     });
     return [chat, storage] as const;
   }, [user, token]);

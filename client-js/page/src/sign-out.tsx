@@ -1,28 +1,32 @@
 /** Leaves nothing of a user behind: on a shared computer the next one must not find it. */
 import { useEffect, useRef, useState } from 'react';
-import type { ChatClient, OutboxStorage } from '../../src/index.js';
+import type { ChatClient, OutboxEntry, OutboxStorage } from '../../src/index.js';
 import { deleteDrafts } from './drafts.js';
 import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
 import { base, scope } from './session.js';
 
+/** A storage that does not answer in this time holds nobody up: they sign out without being asked. */
+const STORAGE_TIMEOUT_MS = 2_000;
+
 interface Props {
   chat: ChatClient;
   user: string;
-  /** Where the client keeps the messages that are not sent; undefined where the browser has no storage. */
-  storage: OutboxStorage | undefined;
+  /** Where the client keeps the messages that are not sent. */
+  storage: OutboxStorage;
   onSignedOut: (problem?: string) => void;
 }
 
 /** Deletes what is stored for this user. Returns what could not be deleted, as a sentence. */
 async function clear(chat: ChatClient, user: string): Promise<string | undefined> {
-  deleteDrafts(user);
-  forgetNotifications(user);
   try {
     await chat.logout();
     return undefined;
   } catch (error) {
     return `You are signed out, but this browser could not delete your unsent messages: ${(error as Error).message}`;
+  } finally {
+    deleteDrafts(user);
+    forgetNotifications(user);
   }
 }
 
@@ -46,7 +50,8 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
     onSignedOut(problem);
   };
   const ask = async () => {
-    const entries = (await storage?.entries(user).catch(() => undefined)) ?? [];
+    const late = new Promise<OutboxEntry[]>((resolve) => setTimeout(resolve, STORAGE_TIMEOUT_MS, []));
+    const entries = await Promise.race([storage.entries(user).catch(() => []), late]);
     // Those that were written for another gateway stay: signing out here does not delete them.
     const here = entries.filter(({ gateway }) => gateway === undefined || gateway === scope);
     if (here.length) setUnsent(here.length);
