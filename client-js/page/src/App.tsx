@@ -1,17 +1,18 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
-import { ChatClient, type State } from '../../src/index.js';
+import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
 import { useNotifications } from './notify.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
-import { developmentToken, forget, remember, remembered, type Session, socketUrl } from './session.js';
+import { developmentToken, forget, remember, remembered, type Session, scope, socketUrl } from './session.js';
+import { useSignOut } from './sign-out.js';
 import { Thread } from './Thread.js';
 
 export function App() {
   const [session, setSession] = useState(remembered);
   const [problem, setProblem] = useState<string>();
   const signOut = (why?: string) => {
-    forget();
+    if (session) forget(session.user);
     setProblem(why);
     setSession(undefined);
   };
@@ -41,18 +42,47 @@ function useRoute(): [string | undefined, (id: string | undefined) => void] {
   return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
+/** Some browsers throw where storage is forbidden. Messages then wait in memory only. */
+function storageOfBrowser(): OutboxStorage {
+  try {
+    if (globalThis.indexedDB) return indexedDbStorage();
+  } catch (error) {
+    console.warn('Unsent messages are kept in memory only:', error);
+  }
+  return memoryStorage();
+}
+
 function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: string) => void }) {
   const { user, token } = session;
-  const chat = useMemo(() => {
+  const [chat, storage] = useMemo(() => {
     // `/?codec=msgpack`: the smaller frames, which the browser's tools do not show as text.
     const codec = new URLSearchParams(location.search).get('codec') === 'msgpack' ? 'msgpack' : 'json';
-    return new ChatClient(socketUrl(), { user, codec, token: token ?? (({ signal }) => developmentToken(user, signal)), device: 'page' });
+    const storage = storageOfBrowser();
+    const chat = new ChatClient(socketUrl(), {
+      user,
+      codec,
+      token: token ?? (({ signal }) => developmentToken(user, signal)),
+      device: 'page',
+      scope,
+      storage,
+    });
+    return [chat, storage] as const;
   }, [user, token]);
   useEffect(() => {
     chat.connect().catch(() => {});
     return () => chat.disconnect();
   }, [chat]);
 
+  const signingOut = useSignOut({
+    chat,
+    user,
+    storage,
+    onSignedOut: (problem) => {
+      // The next user is not in this conversation.
+      history.replaceState(null, '', '#/');
+      onSignOut(problem);
+    },
+  });
   const state = useConnection(chat);
   const { items, loaded } = useInbox(chat);
   const [selected, select] = useRoute();
@@ -60,6 +90,9 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   const unread = items.reduce((sum, item) => sum + item.unread, 0);
   useEffect(() => {
     document.title = unread ? `(${unread}) Chat` : 'Chat';
+    return () => {
+      document.title = 'Chat';
+    };
   }, [unread]);
   // Alt and an arrow lead through the conversations, but inside a field they move the cursor.
   useEffect(() => {
@@ -88,18 +121,19 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         selected={selected}
         notifying={notifying}
         onSelect={select}
-        onSignOut={() => onSignOut()}
+        onSignOut={() => void signingOut.ask()}
       >
         <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
       </Sidebar>
       {selected ? (
-        <Thread key={selected} chat={chat} id={selected} user={user} onBack={() => select(undefined)} />
+        <Thread key={selected} chat={chat} id={selected} user={user} onSelect={select} />
       ) : (
         <main className="empty">
           <img src="icon.svg" alt="" width="72" height="72" />
-          <p>{items.length ? 'Choose a conversation' : 'Start a conversation with the + above'}</p>
+          <p>{items.length || !loaded ? 'Choose a conversation' : 'Your conversations will appear here'}</p>
         </main>
       )}
+      {signingOut.question}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 import { type FormEvent, type ReactNode, useCallback, useEffect, useRef, useState } from 'react';
 import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
 import { Avatar, Confirm, Icon, Skeleton } from './parts.js';
-import { exactly, Name } from './words.js';
+import { dateOf, exactly, Name } from './words.js';
 
 const PAGE = 50;
 const rank: Record<Role, number> = { member: 0, admin: 1, owner: 2 };
@@ -72,6 +72,11 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
     void load(true);
   }, [load, details]);
 
+  const loadMore = () => {
+    setProblem(undefined);
+    void load();
+  };
+
   const attempt = async (what: Promise<unknown>) => {
     try {
       setProblem(undefined);
@@ -96,7 +101,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
           <Name of={title} />
         </h3>
         <p>
-          Begun by <Name of={details.createdBy} />, {exactly(details.createdAt)}
+          Created by <Name of={details.createdBy} /> on <time title={exactly(details.createdAt)}>{dateOf(details.createdAt)}</time>
         </p>
         <p>
           <button type="button" onClick={() => onJump(1)}>
@@ -106,7 +111,12 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
       </div>
       {problem && (
         <p role="alert" className="problem">
-          {problem}
+          {problem}{' '}
+          {!members && (
+            <button type="button" onClick={loadMore}>
+              Try again
+            </button>
+          )}
         </p>
       )}
       {isAdmin && kind !== 'dm' && (
@@ -184,7 +194,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
         ))}
       </ul>
       {more && (
-        <button type="button" onClick={() => void load()}>
+        <button type="button" onClick={loadMore}>
           More
         </button>
       )}

@@ -86,8 +86,9 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
   }, [conversation, rows, attempt]);
 
   const toEnd = useCallback(() => {
-    const scroller = box.current!;
-    scroller.scrollTop = scroller.scrollHeight;
+    // It has gone when its size changes for the last time, or when a page comes too late.
+    const scroller = box.current;
+    if (scroller) scroller.scrollTop = scroller.scrollHeight;
   }, []);
 
   const showGoal = useCallback((): boolean => {
@@ -313,7 +314,7 @@ const Row = memo(function Row({ conversation, message, own, follows, withSender,
         )}
       </div>
       {seq !== undefined && conversation.item && (
-        <button type="button" className="quiet reply" aria-label="Reply" onClick={() => onReply(message)}>
+        <button type="button" className="quiet reply" aria-label="Reply" title="Reply" onClick={() => onReply(message)}>
           <Icon name="reply" />
         </button>
       )}

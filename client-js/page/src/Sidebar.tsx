@@ -53,21 +53,34 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
     <nav className="sidebar" aria-label="Conversations">
       <header>
         <Avatar name={user} kind="dm" />
-        <h2>
+        <h2 title={user}>
           <Name of={user} />
         </h2>
         {notifying && (
-          <button type="button" className="quiet" aria-label="Notifications" aria-pressed={notifying.on} onClick={notifying.toggle}>
+          <button
+            type="button"
+            className="quiet"
+            aria-label="Notifications"
+            title="Notifications"
+            aria-pressed={notifying.on}
+            onClick={notifying.toggle}
+          >
             <Icon name={notifying.on ? 'bell' : 'quiet'} />
           </button>
         )}
-        <button type="button" className="quiet" aria-label="Browse public conversations" onClick={() => setDialog('browse')}>
+        <button
+          type="button"
+          className="quiet"
+          aria-label="Browse public conversations"
+          title="Browse public conversations"
+          onClick={() => setDialog('browse')}
+        >
           <Icon name="compass" />
         </button>
-        <button type="button" className="quiet" aria-label="New conversation" onClick={() => setDialog('new')}>
+        <button type="button" className="quiet" aria-label="New conversation" title="New conversation" onClick={() => setDialog('new')}>
           <Icon name="plus" />
         </button>
-        <button type="button" className="quiet" aria-label="Sign out" onClick={onSignOut}>
+        <button type="button" className="quiet" aria-label="Sign out" title="Sign out" onClick={onSignOut}>
           <Icon name="out" />
         </button>
       </header>
@@ -94,7 +107,16 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
             <Skeleton rows={8} />
           </li>
         )}
-        {loaded && !found.length && <li className="none">{wanted ? 'Nothing by this name' : 'No conversations yet'}</li>}
+        {loaded && !found.length && (
+          <li className="none">
+            {wanted ? 'Nothing by this name' : 'No conversations yet'}
+            {!wanted && (
+              <button type="button" onClick={() => setDialog('new')}>
+                Start a conversation
+              </button>
+            )}
+          </li>
+        )}
       </ul>
       {dialog === 'new' && <NewConversation chat={chat} onOpen={open} onClose={() => setDialog(undefined)} />}
       {dialog === 'browse' && <Browse chat={chat} onOpen={open} onClose={() => setDialog(undefined)} />}

@@ -1,4 +1,4 @@
-import { useCallback, useEffect, useRef, useState } from 'react';
+import { memo, useCallback, useEffect, useRef, useState } from 'react';
 import type { ChatClient, ChatMessage } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { Composer } from './Composer.js';
@@ -8,8 +8,15 @@ import { MessageList } from './MessageList.js';
 import { Avatar, Icon, Skeleton, useMedia } from './parts.js';
 import { Name, presenceText, typingText } from './words.js';
 
-/** One conversation: its head, its messages, and where to write. */
-export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: string; user: string; onBack: () => void }) {
+interface Props {
+  chat: ChatClient;
+  id: string;
+  user: string;
+  onSelect: (id: string | undefined) => void;
+}
+
+/** One conversation: its head, its messages, and where to write. It is not rendered again for each change of the inbox. */
+export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) {
   const conversation = chat.conversation(id);
   const item = conversation.item;
   // Where the unread messages began when it was opened: the list begins there, under a line.
@@ -79,7 +86,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
     <>
       <main className="thread" aria-label={title} inert={showsDetails && isNarrow}>
         <header>
-          <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={onBack}>
+          <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={() => onSelect(undefined)}>
             <Icon name="back" />
           </button>
           <Avatar name={title} kind={kind ?? 'group'} online={presence?.online} />
@@ -95,6 +102,7 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
               type="button"
               className="quiet"
               aria-label="Details"
+              title="Details"
               aria-expanded={showsDetails}
               onClick={() => setShowsDetails(!showsDetails)}
             >
@@ -182,4 +190,4 @@ export function Thread({ chat, id, user, onBack }: { chat: ChatClient; id: strin
       )}
     </>
   );
-}
+});

@@ -1,7 +1,8 @@
 /** What was begun and not sent: by user and conversation, in this tab, also over a reload. */
 import { base } from './session.js';
 
-const keyOf = (user: string, conversation: string) => `chat-draft ${base.pathname} ${user} ${conversation}`;
+const prefixOf = (user: string) => `chat-draft ${base.pathname} ${user} `;
+const keyOf = (user: string, conversation: string) => prefixOf(user) + conversation;
 
 export const draftOf = (user: string, conversation: string): string => sessionStorage.getItem(keyOf(user, conversation)) ?? '';
 
@@ -13,4 +14,9 @@ export function keepDraft(user: string, conversation: string, text: string): voi
   } catch {
     // The browser's storage is full. The text is still in the field, and must not be lost by an exception here.
   }
+}
+
+/** Deletes everything this user began in this tab. */
+export function deleteDrafts(user: string): void {
+  for (const key of Object.keys(sessionStorage)) if (key.startsWith(prefixOf(user))) sessionStorage.removeItem(key);
 }

@@ -9,6 +9,23 @@ const BODY_MAX = 150;
 
 const keyOf = (user: string) => `chat-notify ${base.pathname} ${user}`;
 
+/** The notifications of this page that are on the screen. */
+const shown = new Set<Notification>();
+
+function show(title: string, options: NotificationOptions): Notification {
+  const notification = new Notification(title, { ...options, icon: new URL('icon.svg', base).href });
+  shown.add(notification);
+  notification.onclose = () => shown.delete(notification);
+  return notification;
+}
+
+function closeAll(): void {
+  for (const notification of shown) notification.close();
+}
+
+/** Forgets that this user wanted notifications. */
+export const forgetNotifications = (user: string): void => localStorage.removeItem(keyOf(user));
+
 export interface Notifying {
   on: boolean;
   /** Why they cannot be turned on. */
@@ -43,7 +60,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
     if ((await Notification.requestPermission()) !== 'granted') return turn(false, blocked());
     try {
       // It shows what to expect, and throws where pages may not show any.
-      new Notification('Chat', { body: 'Notifications are on.', tag: 'on', icon: icon() });
+      show('Chat', { body: 'Notifications are on.', tag: 'on' });
       turn(true);
     } catch {
       turn(false, 'This browser does not let pages show notifications.');
@@ -53,9 +70,8 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
   useEffect(() => {
     if (!on) return;
     const waiting = new Map<string, Message>();
-    const open = new Set<Notification>();
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const show = () => {
+    const showWaiting = () => {
       timer = undefined;
       for (const message of waiting.values()) {
         const item = chat.inbox.get(message.conversation);
@@ -63,34 +79,34 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
         const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
         const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
         // One for each conversation: a later one takes the place of the earlier one.
-        const notification = new Notification(title, { body, tag: message.conversation, icon: icon() });
+        const notification = show(title, { body, tag: message.conversation });
         notification.onclick = () => {
           focus();
           onOpen(message.conversation);
           notification.close();
         };
-        notification.onclose = () => open.delete(notification);
-        open.add(notification);
       }
       waiting.clear();
     };
     const off = chat.on('message', (message) => {
       if (message.sender === user || message.kind !== 'text' || !document.hidden) return;
       waiting.set(message.conversation, message);
-      timer ??= setTimeout(show, GATHER_MS);
+      timer ??= setTimeout(showWaiting, GATHER_MS);
     });
     const seen = () => {
-      if (!document.hidden) for (const notification of open) notification.close();
+      if (!document.hidden) closeAll();
     };
     document.addEventListener('visibilitychange', seen);
+    // A page that is gone can neither close them nor open what they are about.
+    addEventListener('pagehide', closeAll);
     return () => {
       off();
       clearTimeout(timer);
+      closeAll();
       document.removeEventListener('visibilitychange', seen);
+      removeEventListener('pagehide', closeAll);
     };
   }, [on, chat, user, onOpen]);
 
   return 'Notification' in globalThis ? { on, problem, toggle: () => void toggle() } : undefined;
 }
-
-const icon = () => new URL('icon.svg', base).href;

@@ -18,6 +18,9 @@ export function socketUrl(): string {
   return url.href;
 }
 
+/** Names the gateway in what the client stores: without it, those under several paths of one host would share an outbox. */
+export const scope = new URL('.', socketUrl().replace(/v1\/ws$/, '')).href.replace(/\/$/, '');
+
 const KEY = `chat-session ${base.pathname}`;
 
 export function remembered(): Session | undefined {
@@ -35,9 +38,10 @@ export function remember(session: Session): void {
   if (!session.token) localStorage.setItem(KEY, JSON.stringify(session));
 }
 
-export function forget(): void {
+/** Another tab may have another user since, whom a new tab is to find. */
+export function forget(user: string): void {
   sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+  if (remembered()?.user === user) localStorage.removeItem(KEY);
 }
 
 /** Gateways in development give anybody's token to pages of this machine. */

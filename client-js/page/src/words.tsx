@@ -7,6 +7,7 @@ const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
 const date = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
 const dateOfYear = new Intl.DateTimeFormat(undefined, { dateStyle: 'short' });
 const fullDate = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'long', year: 'numeric', weekday: 'long' });
+const fullDateOnly = new Intl.DateTimeFormat(undefined, { dateStyle: 'long' });
 const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'medium' });
 
 const DAY = 24 * 3600 * 1000;
@@ -18,6 +19,7 @@ export function dayOf(at: number): number {
 }
 
 export const timeOf = (at: number): string => clock.format(at);
+export const dateOf = (at: number): string => fullDateOnly.format(at);
 export const exactly = (at: number): string => exact.format(at);
 
 export function dayName(at: number, now = Date.now()): string {
