@@ -8,14 +8,14 @@ use tokio::time::timeout;
 
 use super::{
     message::{Answer, Ask},
-    router::{HEADS_AT_ONCE, Router},
+    router::Router,
 };
 use crate::{
     chat::{Audience, Error, Head, Operation, Outcome, Publication},
     fanout::Subscriber,
     model::{
         ConversationId, Kind, Seq, Topic, UserId,
-        limits::{RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
+        limits::{HEADS_AT_ONCE, RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
     },
 };
 

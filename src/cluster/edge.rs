@@ -2,7 +2,7 @@
 //! home or owner, and what comes from there is put into the sockets' queues.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +12,6 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
-    inbox::Heads,
     lock,
     message::{Delivered, Interest},
 };
@@ -86,6 +85,9 @@ impl Passed {
         }
     }
 }
+
+/// Of channels.
+pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
 
 /// A channel's head once this entry has followed, if that can be told.
 fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {

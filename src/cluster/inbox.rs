@@ -1,13 +1,13 @@
 //! One page of a user's inbox: what the home knows, and of channels what passed by here, or else what their owners say.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 
-use super::router::{HEADS_AT_ONCE, Router};
+use super::{edge::Heads, router::Router};
 use crate::{
     chat::{Error, Head, Operation, Outcome},
-    model::{ConversationId, Kind, UserId},
+    model::{ConversationId, Kind, UserId, limits::HEADS_AT_ONCE},
     protocol::InboxItem,
     store::InboxRow,
 };
@@ -94,9 +94,6 @@ impl Router {
         }
     }
 }
-
-/// Of channels.
-pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
 
 /// What an inbox says of one conversation; none if there is nothing to say.
 fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {

@@ -24,14 +24,14 @@ use super::{
 use crate::{
     chat::{Conversations, Error, Operation, Outcome, Sent},
     fanout::{Hub, Subscriber},
-    model::{ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId, limits::WATCHED_MAX},
+    model::{
+        ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId,
+        limits::{HEADS_AT_ONCE, WATCHED_MAX},
+    },
     protocol::PresenceItem,
     store::{InboxRow, PublicPage, Store},
     tasks::Tasks,
 };
-
-/// Channel heads asked at once for one inbox.
-pub(super) const HEADS_AT_ONCE: usize = 16;
 
 /// Between two tries of what another gateway is about to take over.
 const RETRY_AFTER: Duration = Duration::from_millis(50);

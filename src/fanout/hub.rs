@@ -1,5 +1,7 @@
 //! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
 
+mod subscriptions;
+
 use std::{
     sync::{
         Arc, Mutex, OnceLock,
@@ -17,13 +19,14 @@ use indexmap::IndexMap;
 use metrics::{Counter, counter};
 use tokio::time::{Instant, sleep};
 
+use self::subscriptions::Subscriptions;
+pub use self::subscriptions::TooMany;
 use super::{
     coalescing::{Coalesce, Coalescing, Fate, Flushing},
     encoded::Encoded,
     lock,
     outbox::Outbox,
     pace::Pace,
-    subscriptions::Subscriptions,
 };
 use crate::{
     model::{SessionId, Topic, UserId},
@@ -40,7 +43,7 @@ pub struct Subscriber {
     pub session: SessionId,
     pub user: UserId,
     /// `None` once it has left, so that nothing subscribes it again.
-    pub(super) subscriptions: Mutex<Option<Subscriptions>>,
+    subscriptions: Mutex<Option<Subscriptions>>,
 }
 
 impl Subscriber {
@@ -62,13 +65,13 @@ const AT_ONCE_MAX: usize = 2_000;
 const HELD_MAX: usize = 4;
 /// Who is subscribed to a topic, and how long it takes to write to all of them.
 #[derive(Default)]
-pub(super) struct Subscribers {
+struct Subscribers {
     /// Dense, because it is walked for every message; by session, because sessions leave.
-    pub(super) sessions: IndexMap<SessionId, Arc<Subscriber>>,
+    sessions: IndexMap<SessionId, Arc<Subscriber>>,
     /// The same, to be walked without holding the map; made when it is needed.
-    pub(super) shared: OnceLock<Arc<[Arc<Subscriber>]>>,
+    shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     /// Sessions that ask to look into a channel. They count as interested, and are sent nothing yet.
-    pub(super) asking: Option<Box<Vec<Arc<Subscriber>>>>,
+    asking: Option<Box<Vec<Arc<Subscriber>>>>,
     pace: Pace,
     /// It was large once: something may be held back.
     coalesced: AtomicBool,
@@ -76,14 +79,14 @@ pub(super) struct Subscribers {
 
 impl Subscribers {
     /// With room for one: what most topics have, their user's own.
-    pub(super) fn of_one() -> Self {
+    fn of_one() -> Self {
         Self {
             sessions: IndexMap::with_capacity(1),
             ..Self::default()
         }
     }
 
-    pub(super) fn shared(&self) -> Arc<[Arc<Subscriber>]> {
+    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
         let all = || self.sessions.values().cloned().collect();
         self.shared.get_or_init(all).clone()
     }
@@ -92,12 +95,12 @@ impl Subscribers {
         self.asking.as_deref().map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn asks(&self, session: SessionId) -> bool {
+    fn asks(&self, session: SessionId) -> bool {
         self.asking().iter().any(|known| known.session == session)
     }
 
     /// True if the session was asking, which it is not any more.
-    pub(super) fn asks_no_more(&mut self, session: SessionId) -> bool {
+    fn asks_no_more(&mut self, session: SessionId) -> bool {
         let Some(asking) = &mut self.asking else {
             return false;
         };
@@ -111,7 +114,7 @@ impl Subscribers {
     }
 
     /// All sessions that are subscribed, or ask to be.
-    pub(super) fn everyone(&self) -> Vec<Arc<Subscriber>> {
+    fn everyone(&self) -> Vec<Arc<Subscriber>> {
         self.sessions
             .values()
             .chain(self.asking())
@@ -127,8 +130,8 @@ impl Subscribers {
 
 /// All subscriptions of this gateway's sessions.
 pub struct Hub {
-    pub(super) topics: DashMap<Topic, Subscribers, RandomState>,
-    pub(super) coalescing: Coalescing,
+    topics: DashMap<Topic, Subscribers, RandomState>,
+    coalescing: Coalescing,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
@@ -165,7 +168,7 @@ impl Hub {
         self.topics.iter().map(|t| t.key().clone()).collect()
     }
 
-    pub(super) fn remove(&self, topic: &Topic, session: SessionId) {
+    fn remove(&self, topic: &Topic, session: SessionId) {
         if let Entry::Occupied(mut subscribers) = self.topics.entry(topic.clone()) {
             subscribers.get_mut().shared.take();
             subscribers.get_mut().sessions.swap_remove(&session);

@@ -6,14 +6,12 @@ mod encoded;
 mod hub;
 mod outbox;
 mod pace;
-mod subscriptions;
 mod wire;
 
 pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
-pub use hub::{Admitted, Hub, Subscriber};
+pub use hub::{Admitted, Hub, Subscriber, TooMany};
 pub use outbox::{Closing, Outbox};
-pub use subscriptions::TooMany;
 pub use wire::{Line, Wire};
 
 use crate::tasks::lock;

@@ -88,6 +88,9 @@ pub const WATCHED_MAX: usize = 500;
 /// Channels one session may look into without having joined.
 pub const SUBSCRIPTIONS_MAX: usize = 100;
 
+/// Other conversations or users that one request asks about at once.
+pub const HEADS_AT_ONCE: usize = 16;
+
 /// Channels that a user may be in and still join one more: each of their sessions keeps a place in each.
 pub const CHANNELS_JOINED_MAX: usize = 5_000;
 

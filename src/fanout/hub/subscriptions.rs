@@ -2,10 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{
-    hub::{Hub, Subscriber, Subscribers},
-    lock,
-};
+use super::{Hub, Subscriber, Subscribers, lock};
 use crate::{
     model::{SessionId, Topic, limits::REMOVED_WHILE_CONNECTING_MAX},
     mutation::{Mutation, broken},
