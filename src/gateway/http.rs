@@ -16,9 +16,8 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    Gateway,
+    Gateway, bodies,
     development::{TokenRequest, token},
-    openapi, page,
     reply::{Body, Path, Query, refused, refused_with, respond},
     requests,
     service::{
@@ -35,7 +34,8 @@ use crate::{
     },
 };
 
-pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
+/// With routes of others, which are answered alike where there is none.
+pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
     Router::new()
         .route("/v1/inbox", get(inbox))
         .route("/v1/public", get(public))
@@ -72,13 +72,12 @@ pub(super) fn routes(gateway: Arc<Gateway>) -> Router {
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
-        .route("/openapi.json", get(openapi::served))
         .fallback(async || refused(ErrorCode::NotFound, "no such route: see /openapi.json"))
         .layer(axum::extract::DefaultBodyLimit::max(
             gateway.limits.frame_bytes,
         ))
         .with_state(gateway)
-        .merge(page::routes())
+        .merge(others)
         .method_not_allowed_fallback(async || {
             let text = "this route has no such method: see /openapi.json";
             let status = StatusCode::METHOD_NOT_ALLOWED;
@@ -104,7 +103,7 @@ pub(super) struct InboxQuery {
 
 /// The user's conversations, newest first.
 #[utoipa::path(get, path = "/v1/inbox", params(InboxQuery), security(("service" = ["messages:read"])),
-    responses((status = 200, body = openapi::InboxPage), (status = "default", body = Refusal)))]
+    responses((status = 200, body = bodies::InboxPage), (status = "default", body = Refusal)))]
 pub(super) async fn inbox(
     State(gateway): At,
     service: Service<MessagesRead>,
@@ -130,7 +129,7 @@ pub(super) struct PublicQuery {
 
 /// Public groups and channels.
 #[utoipa::path(get, path = "/v1/public", params(PublicQuery), security(("service" = ["conversations:read"])),
-    responses((status = 200, body = openapi::PublicPage), (status = "default", body = Refusal)))]
+    responses((status = 200, body = bodies::PublicPage), (status = "default", body = Refusal)))]
 pub(super) async fn public(
     State(gateway): At,
     service: Service<ConversationsRead>,
@@ -163,7 +162,7 @@ pub(super) async fn presence(
 /// Closes all connections of a user (4502). Their tokens stay valid: revoke those first.
 #[utoipa::path(delete, path = "/v1/users/{user}/sessions", params(("user" = String, Path)),
     security(("service" = ["sessions:close"])),
-    responses((status = 200, body = openapi::Disconnected), (status = "default", body = Refusal)))]
+    responses((status = 200, body = bodies::Disconnected), (status = "default", body = Refusal)))]
 pub(super) async fn disconnect(
     State(gateway): At,
     _: Service<SessionsClose>,
@@ -177,7 +176,7 @@ pub(super) async fn disconnect(
 
 /// Makes a conversation, or finds it.
 #[utoipa::path(post, path = "/v1/conversations", request_body = Create, security(("service" = ["conversations:write"])),
-    responses((status = 201, body = openapi::Created), (status = 200, body = openapi::Created),
+    responses((status = 201, body = bodies::Created), (status = 200, body = bodies::Created),
         (status = "default", body = Refusal)))]
 pub(super) async fn create(
     State(gateway): At,
@@ -320,7 +319,7 @@ pub(super) struct ParticipantsQuery {
 /// Who is in it, with role and watermarks.
 #[utoipa::path(get, path = "/v1/conversations/{conversation}/participants",
     params(("conversation" = uuid::Uuid, Path), ParticipantsQuery), security(("service" = ["conversations:read"])),
-    responses((status = 200, body = openapi::ParticipantsPage), (status = "default", body = Refusal)))]
+    responses((status = 200, body = bodies::ParticipantsPage), (status = "default", body = Refusal)))]
 pub(super) async fn participants(
     State(gateway): At,
     service: Service<ConversationsRead>,

@@ -4,6 +4,7 @@
 mod address;
 mod admin;
 mod admission;
+mod bodies;
 mod development;
 mod http;
 mod listener;
@@ -19,6 +20,7 @@ mod upgrade;
 
 use std::sync::{Arc, atomic::AtomicU64};
 
+use axum::routing::get;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::{
@@ -102,7 +104,8 @@ impl Gateway {
 
     /// What strangers may ask over HTTP.
     pub fn public(self: &Arc<Self>) -> axum::Router {
-        http::routes(self.clone())
+        let documents = axum::Router::new().route("/openapi.json", get(openapi::served));
+        http::routes(self.clone(), documents.merge(page::routes()))
     }
 }
 

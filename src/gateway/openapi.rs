@@ -4,9 +4,8 @@ use std::sync::LazyLock;
 
 use axum::{http::header, response::IntoResponse};
 use bytes::Bytes;
-use serde::Serialize;
 use utoipa::{
-    Modify, OpenApi, ToSchema,
+    Modify, OpenApi,
     openapi::{
         Components,
         security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
@@ -14,7 +13,6 @@ use utoipa::{
 };
 
 use super::{development, http};
-use crate::protocol::{InboxItem, ParticipantItem, PublicItem};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -54,35 +52,4 @@ pub(super) async fn served() -> impl IntoResponse {
     static TEXT: LazyLock<Bytes> =
         LazyLock::new(|| document().to_json().unwrap_or_default().into());
     ([(header::CONTENT_TYPE, "application/json")], TEXT.clone())
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct InboxPage {
-    items: Vec<InboxItem>,
-    next: Option<String>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct PublicPage {
-    items: Vec<PublicItem>,
-    #[schema(format = Uuid)]
-    next: Option<String>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ParticipantsPage {
-    items: Vec<ParticipantItem>,
-    next: Option<String>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct Created {
-    #[schema(format = Uuid)]
-    conversation: String,
-    existed: bool,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct Disconnected {
-    closed: usize,
 }

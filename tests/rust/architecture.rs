@@ -1,6 +1,10 @@
 //! ARCHITECTURE.md says which rooms a room may use, and what must not be. These tests keep it true.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 /// Values that every room may use: words, time, tasks.
 const COMMON: &[&str] = &["model", "clock", "tasks"];
@@ -99,6 +103,137 @@ fn imports_point_one_way() {
             }
         }
     }
+}
+
+/// The modules of `src`, by path, with the code of each: no comments, no tests, no spaces.
+fn modules() -> BTreeMap<Vec<String>, String> {
+    let mut modules = BTreeMap::new();
+    for (file, text) in sources(Path::new("src")) {
+        let path = file.trim_start_matches("src/").trim_end_matches(".rs");
+        let mut path: Vec<String> = path.split('/').map(Into::into).collect();
+        if path.last().is_some_and(|name| name == "mod") {
+            path.pop();
+        }
+        if path == ["lib"] || path == ["main"] {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let lines = code.lines().map(|line| line.split("//").next().unwrap());
+        modules.insert(path, lines.collect::<Vec<_>>().join("\n"));
+    }
+    modules
+}
+
+/// The paths of a `use` tree that begins here, and what follows it.
+fn paths_at(text: &str) -> (Vec<Vec<String>>, &str) {
+    if let Some(mut rest) = text.strip_prefix('{') {
+        let mut all = Vec::new();
+        loop {
+            rest = rest.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
+            match rest.strip_prefix('}') {
+                Some(rest) => return (all, rest),
+                None if rest.is_empty() => return (all, rest),
+                None => {}
+            }
+            let before = rest.len();
+            let (some, after) = paths_at(rest);
+            all.extend(some);
+            rest = if after.len() < before {
+                after
+            } else {
+                &rest[1..]
+            };
+        }
+    }
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+    let (word, rest) = text.split_at(end.unwrap_or(text.len()));
+    if word.is_empty() {
+        return (Vec::new(), rest);
+    }
+    let word = word.to_owned();
+    if let Some(below) = rest.strip_prefix("::")
+        && below.starts_with(|c: char| c.is_alphabetic() || c == '{' || c == '_')
+    {
+        let (mut paths, rest) = paths_at(below);
+        if paths.is_empty() {
+            paths.push(Vec::new());
+        }
+        paths
+            .iter_mut()
+            .for_each(|path| path.insert(0, word.clone()));
+        return (paths, rest);
+    }
+    (vec![vec![word]], rest)
+}
+
+/// The modules that a module names, other than those above and below it: parent and child are one.
+fn names(
+    module: &[String],
+    code: &str,
+    modules: &BTreeMap<Vec<String>, String>,
+) -> BTreeSet<Vec<String>> {
+    let mut named = BTreeSet::new();
+    for start in ["crate::", "super::", "self::"] {
+        for (at, _) in code.match_indices(start) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == ':' || c == '_') {
+                continue;
+            }
+            for path in paths_at(&code[at..]).0 {
+                let mut full: Vec<String> = match path[0].as_str() {
+                    "crate" => Vec::new(),
+                    _ => module.to_vec(),
+                };
+                for word in path {
+                    match word.as_str() {
+                        "crate" | "self" => {}
+                        "super" => drop(full.pop()),
+                        _ => full.push(word),
+                    }
+                }
+                while !full.is_empty() && !modules.contains_key(&full) {
+                    full.pop();
+                }
+                if !full.is_empty() && !full.starts_with(module) && !module.starts_with(&full) {
+                    named.insert(full);
+                }
+            }
+        }
+    }
+    named
+}
+
+/// Files that need each other are one file in two parts, and nobody can read one without the other.
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let modules = modules();
+    let mut left: BTreeMap<_, _> = modules
+        .iter()
+        .map(|(module, code)| (module.clone(), names(module, code, &modules)))
+        .collect();
+    let edges: usize = left.values().map(BTreeSet::len).sum();
+    assert!(edges > 200, "the imports are not read: {edges}");
+    // What names nothing that is left is in no circle, nor is what nothing that is left names.
+    loop {
+        let before = left.len();
+        let named: BTreeSet<_> = left.values().flatten().cloned().collect();
+        let here: BTreeSet<_> = left.keys().cloned().collect();
+        left.retain(|module, names| {
+            names.retain(|name| here.contains(name));
+            !names.is_empty() && named.contains(module)
+        });
+        if left.len() == before {
+            break;
+        }
+    }
+    let circles: Vec<String> = left
+        .iter()
+        .map(|(module, names)| {
+            let names: Vec<String> = names.iter().map(|name| name.join("::")).collect();
+            format!("{} uses {}", module.join("::"), names.join(", "))
+        })
+        .collect();
+    assert!(circles.is_empty(), "in circles: {circles:#?}");
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! What the HTTP interface answers with, as its OpenAPI document shows it.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::protocol::{InboxItem, ParticipantItem, PublicItem};
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct InboxPage {
+    items: Vec<InboxItem>,
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct PublicPage {
+    items: Vec<PublicItem>,
+    #[schema(format = Uuid)]
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ParticipantsPage {
+    items: Vec<ParticipantItem>,
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Created {
+    #[schema(format = Uuid)]
+    conversation: String,
+    existed: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Disconnected {
+    closed: usize,
+}
