@@ -57,10 +57,10 @@ pub const SCAN_ROWS_MAX: usize = 2_000;
 /// Entries pushed for one cursor at resume; more is a `resync`.
 pub const RESUME_ENTRIES_MAX: u64 = 500;
 
-/// Bytes of these, about; of larger ones fewer are read, and it is a `resync`.
+/// Bytes of these entries in memory; after so many a `resync` follows. They are read a page at a time.
 pub const RESUME_BYTES_MAX: usize = 4 << 20;
 
-/// Entries pushed for all cursors of one resume; the rest is a `resync` each.
+/// Entries pushed for all cursors of one resume; conversations beyond that get a `resync` each.
 pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
 
 /// Cursors of one `connect`.

@@ -244,6 +244,7 @@ impl Session {
         let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
+        // When it is read, whether or not the client takes it.
         let mut charge = |bytes: usize| {
             let counted = bytes.min(uncounted);
             uncounted -= counted;
@@ -253,23 +254,21 @@ impl Session {
             let (entries, other) = match missing {
                 Missing::Entries(entries) => (entries, None),
                 Missing::Other(event) => (Vec::new(), Some(event)),
-                Missing::Nothing => continue,
             };
+            charge(entries.iter().map(|e| resume::encoded_bytes(e)).sum());
             let events = entries
-                .iter()
-                .map(|entry| resume::message(conversation, entry));
+                .into_iter()
+                .map(|entry| resume::message(conversation, &entry));
             for event in events.chain(other) {
                 let frame = Frame::encode(self.codec, &event);
                 bytes += frame.bytes().len();
                 frames.push_back(frame);
                 if bytes > RESUME_WRITE_BYTES {
-                    charge(bytes);
                     self.write(subscriber, expires_at, &mut frames).await?;
                     bytes = 0;
                 }
             }
         }
-        charge(bytes);
         self.write(subscriber, expires_at, &mut frames).await
     }
 
