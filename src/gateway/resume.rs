@@ -323,7 +323,13 @@ pub(super) async fn subscribe(
         };
         let pushed = match push_after(gateway, session, &mut replay, &mut bytes).await {
             Ok(entries) => entries,
-            Err(error) => return (requests::refused(&error), bytes),
+            // The channel was made private or is gone. What is refused does not stay subscribed.
+            Err(error) => {
+                let topic = Topic::Channel(conversation);
+                let router = &gateway.router;
+                router.unsubscribe(session, std::slice::from_ref(&topic));
+                return (requests::refused(&error), bytes);
+            }
         };
         for event in pushed {
             let frame = Frame::encode(session.outbox.codec(), &event);
@@ -357,7 +363,7 @@ async fn push_after(
                 let entries = entries.iter();
                 events.extend(entries.map(|entry| message(replay.conversation, entry)));
             }
-            Err(Unread::TooMuch) => {
+            Err(Unread::TooMuch | Unread::Failed(chat::Error::Unavailable { .. })) => {
                 return Ok(vec![replay.given_up(&Unread::TooMuch)]);
             }
             Err(Unread::Failed(error)) => return Err(error),

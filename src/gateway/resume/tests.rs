@@ -177,3 +177,29 @@ async fn more_than_may_be_pushed_is_not_read() {
     let (pages, other) = fixture.missed(older, 1).await;
     assert_eq!((pages.len(), resync(other)), (1, 502));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
+    let fixture = Fixture::new().await;
+    let conversation = fixture.conversation(Kind::Channel, 100, 1).await;
+    fixture.store.set_faults(UNREADABLE);
+    let after = Some(1);
+    let request = Subscribe {
+        conversation,
+        after,
+    };
+    let (gateway, bob) = (&fixture.gateway, &fixture.bob);
+    let (answer, _) = subscribe(gateway, bob, &request).await;
+    assert!(
+        matches!(&answer, Answer::Ok(okay) if okay.head == Some(100)),
+        "{answer:?}"
+    );
+    let frames = fixture.frames();
+    assert_eq!(frames.len(), 1, "{frames:?}");
+    assert_eq!(
+        (&frames[0]["type"], &frames[0]["head"]),
+        (&"resync".into(), &100.into())
+    );
+    let topic = Topic::Channel(conversation);
+    assert!(gateway.hub.is_subscribed(&topic, bob.session));
+}
