@@ -199,6 +199,26 @@ async def test_a_user_has_so_many_connections(start, codec):
         await client.close()
 
 
+async def test_connections_that_still_send_cursors_count_too(start, codec):
+    gateway = start(limits__connections_per_user=2)
+    token = gateway.dev_token("alice")
+    connected = await gateway.connect("alice", codec)
+    sending = await gateway.open(codec)
+    reply = await sending.begin("connect", token=token, cursors={}, more=True)
+
+    async def is_read():
+        return gateway.metrics()["chat_sockets_unauthenticated"] == 0
+
+    await eventually(is_read)
+    third = await gateway.open(codec)
+    await third.begin("connect", token=token, cursors={}, more=True)
+    assert await third.closed() == 4005
+    await sending.post(type="cursors", cursors={})
+    assert (await asyncio.wait_for(reply, PATIENCE))["type"] == "connected"
+    for client in (connected, sending):
+        await client.close()
+
+
 async def test_a_gateway_has_so_many_connections(start):
     gateway = start(limits__connections=2)
     clients = [await gateway.open() for _ in range(2)]

@@ -20,7 +20,7 @@ use crate::{
     fanout::{Closing, Frame, Subscriber},
     gateway::{
         Gateway,
-        rates::{BYTES_WAIT_MAX, Rates, UserRate, Wait},
+        rates::{BYTES_WAIT_MAX, Connecting, Rates, UserRate, Wait},
         requests,
         resume::{self, Missing},
     },
@@ -59,6 +59,7 @@ struct Accepted {
     rate: Arc<UserRate>,
     device: Option<String>,
     cursors: HashMap<ConversationId, Cursor>,
+    connecting: Option<Connecting>,
 }
 
 impl Session {
@@ -66,22 +67,19 @@ impl Session {
     pub(super) async fn connect(&mut self) -> Result<Live, End> {
         let gateway = self.gateway.clone();
         let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
-        let accepted = select! {
+        let mut accepted = select! {
             accepted = self.accept(limit) => accepted?,
             () = gateway.tasks.draining() => return Err(CloseCode::Restart),
         };
         let user = accepted.identity.user.clone();
-        if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
-            let text = "this user has too many connections";
-            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
-            return self.refuse(accepted.id, code, text, end).await;
-        }
         let outbox_bytes = gateway.limits.outbox_bytes;
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
         let registered = Registered {
             gateway: gateway.clone(),
             subscriber: subscriber.clone(),
         };
+        // From here on it counts as a session.
+        drop(accepted.connecting.take());
         // However long that takes: who is disconnected, whose token expires, and a drain do not wait for it.
         select! {
             biased;
@@ -159,6 +157,13 @@ impl Session {
             let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
             return self.refuse(id, code, text, end).await;
         }
+        let sessions = self.gateway.hub.sessions_of(&identity.user).len();
+        let connections_max = self.gateway.limits.connections_per_user;
+        let Some(connecting) = Connecting::begin(&rate, sessions, connections_max) else {
+            let text = "this user has too many connections";
+            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
+            return self.refuse(id, code, text, end).await;
+        };
         self.place.authenticated();
         let cursors = cursors.unwrap_or_default();
         let cursors = in_time(limit, self.more_cursors(id, &rate, cursors, &mut more)).await?;
@@ -168,6 +173,7 @@ impl Session {
             rate,
             device,
             cursors,
+            connecting: Some(connecting),
         })
     }
 
@@ -220,6 +226,7 @@ impl Session {
             rate,
             device,
             cursors,
+            connecting: _,
         } = accepted;
         tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
         resume::follow_channels(&gateway, subscriber, &places).await;
