@@ -72,6 +72,9 @@ pub const UNKNOWN_CURSORS_MAX: usize = 100;
 /// Bytes of a conversation's name.
 pub const NAME_BYTES_MAX: usize = 256;
 
+/// The most that the setting `limits.group_participants` may allow: a group's creation names all of them in one entry.
+pub const GROUP_PARTICIPANTS_MAX: usize = 10_000;
+
 /// Links of one message.
 pub const ATTACHMENTS_MAX: usize = 10;
 

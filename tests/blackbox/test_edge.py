@@ -117,6 +117,14 @@ async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     hasty = await gateway.open(codec)
     await refused(hasty.ask("ping"), "unauthorized")
     assert await hasty.closed() == 4501
+    # Nobody looks at more than the type of these.
+    for type, fields in {"watch": {"users": "nonsense"}, "nonsense": {}}.items():
+        hasty = await gateway.open(codec)
+        await refused(hasty.ask(type, **fields), "unauthorized")
+        assert await hasty.closed() == 4501
+    wrong = await gateway.open(codec)
+    await refused(wrong.ask("connect", token=1), "bad_request")
+    assert await wrong.closed() == 4500
     silent = await gateway.open(codec)
     assert await silent.closed() == 4006
 

@@ -119,15 +119,18 @@ impl Session {
     /// within the time limit, in which the rest between them does not count.
     async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
         let first = in_time(limit, self.next_frame()).await?;
+        // A stranger may make the gateway read a `connect`, and of anything else its type only.
+        let begun = self.codec.begin(&first);
+        if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
+            let text = "the first frame must be connect";
+            let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
+            return self.refuse(begun.id, code, text, end).await;
+        }
         let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
         let id = incoming.id;
         let connect = match incoming.request {
             Ok(Request::Connect(connect)) => connect,
-            Ok(_) => {
-                let text = "the first frame must be connect";
-                let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
-                return self.refuse(id, code, text, end).await;
-            }
+            Ok(_) => return Err(CloseCode::BadFrame),
             Err(text) => {
                 let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
                 return self.refuse(id, code, &text, end).await;
