@@ -111,11 +111,11 @@ impl Rate {
     }
 
     /// Takes so many, also more than there are, but nothing while there is a debt.
-    fn take_if_rested(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
+    fn take_if_repaid(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
         let ordering = Ordering::Relaxed;
         let more = |full_at: u64| {
-            let rested = full_at <= now + self.burst;
-            rested.then(|| (full_at.max(now) + self.cost(count)).min(self.most(now)))
+            let is_repaid = full_at <= now + self.burst;
+            is_repaid.then(|| (full_at.max(now) + self.cost(count)).min(self.most(now)))
         };
         let taken = full_at.fetch_update(ordering, ordering, more);
         taken.map(drop).map_err(|full_at| {
@@ -183,7 +183,7 @@ impl Rates {
     /// Counts a `connect`, unless its user owes bytes: then how long.
     pub(super) fn connect(&self, user: &UserRate) -> Result<(), Wait> {
         let now = self.now();
-        self.bytes.take_if_rested(&user.bytes, now, CONNECT_BYTES)
+        self.bytes.take_if_repaid(&user.bytes, now, CONNECT_BYTES)
     }
 
     fn now(&self) -> u64 {

@@ -35,7 +35,7 @@ const CONTROL_FRAMES_MAX: usize = 16;
 /// Bytes of missed messages that count against their reader's budget: others may have written them.
 const MISSED_COUNTED_MAX: usize = 1 << 20;
 /// How long a `connect` may wait for its user's debt to be repaid, while the user connects elsewhere too.
-const REST_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
+const DEBT_WAIT_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
 /// Parts that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
 const CURSOR_PARTS_MAX: usize = 64;
 
@@ -115,8 +115,9 @@ impl Session {
         }
     }
 
-    /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors; each
-    /// within the time limit, in which the rest between them does not count.
+    /// Reads `connect`, and once its token is accepted the remaining cursors. `connect` must come within `limit`, and then
+    /// all remaining cursors together within `limit` again. The time that the user's debt takes between the two does not
+    /// count.
     async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
         let first = in_time(limit, self.next_frame()).await?;
         // A stranger may make the gateway read a `connect`, and of anything else its type only.
@@ -154,8 +155,8 @@ impl Session {
             }
         };
         let rate = self.gateway.rates.of(&identity.user);
-        let rests = rested(&self.gateway.rates, &rate);
-        if timeout(REST_MAX, rests).await.is_err() {
+        let repaid = debt_repaid(&self.gateway.rates, &rate);
+        if timeout(DEBT_WAIT_MAX, repaid).await.is_err() {
             let text = "this user has asked for too much";
             let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
             return self.refuse(id, code, text, end).await;
@@ -312,7 +313,7 @@ impl Session {
 
 /// Waits until the user owes no bytes, so that connecting anew gains nothing. The socket still counts among the
 /// unauthenticated ones.
-async fn rested(rates: &Rates, rate: &UserRate) {
+async fn debt_repaid(rates: &Rates, rate: &UserRate) {
     while let Err(Wait(wait)) = rates.connect(rate) {
         sleep(wait).await;
     }
