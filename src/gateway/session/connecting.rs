@@ -255,7 +255,7 @@ impl Session {
         let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
-        // When it is read, whether or not the client takes it.
+        // Entries count when they are read, whether or not the client takes them.
         let mut charge = |bytes: usize| {
             let counted = bytes.min(uncounted);
             uncounted -= counted;
@@ -266,12 +266,16 @@ impl Session {
                 Missing::Entries(entries) => (entries, None),
                 Missing::Other(event) => (Vec::new(), Some(event)),
             };
-            charge(entries.iter().map(|e| resume::encoded_bytes(e)).sum());
+            let read = entries.iter().map(|e| resume::encoded_bytes(e)).sum();
+            charge(read);
             let events = entries
                 .into_iter()
                 .map(|entry| resume::message(conversation, &entry));
             for event in events.chain(other) {
                 let frame = Frame::encode(self.codec, &event);
+                if read == 0 {
+                    charge(frame.bytes().len());
+                }
                 bytes += frame.bytes().len();
                 frames.push_back(frame);
                 if bytes > RESUME_WRITE_BYTES {
