@@ -63,6 +63,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Conversations that left memory to make room for others"
     );
     describe_counter!(
+        "chat_history_entries_read_total",
+        "Messages read from the store for pages and for clients that come back"
+    );
+    describe_counter!(
         "chat_overlays_turned_early_total",
         "Times that an inbox's last publications were dropped early to make room"
     );

@@ -18,11 +18,23 @@ pub enum Error {
     UnknownConversation,
     #[error("{0}")]
     Conflict(Cow<'static, str>),
-    #[error("{what} may have at most {max}")]
+    /// `what` names what is counted: `bytes of a body`.
+    #[error("too large: {what}: at most {max}")]
     TooLarge { what: Cow<'static, str>, max: usize },
     /// Outcome unknown: send again with the same client id and `retry`.
-    #[error("unavailable: {reason}")]
+    #[error("unavailable: {}", told(reason))]
     Unavailable { reason: Cow<'static, str> },
+}
+
+/// What gateways tell each other by this text, those of earlier versions too, so it does not change.
+const MOVED_REASON: &str = "another gateway owns the conversation";
+
+/// The reason as people read it. A gateway that is alone has no other that could own the conversation.
+fn told(reason: &str) -> &str {
+    match reason {
+        MOVED_REASON => "the conversation is being closed or moved; try again",
+        reason => reason,
+    }
 }
 
 impl Error {
@@ -32,8 +44,8 @@ impl Error {
 
     /// In the middle of it the conversation was lost.
     pub(crate) const CLOSED: Self = Self::unavailable("the conversation is moving");
-    /// Nothing was begun: another gateway owns the conversation, or is about to.
-    pub(crate) const MOVED: Self = Self::unavailable("another gateway owns the conversation");
+    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to.
+    pub(crate) const MOVED: Self = Self::unavailable(MOVED_REASON);
     /// The owner panicked while it handled this. The router does not repeat it: it could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
@@ -53,5 +65,30 @@ impl From<store::Error> for Error {
             store::Error::Poisoned { .. } => Self::unavailable("the store refuses writes"),
             store::Error::Corrupt { .. } => Self::unavailable("stored data is damaged"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_read_says_what_happened() {
+        let error = Error::TooLarge {
+            what: "bytes of a body".into(),
+            max: 16_384,
+        };
+        assert_eq!(
+            error.to_string(),
+            "too large: bytes of a body: at most 16384"
+        );
+        assert_eq!(
+            Error::MOVED.to_string(),
+            "unavailable: the conversation is being closed or moved; try again"
+        );
+        assert_eq!(
+            Error::BUSY.to_string(),
+            "unavailable: too many operations are waiting"
+        );
     }
 }

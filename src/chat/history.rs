@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use metrics::counter;
 use moka::future::Cache;
 use tokio::sync::Semaphore;
 
@@ -76,6 +77,7 @@ impl History {
             // Never closed.
             let _permits = self.reads.acquire_many(entries).await;
             let rows = self.store.log(conversation, from, to).await?;
+            counter!("chat_history_entries_read_total").increment(rows.len() as u64);
             let whole = rows.iter().map(|r| r.entry.seq).eq(from..=to);
             if !whole {
                 return Err(store::Error::Corrupt {

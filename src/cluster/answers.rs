@@ -95,7 +95,7 @@ fn none_of<F: Future>(_: impl Fn(Asked) -> F) -> FuturesUnordered<F> {
 fn refusal(bytes: usize, room: usize, takes_parts: bool) -> Option<Error> {
     if bytes > ANSWER_BYTES_MAX {
         return Some(Error::TooLarge {
-            what: "an answer between gateways, in bytes,".into(),
+            what: "bytes of an answer between gateways".into(),
             max: ANSWER_BYTES_MAX,
         });
     }

@@ -87,7 +87,7 @@ impl From<Unasked> for Error {
             Unasked::Lost => Self::CLOSED,
             Unasked::Full => Self::BUSY,
             Unasked::TooLong => Self::TooLarge {
-                what: "a request to another gateway, in bytes,".into(),
+                what: "bytes of a request to another gateway".into(),
                 max: MESSAGE_BYTES_MAX,
             },
         }

@@ -1,7 +1,10 @@
 //! What is wrong with the settings, and where each comes from.
 
 use super::{Algorithm, Config, Loaded, StoreKind};
-use crate::memory::{MIB_MAX, MIB_MIN};
+use crate::{
+    memory::{MIB_MAX, MIB_MIN},
+    model::limits::GROUP_PARTICIPANTS_MAX,
+};
 
 /// 64 of them at once, with attachments, must fit into half of a commit log segment of 32 MiB.
 const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
@@ -150,7 +153,7 @@ impl Loaded {
             "must be at least limits.group_participants, which one creation may name",
         );
         check(
-            limits.group_participants <= 10_000,
+            limits.group_participants <= GROUP_PARTICIPANTS_MAX,
             "limits.group_participants",
             "may be at most 10000: larger ones are channels",
         );

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -35,11 +35,36 @@ pub(super) struct Rates {
     invitations: DefaultKeyedRateLimiter<UserId>,
 }
 
-/// For each budget of a user, the time at which it is full again, in nanoseconds since `Rates::began`.
+/// What the sessions of one user share. For each budget, the time at which it is full again, in nanoseconds since
+/// `Rates::began`.
 #[derive(Default)]
 pub(super) struct UserRate {
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// Sockets whose `connect` was accepted and that are no session yet.
+    connecting: AtomicUsize,
+}
+
+/// A socket that counts among its user's connections until its session is registered.
+pub(super) struct Connecting(Arc<UserRate>);
+
+impl Connecting {
+    /// Counts a socket in, unless its user has `connections_max` already, of which `sessions` are registered.
+    pub(super) fn begin(
+        user: &Arc<UserRate>,
+        sessions: usize,
+        connections_max: usize,
+    ) -> Option<Self> {
+        let before = user.connecting.fetch_add(1, Ordering::AcqRel);
+        let counted = Self(user.clone());
+        (before + sessions < connections_max).then_some(counted)
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        self.0.connecting.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// So many in a time on average, and a number at once (generic cell rate algorithm). Nanoseconds.
@@ -86,11 +111,11 @@ impl Rate {
     }
 
     /// Takes so many, also more than there are, but nothing while there is a debt.
-    fn take_if_rested(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
+    fn take_if_repaid(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
         let ordering = Ordering::Relaxed;
         let more = |full_at: u64| {
-            let rested = full_at <= now + self.burst;
-            rested.then(|| (full_at.max(now) + self.cost(count)).min(self.most(now)))
+            let is_repaid = full_at <= now + self.burst;
+            is_repaid.then(|| (full_at.max(now) + self.cost(count)).min(self.most(now)))
         };
         let taken = full_at.fetch_update(ordering, ordering, more);
         taken.map(drop).map_err(|full_at| {
@@ -158,7 +183,7 @@ impl Rates {
     /// Counts a `connect`, unless its user owes bytes: then how long.
     pub(super) fn connect(&self, user: &UserRate) -> Result<(), Wait> {
         let now = self.now();
-        self.bytes.take_if_rested(&user.bytes, now, CONNECT_BYTES)
+        self.bytes.take_if_repaid(&user.bytes, now, CONNECT_BYTES)
     }
 
     fn now(&self) -> u64 {
@@ -263,6 +288,18 @@ mod tests {
         tokio::time::advance(BYTES_WAIT_MAX).await;
         assert_eq!(rates.connect(&alice), Ok(()));
         assert!(rates.connect(&alice).is_err());
+    }
+
+    #[test]
+    fn who_still_connects_counts_among_the_connections_of_a_user() {
+        let alice = rates().of(&user("alice"));
+        let begin = |sessions| Connecting::begin(&alice, sessions, 3);
+        let (first, second) = (begin(1), begin(1));
+        assert!(first.is_some() && second.is_some());
+        assert!(begin(1).is_none(), "one session and two that connect");
+        drop(first);
+        assert!(begin(1).is_some());
+        assert!(begin(2).is_none());
     }
 
     #[test]

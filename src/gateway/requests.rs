@@ -144,7 +144,7 @@ async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, ch
     let invalid = |text: &str| Err(chat::Error::Invalid(text.into()));
     if r.participants.len() > gateway.limits.group_participants {
         return Err(chat::Error::TooLarge {
-            what: "the participants that one request names".into(),
+            what: "participants that one request names".into(),
             max: gateway.limits.group_participants,
         });
     }

@@ -5,12 +5,15 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{Gateway, requests};
 use crate::{
-    chat::{self, LogRange, Operation, Outcome},
+    chat::{self, LogRange, Operation, Outcome, Page},
     cluster::InboxPlace,
     fanout::{Frame, Subscriber},
     model::{
         Content, ConversationId, Cursor, Entry, Kind, Seq, Topic, UserId,
-        limits::{CURSORS_MAX, RESUME_ENTRIES_MAX, RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX},
+        limits::{
+            CURSORS_MAX, PAGE_ENTRIES_MAX, RESUME_BYTES_MAX, RESUME_ENTRIES_MAX,
+            RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX,
+        },
     },
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
 };
@@ -26,12 +29,16 @@ pub(super) async fn follow_channels(
     gateway.router.follow(session, &channels).await;
 }
 
-/// The entries after each cursor, one conversation at a time.
+/// Reads the entries after each cursor: one conversation at a time, and of each one page at a time, so that a client that
+/// takes them slowly holds no more than a page.
 pub(super) struct Missed<'a> {
     gateway: &'a Gateway,
     session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     places: HashMap<ConversationId, InboxPlace>,
+    /// The conversation of which more is to be read.
+    replay: Option<Replay>,
+    /// Entries that may still be pushed, of all conversations.
     left: u64,
     unknown: usize,
 }
@@ -56,125 +63,236 @@ impl<'a> Missed<'a> {
             session,
             cursors,
             places,
+            replay: None,
             left: RESUME_ENTRIES_TOTAL_MAX,
             unknown: 0,
         }
     }
 
-    /// What was missed in the next conversation in which something was; `None` at the end.
+    /// The next page of what was missed, in order within a conversation; `None` at the end.
     pub(super) async fn next(&mut self) -> Option<(ConversationId, Missing)> {
         loop {
-            let (conversation, Cursor(seq, _)) = self.cursors.next()?;
-            match self.after(conversation, seq).await {
-                Missing::Nothing => {}
-                missing => return Some((conversation, missing)),
+            let mut replay = match self.replay.take() {
+                Some(replay) => replay,
+                None => {
+                    let (conversation, Cursor(after, _)) = self.cursors.next()?;
+                    match self.begin(conversation, after).await {
+                        Ok(Some(replay)) => replay,
+                        Ok(None) => continue,
+                        Err(event) => return Some((conversation, Missing::Other(event))),
+                    }
+                }
+            };
+            let conversation = replay.conversation;
+            let page = replay.next(self.gateway, self.session, self.left).await;
+            match page {
+                Ok(entries) if entries.is_empty() => {}
+                Ok(entries) => {
+                    self.left -= entries.len() as u64;
+                    self.replay = Some(replay);
+                    return Some((conversation, Missing::Entries(entries)));
+                }
+                Err(unread) => {
+                    let event = replay.given_up(&unread);
+                    return Some((conversation, Missing::Other(event)));
+                }
             }
         }
     }
 
-    fn follows(&self, channel: ConversationId) -> bool {
-        let topic = Topic::Channel(channel);
-        self.gateway.hub.is_subscribed(&topic, self.session.session)
-    }
-
-    async fn after(&mut self, conversation: ConversationId, after: Seq) -> Missing {
-        // The user's home knows the newest entry of every dm and group: most cursors are up to date, and cost nothing
-        // more.
+    /// Begins with the next conversation, unless nothing of it was missed.
+    async fn begin(
+        &mut self,
+        conversation: ConversationId,
+        after: Seq,
+    ) -> Result<Option<Replay>, Event> {
         let place = self.places.get(&conversation);
         let last = place.and_then(|place| place.last_seq);
-        if last.is_some_and(|last| last <= after) {
-            return Missing::Nothing;
-        }
         if place.is_none() {
-            // An empty dm, or one that the user is no longer in; many of them are made up.
+            // An empty dm, a conversation the user left, or an id the client invented.
             self.unknown += 1;
             if self.unknown > UNKNOWN_CURSORS_MAX {
-                return Missing::Nothing;
+                return Ok(None);
             }
         }
-        let limit = RESUME_ENTRIES_MAX.min(self.left);
-        // A channel's owner need not look in the store who is in it: the user's home has said so. Others know it.
-        let is_channel = place.is_some_and(|place| place.kind == Kind::Channel);
-        let reader = if is_channel {
-            Reader::Gateway
-        } else {
-            Reader::User(&self.session.user)
+        // The user's home says which channels the user is in, so that the owner need not ask the store.
+        let reader = match place {
+            Some(place) if place.kind == Kind::Channel => Reader::Gateway,
+            _ => Reader::User,
         };
-        let read = read_after(self.gateway, reader, conversation, after, limit).await;
-        let read = match read {
-            // Removed since: nothing that was sent after that is shown.
-            Ok(_) if is_channel && !self.follows(conversation) => {
-                Err(chat::Error::UnknownConversation)
-            }
-            read => read,
+        let mut replay = Replay {
+            conversation,
+            reader,
+            after,
+            head: last.unwrap_or(after),
+            is_head_current: last.is_none(),
+            pushed: 0,
+            bytes: 0,
         };
-        match read {
-            Ok(missing) => {
-                if let Missing::Entries(entries) = &missing {
-                    self.left -= entries.len() as u64;
-                }
-                missing
-            }
-            Err(chat::Error::UnknownConversation | chat::Error::Forbidden(_)) => {
-                let change = ConversationChange::Removed;
-                Missing::Other(Event::Conversation(ConversationEvent {
-                    conversation,
-                    change,
-                    details: None,
-                }))
-            }
-            // Not known what is missing: the client must ask again.
-            Err(_) => {
-                let head = last.unwrap_or(after);
-                Missing::Other(Event::Resync { conversation, head })
-            }
+        // The home knows the newest entry of every dm and group, so most cursors cost nothing more.
+        if last.is_none() {
+            let head = replay.ask_head(self.gateway, self.session);
+            replay.head = match head.await {
+                Ok(head) => head,
+                Err(unread) => return Err(replay.given_up(&unread)),
+            };
         }
+        Ok((replay.head > after).then_some(replay))
     }
 }
 
 /// What a client lacks of one conversation.
 pub(super) enum Missing {
-    Nothing,
+    /// The next page.
     Entries(Vec<Arc<Entry>>),
     /// Too much to push, or no longer to be seen.
     Other(Event),
 }
 
-/// Whether the owner is to check that the user may read, or the gateway knows.
-enum Reader<'a> {
-    User(&'a UserId),
+/// Says who checks that the user may read: the owner, or this gateway.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    User,
     Gateway,
 }
 
-async fn read_after(
-    gateway: &Gateway,
-    reader: Reader<'_>,
+/// One conversation whose entries are being pushed.
+struct Replay {
     conversation: ConversationId,
+    reader: Reader,
+    /// The client has everything up to here.
     after: Seq,
-    entries_max: u64,
-) -> Result<Missing, chat::Error> {
-    let limit = usize::try_from(entries_max).unwrap_or_default().max(1);
-    let (actor, operation) = match reader {
-        Reader::User(user) => {
-            let range = LogRange::After(after);
-            (user.clone(), Operation::History { range, limit })
+    /// Where to stop.
+    head: Seq,
+    /// The owner named the head after the session was registered, so that what comes later is delivered as an event. A head
+    /// that the home named may be an older one; then the first page brings the owner's.
+    is_head_current: bool,
+    pushed: u64,
+    /// Weight of the entries pushed.
+    bytes: usize,
+}
+
+impl Replay {
+    /// The next page, charged to nobody yet; empty at the end.
+    ///
+    /// # Errors
+    /// [`Unread::TooMuch`] if more is missing than may be pushed, `left` entries at most; nothing is read then.
+    async fn next(
+        &mut self,
+        gateway: &Gateway,
+        session: &Subscriber,
+        left: u64,
+    ) -> Result<Vec<Arc<Entry>>, Unread> {
+        let lacks = self.head.saturating_sub(self.after);
+        if lacks == 0 {
+            return Ok(Vec::new());
         }
-        Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
-    };
-    match gateway.router.ask(conversation, actor, operation).await? {
-        Outcome::History(page) if page.head <= after => Ok(Missing::Nothing),
-        Outcome::History(page) if page.head - after > entries_max => {
-            let head = page.head;
-            Ok(Missing::Other(Event::Resync { conversation, head }))
+        let may_push = left.min(RESUME_ENTRIES_MAX - self.pushed);
+        if lacks > may_push || self.bytes >= RESUME_BYTES_MAX {
+            return Err(Unread::TooMuch);
         }
-        // Of large messages not all were read.
-        Outcome::History(page) if !page.reaches_head(after) => {
-            let head = page.head;
-            Ok(Missing::Other(Event::Resync { conversation, head }))
+        let limit = if self.is_head_current {
+            lacks
+        } else {
+            may_push
+        };
+        let limit = usize::try_from(limit).map_or(PAGE_ENTRIES_MAX, |n| n.min(PAGE_ENTRIES_MAX));
+        let mut page = self.read(gateway, session, self.after, limit).await?;
+        if !self.is_head_current {
+            (self.head, self.is_head_current) = (page.head, true);
         }
-        Outcome::History(page) => Ok(Missing::Entries(page.entries)),
-        _ => Ok(Missing::Nothing),
+        shorten(&mut page.entries, gateway.limits.page_bytes());
+        match page.entries.last() {
+            Some(last) => self.after = last.seq,
+            None if self.head > self.after => return Err(Unread::TooMuch),
+            None => {}
+        }
+        self.pushed += page.entries.len() as u64;
+        self.bytes += page.entries.iter().map(|e| e.weight()).sum::<usize>();
+        Ok(page.entries)
     }
+
+    /// Where the owner says the conversation has got to. Reads nothing.
+    async fn ask_head(&self, gateway: &Gateway, session: &Subscriber) -> Result<Seq, Unread> {
+        if self.reader == Reader::Gateway {
+            return Ok(self.read(gateway, session, Seq::MAX, 1).await?.head);
+        }
+        let user = session.user.clone();
+        let asked = gateway.router.ask(self.conversation, user, Operation::Head);
+        match asked.await? {
+            Outcome::Head(head) => Ok(head.head),
+            _ => Err(Unread::TooMuch),
+        }
+    }
+
+    async fn read(
+        &self,
+        gateway: &Gateway,
+        session: &Subscriber,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Page, Unread> {
+        let (actor, operation) = match self.reader {
+            Reader::User => {
+                let range = LogRange::After(after);
+                (session.user.clone(), Operation::History { range, limit })
+            }
+            Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
+        };
+        let read = gateway
+            .router
+            .ask(self.conversation, actor, operation)
+            .await?;
+        let topic = Topic::Channel(self.conversation);
+        // Removed since: nothing that was sent after that is shown.
+        if self.reader == Reader::Gateway && !gateway.hub.is_subscribed(&topic, session.session) {
+            return Err(chat::Error::UnknownConversation.into());
+        }
+        match read {
+            Outcome::History(page) => Ok(page),
+            _ => Err(Unread::TooMuch),
+        }
+    }
+
+    /// What the client is told instead of the entries that follow.
+    fn given_up(&self, unread: &Unread) -> Event {
+        let (conversation, head) = (self.conversation, self.head);
+        match unread {
+            Unread::Failed(chat::Error::UnknownConversation | chat::Error::Forbidden(_)) => {
+                Event::Conversation(ConversationEvent {
+                    conversation,
+                    change: ConversationChange::Removed,
+                    details: None,
+                })
+            }
+            // Too much, or not known what is missing: the client must ask.
+            Unread::TooMuch | Unread::Failed(_) => Event::Resync { conversation, head },
+        }
+    }
+}
+
+/// Why entries are not pushed.
+enum Unread {
+    TooMuch,
+    Failed(chat::Error),
+}
+
+impl From<chat::Error> for Unread {
+    fn from(error: chat::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Keeps the first entries of a page, as many as may be held at once; at least one. A page that was in the owner's memory
+/// may weigh more than one that was read from the store.
+fn shorten(entries: &mut Vec<Arc<Entry>>, bytes_max: usize) {
+    let mut bytes = 0;
+    let fits = |entry: &Arc<Entry>| {
+        bytes += entry.weight();
+        bytes <= bytes_max
+    };
+    let fitting = entries.iter().map(fits).take_while(|fits| *fits).count();
+    entries.truncate(fitting.max(1));
 }
 
 /// Answers `subscribe`: what came after `after` is queued as events before the reply says the head. Also returns the bytes
@@ -194,27 +312,26 @@ pub(super) async fn subscribe(
     };
     let mut bytes = 0;
     if let Some(after) = after {
-        let limit = RESUME_ENTRIES_MAX;
-        let reader = Reader::User(&session.user);
-        let read = read_after(gateway, reader, conversation, after, limit);
-        let events = match read.await {
-            Ok(Missing::Nothing) => Vec::new(),
-            Ok(Missing::Other(event)) => {
-                // As much as fits a page was read, or more.
-                bytes = gateway.limits.page_bytes();
-                vec![event]
-            }
-            Ok(Missing::Entries(entries)) => {
-                bytes = entries.iter().map(|e| encoded_bytes(e)).sum();
-                if bytes > gateway.limits.page_bytes() {
-                    vec![Event::Resync { conversation, head }]
-                } else {
-                    entries.iter().map(|e| message(conversation, e)).collect()
-                }
-            }
-            Err(error) => return (requests::refused(&error), 0),
+        let mut replay = Replay {
+            conversation,
+            reader: Reader::User,
+            after,
+            head,
+            is_head_current: true,
+            pushed: 0,
+            bytes: 0,
         };
-        for event in events {
+        let pushed = match push_after(gateway, session, &mut replay, &mut bytes).await {
+            Ok(entries) => entries,
+            // The channel was made private or is gone. What is refused does not stay subscribed.
+            Err(error) => {
+                let topic = Topic::Channel(conversation);
+                let router = &gateway.router;
+                router.unsubscribe(session, std::slice::from_ref(&topic));
+                return (requests::refused(&error), bytes);
+            }
+        };
+        for event in pushed {
             let frame = Frame::encode(session.outbox.codec(), &event);
             session.outbox.push_reply(frame);
         }
@@ -226,6 +343,34 @@ pub(super) async fn subscribe(
     (answer, bytes)
 }
 
+/// What a new subscriber is pushed: the entries that follow, and a `resync` if they are more than a page may hold or
+/// cannot be read now. Adds to `bytes` what was read.
+async fn push_after(
+    gateway: &Gateway,
+    session: &Subscriber,
+    replay: &mut Replay,
+    bytes: &mut usize,
+) -> Result<Vec<Event>, chat::Error> {
+    let mut events = Vec::new();
+    loop {
+        match replay.next(gateway, session, RESUME_ENTRIES_MAX).await {
+            Ok(entries) if entries.is_empty() => return Ok(events),
+            Ok(entries) => {
+                *bytes += entries.iter().map(|e| encoded_bytes(e)).sum::<usize>();
+                if *bytes > gateway.limits.page_bytes() {
+                    return Ok(vec![replay.given_up(&Unread::TooMuch)]);
+                }
+                let entries = entries.iter();
+                events.extend(entries.map(|entry| message(replay.conversation, entry)));
+            }
+            Err(Unread::TooMuch | Unread::Failed(chat::Error::Unavailable { .. })) => {
+                return Ok(vec![replay.given_up(&Unread::TooMuch)]);
+            }
+            Err(Unread::Failed(error)) => return Err(error),
+        }
+    }
+}
+
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
     Event::Message(Box::new(Message::of(conversation, entry.clone())))
 }
@@ -233,7 +378,7 @@ pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
 /// About how many bytes an entry is in JSON, the longer of the two encodings.
 pub(super) fn encoded_bytes(entry: &Entry) -> usize {
     /// Names of fields, ids, numbers.
-    const REST: usize = 400;
+    const FRAME: usize = 400;
     let text = |text: &str| {
         // A control character becomes \u00xx, a quotation mark \".
         let escaped = |b: u8| {
@@ -252,9 +397,12 @@ pub(super) fn encoded_bytes(entry: &Entry) -> usize {
         } => {
             let links = attachments.iter();
             let links = links.map(|a| text(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
-            REST + text(body) + links.sum::<usize>()
+            FRAME + text(body) + links.sum::<usize>()
         }
         // The longest one is a group's creation, with all its participants.
-        Content::System(change) => REST + serde_json::to_vec(change).map_or(0, |json| json.len()),
+        Content::System(change) => FRAME + serde_json::to_vec(change).map_or(0, |json| json.len()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,10 +58,10 @@ pub const SCAN_ROWS_MAX: usize = 2_000;
 /// Entries pushed for one cursor at resume; more is a `resync`.
 pub const RESUME_ENTRIES_MAX: u64 = 500;
 
-/// Bytes of these, about; of larger ones fewer are read, and it is a `resync`.
+/// Bytes of these entries in memory; after so many a `resync` follows. They are read a page at a time.
 pub const RESUME_BYTES_MAX: usize = 4 << 20;
 
-/// Entries pushed for all cursors of one resume; the rest is a `resync` each.
+/// Entries pushed for all cursors of one resume; conversations beyond that get a `resync` each.
 pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
 
 /// Cursors of one `connect`.
@@ -72,6 +72,9 @@ pub const UNKNOWN_CURSORS_MAX: usize = 100;
 
 /// Bytes of a conversation's name.
 pub const NAME_BYTES_MAX: usize = 256;
+
+/// The most that the setting `limits.group_participants` may allow: a group's creation names all of them in one entry.
+pub const GROUP_PARTICIPANTS_MAX: usize = 10_000;
 
 /// Links of one message.
 pub const ATTACHMENTS_MAX: usize = 10;

@@ -33,9 +33,10 @@ struct Header {
 
 /// A header as far as it was read.
 #[derive(Default)]
-struct Begun {
-    kind: Option<String>,
-    id: Option<u32>,
+pub struct Begun {
+    /// The `type`; `None` only for what is no frame.
+    pub kind: Option<String>,
+    pub id: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -86,9 +87,9 @@ impl Codec {
         // First what it is, then as exactly that. A tagged enum would copy every value into an intermediate tree, and
         // could not say which request a mistake belongs to.
         let Begun { kind, id } = self.begin(bytes);
-        if let (Some(kind), Some(_)) = (kind, id)
-            && let Ok(request) = self.request(&kind, bytes)
-        {
+        let tried = kind.filter(|_| id.is_some());
+        let tried = tried.map(|kind| self.request(&kind, bytes));
+        if let Some(Ok(request)) = tried {
             return Ok(Incoming {
                 id,
                 request: Ok(request),
@@ -98,7 +99,7 @@ impl Codec {
         let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
         Ok(Incoming {
             id,
-            request: self.request(&kind, bytes),
+            request: tried.unwrap_or_else(|| self.request(&kind, bytes)),
         })
     }
 
@@ -145,7 +146,9 @@ impl Codec {
         })
     }
 
-    fn begin(self, bytes: &[u8]) -> Begun {
+    /// Reads the type and the id of a frame, and nothing that comes after them.
+    #[must_use]
+    pub fn begin(self, bytes: &[u8]) -> Begun {
         let mut begun = Begun::default();
         // What ends early is an error for the decoder, and what is wrong is found by whoever reads it all.
         match self {
@@ -316,6 +319,38 @@ mod tests {
             "]".repeat(100_000)
         );
         assert!(Codec::Json.decode(deep.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn of_a_list_that_is_too_long_no_more_is_kept_than_shows_it() {
+        let list = |item: &str, count: usize| vec![item; count].join(",");
+        let create = r#"{"type":"create","id":1,"kind":"group","participants":[LIST]}"#;
+        let watch = r#"{"type":"watch","id":1,"users":[LIST]}"#;
+        let send = r#"{"type":"send","id":1,"conversation":"0199c0de-0000-7000-8000-000000000001",
+            "client_id":"0199c0de-0000-4000-8000-000000000002","body":"","attachments":[LIST]}"#;
+        let (user, link) = (r#""a""#, r#"{"url":"https://a"}"#);
+        for (frame, item, max) in [(watch, user, 500), (create, user, 10_000), (send, link, 10)] {
+            for (count, kept) in [(0, 0), (max, max), (max + 1, max + 1), (max + 999, max + 1)] {
+                for (codec, bytes) in both(&frame.replace("LIST", &list(item, count))) {
+                    let decoded = match codec.decode(&bytes).unwrap().request.unwrap() {
+                        Request::Watch(users) => users.users.len(),
+                        Request::Create(create) => create.participants.len(),
+                        Request::Send(send) => send.attachments.len(),
+                        other => panic!("{other:?}"),
+                    };
+                    assert_eq!(decoded, kept, "{codec:?}");
+                }
+            }
+            for wrong in ["1", "null", r#"{"a":1}"#, r#""a""#] {
+                let json = frame.replace("[LIST]", wrong);
+                for (codec, bytes) in both(&json) {
+                    assert!(codec.decode(&bytes).unwrap().request.is_err(), "{json}");
+                }
+            }
+            let unfinished = frame.replace("LIST", &list(item, max + 9));
+            let unfinished = &unfinished[..unfinished.len() - 3];
+            assert!(Codec::Json.decode(unfinished.as_bytes()).is_err());
+        }
     }
 
     #[test]

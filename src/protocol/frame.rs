@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::codes::ErrorCode;
+use super::{codes::ErrorCode, list::at_most};
 use crate::model::{
     Attachment, ClientId, Content, ConversationId, Cursor, Details, Entry, EntryKind, Kind, Last,
     MessageId, Millis, Posting, Rev, Role, Seq, SystemChange, UserId,
+    limits::{ATTACHMENTS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
 };
 
 /// A frame from a client that can at least be told apart from noise.
@@ -88,7 +89,7 @@ pub struct InboxRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct Create {
     pub kind: Kind,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, GROUP_PARTICIPANTS_MAX>")]
     #[schema(value_type = Vec<String>)]
     pub participants: Vec<UserId>,
     #[serde(default)]
@@ -147,7 +148,7 @@ pub struct Send {
     pub conversation: ConversationId,
     pub client_id: ClientId,
     pub body: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, ATTACHMENTS_MAX>")]
     pub attachments: Vec<Attachment>,
     #[serde(default)]
     pub reply_to: Option<Seq>,
@@ -176,6 +177,7 @@ pub struct Mark {
 
 #[derive(Debug, Deserialize)]
 pub struct Users {
+    #[serde(deserialize_with = "at_most::<_, _, WATCHED_MAX>")]
     pub users: Vec<UserId>,
 }
 

@@ -4,6 +4,7 @@
 pub mod codec;
 pub mod codes;
 mod frame;
+mod list;
 
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};

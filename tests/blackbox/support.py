@@ -352,7 +352,7 @@ class Client:
             self.wake.set()
 
     def is_new(self, event):
-        """Rule of the protocol: drop what you have, by seq. One gateway alone must not need it."""
+        """Rule of the protocol: ignore a message whose seq you already have. One gateway alone must not need it."""
         if event["type"] != "message" or STORE != "cassandra":
             return True
         place = event["conversation"], event["seq"]

@@ -117,6 +117,14 @@ async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     hasty = await gateway.open(codec)
     await refused(hasty.ask("ping"), "unauthorized")
     assert await hasty.closed() == 4501
+    # Nobody looks at more than the type of these.
+    for type, fields in {"watch": {"users": "nonsense"}, "nonsense": {}}.items():
+        hasty = await gateway.open(codec)
+        await refused(hasty.ask(type, **fields), "unauthorized")
+        assert await hasty.closed() == 4501
+    wrong = await gateway.open(codec)
+    await refused(wrong.ask("connect", token=1), "bad_request")
+    assert await wrong.closed() == 4500
     silent = await gateway.open(codec)
     assert await silent.closed() == 4006
 
@@ -196,6 +204,25 @@ async def test_a_user_has_so_many_connections(start, codec):
 
     client = await eventually(free)
     for client in (client, first[1]):
+        await client.close()
+
+
+async def test_connections_that_still_send_cursors_count_too(start, codec):
+    gateway = start(limits__connections_per_user=2)
+    token = gateway.dev_token("alice")
+    connected = await gateway.connect("alice", codec)
+    others = [await gateway.open(codec) for _ in range(2)]
+    replies = [await other.begin("connect", token=token, cursors={}, more=True) for other in others]
+    # Whichever comes last is closed, while the other one may still send.
+    ends = [asyncio.ensure_future(other.closed()) for other in others]
+    ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    assert [end.result() for end in ended] == [4005]
+    left = ends.index(next(end for end in ends if end not in ended))
+    await others[left].post(type="cursors", cursors={})
+    assert (await asyncio.wait_for(replies[left], PATIENCE))["type"] == "connected"
+    assert (await asyncio.wait_for(replies[1 - left], PATIENCE))["code"] == "rate_limited"
+    sending = others[left]
+    for client in (connected, sending):
         await client.close()
 
 

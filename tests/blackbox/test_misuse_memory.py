@@ -6,6 +6,7 @@ import os
 import pytest
 
 from support import UNLIMITED, Refused, eventually, uuid4
+from test_misuse import Raw
 
 pytestmark = pytest.mark.embedded
 
@@ -196,6 +197,58 @@ async def test_resuming_after_hundreds_of_long_links_is_a_resync(start):
     late = await gateway.connect("alice", cursors={channel: [1, 0]})
     resync = await late.event("resync")
     assert (resync["conversation"], resync["head"]) == (channel, 301)
+
+
+def entries_read(gateway):
+    """Messages that were read from the store."""
+    return gateway.metrics().get("chat_history_entries_read_total", 0)
+
+
+async def test_what_is_too_much_to_push_is_not_read(start):
+    gateway = start(**FAST)
+    alice = await gateway.connect("alice")
+    group, channel = await alice.create("group", name="g"), await alice.create("channel", name="c", public=True)
+    for conversation in (group, channel):
+        replies = await many(alice, 520, lambda c, n: c.begin(
+            "send", conversation=conversation, client_id=str(uuid4()), body="x" * 1_000))
+        assert all(reply["type"] == "sent" for reply in replies)
+    before = entries_read(gateway)
+    late = await gateway.connect("alice", cursors={group: [1, 0], channel: [1, 0]})
+    for _ in range(2):
+        assert (await late.event("resync"))["head"] == 521
+    bob = await gateway.connect("bob")
+    assert (await bob.ask("subscribe", conversation=channel, after=1))["head"] == 521
+    assert (await bob.event("resync"))["head"] == 521
+    assert entries_read(gateway) == before
+
+
+async def test_a_client_that_takes_nothing_makes_the_gateway_read_no_further(start):
+    gateway = start(**FAST)
+    alice = await gateway.connect("alice")
+    groups = [await alice.create("group", name=f"g{n}") for n in range(4)]
+    for group in groups:
+        replies = await many(alice, 250, lambda c, n: c.begin(
+            "send", conversation=group, client_id=str(uuid4()), body="x" * 15_000))
+        assert all(reply["type"] == "sent" for reply in replies)
+    before = entries_read(gateway)
+    late = Raw(gateway, receive_buffer=4096)
+    cursors = {group: [1, 0] for group in groups}
+    await asyncio.to_thread(late.connect, gateway.dev_token("alice"), cursors=cursors)
+    seen = 0
+    while True:  # Until the sockets' buffers are full.
+        await asyncio.sleep(1)
+        seen, last = entries_read(gateway) - before, seen
+        if seen and seen == last:
+            break
+    assert seen < 200, "what follows is read when the client takes what came before"
+
+    def rest():
+        return [(event["conversation"], event["seq"]) for event in (late.reply() for _ in range(4 * 250))]
+
+    places = await asyncio.to_thread(rest)
+    for group in groups:
+        assert [seq for conversation, seq in places if conversation == group] == list(range(2, 252))
+    late.socket.close()
 
 
 async def test_client_ids_and_entries_of_many_conversations_stay_within_the_setting(start):

@@ -20,7 +20,7 @@ use crate::{
     fanout::{Closing, Frame, Subscriber},
     gateway::{
         Gateway,
-        rates::{BYTES_WAIT_MAX, Rates, UserRate, Wait},
+        rates::{BYTES_WAIT_MAX, Connecting, Rates, UserRate, Wait},
         requests,
         resume::{self, Missing},
     },
@@ -35,7 +35,7 @@ const CONTROL_FRAMES_MAX: usize = 16;
 /// Bytes of missed messages that count against their reader's budget: others may have written them.
 const MISSED_COUNTED_MAX: usize = 1 << 20;
 /// How long a `connect` may wait for its user's debt to be repaid, while the user connects elsewhere too.
-const REST_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
+const DEBT_WAIT_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
 /// Parts that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
 const CURSOR_PARTS_MAX: usize = 64;
 
@@ -59,6 +59,7 @@ struct Accepted {
     rate: Arc<UserRate>,
     device: Option<String>,
     cursors: HashMap<ConversationId, Cursor>,
+    connecting: Option<Connecting>,
 }
 
 impl Session {
@@ -66,22 +67,19 @@ impl Session {
     pub(super) async fn connect(&mut self) -> Result<Live, End> {
         let gateway = self.gateway.clone();
         let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
-        let accepted = select! {
+        let mut accepted = select! {
             accepted = self.accept(limit) => accepted?,
             () = gateway.tasks.draining() => return Err(CloseCode::Restart),
         };
         let user = accepted.identity.user.clone();
-        if gateway.hub.sessions_of(&user).len() >= gateway.limits.connections_per_user {
-            let text = "this user has too many connections";
-            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
-            return self.refuse(accepted.id, code, text, end).await;
-        }
         let outbox_bytes = gateway.limits.outbox_bytes;
         let subscriber = Arc::new(Subscriber::new(self.id, user, self.codec, outbox_bytes));
         let registered = Registered {
             gateway: gateway.clone(),
             subscriber: subscriber.clone(),
         };
+        // From here on it counts as a session.
+        drop(accepted.connecting.take());
         // However long that takes: who is disconnected, whose token expires, and a drain do not wait for it.
         select! {
             biased;
@@ -117,19 +115,23 @@ impl Session {
         }
     }
 
-    /// Reads `connect`, whose token must be accepted before anything further is read, and the rest of its cursors; each
-    /// within the time limit, in which the rest between them does not count.
+    /// Reads `connect`, and once its token is accepted the remaining cursors. `connect` must come within `limit`, and then
+    /// all remaining cursors together within `limit` again. The time that the user's debt takes between the two does not
+    /// count.
     async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
         let first = in_time(limit, self.next_frame()).await?;
+        // A stranger may make the gateway read a `connect`, and of anything else its type only.
+        let begun = self.codec.begin(&first);
+        if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
+            let text = "the first frame must be connect";
+            let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
+            return self.refuse(begun.id, code, text, end).await;
+        }
         let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
         let id = incoming.id;
         let connect = match incoming.request {
             Ok(Request::Connect(connect)) => connect,
-            Ok(_) => {
-                let text = "the first frame must be connect";
-                let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
-                return self.refuse(id, code, text, end).await;
-            }
+            Ok(_) => return Err(CloseCode::BadFrame),
             Err(text) => {
                 let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
                 return self.refuse(id, code, &text, end).await;
@@ -153,12 +155,19 @@ impl Session {
             }
         };
         let rate = self.gateway.rates.of(&identity.user);
-        let rests = rested(&self.gateway.rates, &rate);
-        if timeout(REST_MAX, rests).await.is_err() {
+        let repaid = debt_repaid(&self.gateway.rates, &rate);
+        if timeout(DEBT_WAIT_MAX, repaid).await.is_err() {
             let text = "this user has asked for too much";
             let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
             return self.refuse(id, code, text, end).await;
         }
+        let sessions = self.gateway.hub.sessions_of(&identity.user).len();
+        let connections_max = self.gateway.limits.connections_per_user;
+        let Some(connecting) = Connecting::begin(&rate, sessions, connections_max) else {
+            let text = "this user has too many connections";
+            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
+            return self.refuse(id, code, text, end).await;
+        };
         self.place.authenticated();
         let cursors = cursors.unwrap_or_default();
         let cursors = in_time(limit, self.more_cursors(id, &rate, cursors, &mut more)).await?;
@@ -168,6 +177,7 @@ impl Session {
             rate,
             device,
             cursors,
+            connecting: Some(connecting),
         })
     }
 
@@ -220,6 +230,7 @@ impl Session {
             rate,
             device,
             cursors,
+            connecting: _,
         } = accepted;
         tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
         resume::follow_channels(&gateway, subscriber, &places).await;
@@ -244,6 +255,7 @@ impl Session {
         let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
+        // Entries count when they are read, whether or not the client takes them.
         let mut charge = |bytes: usize| {
             let counted = bytes.min(uncounted);
             uncounted -= counted;
@@ -253,23 +265,25 @@ impl Session {
             let (entries, other) = match missing {
                 Missing::Entries(entries) => (entries, None),
                 Missing::Other(event) => (Vec::new(), Some(event)),
-                Missing::Nothing => continue,
             };
+            let read = entries.iter().map(|e| resume::encoded_bytes(e)).sum();
+            charge(read);
             let events = entries
-                .iter()
-                .map(|entry| resume::message(conversation, entry));
+                .into_iter()
+                .map(|entry| resume::message(conversation, &entry));
             for event in events.chain(other) {
                 let frame = Frame::encode(self.codec, &event);
+                if read == 0 {
+                    charge(frame.bytes().len());
+                }
                 bytes += frame.bytes().len();
                 frames.push_back(frame);
                 if bytes > RESUME_WRITE_BYTES {
-                    charge(bytes);
                     self.write(subscriber, expires_at, &mut frames).await?;
                     bytes = 0;
                 }
             }
         }
-        charge(bytes);
         self.write(subscriber, expires_at, &mut frames).await
     }
 
@@ -303,7 +317,7 @@ impl Session {
 
 /// Waits until the user owes no bytes, so that connecting anew gains nothing. The socket still counts among the
 /// unauthenticated ones.
-async fn rested(rates: &Rates, rate: &UserRate) {
+async fn debt_repaid(rates: &Rates, rate: &UserRate) {
     while let Err(Wait(wait)) = rates.connect(rate) {
         sleep(wait).await;
     }

@@ -56,7 +56,7 @@ impl Session {
 }
 
 /// What is to be written, or else what the client sends; the other way round if it `reads_first`, so that neither
-/// keeps the other waiting for ever. `reads`: whether the client is read from, and after which rest.
+/// keeps the other waiting for ever. `reads`: whether the client is read from, and after which pause.
 pub(super) async fn next(
     socket: &mut WebSocket,
     subscriber: &Subscriber,
@@ -64,24 +64,24 @@ pub(super) async fn next(
     reads: Option<Option<Instant>>,
     reads_first: bool,
 ) -> Next {
-    let (reads, rests_until) = (reads.is_some(), reads.flatten());
+    let (reads, pause_until) = (reads.is_some(), reads.flatten());
     if reads_first {
         return select! {
             biased;
-            frame = read(socket, rests_until), if reads => Next::Came(frame),
+            frame = read(socket, pause_until), if reads => Next::Came(frame),
             queued = subscriber.outbox.take(frames) => Next::Queued(queued),
         };
     }
     select! {
         biased;
         queued = subscriber.outbox.take(frames) => Next::Queued(queued),
-        frame = read(socket, rests_until), if reads => Next::Came(frame),
+        frame = read(socket, pause_until), if reads => Next::Came(frame),
     }
 }
 
-async fn read(socket: &mut WebSocket, rests_until: Option<Instant>) -> Came {
-    if let Some(until) = rests_until {
-        // Boxed: few sessions rest, and the timer would enlarge every session.
+async fn read(socket: &mut WebSocket, pause_until: Option<Instant>) -> Came {
+    if let Some(until) = pause_until {
+        // Boxed: few sessions pause, and the timer would enlarge every session.
         Box::pin(sleep_until(until)).await;
     }
     socket.next().await

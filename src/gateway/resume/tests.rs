@@ -1,0 +1,205 @@
+//! Tests: what is pushed to a client that comes back, over a store whose reads can be made to fail.
+
+use futures_util::FutureExt as _;
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    auth::Tokens,
+    chat::{Conversations, Creation},
+    cluster::{Cluster, Members},
+    config::Config,
+    fanout::Hub,
+    model::{ClientId, Draft, Posting, SessionId},
+    protocol::Codec,
+    store::{
+        Store,
+        simulated::{Faults, Simulated},
+    },
+    tasks::Tasks,
+};
+
+/// No read is answered.
+const UNREADABLE: Faults = Faults {
+    unread: 100,
+    ..Faults::NONE
+};
+
+struct Fixture {
+    gateway: Gateway,
+    store: Arc<Simulated>,
+    bob: Arc<Subscriber>,
+    _keys: tempfile::TempDir,
+}
+
+fn user(name: &str) -> UserId {
+    UserId::new(name).unwrap()
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let keys = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.auth.development = true;
+        config.store.embedded.path = keys.path().into();
+        let simulated = Arc::new(Simulated::new(1, Faults::NONE));
+        let store: Arc<dyn Store> = simulated.clone();
+        let tasks = Tasks::default();
+        let members = Arc::new(Members::alone(store.clone()).await.unwrap());
+        let hub = Arc::new(Hub::new(config.fanout.coalesce(), tasks.clone()));
+        let cluster = Cluster::new(
+            &members,
+            &store,
+            &hub,
+            None,
+            config.conversations().operation_timeout,
+            config.memory(),
+            &tasks,
+            |publish, inbox, lease| {
+                let (me, store) = (members.me(), store.clone());
+                let settings = config.conversations();
+                Conversations::new(me, store, publish, inbox, lease, settings, tasks.clone())
+            },
+        );
+        let kept = members.clone();
+        tasks.spawn_until_drained(async move { kept.keep().await });
+        let tokens = Tokens::new(&config).unwrap();
+        let gateway = Gateway::new(&config, cluster.router.clone(), hub, tokens, tasks);
+        let outbox_bytes = gateway.limits.outbox_bytes;
+        let bob = Subscriber::new(SessionId(1), user("bob"), Codec::Json, outbox_bytes);
+        Self {
+            gateway,
+            store: simulated,
+            bob: Arc::new(bob),
+            _keys: keys,
+        }
+    }
+
+    /// A conversation of alice and bob whose newest entry is `head`, with bodies of so many bytes.
+    async fn conversation(&self, kind: Kind, head: Seq, bytes: usize) -> ConversationId {
+        let conversation = ConversationId::random();
+        let creation = Creation {
+            kind,
+            participants: vec![user("bob")],
+            name: None,
+            public: kind == Kind::Channel,
+            posting: Posting::Everyone,
+            at: None,
+        };
+        let router = &self.gateway.router;
+        let created = router.ask(conversation, user("alice"), Operation::Create(creation));
+        created.await.unwrap();
+        for _ in 1..head {
+            let draft = Draft {
+                sender: user("alice"),
+                client_id: ClientId(Uuid::new_v4()),
+                content: Content::text("x".repeat(bytes)),
+                at: None,
+                retry: false,
+            };
+            router.send(conversation, draft).await.unwrap();
+        }
+        conversation
+    }
+
+    /// What comes of a cursor: the seqs of each page, and the event at the end if there is one.
+    async fn missed(&self, place: InboxPlace, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
+        let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
+        let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
+        let (mut pages, mut other) = (Vec::new(), None);
+        while let Some((_, missing)) = missed.next().await {
+            assert!(other.is_none(), "nothing follows {other:?}");
+            match missing {
+                Missing::Entries(entries) => {
+                    let weight: usize = entries.iter().map(|e| e.weight()).sum();
+                    assert!(weight <= self.gateway.limits.page_bytes(), "{weight}");
+                    pages.push(entries.iter().map(|e| e.seq).collect());
+                }
+                Missing::Other(event) => other = Some(event),
+            }
+        }
+        (pages, other)
+    }
+
+    fn frames(&self) -> Vec<serde_json::Value> {
+        let mut frames = std::collections::VecDeque::new();
+        let _ = self.bob.outbox.take(&mut frames).now_or_never();
+        let read = |frame: &Frame| serde_json::from_slice(frame.bytes()).unwrap();
+        frames.iter().map(read).collect()
+    }
+}
+
+fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> InboxPlace {
+    InboxPlace {
+        conversation,
+        kind,
+        last_seq,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_missed_comes_in_order_a_page_at_a_time() {
+    let fixture = Fixture::new().await;
+    for (head, bytes, pages_min) in [(3, 1, 1), (120, 1, 1), (480, 1, 3), (120, 10_000, 5)] {
+        let group = fixture.conversation(Kind::Group, head, bytes).await;
+        // The home may know an older entry than the newest.
+        for known in [head, 2] {
+            let place = place(group, Kind::Group, Some(known));
+            let (pages, other) = fixture.missed(place, 1).await;
+            assert!(other.is_none(), "{other:?}");
+            assert!(pages.len() >= pages_min, "{} pages", pages.len());
+            assert_eq!(pages.concat(), (2..=head).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_than_may_be_pushed_is_not_read() {
+    let fixture = Fixture::new().await;
+    let group = fixture.conversation(Kind::Group, 502, 1).await;
+    let channel = fixture.conversation(Kind::Channel, 502, 1).await;
+    let channels = [place(channel, Kind::Channel, None)];
+    let bob = &fixture.bob;
+    follow_channels(&fixture.gateway, bob, &channels).await;
+    let resync = |event: Option<Event>| match event {
+        Some(Event::Resync { head, .. }) => head,
+        other => panic!("{other:?}"),
+    };
+    fixture.store.set_faults(UNREADABLE);
+    let [channel_place] = channels;
+    for place in [place(group, Kind::Group, Some(502)), channel_place] {
+        let (pages, other) = fixture.missed(place, 1).await;
+        assert_eq!((pages.len(), resync(other)), (0, 502));
+    }
+    fixture.store.set_faults(Faults::NONE);
+    // Known only once the first page is there: it is pushed, and then no more.
+    let older = place(group, Kind::Group, Some(2));
+    let (pages, other) = fixture.missed(older, 1).await;
+    assert_eq!((pages.len(), resync(other)), (1, 502));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
+    let fixture = Fixture::new().await;
+    let conversation = fixture.conversation(Kind::Channel, 100, 1).await;
+    fixture.store.set_faults(UNREADABLE);
+    let after = Some(1);
+    let request = Subscribe {
+        conversation,
+        after,
+    };
+    let (gateway, bob) = (&fixture.gateway, &fixture.bob);
+    let (answer, _) = subscribe(gateway, bob, &request).await;
+    assert!(
+        matches!(&answer, Answer::Ok(okay) if okay.head == Some(100)),
+        "{answer:?}"
+    );
+    let frames = fixture.frames();
+    assert_eq!(frames.len(), 1, "{frames:?}");
+    assert_eq!(
+        (&frames[0]["type"], &frames[0]["head"]),
+        (&"resync".into(), &100.into())
+    );
+    let topic = Topic::Channel(conversation);
+    assert!(gateway.hub.is_subscribed(&topic, bob.session));
+}

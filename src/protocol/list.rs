@@ -1,0 +1,40 @@
+//! Lists of a request, of which no more is kept than shows that they are too long.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+
+/// Reads a list, and keeps its first `MAX` + 1 items: whoever checks the bound sees that there are too many. The others are
+/// passed over, without looking at what they are.
+pub(super) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(AtMost::<T, MAX>(PhantomData))
+}
+
+struct AtMost<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for AtMost<T, MAX> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut kept = Vec::new();
+        while kept.len() <= MAX {
+            match items.next_element()? {
+                Some(item) => kept.push(item),
+                None => return Ok(kept),
+            }
+        }
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(kept)
+    }
+}
