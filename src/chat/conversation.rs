@@ -6,6 +6,8 @@
 
 mod answers;
 mod broke;
+#[cfg(test)]
+mod comes_and_goes;
 mod parked;
 mod publishing;
 mod room;
