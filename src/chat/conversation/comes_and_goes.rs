@@ -1,15 +1,15 @@
-//! Tests: conversations that are loaded.
+//! Tests: conversations that are loaded, and that leave because they are idle or evicted.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::told::{Fixture, user};
+use super::told::{Asked, Fixture, GROUP, IDLE, creation, pending, send, user};
 use crate::{
-    chat::{Error, Lease, Operation},
+    chat::{Error, Lease, Operation, Outcome},
     model::{
-        ConversationId,
+        ConversationId, Kind,
         limits::{LOADS_AGAIN_MAX, LOADS_MAX},
     },
     store::simulated::Faults,
@@ -29,6 +29,13 @@ const CATCH_UP: Operation = Operation::CatchUp { after: 0, limit: 1 };
 /// The id of a conversation that does not exist.
 fn unknown(number: usize) -> ConversationId {
     ConversationId(Uuid::from_u128(1_000 + number as u128))
+}
+
+async fn seq(asked: Asked<'_>) -> u64 {
+    match asked.await {
+        Ok(Outcome::Sent(sent)) => sent.seq,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,4 +61,42 @@ async fn few_conversations_are_loaded_at_once() {
         assert_eq!(answer.await.unwrap_err(), Error::UnknownConversation);
     }
     assert_eq!(fixture.store.reading(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_to_a_conversation_about_to_leave_is_not_overtaken() {
+    for evicted in [false, true] {
+        let fixture = Fixture::new(Lease::unbounded(1));
+        let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
+        made.await.unwrap();
+        sleep(MOMENT).await;
+        // Its last write takes half a second.
+        fixture.store.cut().store(true, Ordering::Relaxed);
+        if evicted {
+            fixture.conversations.evict_one();
+        } else {
+            sleep(IDLE).await;
+        }
+        sleep(MOMENT).await;
+        let mut first = fixture.ask("alice", Operation::Send(send("alice"))).await;
+        assert!(pending(&mut first));
+        fixture.store.cut().store(false, Ordering::Relaxed);
+        sleep(10 * MOMENT).await;
+        let second = fixture.ask("alice", Operation::Send(send("alice"))).await;
+        assert_eq!((seq(first).await, seq(second).await), (2, 3), "{evicted}");
+        assert!(fixture.conversations.is_open(GROUP) != evicted);
+        sleep(IDLE + MOMENT).await;
+        assert!(!fixture.conversations.is_open(GROUP));
+        let third = fixture.ask("alice", Operation::Send(send("alice"))).await;
+        assert_eq!(seq(third).await, 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conversation_that_does_not_exist_leaves_at_once() {
+    let fixture = Fixture::new(Lease::unbounded(1));
+    let asked = fixture.ask("alice", Operation::Details).await;
+    assert_eq!(asked.await.unwrap_err(), Error::UnknownConversation);
+    sleep(MOMENT).await;
+    assert!(!fixture.conversations.is_open(GROUP));
 }

@@ -51,6 +51,7 @@ impl Owner {
             crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
             Error::unavailable("the log is damaged")
         })?;
+        let marked = tail.settled;
         drop(tail);
         let mut participants = match row {
             Some(row) => {
@@ -112,6 +113,7 @@ impl Owner {
             parked: Parked::default(),
             work: FuturesUnordered::new(),
             writing: 0,
+            marked,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
