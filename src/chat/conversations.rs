@@ -310,9 +310,9 @@ impl Conversations {
         if closing.is_cancelled() {
             return Err(Unoffered::Refused(Error::MOVED));
         }
-        // Gateways alone catch up; whatever else is asked, somebody's request is behind it.
+        // Gateways catch up by themselves; whatever else is asked, somebody's request is behind it.
         let user = match command.operation {
-            Operation::CatchUp { .. } => None,
+            Operation::CatchUp { .. } if command.actor == UserId::gateway() => None,
             _ => Some(&command.actor),
         };
         match open.entry(conversation) {

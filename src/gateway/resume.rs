@@ -96,7 +96,7 @@ impl<'a> Missed<'a> {
         // A channel's owner need not look in the store who is in it: the user's home has said so. Others know it.
         let is_channel = place.is_some_and(|place| place.kind == Kind::Channel);
         let reader = if is_channel {
-            Reader::Gateway
+            Reader::Gateway(&self.session.user)
         } else {
             Reader::User(&self.session.user)
         };
@@ -143,7 +143,7 @@ pub(super) enum Missing {
 /// Whether the owner is to check that the user may read, or the gateway knows.
 enum Reader<'a> {
     User(&'a UserId),
-    Gateway,
+    Gateway(&'a UserId),
 }
 
 async fn read_after(
@@ -159,7 +159,7 @@ async fn read_after(
             let range = LogRange::After(after);
             (user.clone(), Operation::History { range, limit })
         }
-        Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
+        Reader::Gateway(user) => (user.clone(), Operation::CatchUp { after, limit }),
     };
     match gateway.router.ask(conversation, actor, operation).await? {
         Outcome::History(page) if page.head <= after => Ok(Missing::Nothing),

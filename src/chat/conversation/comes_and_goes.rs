@@ -2,6 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -9,8 +10,8 @@ use super::told::{Asked, Fixture, GROUP, IDLE, creation, pending, send, user};
 use crate::{
     chat::{Error, Lease, Operation, Outcome},
     model::{
-        ConversationId, Kind,
-        limits::{LOADS_AGAIN_MAX, LOADS_MAX},
+        ConversationId, Kind, UserId,
+        limits::{LOADS_AGAIN_MAX, LOADS_MAX, OPENING_OF_USER_MAX, USER_OPEN_MIN},
     },
     store::simulated::Faults,
 };
@@ -61,6 +62,27 @@ async fn few_conversations_are_loaded_at_once() {
         assert_eq!(answer.await.unwrap_err(), Error::UnknownConversation);
     }
     assert_eq!(fixture.store.reading(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_user_catches_up_with_counts_for_them() {
+    let fixture = Fixture::new(Lease::unbounded(1));
+    fixture.store.set_faults(UNREADABLE);
+    let mut number = 0;
+    let mut refused = |actor: UserId| {
+        let mut asked = Vec::new();
+        for _ in 0..=USER_OPEN_MIN + OPENING_OF_USER_MAX {
+            number += 1;
+            let ask = fixture
+                .conversations
+                .ask(unknown(number), actor.clone(), CATCH_UP);
+            asked.push(Box::pin(ask));
+        }
+        let answers = asked.into_iter().map(|ask| ask.now_or_never());
+        answers.flatten().count()
+    };
+    assert_eq!(refused(UserId::gateway()), 0);
+    assert!(refused(user("alice")) > 0);
 }
 
 #[tokio::test(start_paused = true)]
