@@ -6,6 +6,8 @@
 
 mod answers;
 mod broke;
+#[cfg(test)]
+mod comes_and_goes;
 mod parked;
 mod publishing;
 mod room;
@@ -57,6 +59,9 @@ use crate::{
 /// First and longest wait before a write with an unknown outcome is written again.
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
 const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
+/// An evicted conversation that is still used notes so often what is settled; then it leaves without: else it might stay
+/// for long. Its next owner settles a few entries again.
+const MARKS_MAX: u32 = 3;
 
 /// What the owner of a conversation must know of the configuration.
 #[derive(Debug, Clone)]
@@ -147,15 +152,25 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
 }
 
+/// The right to open one conversation: its place, its room if there is some at once, and the term.
+pub(super) struct Opening {
+    pub held: Arc<Held>,
+    pub room: Option<Room>,
+    pub term: Arc<Term>,
+}
+
 /// Runs one conversation until it is idle or evicted, the gateway drains, or it cannot go on.
+///
+/// `leave` removes the conversation from those that are open if its mailbox is empty, in one step, and says whether it
+/// has done so. So no request meets an owner that leaves, and none has to wait for the next owner, where one that was
+/// asked later could come first.
 pub(super) async fn own(
     id: ConversationId,
     environment: Arc<Environment>,
-    held: Arc<Held>,
-    room: Option<Room>,
-    term: Arc<Term>,
+    Opening { held, room, term }: Opening,
     mut commands: mpsc::Receiver<Command>,
     stop: impl Future<Output = ()>,
+    leave: impl Fn() -> bool,
 ) {
     let revoked = term.revoked();
     let loaded = select! {
@@ -170,9 +185,12 @@ pub(super) async fn own(
                 for (entry, waiting) in settled {
                     owner.publish(entry, waiting);
                 }
-                owner.run(&mut commands, stop).await;
+                owner.run(&mut commands, stop, leave).await
             };
             let ended = contain("the owner of a conversation", id, running).await;
+            if ended == Some(End::Left) {
+                return;
+            }
             if ended.is_none() {
                 owner.broke();
             }
@@ -183,12 +201,25 @@ pub(super) async fn own(
         }
         Err(error) => {
             crate::seldom::seldom!(WARN, "a conversation could not be loaded", conversation = %id, %error);
-            commands.close();
-            while let Some(command) = commands.recv().await {
-                drop(command.reply.send(Err(error.clone())));
+            loop {
+                while let Ok(command) = commands.try_recv() {
+                    drop(command.reply.send(Err(error.clone())));
+                }
+                if leave() {
+                    return;
+                }
             }
         }
     }
+}
+
+/// How an owner's run has ended.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// The conversation is not open any more, and nothing is left to do: the next owner may be there already.
+    Left,
+    /// Whoever still waits must be answered, and what is known noted for the next owner.
+    Unfinished,
 }
 
 struct Owner {
@@ -214,6 +245,8 @@ struct Owner {
     writing: usize,
     /// Read and delivered marks that are being stored.
     marks: usize,
+    /// Up to where the store knows that all is settled, as far as this owner has said so.
+    marked: Seq,
     active_minute: u32,
     typing: HashMap<UserId, Instant>,
     failed: Option<Error>,
@@ -230,6 +263,8 @@ enum Done {
     Stored(Vec<Seq>),
     Applied(Seq),
     Marked(Mark, Reply),
+    /// The store knows that all up to here is settled, or could not be told.
+    Settled(Seq),
     Founded(Reply),
     Told(AllTold),
     Published {
@@ -251,22 +286,34 @@ impl Owner {
         &mut self,
         commands: &mut mpsc::Receiver<Command>,
         stop: impl Future<Output = ()>,
-    ) {
+        leave: impl Fn() -> bool,
+    ) -> End {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
         let revoked = self.term.revoked();
         let mut retired = Box::pin(self.held.retired().cancelled_owned());
         let mut idle_at = self.idle_at();
         let (mut closing, mut closed) = (false, false);
+        let (mut is_retired, mut is_idle, mut marks) = (false, false, 0);
         let mut received = Vec::new();
         while self.failed.is_none() {
             if !self.backlog.is_empty() && self.accepts() {
                 self.work_off();
                 continue;
             }
-            let quiet = self.work.is_empty() && self.backlog.is_empty();
+            let mut quiet = self.work.is_empty() && self.backlog.is_empty();
             if closed && quiet {
                 break;
+            }
+            // A conversation that does not exist is not kept either.
+            let is_over = is_retired || is_idle || self.participants.is_none();
+            if is_over && quiet && !closing {
+                if !self.is_marked() && marks < MARKS_MAX {
+                    self.mark_settled();
+                    (marks, quiet) = (marks + 1, false);
+                } else if leave() {
+                    return End::Left;
+                }
             }
             select! {
                 biased;
@@ -277,32 +324,22 @@ impl Owner {
                     closing |= closed;
                     self.backlog.extend(received.drain(..));
                     idle_at = self.idle_at();
+                    is_idle = false;
+                    if !is_retired {
+                        marks = 0;
+                    }
                 }
                 () = revoked.cancelled() => self.failed = Some(Error::CLOSED),
                 () = &mut stop, if !closing => {
                     closing = true;
                     commands.close();
                 }
-                () = &mut retired, if quiet && !closing => {
-                    closing = true;
-                    commands.close();
-                }
-                () = sleep_until(idle_at), if quiet && !closing => {
-                    closing = true;
-                    commands.close();
-                }
+                () = &mut retired, if !is_retired => is_retired = true,
+                () = sleep_until(idle_at), if quiet && !is_idle => is_idle = true,
             }
             self.weigh();
-            // A conversation that is not there is not kept either.
-            if self.participants.is_none()
-                && self.work.is_empty()
-                && self.backlog.is_empty()
-                && !closing
-            {
-                closing = true;
-                commands.close();
-            }
         }
+        End::Unfinished
     }
 
     fn idle_at(&self) -> Instant {
@@ -390,6 +427,7 @@ impl Owner {
                 self.marked(mark);
                 drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
             }
+            Done::Settled(seq) => self.marked = self.marked.max(seq),
             Done::Founded(reply) => {
                 if let Some(participants) = &mut self.participants
                     && participants.commit_founding()
@@ -460,19 +498,33 @@ impl Owner {
         for reply in waiting.map(|(reply, _)| reply).chain(applying) {
             drop(reply.send(Err(error.clone())));
         }
-        if self.failed.is_none() && self.log.head() > 0 {
-            debug_assert!(
-                self.log.is_quiet(),
-                "a conversation is closed with nothing in flight"
-            );
-            let settled = self
-                .environment
-                .store
-                .set_settled(self.id, self.log.settled())
-                .await;
-            if let Err(error) = settled {
-                tracing::debug!(conversation = %self.id, %error, "left without a settled mark");
+        if self.failed.is_none() && !self.is_marked() {
+            self.settle().await;
+        }
+    }
+
+    /// Whether the next owner will find that it has nothing to settle.
+    fn is_marked(&self) -> bool {
+        self.marked >= self.log.settled()
+    }
+
+    fn mark_settled(&mut self) {
+        let settled = self.settle();
+        self.work.push(Box::pin(settled.map(Done::Settled)));
+    }
+
+    /// Tells the store that all is settled that is.
+    fn settle(&self) -> impl Future<Output = Seq> + use<> {
+        debug_assert!(
+            self.log.is_quiet(),
+            "a conversation is closed with nothing in flight"
+        );
+        let (id, seq, store) = (self.id, self.log.settled(), self.environment.store.clone());
+        async move {
+            if let Err(error) = store.set_settled(id, seq).await {
+                tracing::debug!(conversation = %id, %error, "left without a settled mark");
             }
+            seq
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Which conversations are open here: finds the owner of each, or makes one.
 
+mod repair;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -15,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    conversation::{Answer, Command, Environment, Settings, mailbox, own},
+    conversation::{Answer, Command, Environment, Opening, Settings, mailbox, own},
     error::Error,
     history::History,
     inbox::InboxWriter,
@@ -23,7 +25,6 @@ use super::{
     open::{Held, Table},
     operation::{Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent},
     publish::Publish,
-    repair,
 };
 use crate::{
     model::{
@@ -75,6 +76,11 @@ impl Handle {
                 Err(Unoffered::Closing(self.gone.clone(), Box::new(command)))
             }
         }
+    }
+
+    /// Whether nothing is in the mailbox.
+    fn is_unasked(&self) -> bool {
+        self.mailbox.capacity() == self.mailbox.max_capacity()
     }
 }
 
@@ -175,7 +181,8 @@ impl Conversations {
         }))
     }
 
-    /// Puts a command into the owner's mailbox.
+    /// Puts a command into the owner's mailbox, while the conversation's place in the map is held: the owner leaves only
+    /// while that is not.
     fn offer(
         &self,
         conversation: ConversationId,
@@ -184,13 +191,7 @@ impl Conversations {
         if let Some(handle) = self.shared.open.get(&conversation) {
             return handle.offer(command);
         }
-        // Gateways alone catch up; whatever else is asked, somebody's request is behind it.
-        let user = match command.operation {
-            Operation::CatchUp { .. } => None,
-            _ => Some(&command.actor),
-        };
-        let opened = self.open(conversation, user);
-        opened.map_err(Unoffered::Refused)?.offer(command)
+        self.open(conversation, command)
     }
 
     /// As `offer`, to the owner after the one that closes.
@@ -297,8 +298,8 @@ impl Conversations {
         }
     }
 
-    /// Makes an owner because of `user`, if there is none.
-    fn open(&self, conversation: ConversationId, user: Option<&UserId>) -> Result<Handle, Error> {
+    /// As `offer`; makes an owner if there is none.
+    fn open(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Unoffered> {
         let Shared {
             open,
             table,
@@ -308,15 +309,20 @@ impl Conversations {
             ..
         } = &*self.shared;
         if closing.is_cancelled() {
-            return Err(Error::MOVED);
+            return Err(Unoffered::Refused(Error::MOVED));
         }
+        // Gateways catch up by themselves; whatever else is asked, somebody's request is behind it.
+        let user = match command.operation {
+            Operation::CatchUp { .. } if command.actor == UserId::gateway() => None,
+            _ => Some(&command.actor),
+        };
         match open.entry(conversation) {
-            Place::Occupied(there) => Ok(there.get().clone()),
+            Place::Occupied(there) => there.get().offer(command),
             Place::Vacant(place) => {
                 // Asked while the place is held: whoever then lets go of what is lost finds it there.
-                let term = environment.lease.term(conversation).ok_or(Error::MOVED)?;
-                let term = Arc::new(term);
-                let (held, room) = table.begin(user)?;
+                let term = environment.lease.term(conversation);
+                let term = Arc::new(term.ok_or(Unoffered::Refused(Error::MOVED))?);
+                let (held, room) = table.begin(user).map_err(Unoffered::Refused)?;
                 let (mailbox, commands) = mailbox();
                 let handle = Handle {
                     held: held.clone(),
@@ -324,27 +330,34 @@ impl Conversations {
                     term: term.clone(),
                     gone: CancellationToken::new(),
                 };
-                place.insert(handle.clone());
-                let (shared, gone) = (self.shared.clone(), handle.gone.clone());
+                let gone = handle.gone.clone();
+                // Offered before anybody else can be: whoever makes an owner is the first to be served.
+                let offered = place.insert(handle).offer(command);
+                let shared = self.shared.clone();
                 tasks.spawn(async move {
                     let stop = shared.closing.clone().cancelled_owned();
                     let environment = shared.environment.clone();
-                    let owning = own(
-                        conversation,
-                        environment,
-                        held.clone(),
+                    let is_same = |other: &Handle| Arc::ptr_eq(&other.held, &held);
+                    let leave = || {
+                        let is_over =
+                            |_: &_, handle: &Handle| is_same(handle) && handle.is_unasked();
+                        shared.open.remove_if(&conversation, is_over).is_some()
+                    };
+                    let opening = Opening {
+                        held: held.clone(),
                         room,
                         term,
-                        commands,
-                        stop,
-                    );
+                    };
+                    let owning = own(conversation, environment, opening, commands, stop, leave);
                     contain("the owner of a conversation", conversation, owning).await;
-                    // Only now may another owner be made: never two at once.
-                    shared.open.remove(&conversation);
+                    // Only now may another owner be made, unless this one has left: never two at once.
+                    shared
+                        .open
+                        .remove_if(&conversation, |_, other| is_same(other));
                     gone.cancel();
                     held.end();
                 });
-                Ok(handle)
+                offered
             }
         }
     }
@@ -353,6 +366,11 @@ impl Conversations {
     #[doc(hidden)]
     pub fn evict_one(&self) {
         self.shared.table.evict_one();
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_open(&self, conversation: ConversationId) -> bool {
+        self.shared.open.contains_key(&conversation)
     }
 
     /// Of a channel: those of others are in their owner's memory. Former participants have rows too and are passed

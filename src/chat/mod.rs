@@ -15,7 +15,6 @@ mod open;
 mod operation;
 mod participants;
 mod publish;
-mod repair;
 mod unfinished;
 
 pub use conversation::Settings;

@@ -1,6 +1,7 @@
 //! Which conversations may be open: how many, how many because of one user, and how much all of them weigh. Where there
 //! is no room, the coldest is evicted, and whoever opens another one waits until it has gone.
 
+mod loads;
 mod places;
 
 use std::{
@@ -20,12 +21,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::places::State;
+pub(super) use self::loads::Loading;
+use self::{loads::Loads, places::State};
 use super::error::Error;
 use crate::{
     model::{
         UserId,
-        limits::{OPENING_MAX, USER_OPEN_MIN, USER_OPEN_PART},
+        limits::{USER_OPEN_MIN, USER_OPEN_PART},
     },
     tasks::lock,
 };
@@ -48,6 +50,8 @@ pub(super) struct Table {
     bytes_max: usize,
     /// A permit for each that is open and not about to open.
     room: Arc<Semaphore>,
+    /// Which of them are loaded now.
+    loads: Loads,
     /// What all of them weigh.
     bytes: AtomicUsize,
     /// Goes on with each opening and each look. A use is noted as of it: so the coldest is known without a clock.
@@ -102,6 +106,16 @@ impl Held {
         self.table.room(self).await
     }
 
+    /// See [`Table::loading`].
+    pub(super) async fn loading(self: &Arc<Self>) -> Loading {
+        self.table.loading(self).await
+    }
+
+    /// The conversation is loaded, and weighed: from now on it may be evicted.
+    pub(super) fn loaded(&self) {
+        self.table.loaded(self);
+    }
+
     /// The conversation has gone, or never opened.
     pub(super) fn end(&self) {
         self.table.end(self);
@@ -120,6 +134,7 @@ impl Table {
             user_max: (open_max / USER_OPEN_PART).max(USER_OPEN_MIN),
             bytes_max,
             room: Arc::new(Semaphore::new(open_max.min(Semaphore::MAX_PERMITS))),
+            loads: Loads::new(),
             bytes: AtomicUsize::new(0),
             now: AtomicU64::new(0),
             pressed: Notify::new(),
@@ -151,7 +166,7 @@ impl Table {
             None => None,
         };
         let room = self.room_at_once(of_user);
-        if room.is_none() && state.opening >= OPENING_MAX {
+        if room.is_none() && !state.may_wait(user) {
             if let Some(user) = user {
                 state.forget_unless_open(user);
             }
@@ -168,7 +183,8 @@ impl Table {
         });
         state.came(&held, user);
         if room.is_some() {
-            state.opened(&held);
+            state.placed(held.number);
+            state.admitted(held.number);
         }
         gauge!("chat_conversations_open").set(state.places.len() as f64);
         Ok((held, room))
@@ -201,6 +217,17 @@ impl Table {
             None => None,
         };
         let of_all = self.permit(self.room.clone(), None).await;
+        self.state().placed(held.number);
+        Room {
+            _of_user: of_user,
+            _of_all: of_all,
+        }
+    }
+
+    /// Waits until one more conversation may be loaded: few are loaded at once, and none while all weigh too much and
+    /// something can be evicted.
+    async fn loading(&self, held: &Arc<Held>) -> Loading {
+        let loading = Loading::begin(held).await;
         while self.bytes() > self.bytes_max {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
@@ -210,14 +237,15 @@ impl Table {
             }
             freed.await;
         }
+        self.state().admitted(held.number);
+        loading
+    }
+
+    fn loaded(&self, held: &Held) {
         let mut state = self.state();
-        state.opened(held);
+        state.loaded(held);
         if self.room.available_permits() == 0 {
             state.evict_for_waiting();
-        }
-        Room {
-            _of_user: of_user,
-            _of_all: of_all,
         }
     }
 
@@ -315,7 +343,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::model::limits::OPENING_OF_USER_MAX;
+    use crate::model::limits::{OPENING_MAX, OPENING_OF_USER_MAX};
 
     fn user(name: &str) -> UserId {
         UserId::new(name).unwrap()
@@ -324,6 +352,7 @@ mod tests {
     fn open(table: &Arc<Table>, name: &str) -> (Arc<Held>, Room) {
         let (held, room) = table.begin(Some(&user(name))).unwrap();
         held.weighs(10_000);
+        held.loaded();
         (held, room.expect("there is room"))
     }
 
@@ -366,6 +395,7 @@ mod tests {
         assert!((&mut next).now_or_never().is_none() && (&mut last).now_or_never().is_none());
         close(first);
         let room = next.now_or_never().expect("its turn");
+        second.loaded();
         assert!(is_retired(&second), "the third waits");
         drop(room);
         second.end();
@@ -399,18 +429,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_few_who_wait_for_much_leave_something_for_others() {
+        let table = Table::new(1, usize::MAX);
+        let first = open(&table, "first");
+        let wait = |name: &str| {
+            let begun = table.begin(Some(&user(name))).ok();
+            begun.map(|(held, room)| assert!(room.is_none(), "{} has room", held.number))
+        };
+        let mut waiting = Vec::new();
+        for n in 0..OPENING_MAX / OPENING_OF_USER_MAX {
+            let name = format!("greedy-{n}");
+            let waits = (0..2 * OPENING_OF_USER_MAX).map_while(|_| wait(&name));
+            waiting.push(waits.count());
+        }
+        assert_eq!(waiting[0], OPENING_OF_USER_MAX);
+        assert!((0..500).all(|n| wait(&format!("modest-{n}")).is_some()));
+        close(first);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn where_all_weigh_too_much_the_coldest_go() {
         let table = Table::new(1_000, 100_000);
         let mut all: Vec<_> = (0..10).map(|_| open(&table, "alice")).collect();
         all[3].0.weighs(50_000);
         let (held, none) = table.begin(Some(&user("bob"))).unwrap();
         assert!(none.is_none());
-        let mut room = Box::pin(held.room());
-        assert!((&mut room).now_or_never().is_none());
+        let _room = held.room().now_or_never().expect("a place");
+        let mut loading = Box::pin(held.loading());
+        assert!((&mut loading).now_or_never().is_none());
         let retired = all.iter().filter(|(held, _)| is_retired(held)).count();
         assert_eq!(retired, 4, "40 KB are 40 KB too much");
         all.drain(..4).for_each(close);
-        assert!(room.now_or_never().is_some());
+        assert!(loading.now_or_never().is_some());
         // What grows without another one wakes the keeper.
         let keeping = table.clone();
         let keep =

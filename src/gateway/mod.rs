@@ -10,6 +10,7 @@ mod http;
 mod listener;
 mod openapi;
 mod page;
+mod pages;
 mod rates;
 mod reply;
 mod requests;

@@ -9,7 +9,7 @@ use futures_util::{
 use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
 
-use super::{Gateway, resume::encoded_bytes};
+use super::{Gateway, pages::shorten};
 use crate::{
     chat::{self, Creation, LogRange, Operation, Outcome},
     fanout::Subscriber,
@@ -346,27 +346,6 @@ async fn history(
             }))
         }
         other => Err(unexpected(&other)),
-    }
-}
-
-/// A page of large messages has fewer of them: those farthest from where it was asked for are left out.
-fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
-    let mut bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
-    while bytes > bytes_max
-        && entries.len() > 1
-        && let (Some(first), Some(last)) = (entries.front(), entries.back())
-    {
-        let from_the_end = match range {
-            LogRange::Newest | LogRange::Before(_) => false,
-            LogRange::After(_) => true,
-            LogRange::Around(seq) => last.seq.abs_diff(seq) > first.seq.abs_diff(seq),
-        };
-        let left_out = if from_the_end {
-            entries.pop_back()
-        } else {
-            entries.pop_front()
-        };
-        bytes -= left_out.map_or(0, |e| encoded_bytes(&e));
     }
 }
 

@@ -3,13 +3,13 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{Gateway, requests};
+use super::{Gateway, pages::encoded_bytes, requests};
 use crate::{
     chat::{self, LogRange, Operation, Outcome, Page},
     cluster::InboxPlace,
     fanout::{Frame, Subscriber},
     model::{
-        Content, ConversationId, Cursor, Entry, Kind, Seq, Topic, UserId,
+        ConversationId, Cursor, Entry, Kind, Seq, Topic,
         limits::{
             CURSORS_MAX, PAGE_ENTRIES_MAX, RESUME_BYTES_MAX, RESUME_ENTRIES_MAX,
             RESUME_ENTRIES_TOTAL_MAX, UNKNOWN_CURSORS_MAX,
@@ -237,7 +237,10 @@ impl Replay {
                 let range = LogRange::After(after);
                 (session.user.clone(), Operation::History { range, limit })
             }
-            Reader::Gateway => (UserId::gateway(), Operation::CatchUp { after, limit }),
+            Reader::Gateway => {
+                let operation = Operation::CatchUp { after, limit };
+                (session.user.clone(), operation)
+            }
         };
         let read = gateway
             .router
@@ -373,35 +376,6 @@ async fn push_after(
 
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
     Event::Message(Box::new(Message::of(conversation, entry.clone())))
-}
-
-/// About how many bytes an entry is in JSON, the longer of the two encodings.
-pub(super) fn encoded_bytes(entry: &Entry) -> usize {
-    /// Names of fields, ids, numbers.
-    const FRAME: usize = 400;
-    let text = |text: &str| {
-        // A control character becomes \u00xx, a quotation mark \".
-        let escaped = |b: u8| {
-            if b < 0x20 {
-                5
-            } else {
-                usize::from(b == b'"' || b == b'\\')
-            }
-        };
-        text.len() + text.bytes().map(escaped).sum::<usize>()
-    };
-    let optional = |t: &Option<String>| t.as_deref().map_or(0, text);
-    match &entry.content {
-        Content::Text {
-            body, attachments, ..
-        } => {
-            let links = attachments.iter();
-            let links = links.map(|a| text(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
-            FRAME + text(body) + links.sum::<usize>()
-        }
-        // The longest one is a group's creation, with all its participants.
-        Content::System(change) => FRAME + serde_json::to_vec(change).map_or(0, |json| json.len()),
-    }
 }
 
 #[cfg(test)]

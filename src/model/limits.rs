@@ -34,6 +34,16 @@ pub const USER_OPEN_MIN: usize = 64;
 pub const OPENING_OF_USER_MAX: usize = REQUESTS_IN_FLIGHT_MAX;
 /// Conversations of all users that wait until others have been evicted; for one more, requests get `unavailable`.
 pub const OPENING_MAX: usize = 4_096;
+/// One user's part of those that may still wait: a 32nd, so that nobody has less than their 64 before half of them wait, and
+/// there is something left for one who comes later.
+pub const OPENING_PART: usize = OPENING_MAX / 2 / OPENING_OF_USER_MAX;
+
+/// Conversations that are loaded at once; more wait. Each reads up to [`TAIL_ENTRIES`] entries, which are counted only when
+/// they are read: of the largest messages (16 KiB of text and ten long links) 4.7 MB, and for a moment twice that. With those
+/// below 16 at once, so 75 MB, and for a moment twice that.
+pub const LOADS_MAX: usize = 12;
+/// Loads that go on at once after the store did not answer them, besides those above: they hold up no others.
+pub const LOADS_AGAIN_MAX: usize = 4;
 
 /// Participants of a channel whose role an owner keeps in memory.
 pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;

@@ -62,6 +62,8 @@ pub struct Replicas {
     state: Arc<Mutex<State>>,
     /// This client of the store cannot reach it.
     cut: Arc<AtomicBool>,
+    /// A clone for each read under way.
+    reading: Arc<()>,
 }
 
 struct State {
@@ -81,6 +83,7 @@ impl Simulated {
         CellStore(Replicas {
             state: Arc::new(Mutex::new(state)),
             cut: Arc::default(),
+            reading: Arc::default(),
         })
     }
 
@@ -90,6 +93,7 @@ impl Simulated {
         CellStore(Replicas {
             state: self.0.state.clone(),
             cut: Arc::default(),
+            reading: Arc::default(),
         })
     }
 
@@ -97,6 +101,12 @@ impl Simulated {
     #[must_use]
     pub fn cut(&self) -> Arc<AtomicBool> {
         self.0.cut.clone()
+    }
+
+    /// Reads under way of this client of the store.
+    #[must_use]
+    pub fn reading(&self) -> usize {
+        Arc::strong_count(&self.0.reading) - 1
     }
 
     pub fn set_faults(&self, faults: Faults) {
@@ -213,6 +223,7 @@ impl Cells for Replicas {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
+        let _reading = self.reading.clone();
         self.reach("read").await?;
         let (pair, hop, timed_out, patience) = {
             let mut state = self.state();

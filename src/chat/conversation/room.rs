@@ -29,15 +29,27 @@ pub(super) async fn load(
     room: Option<Room>,
     term: Arc<Term>,
 ) -> Result<Loaded, Error> {
-    let limit = environment.settings.operation_timeout;
-    let room = match room {
-        Some(room) => room,
-        None => timeout(limit, held.room())
-            .await
-            .map_err(|_| Error::unavailable("too many conversations are open"))?,
+    // One that has room may wait for its load, and is counted meanwhile: else any number could have room.
+    if room.is_some() {
+        held.weighs(OWNER_BYTES);
+    }
+    let admitted = async {
+        let room = match room {
+            Some(room) => room,
+            None => held.room().await,
+        };
+        (room, held.loading().await)
     };
+    let (room, mut loading) = timeout(environment.settings.operation_timeout, admitted)
+        .await
+        .map_err(|_| Error::unavailable("too many conversations are open"))?;
     held.weighs(OWNER_BYTES);
-    let (owner, settled) = Owner::load(id, environment.clone(), held.clone(), term).await?;
+    let loaded = Owner::load(id, environment.clone(), held.clone(), term, &mut loading);
+    let (owner, settled) = loaded.await?;
+    // Before another one is loaded in its stead.
+    owner.weigh();
+    held.loaded();
+    drop(loading);
     Ok((room, owner, settled))
 }
 

@@ -16,7 +16,7 @@ use crate::{
         error::Error,
         lease::Term,
         log::{Log, Takeover},
-        open::Held,
+        open::{Held, Loading},
         participants::{Participants, users_of},
     },
     model::{
@@ -34,10 +34,14 @@ impl Owner {
         environment: Arc<Environment>,
         held: Arc<Held>,
         term: Arc<Term>,
+        loading: &mut Loading,
     ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let store = environment.store.clone();
-        let tail = insist(&term, || store.tail(id, TAIL_ENTRIES)).await?;
-        let row = insist(&term, || store.conversation(id)).await?;
+        let tail = loading
+            .insist(&term, || store.tail(id, TAIL_ENTRIES))
+            .await?;
+        loading.has_read(tail.rows.iter().map(|row| row.entry.weight()).sum());
+        let row = loading.insist(&term, || store.conversation(id)).await?;
         let epoch = if broken(Mutation::Epoch) {
             1
         } else {
@@ -47,11 +51,13 @@ impl Owner {
             crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
             Error::unavailable("the log is damaged")
         })?;
+        let marked = tail.settled;
+        drop(tail);
         let mut participants = match row {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
-                    all_participants(id, row.details.kind, &*store, &term).await?
+                    all_participants(id, row.details.kind, &*store, &term, loading).await?
                 } else {
                     Vec::new()
                 };
@@ -64,8 +70,10 @@ impl Owner {
         if !settle.is_empty() && !broken(Mutation::Settle) {
             // If this gateway dies before their inbox rows are written, others look for them here.
             let activity = environment.activity();
-            insist(&term, || store.append(id, &[], Some(activity))).await?;
-            insist(&term, || store.settle(id, &settle)).await?;
+            loading
+                .insist(&term, || store.append(id, &[], Some(activity)))
+                .await?;
+            loading.insist(&term, || store.settle(id, &settle)).await?;
             crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
         }
         counter!("chat_takeovers_total").increment(1);
@@ -79,14 +87,16 @@ impl Owner {
                     .filter(|u| !participants.knows(u))
                     .collect::<Vec<_>>()
                 {
-                    let row = insist(&term, || store.participant(id, kind, &user)).await?;
+                    let row = loading
+                        .insist(&term, || store.participant(id, kind, &user))
+                        .await?;
                     participants.learn(&user, row);
                 }
                 let mut waiting = Waiting::of(participants, &entry);
                 if let Some(applied) = waiting.applied.take()
                     && !broken(Mutation::Apply)
                 {
-                    insist(&term, || store.apply(id, &applied)).await?;
+                    loading.insist(&term, || store.apply(id, &applied)).await?;
                 }
                 settled.push((entry, waiting));
             }
@@ -106,6 +116,7 @@ impl Owner {
             work: FuturesUnordered::new(),
             writing: 0,
             marks: 0,
+            marked,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
@@ -123,22 +134,56 @@ where
 {
     let mut wait = REWRITE_AFTER;
     loop {
-        let result = operation().await;
-        if !term.holds(Instant::now()) {
-            let reason = "the lease has ended".into();
-            return Err(store::Error::Unavailable {
-                operation: "own",
-                reason,
-            });
+        if let Some(result) = attempt(term, &operation).await {
+            return result;
         }
-        match result {
-            Err(store::Error::Unavailable { .. }) => {
-                counter!("chat_store_retries_total").increment(1);
-                sleep(wait).await;
-                wait = (wait * 2).min(REWRITE_AFTER_MAX);
+        sleep(wait).await;
+        wait = (wait * 2).min(REWRITE_AFTER_MAX);
+    }
+}
+
+impl Loading {
+    /// As [`insist`]; between two attempts others are loaded.
+    async fn insist<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    where
+        F: Future<Output = store::Result<T>>,
+    {
+        let mut wait = REWRITE_AFTER;
+        loop {
+            if let Some(result) = attempt(term, &operation).await {
+                return result;
             }
-            result => return result,
+            self.pause();
+            sleep(wait).await;
+            self.resume().await;
+            if !term.holds(Instant::now()) {
+                return Err(ended());
+            }
+            wait = (wait * 2).min(REWRITE_AFTER_MAX);
         }
+    }
+}
+
+/// The result, unless it is unknown.
+async fn attempt<T, F>(term: &Term, operation: impl Fn() -> F) -> Option<store::Result<T>>
+where
+    F: Future<Output = store::Result<T>>,
+{
+    let result = operation().await;
+    if !term.holds(Instant::now()) {
+        return Some(Err(ended()));
+    }
+    if let Err(store::Error::Unavailable { .. }) = result {
+        counter!("chat_store_retries_total").increment(1);
+        return None;
+    }
+    Some(result)
+}
+
+fn ended() -> store::Error {
+    store::Error::Unavailable {
+        operation: "own",
+        reason: "the lease has ended".into(),
     }
 }
 
@@ -147,14 +192,17 @@ async fn all_participants(
     kind: Kind,
     store: &dyn Store,
     term: &Term,
+    loading: &mut Loading,
 ) -> store::Result<Vec<ParticipantRow>> {
     let mut all: Vec<ParticipantRow> = Vec::new();
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
-        let page = insist(term, || {
-            store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
-        })
-        .await?;
+        let page = loading
+            .insist(term, || {
+                store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
+            })
+            .await?;
+        loading.has_read(page.iter().map(|row| row.participant.weight()).sum());
         let full = page.len() == PAGE_ITEMS_MAX;
         all.extend(page);
         if !full {

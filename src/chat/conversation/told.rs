@@ -44,24 +44,24 @@ impl Publish for Receipts {
     }
 }
 
-struct Fixture {
-    conversations: Conversations,
-    store: Arc<Simulated>,
+pub(super) struct Fixture {
+    pub(super) conversations: Conversations,
+    pub(super) store: Arc<Simulated>,
     receipts: Arc<Receipts>,
 }
 
-type Asked<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Error>> + 'a>>;
+pub(super) type Asked<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Error>> + 'a>>;
 
 impl Fixture {
-    fn new(lease: Lease) -> Self {
+    pub(super) fn new(lease: Lease) -> Self {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let receipts = Arc::new(Receipts::default());
         let settings = Settings {
             body_bytes_max: 1000,
             group_participants_max: 5000,
-            idle: Duration::from_secs(300),
+            idle: IDLE,
             operation_timeout: Duration::from_secs(60),
-            open_max: 10,
+            open_max: 100,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
         };
@@ -82,11 +82,16 @@ impl Fixture {
     }
 
     /// Asks, and gives the owner time to answer what it answers without the store.
-    async fn ask(&self, who: &str, operation: Operation) -> Asked<'_> {
+    pub(super) async fn ask(&self, who: &str, operation: Operation) -> Asked<'_> {
         self.ask_of(GROUP, who, operation).await
     }
 
-    async fn ask_of(&self, id: ConversationId, who: &str, operation: Operation) -> Asked<'_> {
+    pub(super) async fn ask_of(
+        &self,
+        id: ConversationId,
+        who: &str,
+        operation: Operation,
+    ) -> Asked<'_> {
         let mut asked: Asked<'_> = Box::pin(self.conversations.ask(id, user(who), operation));
         match (&mut asked).now_or_never() {
             Some(answer) => Box::pin(std::future::ready(answer)),
@@ -122,13 +127,14 @@ impl Fixture {
     }
 }
 
-const GROUP: ConversationId = ConversationId(Uuid::from_u128(2));
+pub(super) const IDLE: Duration = Duration::from_secs(300);
+pub(super) const GROUP: ConversationId = ConversationId(Uuid::from_u128(2));
 
-fn user(name: &str) -> UserId {
+pub(super) fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
 }
 
-fn creation(kind: Kind, participants: &[&str]) -> Operation {
+pub(super) fn creation(kind: Kind, participants: &[&str]) -> Operation {
     Operation::Create(Creation {
         kind,
         participants: participants.iter().map(|name| user(name)).collect(),
@@ -139,7 +145,7 @@ fn creation(kind: Kind, participants: &[&str]) -> Operation {
     })
 }
 
-fn send(sender: &str) -> Draft {
+pub(super) fn send(sender: &str) -> Draft {
     Draft {
         sender: user(sender),
         client_id: fresh_client_id(),
@@ -157,7 +163,7 @@ fn rename(name: &str) -> Operation {
     }
 }
 
-fn pending(asked: &mut Asked<'_>) -> bool {
+pub(super) fn pending(asked: &mut Asked<'_>) -> bool {
     asked.now_or_never().is_none()
 }
 

@@ -10,7 +10,7 @@ use metrics::counter;
 use tokio::sync::Semaphore;
 
 use super::{Error, Held, UserId};
-use crate::model::limits::OPENING_OF_USER_MAX;
+use crate::model::limits::{OPENING_MAX, OPENING_OF_USER_MAX, OPENING_PART};
 
 /// Places looked at to find the coldest: those whose last use was newer than known are put in order meanwhile.
 const LOOKED_AT_MAX: usize = 256;
@@ -22,6 +22,8 @@ pub(super) struct State {
     pub(super) users: HashMap<UserId, User, RandomState>,
     /// Wait for a place.
     pub(super) opening: usize,
+    /// There was no room for these when they came, and they may not be loaded yet.
+    pub(super) waiting: usize,
     /// Told to retire and not gone yet: how many, and what they weighed.
     pub(super) retiring: usize,
     pub(super) retiring_bytes: usize,
@@ -36,7 +38,9 @@ pub(super) struct Taken {
     pub(super) user: Option<UserId>,
     /// Where it is in the order of all and in its user's.
     pub(super) at: [u64; 2],
-    pub(super) is_open: bool,
+    pub(super) has_place: bool,
+    /// It is one of [`State::waiting`].
+    pub(super) waits: bool,
     /// What it weighed when it was told to retire.
     pub(super) retiring: Option<usize>,
 }
@@ -46,8 +50,9 @@ pub(super) struct User {
     pub(super) room: Arc<Semaphore>,
     pub(super) by_use: Order,
     pub(super) places: usize,
-    /// Of these: waiting for a place, and told to retire.
+    /// Of these: waiting for a place, waiting to be loaded, and told to retire.
     pub(super) opening: usize,
+    pub(super) waiting: usize,
     pub(super) retiring: usize,
 }
 
@@ -61,6 +66,7 @@ impl State {
                 by_use: Order::new(),
                 places: 0,
                 opening: 0,
+                waiting: 0,
                 retiring: 0,
             };
             self.users.insert(user.clone(), new);
@@ -73,30 +79,68 @@ impl State {
         Ok(known.room.clone())
     }
 
+    /// Whether one more may wait, because of `user`. The fewer may still wait, the smaller is each user's part of them, so
+    /// that a few users who open very much leave something for everybody else.
+    pub(super) fn may_wait(&self, user: Option<&UserId>) -> bool {
+        let left = OPENING_MAX.saturating_sub(self.waiting);
+        let part = (left / OPENING_PART).clamp(1, OPENING_OF_USER_MAX);
+        let user = user.and_then(|user| self.users.get(user));
+        left > 0 && user.is_none_or(|user| user.waiting < part)
+    }
+
     pub(super) fn came(&mut self, held: &Arc<Held>, user: Option<&UserId>) {
         self.opening += 1;
+        self.waiting += 1;
         if let Some(user) = user.and_then(|user| self.users.get_mut(user)) {
             user.places += 1;
             user.opening += 1;
+            user.waiting += 1;
         }
         let taken = Taken {
             held: held.clone(),
             user: user.cloned(),
             at: [0; 2],
-            is_open: false,
+            has_place: false,
+            waits: true,
             retiring: None,
         };
         self.places.insert(held.number, taken);
     }
 
-    pub(super) fn opened(&mut self, held: &Held) {
+    /// It has a place.
+    pub(super) fn placed(&mut self, number: u64) {
+        let Some(taken) = self.places.get_mut(&number) else {
+            return;
+        };
+        if !std::mem::replace(&mut taken.has_place, true) {
+            self.opening -= 1;
+            if let Some(user) = taken.user.as_ref().and_then(|u| self.users.get_mut(u)) {
+                user.opening -= 1;
+            }
+        }
+    }
+
+    /// It may be loaded, or waits for its turn without being one of those that wait for room.
+    pub(super) fn admitted(&mut self, number: u64) {
+        let Some(taken) = self.places.get_mut(&number) else {
+            return;
+        };
+        if std::mem::take(&mut taken.waits) {
+            self.waiting -= 1;
+            if let Some(user) = taken.user.as_ref().and_then(|u| self.users.get_mut(u)) {
+                user.waiting -= 1;
+            }
+        }
+    }
+
+    /// It is loaded. Only from now on it can be evicted: before, it could not go at once, and whoever waits for its
+    /// weight would hold up its load.
+    pub(super) fn loaded(&mut self, held: &Held) {
         let Some(taken) = self.places.get_mut(&held.number) else {
             return;
         };
-        taken.is_open = true;
         let used = held.used_at.load(Ordering::Relaxed);
         taken.at = [used; 2];
-        self.opening -= 1;
         self.by_use.insert((used, held.number));
         let Some(name) = taken.user.clone() else {
             return;
@@ -105,7 +149,6 @@ impl State {
             return;
         };
         user.by_use.insert((used, held.number));
-        user.opening -= 1;
         // The user may have had nothing to evict either when they began to wait.
         if user.opening > user.retiring && user.room.available_permits() == 0 {
             self.evict(Some(&name), u64::MAX);
@@ -147,9 +190,8 @@ impl State {
             return;
         };
         self.by_use.remove(&(taken.at[0], number));
-        if !taken.is_open {
-            self.opening -= 1;
-        }
+        self.opening -= usize::from(!taken.has_place);
+        self.waiting -= usize::from(taken.waits);
         if let Some(bytes) = taken.retiring {
             self.retiring -= 1;
             self.retiring_bytes -= bytes;
@@ -158,7 +200,8 @@ impl State {
             && let Some(user) = self.users.get_mut(&name)
         {
             user.by_use.remove(&(taken.at[1], number));
-            user.opening -= usize::from(!taken.is_open);
+            user.opening -= usize::from(!taken.has_place);
+            user.waiting -= usize::from(taken.waits);
             user.retiring -= usize::from(taken.retiring.is_some());
             user.places -= 1;
             if user.places == 0 {

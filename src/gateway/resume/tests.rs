@@ -10,7 +10,7 @@ use crate::{
     cluster::{Cluster, Members},
     config::Config,
     fanout::Hub,
-    model::{ClientId, Draft, Posting, SessionId},
+    model::{ClientId, Content, Draft, Posting, SessionId, UserId},
     protocol::Codec,
     store::{
         Store,

@@ -19,7 +19,7 @@ use crate::{
     cluster::InboxPlace,
     fanout::{Closing, Frame, Subscriber},
     gateway::{
-        Gateway,
+        Gateway, pages,
         rates::{BYTES_WAIT_MAX, Connecting, Rates, UserRate, Wait},
         requests,
         resume::{self, Missing},
@@ -266,7 +266,7 @@ impl Session {
                 Missing::Entries(entries) => (entries, None),
                 Missing::Other(event) => (Vec::new(), Some(event)),
             };
-            let read = entries.iter().map(|e| resume::encoded_bytes(e)).sum();
+            let read = entries.iter().map(|e| pages::encoded_bytes(e)).sum();
             charge(read);
             let events = entries
                 .into_iter()

@@ -3,14 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{
-    conversation::Environment,
-    conversations::Conversations,
-    error::Error,
-    operation::{LogRange, Operation, Outcome, Page},
-    publish::{Audience, Handed, Members, Publication},
-};
+use super::{Conversations, Environment, Error, LogRange, Operation, Outcome, Page};
 use crate::{
+    chat::publish::{Audience, Handed, Members, Publication},
     model::{ConversationId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
     store::{self, Store},
 };
