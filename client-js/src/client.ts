@@ -1,5 +1,5 @@
 /** What an application holds: one user's connection to the gateways, and everything reached through it. */
-import { delay, retryDelay, unless, within } from './backoff.js';
+import { abortable, persist, unless, within } from './backoff.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
@@ -109,6 +109,8 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** What the last connection began with. */
   session: Connected | undefined;
   #connection: Connection;
+  /** Aborted when the connection ends. */
+  #online = new AbortController();
   /** @internal */
   readonly marks: Marks;
   #window: number | undefined;
@@ -190,28 +192,21 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Closes the connection. What waits in the outbox stays there; conversations keep what they show. */
   disconnect(): void {
-    this.#lifecycle?.();
-    this.#lifecycle = undefined;
-    this.#connection.step({ on: 'disconnect' });
+    this.#disconnect();
     this.outbox.close();
   }
 
   /** Disconnects, and deletes everything that is stored for this user. The next user gets a new client. */
   async logout(): Promise<void> {
-    const { user } = this;
+    this.#disconnect();
+    for (const kept of [this.#connection, this.inbox, this.feed, this.marks, this.#presence]) kept.clear();
+    await this.outbox.clear(this.user);
+  }
+
+  #disconnect(): void {
     this.#lifecycle?.();
     this.#lifecycle = undefined;
     this.#connection.step({ on: 'disconnect' });
-    this.#connection.forget();
-    this.inbox.clear();
-    this.feed.clear();
-    this.marks.clear();
-    this.#presence.clear();
-    try {
-      if (user) await this.outbox.clear(user);
-    } finally {
-      this.outbox.close();
-    }
   }
 
   /** Asks the gateway. A broken connection, `unavailable` and `rate_limited` are tried again until the time is up: every
@@ -221,23 +216,22 @@ export class ChatClient extends Emitter<ClientEvents> {
     { signal, timeoutMs = REQUEST_TIMEOUT_MS }: RequestOptions = {},
   ): Promise<Replies[R['type']]> {
     let last: ChatError | undefined;
-    const work = async (over: AbortSignal) => {
-      for (let attempt = 0, faults = 0; ; attempt++) {
-        await this.#ready(over);
-        try {
-          if ('conversation' in request && request.conversation) await this.#begin(request.conversation, over);
-          return await unless(over, this.#connection.ask(request));
-        } catch (error) {
-          if (!(error instanceof ChatError && error.temporary)) throw error;
-          if (error.closeCode === BAD_FRAME && ++faults > 1)
-            throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
-          if (error.code !== 'lost') last = error;
-          await delay(retryDelay(error, attempt), over);
-        }
+    let faults = 0;
+    const once = async (over: AbortSignal) => {
+      await this.#ready(over);
+      try {
+        if ('conversation' in request && request.conversation) await this.#begin(request.conversation, over);
+        return await unless(over, this.#connection.ask(request));
+      } catch (thrown) {
+        const error = thrown as ChatError;
+        if (error.closeCode === BAD_FRAME && ++faults > 1)
+          throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
+        if (error.temporary && error.code !== 'lost') last = error;
+        throw error;
       }
     };
     try {
-      return await within(timeoutMs, work, signal);
+      return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
     } catch (error) {
       if (error instanceof ChatError || signal?.aborted) throw error;
       const why = 'error' in this.state && this.state.error ? ` ${this.state.error.message}` : '';
@@ -320,14 +314,12 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Until there is a connection. */
   async #ready(signal?: AbortSignal): Promise<void> {
-    let off: Dispose;
-    const over = new Promise<State>((resolve) => {
+    const state = await abortable<State>(signal, (resolve) => {
       // Neither connecting nor waiting.
       const look = () => !/ing$/.test(this.state.at) && resolve(this.state);
-      off = this.on('state', look);
       look();
+      return this.on('state', look);
     });
-    const state = await unless(signal, over).finally(() => off());
     if (state.at === 'closed') throw state.error;
     if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
   }
@@ -335,61 +327,63 @@ export class ChatClient extends Emitter<ClientEvents> {
   #connected(hello: Connected): Error | undefined {
     const { user } = hello;
     this.user ??= user;
-    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, this client is ${this.user}'s`);
+    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, not of ${this.user}`);
     this.session = hello;
     return undefined;
   }
 
   #changed(state: State): void {
+    this.#online.abort();
     if (state.at === 'connected') {
-      const begin = () => this.state === state && this.outbox.connected();
-      void this.outbox.open(this.user!).then(begin);
+      this.#online = new AbortController();
+      const { signal } = this.#online;
+      void this.outbox.open(this.user!).then(() => this.outbox.connected(signal));
       this.inbox.refresh({ all: true }).catch(() => {});
-      this.marks.connected();
+      this.marks.connected(signal);
       for (const conversation of this.#held) conversation.connected();
       this.#watched.clear();
       this.#surplus = 0;
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
-      this.outbox.disconnected(state.at === 'closed' ? state.error : undefined);
-      this.marks.disconnected();
       this.inbox.disconnected();
+      if (state.at === 'closed') this.outbox.reject(state.error);
     }
     const error = 'error' in state ? state.error : undefined;
-    if (state.at === 'closed') this.#log('error', `closed: ${error!.message}`, error);
-    else if (state.at === 'waiting') this.#log('warn', `waiting before attempt ${state.attempt}: ${error?.message}`, error);
-    else this.#log('debug', state.at);
+    const level = state.at === 'closed' ? 'error' : state.at === 'waiting' ? 'warn' : 'debug';
+    this.#log(level, error ? `${state.at}: ${error.message}` : state.at, state);
     this.emit('state', state);
   }
 
   /** Tells the gateway whom to watch, in parts; those above its limit are refused here. */
   async #watchAll(): Promise<void> {
-    if (this.#isWatching || this.state.at !== 'connected') return;
+    if (this.#isWatching) return;
     this.#isWatching = true;
     while (this.state.at === 'connected') {
       const all = [...new Set([...this.#watches].flatMap(({ users }) => users))];
       const { watchedUsers: max = Infinity } = this.session!.limits;
-      const wanted = new Set(all.slice(0, max));
-      const surplus = all.length - wanted.size;
-      const grew = surplus > this.#surplus;
+      const surplus = all.splice(max).length;
+      const before = this.#surplus;
       this.#surplus = surplus;
-      if (grew) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
-      const over = [...this.#watched].filter((user) => !wanted.has(user)).slice(0, WATCHED_AT_ONCE);
-      const fresh = [...wanted].filter((user) => !this.#watched.has(user)).slice(0, WATCHED_AT_ONCE);
-      if (!over[0] && !fresh[0]) break;
-      for (const user of over) {
-        this.#watched.delete(user);
-        this.#presence.delete(user);
+      if (surplus > before) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
+      let type: 'unwatch' | 'watch' = 'unwatch';
+      let users = [...this.#watched].filter((user) => !all.includes(user));
+      if (!users[0]) {
+        type = 'watch';
+        users = all.filter((user) => !this.#watched.has(user));
       }
-      for (const user of over[0] ? [] : fresh) this.#watched.add(user);
-      const before = new Map(this.#presence);
+      users = users.slice(0, WATCHED_AT_ONCE);
+      if (!users[0]) break;
+      for (const user of users) {
+        if (type === 'watch') this.#watched.add(user);
+        else for (const known of [this.#watched, this.#presence]) known.delete(user);
+      }
+      const known = new Map(this.#presence);
       try {
-        const { items } = await this.request(over[0] ? { type: 'unwatch', users: over } : { type: 'watch', users: fresh });
-        for (const item of over[0] ? [] : items) {
+        for (const item of (await this.request({ type, users })).items) {
           const { user } = item;
           // An event that came meanwhile is newer than the answer.
-          if (this.#watched.has(user) && before.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
+          if (this.#watched.has(user) && known.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
         }
       } catch (error) {
         // Not asked again before the next connection.
@@ -412,7 +406,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#log('error', message, error);
     if (!this.hasListener('error') && !this.#logger && !this.#warned) {
       this.#warned = true;
-      globalThis.console?.warn(`chat: ${message} (Listen to 'error' to hear of all.)`);
+      globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
     }
     this.emit('error', error);
   }
@@ -427,7 +421,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
   #storage(): OutboxStorage {
-    let reason = 'there is no IndexedDB';
+    let reason = 'no IndexedDB';
     try {
       if (globalThis.indexedDB) return indexedDbStorage();
     } catch (error) {
@@ -488,7 +482,7 @@ function originOf(url: string): string {
 /** A token that cannot be replaced. */
 function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('token expired or refused: pass a function that gets another');
+    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');
     return token;
   };
 }

@@ -60,9 +60,9 @@ export const BAD_FRAME = 4500;
 /** From here on, reconnecting is pointless until something has changed. */
 export const FINAL = 4500;
 
-/** Why a connection ended. */
-export function lost(code = 1006, reason = ''): ChatError {
-  const message = code === 1006 ? 'The connection to the gateway broke.' : `The gateway closed the connection: ${reason} (${code}).`;
+/** Why a connection ended. A request that it interrupted may be repeated, whatever the code. */
+export function lost(closeCode = 1006, reason = '', why: ErrorCode = closeCode >= FINAL ? 'closed' : 'lost'): ChatError {
+  const message = closeCode === 1006 ? 'The connection broke.' : `The gateway closed the connection: ${reason} (${closeCode}).`;
   // Soon, and not at once: a socket that is just closing may still be the one there is.
-  return new ChatError(code >= FINAL ? 'closed' : 'lost', message, 10, { closeCode: code });
+  return new ChatError(why, message, 10, { closeCode });
 }
