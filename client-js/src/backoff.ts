@@ -22,8 +22,11 @@ export function abortable<T>(
   let cleanUp: (() => void) | undefined;
   let stop: () => void;
   return new Promise<T>((resolve, reject) => {
-    // React Native has no reasons.
-    stop = () => reject(signal?.reason ?? new Error('aborted'));
+    stop = () => {
+      cleanUp?.();
+      // React Native has no reasons.
+      reject(signal?.reason ?? new Error('aborted'));
+    };
     if (signal?.aborted) stop();
     signal?.addEventListener('abort', stop);
     cleanUp = begin(resolve, reject);

@@ -4,13 +4,13 @@ import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
 import { Conversation } from './conversation.js';
-import { dmId } from './dm.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
+import { dmId, uuid } from './ids.js';
 import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
-import { Outbox, uuid } from './outbox.js';
+import { Outbox } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import { indexedDbStorage, memoryStorage, type OutboxStorage } from './storage.js';
 import type {
@@ -109,8 +109,6 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** What the last connection began with. */
   session: Connected | undefined;
   #connection: Connection;
-  /** Aborted when the connection ends. */
-  #online = new AbortController();
   /** @internal */
   readonly marks: Marks;
   #window: number | undefined;
@@ -141,13 +139,14 @@ export class ChatClient extends Emitter<ClientEvents> {
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
     this.#window = options.window;
+    const changed = (conversation: ConversationId) => this.#known(conversation)?.changed();
     this.inbox = new Inbox({
       ask: (request, signal) => this.request(request, { signal }),
       known: ({ conversation, kind, lastSeq, unread }) => {
         this.feed.begin(conversation, lastSeq);
         if (unread && kind !== 'channel') this.marks.add('delivered', conversation, lastSeq);
       },
-      changed: (conversation) => this.#known(conversation)?.changed(),
+      changed,
     });
     // Half of what a user may ask is left to other requests.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
@@ -160,13 +159,17 @@ export class ChatClient extends Emitter<ClientEvents> {
       device: options.device,
       cursors: () => this.feed.cursors(),
       connected: (hello) => this.#connected(hello),
-      changed: (state) => this.#changed(state),
+      changed: (state, over) => this.#changed(state, over),
       event: (event) => this.#receive(event),
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
-    this.outbox = new Outbox(storage, scope, (request) => this.#connection.ask(request));
-    this.outbox.on('changed', (conversation) => this.#known(conversation)?.changed());
-    this.outbox.on('failed', (error) => this.#failed(error));
+    this.outbox = new Outbox(
+      storage,
+      scope,
+      (request) => this.#connection.ask(request),
+      changed,
+      (error) => this.#failed(error),
+    );
   }
 
   get state(): State {
@@ -176,18 +179,13 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** Connects, and stays connected until `disconnect()`. Resolves with the first connection; rejects when there will
    * be none: the token is refused for good, the URL is none, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
-    const connected = this.#connect(signal);
-    // The state tells the same; a component that mounts need not wait.
-    connected.catch(() => {});
-    return connected;
-  }
-
-  async #connect(signal?: AbortSignal): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
     if (this.user) void this.outbox.open(this.user);
     this.#connection.step({ on: 'connect' });
-    await this.#ready(signal);
-    return this.session!;
+    const connected = this.#ready(signal).then(() => this.session!);
+    // The state tells the same; a component that mounts need not wait.
+    connected.catch(() => {});
+    return connected;
   }
 
   /** Closes the connection. What waits in the outbox stays there; conversations keep what they show. */
@@ -234,8 +232,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
     } catch (error) {
       if (error instanceof ChatError || signal?.aborted) throw error;
-      const why = 'error' in this.state && this.state.error ? ` ${this.state.error.message}` : '';
-      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms.${why}`);
+      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
   }
 
@@ -256,8 +253,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** @internal Whether it is kept though the application may have let go of it. */
   hold(conversation: Conversation, held: boolean): void {
-    if (held) this.#held.add(conversation);
-    else this.#held.delete(conversation);
+    this.#held[held ? 'add' : 'delete'](conversation);
   }
 
   #known(id: ConversationId): Conversation | undefined {
@@ -332,14 +328,11 @@ export class ChatClient extends Emitter<ClientEvents> {
     return undefined;
   }
 
-  #changed(state: State): void {
-    this.#online.abort();
+  #changed(state: State, over: AbortSignal): void {
     if (state.at === 'connected') {
-      this.#online = new AbortController();
-      const { signal } = this.#online;
-      void this.outbox.open(this.user!).then(() => this.outbox.connected(signal));
+      void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
-      this.marks.connected(signal);
+      this.marks.connected(over);
       for (const conversation of this.#held) conversation.connected();
       this.#watched.clear();
       this.#surplus = 0;
@@ -349,7 +342,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       this.inbox.disconnected();
       if (state.at === 'closed') this.outbox.reject(state.error);
     }
-    const error = 'error' in state ? state.error : undefined;
+    const { error } = state;
     const level = state.at === 'closed' ? 'error' : state.at === 'waiting' ? 'warn' : 'debug';
     this.#log(level, error ? `${state.at}: ${error.message}` : state.at, state);
     this.emit('state', state);

@@ -1,6 +1,6 @@
 /** One connection at a time, made again whenever it breaks. What the states are, and what leads from one to the
  * next, is the pure function `next`; the class carries it out. */
-import { backoff, within } from './backoff.js';
+import { backoff, delay, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
 import { BAD_FRAME, ChatError, type ErrorCode, FINAL, lost, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
 import type { Connected, ConversationId, Limits, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
@@ -11,10 +11,10 @@ export type TokenReason = 'initial' | 'expiring' | 'rejected';
 export type TokenSource = (why: { reason: TokenReason; signal: AbortSignal }) => Promise<string> | string;
 
 export type State =
-  | { at: 'idle' }
+  | { at: 'idle'; error?: undefined }
   /** A token is fetched, then a socket opened. `error`: why the last attempt failed, or the connection before ended. */
   | { at: 'connecting'; attempt: number; token: TokenReason; error?: ChatError | undefined }
-  | { at: 'connected'; attempt: number; since: Millis }
+  | { at: 'connected'; attempt: number; since: Millis; error?: undefined }
   /** Between two attempts. */
   | { at: 'waiting'; attempt: number; until: Millis; error?: ChatError | undefined }
   /** For good: only `connect()` leads out of it. */
@@ -52,7 +52,7 @@ const BAD_FRAMES_MAX = 10;
 
 /** The only place where the state changes. */
 export function next(state: State, step: Step, now: Millis, random: () => number = Math.random): State {
-  let error = 'error' in state ? state.error : undefined;
+  let { error }: { error?: ChatError | undefined } = state;
   const wait = (attempt: number): State => ({ at: 'waiting', attempt, until: now + backoff(attempt, random), error });
   const open = (attempt: number, token: TokenReason = 'initial'): State => ({ at: 'connecting', attempt, token, error });
   switch (step.on) {
@@ -97,7 +97,8 @@ export interface Hooks {
   cursors(): Record<ConversationId, [Seq, number]>;
   /** Before anything else of the new connection is handled. Returns why it must not be used. */
   connected(hello: Connected): Error | undefined;
-  changed(state: State): void;
+  /** The signal is aborted when the state changes again. */
+  changed(state: State, over: AbortSignal): void;
   event(event: ServerEvent): void;
 }
 
@@ -127,7 +128,8 @@ export class Connection {
   #nextId = 1;
   /** Frames received on this socket: that there are more is the sign of life. */
   #heard = 0;
-  #timers = new Set<ReturnType<typeof setTimeout>>();
+  /** Aborted when the state changes. */
+  #over = new AbortController();
   #token: { text: string; expires: Millis } | undefined;
   #fetched: Promise<string> | undefined;
   /** What the gateway's clock is ahead of ours. */
@@ -143,14 +145,14 @@ export class Connection {
     this.state = next(before, step, Date.now());
     if (this.state === before) return;
     const state = this.state;
-    for (const timer of this.#timers) clearTimeout(timer);
-    this.#timers.clear();
+    this.#over.abort();
+    this.#over = new AbortController();
     this.#pumping = false;
-    if (state.at !== 'connected') this.#drop('error' in state ? state.error?.closeCode : undefined);
+    if (state.at !== 'connected') this.#drop(state.error?.closeCode);
     if (state.at === 'closed') this.#token = undefined;
     if (state.at === 'waiting') this.#after(state.until - Date.now(), () => this.step({ on: 'time' }));
     if (state.at === 'connecting') void this.#open(state);
-    this.#hooks.changed(state);
+    this.#hooks.changed(state, this.#over.signal);
   }
 
   /** The network or the page is back: look whether the connection lives, or try again at once. */
@@ -194,7 +196,7 @@ export class Connection {
     try {
       data = this.#codec.encode(toWire(request));
     } catch (cause) {
-      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, undefined, { cause });
+      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, { cause });
     }
     const { frameBytes } = this.#limits;
     const { length } = typeof data === 'string' ? new TextEncoder().encode(data) : data;
@@ -255,17 +257,16 @@ export class Connection {
       socket = new WebSocket(url, this.#codec.subprotocol);
     } catch (cause) {
       const text = `${(cause as Error).message} (URL ${url}, expected wss://host/v1/ws)`;
-      return this.step({ on: 'no_token', error: new ChatError('invalid', text, undefined, { cause }) });
+      return this.step({ on: 'no_token', error: new ChatError('invalid', text, { cause }) });
     }
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#heard = 0;
-    let hasOpened = false;
-    let detail = '';
-    const ended = (code: number, reason?: string) => this.#lost(code, reason, hasOpened ? undefined : unreachable(url, detail));
+    let error: ChatError | undefined = unreachable(url);
+    const ended = (code: number, reason?: string) => this.#lost(code, reason, error);
     this.#after(CONNECT_TIMEOUT_MS, () => ended(1006));
     socket.onopen = () => {
-      hasOpened = true;
+      error = undefined;
       const { device, cursors } = this.#hooks;
       // In parts, each far smaller than a frame may be.
       const known = Object.entries(cursors());
@@ -285,7 +286,7 @@ export class Connection {
     socket.onclose = ({ code, reason }) => ended(code, reason);
     // `close` follows; in Node an error that nobody hears ends the process. Only Node says what it was.
     socket.onerror = (event) => {
-      detail = (event as Partial<ErrorEvent> | undefined)?.message ?? '';
+      error &&= unreachable(url, (event as Partial<ErrorEvent> | undefined)?.message);
     };
   }
 
@@ -320,7 +321,7 @@ export class Connection {
       this.#tokens = Math.min(0, this.#refill());
       this.#filledAt = Math.max(this.#filledAt, performance.now() + ((rest.retryAfterMs as number) ?? 0));
     }
-    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, rest.retryAfterMs as number));
+    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, { retryAfterMs: rest.retryAfterMs as number }));
   }
 
   #lost(code: number, reason?: string, error?: ChatError): void {
@@ -399,25 +400,18 @@ export class Connection {
 
   /** Of this state: when the state changes, all its timers are gone. */
   #after(ms: number, then: () => void): void {
-    const timer = setTimeout(
-      () => {
-        this.#timers.delete(timer);
-        then();
-      },
-      Math.min(ms, TIMER_MAX_MS),
-    );
-    this.#timers.add(timer);
+    delay(Math.min(ms, TIMER_MAX_MS), this.#over.signal).then(then, () => {});
   }
 }
 
 function asChatError(cause: unknown, what = ''): ChatError {
   if (cause instanceof ChatError) return cause;
-  return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), undefined, { cause });
+  return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), { cause });
 }
 
 /** Browsers do not say why a socket did not open. */
-function unreachable(url: string, detail: string): ChatError {
+function unreachable(url: string, detail = ''): ChatError {
   const origin = globalThis.location?.origin ?? 'this origin';
-  const text = `No connection to ${url} ${detail}: check the URL, the network, the certificate, and that the gateway's client.origins has ${origin}`;
+  const text = `no connection to ${url} ${detail}: check the URL, the network, the certificate, and that client.origins of the gateway has ${origin}`;
   return new ChatError('unreachable', text);
 }

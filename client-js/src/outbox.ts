@@ -3,7 +3,7 @@
  * a browser, the one that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
-import { Emitter } from './emitter.js';
+import { uuid } from './ids.js';
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 import type { Attachment, ConversationId, Replies, Request, Sent, Seq, UserId } from './types.js';
 
@@ -42,7 +42,7 @@ type Note = { sent?: [clientId: string, sent: Sent]; cleared?: true };
 
 type Ask = <R extends Request & { type: 'send' | 'create' }>(request: R) => Promise<Replies[R['type']]>;
 
-export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> {
+export class Outbox {
   #storage: OutboxStorage;
   #scope: string;
   #ask: Ask;
@@ -61,9 +61,19 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   #tabs: BroadcastChannel | undefined;
   /** How often this tab has changed the storage. */
   #writes = 0;
+  #changed: (conversation: ConversationId) => void;
+  #failed: (error: Error) => void;
 
-  constructor(storage: OutboxStorage, scope: string, ask: Ask) {
-    super();
+  /** @param failed Is told what went wrong with the storage, or between tabs. */
+  constructor(
+    storage: OutboxStorage,
+    scope: string,
+    ask: Ask,
+    changed: (conversation: ConversationId) => void,
+    failed: (error: Error) => void,
+  ) {
+    this.#changed = changed;
+    this.#failed = failed;
     this.#storage = storage;
     this.#scope = scope;
     this.#ask = ask;
@@ -211,7 +221,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   /** Says once that this tab does not know of the others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.emit('failed', new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
+    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
     this.#told = true;
   }
 
@@ -252,7 +262,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
           // Sending it might tell the wrong gateway what it says: that is for the user to decide.
           const message = 'written for an unknown gateway: retry to send it here, or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
-          this.#storage.put(entry).catch((error) => this.emit('failed', error as Error));
+          this.#storage.put(entry).catch(this.#failed);
         }
         const known = this.#entries.get(entry.clientId);
         const same = known && !known.failed === !entry.failed;
@@ -269,15 +279,15 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
       for (const entry of gone) this.#store(Object.assign(entry, { tried: true }));
-      for (const { conversation } of [...before, ...stored]) this.emit('changed', conversation);
+      for (const { conversation } of [...before, ...stored]) this.#changed(conversation);
     } catch (error) {
-      this.emit('failed', error as Error);
+      this.#failed(error as Error);
     }
   }
 
   /** It has changed. Does not wait for the write before: the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
-    this.emit('changed', entry.conversation);
+    this.#changed(entry.conversation);
     if (!this.#user) return;
     const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, ...plain } = entry;
     entry.unsaved = !remove;
@@ -288,7 +298,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
         this.#tell({});
       },
       (error) => {
-        this.emit('failed', error as Error);
+        this.#failed(error as Error);
         // It stays in memory, and is sent from there.
         entry.unstored = entry.tried = true;
         void this.#send(entry.conversation);
@@ -298,7 +308,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
 
   #heard({ sent, cleared }: Note): void {
     if (cleared) {
-      for (const { conversation } of this.#entries.values()) this.emit('changed', conversation);
+      for (const { conversation } of this.#entries.values()) this.#changed(conversation);
       return this.#drop('logout() was called in another tab');
     }
     if (!sent) return void this.#load().then(() => this.#sendAll());
@@ -382,11 +392,4 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     }
     return undefined;
   }
-}
-
-/** Version 4. `crypto.randomUUID` is there on secure pages only, and React Native has no `crypto`. */
-export function uuid(): string {
-  const byte = () => globalThis.crypto?.getRandomValues(new Uint8Array(1))[0] ?? Math.random() * 256;
-  const digit = () => (byte() & 15).toString(16);
-  return 'xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx'.replace(/x/g, digit);
 }

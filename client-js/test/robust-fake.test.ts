@@ -1,8 +1,8 @@
 /** What locks users out or fails in silence, against a server that does what a test says. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { dmId } from '../src/dm.js';
 import { Emitter } from '../src/emitter.js';
+import { dmId } from '../src/ids.js';
 import { ChatClient, type ChatError, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
 import { pages } from '../src/pages.js';
 import { FakeServer } from './support/fake-server.js';
