@@ -61,6 +61,8 @@ export class Outbox {
   #tabs: BroadcastChannel | undefined;
   /** How often this tab has changed the storage. */
   #writes = 0;
+  /** When another tab called `logout()`: what was written before is not taken up again. */
+  #cleared = 0;
   #changed: (conversation: ConversationId) => void;
   #failed: (error: Error) => void;
 
@@ -215,8 +217,8 @@ export class Outbox {
   }
 
   /** Entries of earlier versions do not say for which gateway they were written. */
-  #isOurs({ gateway }: OutboxEntry): boolean {
-    return gateway === undefined || gateway === this.#scope;
+  #isOurs({ gateway, at }: OutboxEntry): boolean {
+    return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
   }
 
   /** Says once that this tab does not know of the others. The gateway still stores each message once. */
@@ -308,6 +310,7 @@ export class Outbox {
 
   #heard({ sent, cleared }: Note): void {
     if (cleared) {
+      this.#cleared = Date.now();
       for (const { conversation } of this.#entries.values()) this.#changed(conversation);
       return this.#drop('logout() was called in another tab');
     }
