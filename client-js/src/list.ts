@@ -103,6 +103,8 @@ export abstract class List<Events> extends Emitter<Events> {
       this.#beginAt(at);
       void this.meet();
     }
+    // What came while nobody used it.
+    this.fill();
     this.hold();
     let open = true;
     return () => {
@@ -165,7 +167,7 @@ export abstract class List<Events> extends Emitter<Events> {
   resync(head: Seq): void {
     const live = this.atEnd;
     this.reaches(head);
-    if (this.users && (live || this.following)) this.#beginAt();
+    if (live || this.following) this.#beginAt();
   }
 
   #beginAt(at?: Seq): void {

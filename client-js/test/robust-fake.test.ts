@@ -226,7 +226,10 @@ describe('what is stored', () => {
     server.answers.send = () => undefined;
     const storage = memoryStorage();
     const [client, other] = [make({ storage }), make({ storage }, 'ws://elsewhere')];
+    const item = { conversation: 'c', kind: 'group', last_seq: 1, rev: 0, last_message: null, read_seq: 0, unread: 1, joined_seq: 1 };
+    server.answers.inbox = () => ({ type: 'inbox', items: [item] });
     await Promise.all([client.connect(), other.connect()]);
+    await until(() => client.inbox.items.length && Object.keys(client.cursors()).length);
     const sent = client.conversation('c').send('secret');
     void other.conversation('c').send('kept');
     await until(async () => (await storage.entries('alice')).length === 2);
@@ -355,11 +358,14 @@ test('sends go before watermarks, and the rate is kept', async () => {
   server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
   const client = make();
   await client.connect();
+  const begun = performance.now();
   for (let i = 0; i < 50; i++) client.marks.add('delivered', `c${i}`, 1);
   await until(() => server.received('delivered').length);
   await client.conversation('c').send('now');
   expect(server.received('delivered').length).toBeLessThan(50);
   await until(() => server.received('delivered').length === 50);
+  // Half of the rate is left to other requests.
+  expect(performance.now() - begun).toBeGreaterThan(900);
 });
 
 test('watermarks of one conversation are told together', async () => {
