@@ -4,7 +4,7 @@ import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
 // 12 KiB were meant; the limit keeps what there is from growing.
-const LIMIT = 13.2 * 1024;
+const LIMIT = 12.8 * 1024;
 
 const bundle = async (entry, options = {}) => {
   const { outputFiles } = await build({

@@ -1,16 +1,16 @@
 /** What an application holds: one user's connection to the gateways, and everything reached through it. */
-import { delay, retryDelay, unless, within } from './backoff.js';
+import { abortable, persist, unless, within } from './backoff.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
 import { Conversation } from './conversation.js';
-import { dmId } from './dm.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
+import { dmId, uuid } from './ids.js';
 import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
-import { Outbox, uuid } from './outbox.js';
+import { Outbox } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import { indexedDbStorage, memoryStorage, type OutboxStorage } from './storage.js';
 import type {
@@ -139,13 +139,14 @@ export class ChatClient extends Emitter<ClientEvents> {
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
     this.#window = options.window;
+    const changed = (conversation: ConversationId) => this.#known(conversation)?.changed();
     this.inbox = new Inbox({
       ask: (request, signal) => this.request(request, { signal }),
       known: ({ conversation, kind, lastSeq, unread }) => {
         this.feed.begin(conversation, lastSeq);
         if (unread && kind !== 'channel') this.marks.add('delivered', conversation, lastSeq);
       },
-      changed: (conversation) => this.#known(conversation)?.changed(),
+      changed,
     });
     // Half of what a user may ask is left to other requests.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
@@ -158,13 +159,17 @@ export class ChatClient extends Emitter<ClientEvents> {
       device: options.device,
       cursors: () => this.feed.cursors(),
       connected: (hello) => this.#connected(hello),
-      changed: (state) => this.#changed(state),
+      changed: (state, over) => this.#changed(state, over),
       event: (event) => this.#receive(event),
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
-    this.outbox = new Outbox(storage, scope, (request) => this.#connection.ask(request));
-    this.outbox.on('changed', (conversation) => this.#known(conversation)?.changed());
-    this.outbox.on('failed', (error) => this.#failed(error));
+    this.outbox = new Outbox(
+      storage,
+      scope,
+      (request) => this.#connection.ask(request),
+      changed,
+      (error) => this.#failed(error),
+    );
   }
 
   get state(): State {
@@ -174,44 +179,32 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** Connects, and stays connected until `disconnect()`. Resolves with the first connection; rejects when there will
    * be none: the token is refused for good, the URL is none, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
-    const connected = this.#connect(signal);
+    this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
+    if (this.user) void this.outbox.open(this.user);
+    this.#connection.step({ on: 'connect' });
+    const connected = this.#ready(signal).then(() => this.session!);
     // The state tells the same; a component that mounts need not wait.
     connected.catch(() => {});
     return connected;
   }
 
-  async #connect(signal?: AbortSignal): Promise<Connected> {
-    this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
-    if (this.user) void this.outbox.open(this.user);
-    this.#connection.step({ on: 'connect' });
-    await this.#ready(signal);
-    return this.session!;
-  }
-
   /** Closes the connection. What waits in the outbox stays there; conversations keep what they show. */
   disconnect(): void {
-    this.#lifecycle?.();
-    this.#lifecycle = undefined;
-    this.#connection.step({ on: 'disconnect' });
+    this.#disconnect();
     this.outbox.close();
   }
 
   /** Disconnects, and deletes everything that is stored for this user. The next user gets a new client. */
   async logout(): Promise<void> {
-    const { user } = this;
+    this.#disconnect();
+    for (const kept of [this.#connection, this.inbox, this.feed, this.marks, this.#presence]) kept.clear();
+    await this.outbox.clear(this.user);
+  }
+
+  #disconnect(): void {
     this.#lifecycle?.();
     this.#lifecycle = undefined;
     this.#connection.step({ on: 'disconnect' });
-    this.#connection.forget();
-    this.inbox.clear();
-    this.feed.clear();
-    this.marks.clear();
-    this.#presence.clear();
-    try {
-      if (user) await this.outbox.clear(user);
-    } finally {
-      this.outbox.close();
-    }
   }
 
   /** Asks the gateway. A broken connection, `unavailable` and `rate_limited` are tried again until the time is up: every
@@ -221,27 +214,25 @@ export class ChatClient extends Emitter<ClientEvents> {
     { signal, timeoutMs = REQUEST_TIMEOUT_MS }: RequestOptions = {},
   ): Promise<Replies[R['type']]> {
     let last: ChatError | undefined;
-    const work = async (over: AbortSignal) => {
-      for (let attempt = 0, faults = 0; ; attempt++) {
-        await this.#ready(over);
-        try {
-          if ('conversation' in request && request.conversation) await this.#begin(request.conversation, over);
-          return await unless(over, this.#connection.ask(request));
-        } catch (error) {
-          if (!(error instanceof ChatError && error.temporary)) throw error;
-          if (error.closeCode === BAD_FRAME && ++faults > 1)
-            throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
-          if (error.code !== 'lost') last = error;
-          await delay(retryDelay(error, attempt), over);
-        }
+    let faults = 0;
+    const once = async (over: AbortSignal) => {
+      await this.#ready(over);
+      try {
+        if ('conversation' in request && request.conversation) await this.#begin(request.conversation, over);
+        return await unless(over, this.#connection.ask(request));
+      } catch (thrown) {
+        const error = thrown as ChatError;
+        if (error.closeCode === BAD_FRAME && ++faults > 1)
+          throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
+        if (error.temporary && error.code !== 'lost') last = error;
+        throw error;
       }
     };
     try {
-      return await within(timeoutMs, work, signal);
+      return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
     } catch (error) {
       if (error instanceof ChatError || signal?.aborted) throw error;
-      const why = 'error' in this.state && this.state.error ? ` ${this.state.error.message}` : '';
-      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms.${why}`);
+      throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
   }
 
@@ -262,8 +253,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** @internal Whether it is kept though the application may have let go of it. */
   hold(conversation: Conversation, held: boolean): void {
-    if (held) this.#held.add(conversation);
-    else this.#held.delete(conversation);
+    this.#held[held ? 'add' : 'delete'](conversation);
   }
 
   #known(id: ConversationId): Conversation | undefined {
@@ -320,14 +310,12 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Until there is a connection. */
   async #ready(signal?: AbortSignal): Promise<void> {
-    let off: Dispose;
-    const over = new Promise<State>((resolve) => {
+    const state = await abortable<State>(signal, (resolve) => {
       // Neither connecting nor waiting.
       const look = () => !/ing$/.test(this.state.at) && resolve(this.state);
-      off = this.on('state', look);
       look();
+      return this.on('state', look);
     });
-    const state = await unless(signal, over).finally(() => off());
     if (state.at === 'closed') throw state.error;
     if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
   }
@@ -335,61 +323,60 @@ export class ChatClient extends Emitter<ClientEvents> {
   #connected(hello: Connected): Error | undefined {
     const { user } = hello;
     this.user ??= user;
-    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, this client is ${this.user}'s`);
+    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, not of ${this.user}`);
     this.session = hello;
     return undefined;
   }
 
-  #changed(state: State): void {
+  #changed(state: State, over: AbortSignal): void {
     if (state.at === 'connected') {
-      const begin = () => this.state === state && this.outbox.connected();
-      void this.outbox.open(this.user!).then(begin);
+      void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
-      this.marks.connected();
+      this.marks.connected(over);
       for (const conversation of this.#held) conversation.connected();
       this.#watched.clear();
       this.#surplus = 0;
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
-      this.outbox.disconnected(state.at === 'closed' ? state.error : undefined);
-      this.marks.disconnected();
       this.inbox.disconnected();
+      if (state.at === 'closed') this.outbox.reject(state.error);
     }
-    const error = 'error' in state ? state.error : undefined;
-    if (state.at === 'closed') this.#log('error', `closed: ${error!.message}`, error);
-    else if (state.at === 'waiting') this.#log('warn', `waiting before attempt ${state.attempt}: ${error?.message}`, error);
-    else this.#log('debug', state.at);
+    const { error } = state;
+    const level = state.at === 'closed' ? 'error' : state.at === 'waiting' ? 'warn' : 'debug';
+    this.#log(level, error ? `${state.at}: ${error.message}` : state.at, state);
     this.emit('state', state);
   }
 
   /** Tells the gateway whom to watch, in parts; those above its limit are refused here. */
   async #watchAll(): Promise<void> {
-    if (this.#isWatching || this.state.at !== 'connected') return;
+    if (this.#isWatching) return;
     this.#isWatching = true;
     while (this.state.at === 'connected') {
       const all = [...new Set([...this.#watches].flatMap(({ users }) => users))];
       const { watchedUsers: max = Infinity } = this.session!.limits;
-      const wanted = new Set(all.slice(0, max));
-      const surplus = all.length - wanted.size;
-      const grew = surplus > this.#surplus;
+      const surplus = all.splice(max).length;
+      const before = this.#surplus;
       this.#surplus = surplus;
-      if (grew) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
-      const over = [...this.#watched].filter((user) => !wanted.has(user)).slice(0, WATCHED_AT_ONCE);
-      const fresh = [...wanted].filter((user) => !this.#watched.has(user)).slice(0, WATCHED_AT_ONCE);
-      if (!over[0] && !fresh[0]) break;
-      for (const user of over) {
-        this.#watched.delete(user);
-        this.#presence.delete(user);
+      if (surplus > before) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
+      let type: 'unwatch' | 'watch' = 'unwatch';
+      let users = [...this.#watched].filter((user) => !all.includes(user));
+      if (!users[0]) {
+        type = 'watch';
+        users = all.filter((user) => !this.#watched.has(user));
       }
-      for (const user of over[0] ? [] : fresh) this.#watched.add(user);
-      const before = new Map(this.#presence);
+      users = users.slice(0, WATCHED_AT_ONCE);
+      if (!users[0]) break;
+      for (const user of users) {
+        if (type === 'watch') this.#watched.add(user);
+        else for (const known of [this.#watched, this.#presence]) known.delete(user);
+      }
+      const known = new Map(this.#presence);
       try {
-        const { items } = await this.request(over[0] ? { type: 'unwatch', users: over } : { type: 'watch', users: fresh });
-        for (const item of over[0] ? [] : items) {
+        for (const item of (await this.request({ type, users })).items) {
           const { user } = item;
           // An event that came meanwhile is newer than the answer.
-          if (this.#watched.has(user) && before.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
+          if (this.#watched.has(user) && known.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
         }
       } catch (error) {
         // Not asked again before the next connection.
@@ -412,7 +399,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#log('error', message, error);
     if (!this.hasListener('error') && !this.#logger && !this.#warned) {
       this.#warned = true;
-      globalThis.console?.warn(`chat: ${message} (Listen to 'error' to hear of all.)`);
+      globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
     }
     this.emit('error', error);
   }
@@ -427,7 +414,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
   #storage(): OutboxStorage {
-    let reason = 'there is no IndexedDB';
+    let reason = 'no IndexedDB';
     try {
       if (globalThis.indexedDB) return indexedDbStorage();
     } catch (error) {
@@ -488,7 +475,7 @@ function originOf(url: string): string {
 /** A token that cannot be replaced. */
 function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('token expired or refused: pass a function that gets another');
+    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');
     return token;
   };
 }

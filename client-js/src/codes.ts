@@ -31,10 +31,10 @@ export class ChatError extends Error {
   /** What the gateway closed the connection with, if it did. */
   readonly closeCode: number | undefined;
 
-  constructor(code: ErrorCode, message: string, retryAfterMs?: number, more: { cause?: unknown; closeCode?: number } = {}) {
-    super(message, { cause: more.cause });
+  constructor(code: ErrorCode, message: string, more: { cause?: unknown; closeCode?: number; retryAfterMs?: number } = {}) {
+    super(message, more);
     this.code = code;
-    this.retryAfterMs = retryAfterMs;
+    this.retryAfterMs = more.retryAfterMs;
     this.closeCode = more.closeCode;
   }
 
@@ -60,9 +60,9 @@ export const BAD_FRAME = 4500;
 /** From here on, reconnecting is pointless until something has changed. */
 export const FINAL = 4500;
 
-/** Why a connection ended. */
-export function lost(code = 1006, reason = ''): ChatError {
-  const message = code === 1006 ? 'The connection to the gateway broke.' : `The gateway closed the connection: ${reason} (${code}).`;
+/** Why a connection ended. A request that it interrupted may be repeated, whatever the code. */
+export function lost(closeCode = 1006, reason = '', why: ErrorCode = closeCode >= FINAL ? 'closed' : 'lost'): ChatError {
+  const message = closeCode === 1006 ? 'The connection broke.' : `The gateway closed the connection: ${reason} (${closeCode}).`;
   // Soon, and not at once: a socket that is just closing may still be the one there is.
-  return new ChatError(code >= FINAL ? 'closed' : 'lost', message, 10, { closeCode: code });
+  return new ChatError(why, message, { retryAfterMs: 10, closeCode });
 }

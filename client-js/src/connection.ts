@@ -1,6 +1,6 @@
 /** One connection at a time, made again whenever it breaks. What the states are, and what leads from one to the
  * next, is the pure function `next`; the class carries it out. */
-import { backoff, within } from './backoff.js';
+import { backoff, delay, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
 import { BAD_FRAME, ChatError, type ErrorCode, FINAL, lost, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
 import type { Connected, ConversationId, Limits, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
@@ -11,10 +11,10 @@ export type TokenReason = 'initial' | 'expiring' | 'rejected';
 export type TokenSource = (why: { reason: TokenReason; signal: AbortSignal }) => Promise<string> | string;
 
 export type State =
-  | { at: 'idle' }
+  | { at: 'idle'; error?: undefined }
   /** A token is fetched, then a socket opened. `error`: why the last attempt failed, or the connection before ended. */
   | { at: 'connecting'; attempt: number; token: TokenReason; error?: ChatError | undefined }
-  | { at: 'connected'; attempt: number; since: Millis }
+  | { at: 'connected'; attempt: number; since: Millis; error?: undefined }
   /** Between two attempts. */
   | { at: 'waiting'; attempt: number; until: Millis; error?: ChatError | undefined }
   /** For good: only `connect()` leads out of it. */
@@ -30,13 +30,14 @@ export type Step =
 /** For a token; for the socket and the answer to `connect`. */
 const TOKEN_TIMEOUT_MS = 30_000;
 const CONNECT_TIMEOUT_MS = 10_000;
-/** Cursors that a gateway uses, and that one frame has. */
-const CURSORS_MAX = 5_000;
+/** Cursors of one frame. */
 const CURSORS_AT_ONCE = 200;
 /** For any frame after a ping. Longer than a gateway may let a user wait who has asked for too many bytes. */
 const PROBE_TIMEOUT_MS = 6_000;
 /** A connection that held so long begins to count its failures anew. */
 const HEALTHY_MS = 30_000;
+/** A connection that did not hold so long is made again at once after a restart, so often in a row. */
+const RESTARTS_AT_ONCE = 1;
 /** A token is replaced so long before it expires. */
 const EXPIRING_MS = 30_000;
 /** Longer timers fire at once. */
@@ -51,7 +52,7 @@ const BAD_FRAMES_MAX = 10;
 
 /** The only place where the state changes. */
 export function next(state: State, step: Step, now: Millis, random: () => number = Math.random): State {
-  let error = 'error' in state ? state.error : undefined;
+  let { error }: { error?: ChatError | undefined } = state;
   const wait = (attempt: number): State => ({ at: 'waiting', attempt, until: now + backoff(attempt, random), error });
   const open = (attempt: number, token: TokenReason = 'initial'): State => ({ at: 'connecting', attempt, token, error });
   switch (step.on) {
@@ -79,9 +80,10 @@ export function next(state: State, step: Step, now: Millis, random: () => number
       // One of the requests is to blame, and the outbox finds out which: the others need not stay without a connection.
       const isFault = code === BAD_FRAME && asking && state.at === 'connected' && state.attempt < BAD_FRAMES_MAX;
       if (code >= FINAL && !isFault) return { at: 'closed', error };
-      if (state.at === 'connecting') return wait(state.attempt + 1);
-      if (code === RESTART) return open(0);
-      return wait(now - state.since >= HEALTHY_MS ? 0 : state.attempt + 1);
+      const attempt = state.at === 'connected' && now - state.since >= HEALTHY_MS ? 0 : state.attempt + 1;
+      // A gateway that leaves tells its clients to go elsewhere; one that does so again and again is failing.
+      if (code === RESTART && state.at === 'connected' && attempt <= RESTARTS_AT_ONCE) return open(attempt);
+      return wait(attempt);
     }
   }
 }
@@ -95,7 +97,8 @@ export interface Hooks {
   cursors(): Record<ConversationId, [Seq, number]>;
   /** Before anything else of the new connection is handled. Returns why it must not be used. */
   connected(hello: Connected): Error | undefined;
-  changed(state: State): void;
+  /** The signal is aborted when the state changes again. */
+  changed(state: State, over: AbortSignal): void;
   event(event: ServerEvent): void;
 }
 
@@ -104,8 +107,10 @@ interface Asked {
   reject(error: ChatError): void;
 }
 
-/** A request that waits for its turn. */
-type Queued = Asked & { id: number; data: ReturnType<Codec['encode']> };
+/** Where the gateway states none. */
+const NO_LIMITS = { frameBytes: 1e9, requestsPerSecond: 1e9, requestsBurst: 1e9 };
+
+type Encoded = ReturnType<Codec['encode']>;
 
 export class Connection {
   state: State = { at: 'idle' };
@@ -114,16 +119,17 @@ export class Connection {
   #codec!: Codec;
   #asked = new Map<number, Asked>();
   /** Requests that wait until the gateway's rate allows them. */
-  #queue: Queued[] = [];
-  #limits: Partial<Limits> = {};
+  #queue: { send(): void; reject(error: ChatError): void }[] = [];
+  #limits: typeof NO_LIMITS & Partial<Limits> = NO_LIMITS;
   /** Requests that may be sent at once, as of `#filledAt`. The gateway counts over all connections of a user. */
   #tokens = 0;
-  #filledAt = 0;
+  #filledAt = -Infinity;
   #pumping = false;
   #nextId = 1;
   /** Frames received on this socket: that there are more is the sign of life. */
   #heard = 0;
-  #timers = new Set<ReturnType<typeof setTimeout>>();
+  /** Aborted when the state changes. */
+  #over = new AbortController();
   #token: { text: string; expires: Millis } | undefined;
   #fetched: Promise<string> | undefined;
   /** What the gateway's clock is ahead of ours. */
@@ -139,14 +145,14 @@ export class Connection {
     this.state = next(before, step, Date.now());
     if (this.state === before) return;
     const state = this.state;
-    for (const timer of this.#timers) clearTimeout(timer);
-    this.#timers.clear();
+    this.#over.abort();
+    this.#over = new AbortController();
     this.#pumping = false;
-    if (state.at !== 'connected') this.#drop('error' in state ? state.error?.closeCode : undefined);
+    if (state.at !== 'connected') this.#drop(state.error?.closeCode);
     if (state.at === 'closed') this.#token = undefined;
     if (state.at === 'waiting') this.#after(state.until - Date.now(), () => this.step({ on: 'time' }));
     if (state.at === 'connecting') void this.#open(state);
-    this.#hooks.changed(state);
+    this.#hooks.changed(state, this.#over.signal);
   }
 
   /** The network or the page is back: look whether the connection lives, or try again at once. */
@@ -162,10 +168,14 @@ export class Connection {
       const asked = this.#asked.size + this.#queue.length;
       if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
-      const queued: Queued = { resolve, reject, id, data: this.#encode(request, id) };
+      const data = this.#encode({ ...request, id });
+      const send = () => {
+        this.#asked.set(id, { resolve, reject });
+        this.#send(data);
+      };
       // What keeps the connection alive does not wait.
-      if (request.type === 'connect' || request.type === 'ping' || request.type === 'refresh') return this.#send(queued);
-      this.#queue.push(queued);
+      if (['connect', 'ping', 'refresh'].includes(request.type)) return send();
+      this.#queue.push({ send, reject });
       this.#pump();
     });
   }
@@ -173,63 +183,56 @@ export class Connection {
   /** Says something that has no answer; left out where requests have to wait. */
   post(request: Request): void {
     if (this.#socket?.readyState !== 1) return;
-    if (request.type !== 'cursors' && this.#refill() < 1) return;
-    this.#tokens--;
-    this.#socket.send(this.#encode(request));
+    if (request.type === 'cursors' || this.#refill() >= 1) this.#send(this.#encode(request));
   }
 
   /** Nothing of the user is kept. */
-  forget(): void {
-    this.#token = undefined;
+  clear(): void {
+    this.#token = this.#fetched = undefined;
   }
 
-  #encode(request: Request, id?: number): Queued['data'] {
-    let data: Queued['data'];
+  #encode(request: Request & { id?: number }): Encoded {
+    let data: Encoded;
     try {
-      data = this.#codec.encode(toWire(id === undefined ? request : { ...request, id }));
+      data = this.#codec.encode(toWire(request));
     } catch (cause) {
-      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, undefined, { cause });
+      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, { cause });
     }
-    const { frameBytes = Infinity } = this.#limits;
-    // A unit of a string is at most three bytes.
-    if (data.length * (typeof data === 'string' ? 3 : 1) <= frameBytes) return data;
-    const bytes = typeof data === 'string' ? new TextEncoder().encode(data).length : data.length;
-    if (bytes <= frameBytes) return data;
+    const { frameBytes } = this.#limits;
+    const { length } = typeof data === 'string' ? new TextEncoder().encode(data) : data;
+    if (length <= frameBytes) return data;
     // The gateway would close the connection.
-    const text = `${request.type}: ${bytes} bytes in a frame, at most ${frameBytes} allowed: send less at once`;
-    throw new ChatError('too_large', text);
+    throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame: send less at once`);
   }
 
-  #send({ id, data, resolve, reject }: Queued): void {
+  #send(data: Encoded): void {
     this.#tokens--;
-    this.#asked.set(id, { resolve, reject });
     this.#socket!.send(data);
   }
 
   /** Returns how many requests the gateway's rate allows now. */
   #refill(): number {
-    const { requestsPerSecond = Infinity, requestsBurst = Infinity } = this.#limits;
+    const { requestsPerSecond, requestsBurst } = this.#limits;
     const now = performance.now();
-    const fresh = now > this.#filledAt ? ((now - this.#filledAt) / 1000) * requestsPerSecond * RATE_PART : 0;
-    this.#tokens = Math.min(Math.max(1, requestsBurst * BURST_PART), requestsBurst === Infinity ? Infinity : this.#tokens + fresh);
+    const fresh = (Math.max(0, now - this.#filledAt) / 1000) * requestsPerSecond * RATE_PART;
+    this.#tokens = Math.min(Math.max(1, requestsBurst * BURST_PART), this.#tokens + fresh);
     this.#filledAt = Math.max(now, this.#filledAt);
     return this.#tokens;
   }
 
   #pump(): void {
-    while (!this.#pumping && this.#socket) {
-      if (!this.#queue[0]) return;
+    while (!this.#pumping && this.#queue[0]) {
       const missing = 1 - this.#refill();
       if (missing > 0) {
         this.#pumping = true;
-        const ms = (missing / (this.#limits.requestsPerSecond! * RATE_PART)) * 1000 + Math.max(0, this.#filledAt - performance.now());
+        const ms = (missing / (this.#limits.requestsPerSecond * RATE_PART)) * 1000 + Math.max(0, this.#filledAt - performance.now());
         this.#after(Math.ceil(ms), () => {
           this.#pumping = false;
           this.#pump();
         });
         return;
       }
-      this.#send(this.#queue.shift()!);
+      this.#queue.shift()!.send();
     }
   }
 
@@ -240,8 +243,7 @@ export class Connection {
     let url: string;
     try {
       text = await this.#fetchToken(state.token);
-      url = await within(TOKEN_TIMEOUT_MS, async () => this.#hooks.url());
-      this.#codec = await this.#hooks.codec();
+      [url, this.#codec] = await within(TOKEN_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
     } catch (error) {
       if (!isOver()) this.step({ on: 'no_token', error: error as Error });
       return;
@@ -251,28 +253,29 @@ export class Connection {
     let socket: WebSocket;
     try {
       const { WebSocket } = this.#hooks;
-      if (!WebSocket) throw new Error('There is no WebSocket here: pass one as an option, such as that of the package ws');
+      if (!WebSocket) throw new Error('no WebSocket here: pass the option WebSocket, such as that of the package ws');
       socket = new WebSocket(url, this.#codec.subprotocol);
     } catch (cause) {
-      const text = `${(cause as Error).message} (URL ${url}, to be like wss://chat.example.org/v1/ws)`;
-      return this.step({ on: 'no_token', error: new ChatError('invalid', text, undefined, { cause }) });
+      const text = `${(cause as Error).message} (URL ${url}, expected wss://host/v1/ws)`;
+      return this.step({ on: 'no_token', error: new ChatError('invalid', text, { cause }) });
     }
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#heard = 0;
-    let hasOpened = false;
-    let detail = '';
-    const ended = (code: number, reason?: string) => this.#lost(code, reason, hasOpened ? undefined : unreachable(url, detail));
+    let error: ChatError | undefined = unreachable(url);
+    const ended = (code: number, reason?: string) => this.#lost(code, reason, error);
     this.#after(CONNECT_TIMEOUT_MS, () => ended(1006));
     socket.onopen = () => {
-      hasOpened = true;
+      error = undefined;
       const { device, cursors } = this.#hooks;
       // In parts, each far smaller than a frame may be.
-      const known = Object.entries(cursors()).slice(-CURSORS_MAX);
-      const part = () => Object.fromEntries(known.splice(0, CURSORS_AT_ONCE));
-      const more = () => (known.length > 0 ? { more: true } : {});
-      const connect = this.ask({ type: 'connect', token: text, cursors: part(), device, ...more() });
-      while (known.length > 0) this.post({ type: 'cursors', cursors: part(), ...more() });
+      const known = Object.entries(cursors());
+      const part = () => ({
+        cursors: Object.fromEntries(known.splice(0, CURSORS_AT_ONCE)),
+        more: known.length > 0 || undefined,
+      });
+      const connect = this.ask({ type: 'connect', token: text, device, ...part() });
+      while (known.length) this.post({ type: 'cursors', ...part() });
       // If it is refused, the close code that follows says what to do.
       connect.then(
         (hello) => this.#opened(hello),
@@ -283,20 +286,14 @@ export class Connection {
     socket.onclose = ({ code, reason }) => ended(code, reason);
     // `close` follows; in Node an error that nobody hears ends the process. Only Node says what it was.
     socket.onerror = (event) => {
-      detail = (event as Partial<ErrorEvent> | undefined)?.message ?? '';
+      error &&= unreachable(url, (event as Partial<ErrorEvent> | undefined)?.message);
     };
   }
 
   #opened(hello: Connected): void {
     this.#ahead = hello.time - Date.now();
     this.#fresh = false;
-    const isFirst = !this.#filledAt;
-    this.#limits = hello.limits;
-    // What was sent to connect has been counted.
-    if (isFirst) {
-      this.#tokens += (this.#limits.requestsBurst ?? 0) * BURST_PART;
-      this.#filledAt = performance.now();
-    }
+    this.#limits = { ...NO_LIMITS, ...hello.limits };
     const error = this.#hooks.connected(hello);
     if (error) return this.step({ on: 'no_token', error });
     this.step({ on: 'opened' });
@@ -324,7 +321,7 @@ export class Connection {
       this.#tokens = Math.min(0, this.#refill());
       this.#filledAt = Math.max(this.#filledAt, performance.now() + ((rest.retryAfterMs as number) ?? 0));
     }
-    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, rest.retryAfterMs as number));
+    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, { retryAfterMs: rest.retryAfterMs as number }));
   }
 
   #lost(code: number, reason?: string, error?: ChatError): void {
@@ -339,11 +336,10 @@ export class Connection {
       socket.onopen = socket.onmessage = socket.onclose = null;
       socket.close();
     }
-    const asked = [...this.#asked.values()];
-    const queued = this.#queue.splice(0);
+    for (const { reject } of this.#asked.values()) reject(lost(code, '', 'lost'));
     this.#asked.clear();
-    for (const { reject } of asked) reject(interrupted(code));
-    for (const { reject } of queued) reject(interrupted());
+    // Requests that were not sent are not to blame.
+    for (const { reject } of this.#queue.splice(0)) reject(lost());
   }
 
   /** Nothing came for a whole interval: asks for a sign of life. A page cannot see the gateway's own pings. */
@@ -384,48 +380,38 @@ export class Connection {
   async #fetchToken(reason: TokenReason): Promise<string> {
     const known = this.#token;
     if (reason === 'initial' && known && known.expires - Date.now() - this.#ahead > EXPIRING_MS) return known.text;
-    const why = { reason: known ? reason : 'initial' } as const;
-    this.#fetched ??= within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ ...why, signal })).finally(() => {
-      this.#fetched = undefined;
-    });
-    let text: string;
-    try {
-      text = await this.#fetched;
-    } catch (cause) {
-      throw asChatError(cause, 'token() failed: ');
-    }
-    // When it expires is told by the gateway that takes it.
-    this.#token = { text, expires: Infinity };
-    return text;
+    if (this.#fetched) return this.#fetched;
+    const why = known ? reason : 'initial';
+    const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
+      .then((text) => {
+        // When it expires is told by the gateway that takes it. After `clear()` it is of no use.
+        if (this.#fetched === fetched) this.#token = { text, expires: Infinity };
+        return text;
+      })
+      .catch((cause) => {
+        throw asChatError(cause, 'token() failed: ');
+      })
+      .finally(() => {
+        if (this.#fetched === fetched) this.#fetched = undefined;
+      });
+    this.#fetched = fetched;
+    return fetched;
   }
 
   /** Of this state: when the state changes, all its timers are gone. */
   #after(ms: number, then: () => void): void {
-    const timer = setTimeout(
-      () => {
-        this.#timers.delete(timer);
-        then();
-      },
-      Math.min(ms, TIMER_MAX_MS),
-    );
-    this.#timers.add(timer);
+    delay(Math.min(ms, TIMER_MAX_MS), this.#over.signal).then(then, () => {});
   }
-}
-
-/** A request that a lost connection interrupted; it may be repeated, whatever closed the connection. */
-function interrupted(code?: number): ChatError {
-  const { message } = lost(code);
-  return new ChatError('lost', message, 10, code === undefined ? {} : { closeCode: code });
 }
 
 function asChatError(cause: unknown, what = ''): ChatError {
   if (cause instanceof ChatError) return cause;
-  return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), undefined, { cause });
+  return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), { cause });
 }
 
 /** Browsers do not say why a socket did not open. */
-function unreachable(url: string, detail: string): ChatError {
-  const origin = globalThis.location?.origin;
-  const text = `No connection to ${url} ${detail && `(${detail})`}: check the URL, the network, the certificate, and that client.origins of the gateway has ${origin ?? 'this origin'}`;
+function unreachable(url: string, detail = ''): ChatError {
+  const origin = globalThis.location?.origin ?? 'this origin';
+  const text = `no connection to ${url} ${detail}: check the URL, the network, the certificate, and that client.origins of the gateway has ${origin}`;
   return new ChatError('unreachable', text);
 }

@@ -6,7 +6,7 @@ type Handler<Event> = (event: Event) => void;
 /** Typed events. A handler that throws harms no other one; its error is reported as an uncaught one. */
 export class Emitter<Events> {
   /** By the function that was given: what is called for it. */
-  #handlers = new Map<keyof Events, Map<Handler<never>, Handler<never>>>();
+  #handlers: { [name in keyof Events]?: Map<Handler<never>, Handler<never>> } = {};
 
   /** Calls `handler` for each event; the same function twice is once. Returns what takes it away. */
   on<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): Dispose {
@@ -24,18 +24,18 @@ export class Emitter<Events> {
 
   /** Takes a handler of `on` or `once` away. */
   off<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): void {
-    this.#handlers.get(name)?.delete(handler);
+    this.#handlers[name]?.delete(handler);
     this.listened();
   }
 
   /** @internal */
   hasListener(name: keyof Events): boolean {
-    return !!this.#handlers.get(name)?.size;
+    return !!this.#handlers[name]?.size;
   }
 
   /** Somebody listens to some event. */
   protected get hasListeners(): boolean {
-    return [...this.#handlers.values()].some((handlers) => handlers.size > 0);
+    return Object.keys(this.#handlers).some((name) => this.hasListener(name as keyof Events));
   }
 
   /** A handler was added or taken away. */
@@ -43,7 +43,7 @@ export class Emitter<Events> {
 
   /** @internal */
   emit<Name extends keyof Events>(name: Name, event: Events[Name]): void {
-    for (const handler of [...(this.#handlers.get(name)?.values() ?? [])]) {
+    for (const handler of [...(this.#handlers[name]?.values() ?? [])]) {
       try {
         (handler as Handler<Events[Name]>)(event);
       } catch (error) {
@@ -55,9 +55,7 @@ export class Emitter<Events> {
   }
 
   #add<Name extends keyof Events>(name: Name, key: Handler<Events[Name]>, handler: Handler<Events[Name]>): Dispose {
-    let handlers = this.#handlers.get(name);
-    if (!handlers) this.#handlers.set(name, (handlers = new Map()));
-    handlers.set(key, handler);
+    (this.#handlers[name] ??= new Map()).set(key, handler);
     this.listened();
     return () => this.off(name, key);
   }

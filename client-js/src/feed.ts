@@ -1,7 +1,6 @@
 /** Puts the messages of all conversations in order: each once, none left out. The highest seq of each is the cursor
  * that a new connection begins with. */
-import { backoff } from './backoff.js';
-import type { ChatError } from './codes.js';
+import { persist } from './backoff.js';
 import type { ConversationId, HistoryPage, Message, Seq } from './types.js';
 
 /** Messages of one conversation held back because others before them are missing. More are read from the history. */
@@ -80,20 +79,18 @@ export class Feed {
   async #fill(conversation: ConversationId, place: Place): Promise<void> {
     if (place.filling) return;
     place.filling = true;
-    for (let attempt = 0; place.held.size && this.#places.get(conversation) === place; ) {
+    while (place.held.size && this.#places.get(conversation) === place) {
       try {
-        const { messages } = await this.#history(conversation, place.seq, FILL_PAGE);
+        const { messages } = await persist(() => this.#history(conversation, place.seq, FILL_PAGE));
         const first = messages[0]?.seq;
         if (!first) break;
         // What lies before it cannot be read.
         if (first > place.seq + 1) place.seq = first - 1;
         for (const message of messages) place.held.set(message.seq, message);
         this.#release(place);
-        attempt = 0;
-      } catch (error) {
+      } catch {
         // Where it is not for this user any more, there is nothing to fill; after `disconnect()` the next connection sends it.
-        if (!(error as ChatError).temporary) place.held.clear();
-        else await new Promise((resolve) => setTimeout(resolve, backoff(attempt++)));
+        place.held.clear();
       }
     }
     place.filling = false;

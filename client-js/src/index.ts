@@ -2,13 +2,12 @@ export { ChatClient, type ChatOptions, type ClientEvents, type Logger, type NewC
 export { ChatError, type ErrorCode, UnauthorizedError } from './codes.js';
 export type { State, TokenReason, TokenSource } from './connection.js';
 export type {
-  ChatMessage,
   Conversation,
   ConversationEvents,
-  MessageState,
   SendOptions,
 } from './conversation.js';
 export type { Dispose } from './emitter.js';
 export type { Inbox } from './inbox.js';
+export type { ChatMessage, MessageState } from './list.js';
 export { indexedDbStorage, memoryStorage, type OutboxEntry, type OutboxStorage } from './storage.js';
 export type * from './types.js';

@@ -1,7 +1,6 @@
 /** Watermarks (`delivered`, `read`) on their way to the gateway. Those of one conversation are gathered, all are told one
  * after the other, and each is tried until the gateway takes it or refuses it for good. */
-import { backoff, delay } from './backoff.js';
-import type { ChatError } from './codes.js';
+import { delay, persist } from './backoff.js';
 import type { ConversationId, Seq } from './types.js';
 
 /** The watermark of one conversation is told at most this often. */
@@ -12,11 +11,10 @@ type Mark = { type: 'read' | 'delivered'; conversation: ConversationId; seq: Seq
 export class Marks {
   #ask: (mark: Mark) => Promise<unknown>;
   #pause: () => number;
-  /** In the order in which they are due. */
-  #wanted = { read: new Map<ConversationId, Mark & { due: number }>(), delivered: new Map<ConversationId, Mark & { due: number }>() };
-  #told = { read: new Map<ConversationId, Seq>(), delivered: new Map<ConversationId, Seq>() };
+  /** By type and conversation, in the order in which they are due. */
+  #wanted = new Map<string, Mark & { due: number }>();
+  #told = new Map<string, Seq>();
   #connection: AbortSignal | undefined;
-  #disconnect = () => {};
   #telling = false;
 
   /** @param pause Milliseconds between two marks, so that other requests find room below the rate limit. */
@@ -27,76 +25,58 @@ export class Marks {
 
   add(type: Mark['type'], conversation: ConversationId, seq: Seq): void {
     if (this.#isTold(type, conversation, seq)) return;
-    const wanted = this.#wanted[type].get(conversation);
+    const wanted = this.#wanted.get(type + conversation);
     if (wanted) wanted.seq = Math.max(wanted.seq, seq);
-    else this.#wanted[type].set(conversation, { type, conversation, seq, due: performance.now() + GATHER_MS });
+    else this.#wanted.set(type + conversation, { type, conversation, seq, due: performance.now() + GATHER_MS });
     void this.#tell();
   }
 
-  connected(): void {
-    const connection = new AbortController();
-    this.#connection = connection.signal;
-    this.#disconnect = () => connection.abort();
+  /** @param connection Aborted when the connection ends. */
+  connected(connection: AbortSignal): void {
+    this.#connection = connection;
     void this.#tell();
-  }
-
-  disconnected(): void {
-    this.#disconnect();
-    this.#connection = undefined;
   }
 
   /** The user is not in this conversation any more. */
   forget(conversation: ConversationId): void {
-    for (const type of ['read', 'delivered'] as const) {
-      this.#wanted[type].delete(conversation);
-      this.#told[type].delete(conversation);
-    }
+    for (const marks of [this.#wanted, this.#told]) for (const type of ['read', 'delivered']) marks.delete(type + conversation);
   }
 
   clear(): void {
-    for (const marks of [this.#wanted, this.#told]) {
-      marks.read.clear();
-      marks.delivered.clear();
-    }
+    this.#wanted.clear();
+    this.#told.clear();
   }
 
-  /** Whoever has read a message has received it. */
+  /** A message that was read has been received. */
   #isTold(type: Mark['type'], conversation: ConversationId, seq: Seq): boolean {
-    const told = (type: Mark['type']) => this.#told[type].get(conversation) ?? 0;
-    return seq <= told('read') || (type === 'delivered' && seq <= told('delivered'));
+    return ['read', type].some((type) => seq <= (this.#told.get(type + conversation) ?? 0));
   }
 
   async #tell(): Promise<void> {
     const connection = this.#connection;
-    if (!connection || this.#telling) return;
+    if (!connection || connection.aborted || this.#telling) return;
     this.#telling = true;
     try {
-      for (let attempt = 0; ; ) {
-        // What a person has read goes before what a device has received.
-        const { read, delivered } = this.#wanted;
-        const next = [read, delivered].flatMap((wanted) => wanted.values().next().value ?? []);
-        if (!next.length) break;
+      while (this.#wanted.size) {
         const now = performance.now();
-        const mark = next.find(({ due }) => due <= now);
+        const all = [...this.#wanted.values()];
+        const due = all.filter(({ due }) => due <= now);
+        // What a person has read goes before what a device has received.
+        const mark = due.find(({ type }) => type === 'read') ?? due[0];
         if (!mark) {
-          await delay(Math.min(...next.map(({ due }) => due)) - now, connection);
+          await delay(all[0]!.due - now, connection);
           continue;
         }
         const { type, conversation, seq } = mark;
         try {
-          if (!this.#isTold(type, conversation, seq)) await this.#ask({ type, conversation, seq });
-          attempt = 0;
-        } catch (thrown) {
-          const error = thrown as ChatError;
-          if (error.temporary) {
-            await delay((error.retryAfterMs ?? 0) + backoff(attempt++), connection);
-            continue;
-          }
+          if (!this.#isTold(type, conversation, seq)) await persist(() => this.#ask({ type, conversation, seq }), connection);
+        } catch {
+          if (connection.aborted) break;
+          // A mark that is refused for good is not told again either.
         }
-        // A mark that is refused for good is not told again either.
-        if (this.#wanted[type].get(conversation) === mark) {
-          this.#told[type].set(conversation, Math.max(seq, this.#told[type].get(conversation) ?? 0));
-          this.#wanted[type].delete(conversation);
+        if (this.#wanted.get(type + conversation) === mark) {
+          this.#told.set(type + conversation, seq);
+          this.#wanted.delete(type + conversation);
           if (mark.seq > seq) this.add(type, conversation, mark.seq);
         }
         await delay(this.#pause(), connection);

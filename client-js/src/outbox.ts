@@ -3,7 +3,7 @@
  * a browser, the one that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
-import { Emitter } from './emitter.js';
+import { uuid } from './ids.js';
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 import type { Attachment, ConversationId, Replies, Request, Sent, Seq, UserId } from './types.js';
 
@@ -31,16 +31,18 @@ interface Local extends Pending {
   tried?: boolean;
   /** Not in the storage yet. */
   unsaved?: boolean;
+  /** The storage refused it: no other tab can send it. */
+  unstored?: boolean;
   /** The gateway closed the connection with 4500 while it was under way. */
   suspect?: boolean;
 }
 
-/** Tabs tell each other that the storage has changed, or what became of an entry. */
-type Note = { sent?: [clientId: string, sent: Sent] };
+/** Tabs tell each other that the storage has changed, what became of an entry, or that `logout()` was called. */
+type Note = { sent?: [clientId: string, sent: Sent]; cleared?: true };
 
 type Ask = <R extends Request & { type: 'send' | 'create' }>(request: R) => Promise<Replies[R['type']]>;
 
-export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> {
+export class Outbox {
   #storage: OutboxStorage;
   #scope: string;
   #ask: Ask;
@@ -53,15 +55,27 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   /** Direct chats that were begun without a connection, and their other user. The first message creates them. */
   readonly dms = new Map<ConversationId, UserId>();
   #told = false;
-  #connection: AbortController | undefined;
-  /** Set while this tab may send. */
+  #connection: AbortSignal | undefined;
+  /** The connection during which this tab may send. */
   #turn: AbortSignal | undefined;
   #tabs: BroadcastChannel | undefined;
   /** How often this tab has changed the storage. */
   #writes = 0;
+  /** When another tab called `logout()`: what was written before is not taken up again. */
+  #cleared = 0;
+  #changed: (conversation: ConversationId) => void;
+  #failed: (error: Error) => void;
 
-  constructor(storage: OutboxStorage, scope: string, ask: Ask) {
-    super();
+  /** @param failed Is told what went wrong with the storage, or between tabs. */
+  constructor(
+    storage: OutboxStorage,
+    scope: string,
+    ask: Ask,
+    changed: (conversation: ConversationId) => void,
+    failed: (error: Error) => void,
+  ) {
+    this.#changed = changed;
+    this.#failed = failed;
     this.#storage = storage;
     this.#scope = scope;
     this.#ask = ask;
@@ -120,21 +134,15 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       entry.user = user;
       this.#store(entry);
     }
-    if (this.#storage.shared) {
-      try {
-        this.#tabs = new BroadcastChannel(`chat ${this.#scope} ${user}`);
-        this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
-      } catch (error) {
-        this.#alone(error);
-      }
-    }
+    this.#meet(user);
     await this.#load();
   }
 
-  /** This tab is connected: it sends, or waits for its turn to. */
-  connected(): void {
-    this.#connection = new AbortController();
-    const { signal } = this.#connection;
+  /** This tab is connected: it sends, or waits for its turn to.
+   * @param signal Aborted when the connection ends. */
+  connected(signal: AbortSignal): void {
+    if (signal.aborted) return;
+    this.#connection = signal;
     const turn = async () => {
       await this.#load();
       if (signal.aborted) return;
@@ -143,6 +151,8 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       return new Promise((end) => signal.addEventListener('abort', end));
     };
     if (!this.#tabs) return void turn();
+    // What could not be stored does not wait for the turn.
+    this.#sendAll();
     const { name } = this.#tabs;
     const locked = async () => navigator.locks.request(name, { signal }, turn);
     locked().catch((error) => {
@@ -152,38 +162,51 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     });
   }
 
-  /** @param error Why there is no connection any more, if that is for good. What is stored stays there. */
-  disconnected(error?: ChatError): void {
-    this.#connection?.abort();
-    this.#turn = undefined;
-    if (error) this.#rejectAll(error);
-  }
-
-  /** Deletes everything that is stored for this user and this gateway. */
-  async clear(user: UserId): Promise<void> {
-    this.disconnected();
-    this.#entries.clear();
-    await within(STORAGE_TIMEOUT_MS, async () => {
-      const stored = await this.#storage.entries(user);
-      await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
-    });
-    this.#tell({});
-    this.close();
+  /** Deletes everything that is stored for this user and this gateway. Other tabs give up what they wrote. */
+  async clear(user: UserId | undefined): Promise<void> {
+    if (!user) return this.close();
+    this.#meet(user);
+    this.#tell({ cleared: true });
+    try {
+      await within(STORAGE_TIMEOUT_MS, async () => {
+        const stored = await this.#storage.entries(user);
+        await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
+      });
+    } finally {
+      // Another tab may have read the storage meanwhile.
+      this.#tell({ cleared: true });
+      this.close();
+    }
   }
 
   /** Nothing is sent or heard any more. What is stored stays there. */
   close(): void {
-    this.disconnected();
     this.#tabs?.close();
-    this.#tabs = this.#user = undefined;
-    this.#rejectAll(new ChatError('closed', 'disconnect() was called'));
+    this.#tabs = this.#user = this.#connection = undefined;
+    this.#drop('disconnect() was called');
+  }
+
+  /** There will be no connection. */
+  reject(error: ChatError): void {
+    for (const { reject } of this.#waiting.values()) reject(error);
+    this.#waiting.clear();
+  }
+
+  #drop(why: string): void {
+    this.reject(new ChatError('closed', why));
     this.#entries.clear();
     this.dms.clear();
   }
 
-  #rejectAll(error: ChatError): void {
-    for (const { reject } of this.#waiting.values()) reject(error);
-    this.#waiting.clear();
+  /** Other tabs of this user are heard from now on. */
+  #meet(user: UserId): void {
+    if (!this.#storage.shared) return;
+    try {
+      this.#tabs ??= new BroadcastChannel(`chat ${this.#scope} ${user}`);
+      this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
+    } catch (error) {
+      this.#alone(error);
+    }
   }
 
   /** Whoever waits for it is to be told now. */
@@ -194,13 +217,13 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   }
 
   /** Entries of earlier versions do not say for which gateway they were written. */
-  #isOurs({ gateway }: OutboxEntry): boolean {
-    return gateway === undefined || gateway === this.#scope;
+  #isOurs({ gateway, at }: OutboxEntry): boolean {
+    return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
   }
 
   /** Says once that this tab does not know of the others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.emit('failed', new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
+    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
     this.#told = true;
   }
 
@@ -239,43 +262,58 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       for (const entry of stored) {
         if (entry.gateway === undefined) {
           // Sending it might tell the wrong gateway what it says: that is for the user to decide.
-          const message = 'Written for an unknown gateway: retry to send it here, or discard it';
+          const message = 'written for an unknown gateway: retry to send it here, or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
-          this.#storage.put(entry).catch((error) => this.emit('failed', error as Error));
+          this.#storage.put(entry).catch(this.#failed);
         }
         const known = this.#entries.get(entry.clientId);
-        // What another tab wrote, or one before, may have been tried there.
         const same = known && !known.failed === !entry.failed;
-        now.push(same ? known : { ...known, ...entry, failed: entry.failed, tried: true });
+        const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
+        // What another tab could see, or one before, may have been tried there.
+        if (!same || (this.#storage.shared && this.#turn !== this.#connection)) local.tried = true;
+        now.push(local);
         // Another tab was refused.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
+      // Gone, and no tab has said why: asking the gateway once more tells its place, and stores it if nobody did.
+      const gone = before.filter((entry) => this.#waiting.has(entry.clientId) && !now.includes(entry));
+      now.push(...gone);
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
-      for (const { conversation } of [...before, ...stored]) this.emit('changed', conversation);
+      for (const entry of gone) this.#store(Object.assign(entry, { tried: true }));
+      for (const { conversation } of [...before, ...stored]) this.#changed(conversation);
     } catch (error) {
-      this.emit('failed', error as Error);
+      this.#failed(error as Error);
     }
   }
 
   /** It has changed. Does not wait for the write before: the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
-    this.emit('changed', entry.conversation);
+    this.#changed(entry.conversation);
     if (!this.#user) return;
-    const { sent: _, tried: __, unsaved: ___, suspect: ____, ...plain } = entry;
+    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
-    (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain)).then(
+    within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
       () => {
         entry.unsaved = false;
         this.#tell({});
       },
-      // It stays in memory, and is sent from there.
-      (error) => this.emit('failed', error as Error),
+      (error) => {
+        this.#failed(error as Error);
+        // It stays in memory, and is sent from there.
+        entry.unstored = entry.tried = true;
+        void this.#send(entry.conversation);
+      },
     );
   }
 
-  #heard({ sent }: Note): void {
+  #heard({ sent, cleared }: Note): void {
+    if (cleared) {
+      this.#cleared = Date.now();
+      for (const { conversation } of this.#entries.values()) this.#changed(conversation);
+      return this.#drop('logout() was called in another tab');
+    }
     if (!sent) return void this.#load().then(() => this.#sendAll());
     const entry = this.#entries.get(sent[0]);
     if (entry) entry.sent = sent[1];
@@ -289,34 +327,38 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
   }
 
   #suspect(): Local | undefined {
-    return [...this.#entries.values()].find(({ suspect, failed, sent }) => suspect && !failed && !sent);
+    return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
+  }
+
+  #isDue({ failed, sent, unstored }: Local): boolean {
+    return !failed && !sent && (unstored || this.#turn === this.#connection);
   }
 
   /** Sends what waits in a conversation, one at a time, as long as this tab may. */
   async #send(conversation: ConversationId): Promise<void> {
-    const turn = this.#turn;
-    if (!turn || this.#sending.has(conversation)) return;
+    const connection = this.#connection;
+    if (!connection || connection.aborted || this.#sending.has(conversation)) return;
     this.#sending.add(conversation);
     try {
-      for (let attempt = 0; !turn.aborted; ) {
+      for (let attempt = 0; !connection.aborted; ) {
         // A message that may have closed the connection is repeated alone, so that no other one is blamed for it.
         const suspect = this.#suspect();
         if (suspect && suspect.conversation !== conversation) break;
-        const entry: Local | undefined = suspect ?? this.of(conversation).find(({ failed, sent }) => !failed && !sent);
+        const entry: Local | undefined = suspect ?? this.of(conversation).find((entry) => this.#isDue(entry));
         if (!entry) break;
         const error = await this.#sendOne(entry);
         // It goes on with the next connection.
         if (error?.code === 'lost') break;
         attempt = error ? attempt + 1 : 0;
-        if (error) await delay(retryDelay(error, attempt), turn);
-        else if (suspect && !turn.aborted) setTimeout(() => this.#sendAll());
+        if (error) await delay(retryDelay(error, attempt), connection);
+        else if (suspect && !connection.aborted) setTimeout(() => this.#sendAll());
       }
     } catch {
       // The connection ended while it waited.
     }
     this.#sending.delete(conversation);
     // Meanwhile there may be another connection.
-    if (turn.aborted) void this.#send(conversation);
+    if (connection.aborted) void this.#send(conversation);
   }
 
   /** Returns why it is to be tried again. */
@@ -325,7 +367,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'It waited too long, and may have been stored: look before you retry');
+        throw new ChatError('expired', 'waited too long, and may have been stored: look before you retry');
       if (entry.dm) {
         await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
         this.dms.delete(conversation);
@@ -342,7 +384,7 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
       let error = thrown as ChatError;
       const isFault = error.closeCode === BAD_FRAME;
       if (isFault && entry.suspect) {
-        error = new ChatError('bad_request', 'It closed the connection twice: discard it, or retry');
+        error = new ChatError('bad_request', 'it closed the connection twice: retry or discard it');
       } else if (error.temporary) {
         entry.suspect ||= isFault;
         return error;
@@ -353,11 +395,4 @@ export class Outbox extends Emitter<{ changed: ConversationId; failed: Error }> 
     }
     return undefined;
   }
-}
-
-/** Version 4. `crypto.randomUUID` is there on secure pages only, and React Native has no `crypto`. */
-export function uuid(): string {
-  const byte = () => globalThis.crypto?.getRandomValues(new Uint8Array(1))[0] ?? Math.random() * 256;
-  const digit = () => (byte() & 15).toString(16);
-  return 'xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx'.replace(/x/g, digit);
 }

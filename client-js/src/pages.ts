@@ -24,16 +24,12 @@ export function pages<Item, Place>(
     return { done: true, value: undefined };
   };
   const iterator = {
-    next: (): Promise<Result> => {
-      const result = turn.then(page);
-      turn = result.catch(() => {});
-      return result;
-    },
-    return: async (): Promise<Result> => {
+    next: () => (turn = turn.then(page, page)),
+    return: () => {
       over = true;
-      return { done: true, value: undefined };
+      return page();
     },
-    throw: async (error: unknown): Promise<Result> => {
+    throw: async (error: unknown) => {
       over = true;
       throw error;
     },

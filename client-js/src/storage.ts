@@ -51,15 +51,15 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
       const request = indexedDB.open(name, 2);
       request.onupgradeneeded = () => {
         const { result: database, transaction } = request;
+        const create = () => database.createObjectStore('outbox', { keyPath: 'clientId' });
+        if (!database.objectStoreNames.contains('outbox')) return create();
         // Version 1 had the field names of the wire.
-        if (database.objectStoreNames.contains('outbox')) {
-          const old = transaction!.objectStore('outbox').getAll();
-          old.onsuccess = () => {
-            database.deleteObjectStore('outbox');
-            const outbox = database.createObjectStore('outbox', { keyPath: 'clientId' });
-            for (const entry of old.result) outbox.put(fromWire(entry));
-          };
-        } else database.createObjectStore('outbox', { keyPath: 'clientId' });
+        const old = transaction!.objectStore('outbox').getAll();
+        old.onsuccess = () => {
+          database.deleteObjectStore('outbox');
+          const outbox = create();
+          for (const entry of old.result) outbox.put(fromWire(entry));
+        };
       };
       request.onerror = () => reject(request.error);
       request.onsuccess = () => {

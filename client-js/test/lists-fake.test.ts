@@ -197,6 +197,39 @@ test('what comes while the first page is on its way is in the list', async () =>
   expect(list.atEnd).toBe(true);
 });
 
+test('a list that is opened again has what came in between', async () => {
+  const server = new FakeServer();
+  let head = 30;
+  log(server, 'c', () => head);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  const close = list.open();
+  await list.loaded();
+  close();
+  server.socket.say(message('c', ++head));
+  list.open();
+  await list.loaded();
+  expect(list.messages.at(-1)!.seq).toBe(31);
+  expect(list.atEnd).toBe(true);
+});
+
+test('a list that is far behind is filled up to the newest message', async () => {
+  const server = new FakeServer();
+  let head = 30;
+  log(server, 'c', () => head);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  server.socket.say({ type: 'conversation', conversation: 'c', change: 'removed' });
+  server.socket.say({ type: 'conversation', conversation: 'c', change: 'added' });
+  head = 1_000;
+  server.socket.say(message('c', head));
+  await until(() => list.messages.at(-1)?.seq === 1_000);
+  expect(list.messages.map(({ seq }) => seq)).toEqual(Array.from({ length: 300 }, (_, i) => 701 + i));
+  expect(list.atEnd).toBe(true);
+});
+
 test('a conversation is one object while it is held, and says what it is', async () => {
   const server = new FakeServer();
   server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 2)] });

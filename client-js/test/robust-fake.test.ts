@@ -1,8 +1,8 @@
 /** What locks users out or fails in silence, against a server that does what a test says. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { dmId } from '../src/dm.js';
 import { Emitter } from '../src/emitter.js';
+import { dmId } from '../src/ids.js';
 import { ChatClient, type ChatError, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
 import { pages } from '../src/pages.js';
 import { FakeServer } from './support/fake-server.js';
@@ -99,7 +99,7 @@ describe('reasons', () => {
     await expect(bad.connect()).rejects.toMatchObject({ code: 'invalid', message: expect.stringContaining('nonsense') });
     vi.stubGlobal('WebSocket', undefined);
     const none = new ChatClient('ws://fake', { token: 't' });
-    await expect(none.connect()).rejects.toMatchObject({ code: 'invalid', message: expect.stringContaining('WebSocket') });
+    await expect(none.connect()).rejects.toMatchObject({ code: 'invalid', message: expect.stringContaining('pass the option WebSocket') });
     // Nobody waits.
     void make({ WebSocket }, 'nonsense').connect();
   });
@@ -226,7 +226,10 @@ describe('what is stored', () => {
     server.answers.send = () => undefined;
     const storage = memoryStorage();
     const [client, other] = [make({ storage }), make({ storage }, 'ws://elsewhere')];
+    const item = { conversation: 'c', kind: 'group', last_seq: 1, rev: 0, last_message: null, read_seq: 0, unread: 1, joined_seq: 1 };
+    server.answers.inbox = () => ({ type: 'inbox', items: [item] });
     await Promise.all([client.connect(), other.connect()]);
+    await until(() => client.inbox.items.length && Object.keys(client.cursors()).length);
     const sent = client.conversation('c').send('secret');
     void other.conversation('c').send('kept');
     await until(async () => (await storage.entries('alice')).length === 2);
@@ -326,6 +329,7 @@ describe('watched users', () => {
     await until(() => client.presence('u1-99')?.online);
     expect(client.presence('u1-100')).toBeUndefined();
     expect(new Set(watched()).size).toBe(500);
+    for (const { users } of server.received('watch')) expect((users as string[]).length).toBeLessThanOrEqual(100);
     expect(errors).toMatchObject([{ code: 'too_large' }]);
     server.requests = [];
     server.socket.end(1012);
@@ -354,11 +358,35 @@ test('sends go before watermarks, and the rate is kept', async () => {
   server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
   const client = make();
   await client.connect();
+  const begun = performance.now();
   for (let i = 0; i < 50; i++) client.marks.add('delivered', `c${i}`, 1);
   await until(() => server.received('delivered').length);
   await client.conversation('c').send('now');
   expect(server.received('delivered').length).toBeLessThan(50);
   await until(() => server.received('delivered').length === 50);
+  // Half of the rate is left to other requests.
+  expect(performance.now() - begun).toBeGreaterThan(900);
+});
+
+test('watermarks of one conversation are told together', async () => {
+  const client = make();
+  await client.connect();
+  for (let seq = 1; seq <= 100; seq++) {
+    client.marks.add('delivered', 'c', seq);
+    if (seq % 10 === 0) await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+  await until(() => server.received('delivered').some(({ seq }) => seq === 100));
+  expect(server.received('delivered').length).toBeLessThanOrEqual(2);
+});
+
+test('a burst of requests is spread as the gateway allows', async () => {
+  server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
+  const client = make();
+  await client.connect();
+  const begun = performance.now();
+  await Promise.all(Array.from({ length: 40 }, () => client.request({ type: 'public' })));
+  // 10 at once, and 80 a second.
+  expect(performance.now() - begun).toBeGreaterThan(300);
 });
 
 test('a dm is begun without a connection, and created by its first message', async () => {

@@ -1,7 +1,7 @@
 /** What locks users out or fails in silence, against a real gateway. */
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import WebSocket from 'ws';
-import { dmId } from '../src/dm.js';
+import { dmId } from '../src/ids.js';
 import { type ChatClient, type ChatError, memoryStorage } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
 import { disconnectAll, freePort, Gateway, until, user } from './support/gateway.js';

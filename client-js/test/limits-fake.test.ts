@@ -1,0 +1,156 @@
+/** What is waited for has an end, and what is ended leaves nothing behind: on a clock that a test moves. */
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { Connection } from '../src/connection.js';
+import { ChatClient, type ChatOptions, memoryStorage } from '../src/index.js';
+import { FakeServer } from './support/fake-server.js';
+
+let server: FakeServer;
+const made: ChatClient[] = [];
+const make = (options: Partial<ChatOptions> = {}, url: string | (() => Promise<string>) = 'ws://fake') => {
+  const client = new ChatClient(url, { token: 't', WebSocket: server.WebSocket, storage: memoryStorage(), ...options });
+  made.push(client);
+  return client;
+};
+const never = () => new Promise<never>(() => {});
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  vi.spyOn(Math, 'random').mockReturnValue(1);
+  server = new FakeServer();
+});
+afterEach(() => {
+  for (const client of made.splice(0)) client.disconnect();
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
+
+test('a gateway that closes at once with 1012, again and again, is not asked without a pause', async () => {
+  const client = make();
+  client.on('state', ({ at }) => at === 'connected' && server.sockets.length < 100 && server.socket.end(1012));
+  void client.connect();
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.sockets.length).toBeLessThan(8);
+  expect(server.sockets.length).toBeGreaterThan(3);
+});
+
+test('the result of a token() that was under way is thrown away by logout()', async () => {
+  const give: ((token: string) => void)[] = [];
+  const client = make({ token: () => new Promise<string>((resolve) => give.push(resolve)) });
+  void client.connect();
+  await vi.advanceTimersByTimeAsync(0);
+  await client.logout();
+  give[0]!('of the user who left');
+  await vi.advanceTimersByTimeAsync(0);
+  const connected = client.connect();
+  await vi.advanceTimersByTimeAsync(0);
+  give[1]!('another');
+  await connected;
+  expect(server.received('connect')).toMatchObject([{ token: 'another' }]);
+});
+
+test('url() has a time limit', async () => {
+  const client = make({}, never);
+  void client.connect();
+  await vi.advanceTimersByTimeAsync(30_100);
+  expect(client.state).toMatchObject({ at: 'waiting', error: { code: 'unreachable' } });
+});
+
+test('loading the codec has a time limit', async () => {
+  const connection = new Connection({
+    url: () => 'ws://fake',
+    codec: never,
+    token: () => 't',
+    WebSocket: server.WebSocket as typeof WebSocket,
+    device: undefined,
+    cursors: () => ({}),
+    connected: () => undefined,
+    changed: () => {},
+    event: () => {},
+  });
+  connection.step({ on: 'connect' });
+  await vi.advanceTimersByTimeAsync(30_100);
+  expect(connection.state).toMatchObject({ at: 'waiting', error: { code: 'unreachable' } });
+  connection.step({ on: 'disconnect' });
+});
+
+test('logout() has a time limit, and closes the outbox all the same', async () => {
+  const client = make({ storage: { ...memoryStorage(), put: never, entries: never } });
+  void client.connect();
+  await vi.advanceTimersByTimeAsync(6_000);
+  const sent = expect(client.conversation('c').send('one')).rejects.toMatchObject({ code: 'closed' });
+  const left = expect(client.logout()).rejects.toThrow('no answer');
+  await vi.advanceTimersByTimeAsync(6_000);
+  await left;
+  await sent;
+});
+
+test('the rate follows a clock that nobody sets back', async () => {
+  server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
+  const client = make();
+  await client.connect();
+  const all = () => Promise.all(Array.from({ length: 30 }, () => client.request({ type: 'public' })));
+  const before = all();
+  await vi.advanceTimersByTimeAsync(1_000);
+  await before;
+  vi.setSystemTime(Date.now() - 3_600_000);
+  const after = all();
+  await vi.advanceTimersByTimeAsync(1_000);
+  await after;
+});
+
+test('an inbox that could not be loaded is not asked for again after disconnect()', async () => {
+  server.answers.inbox = () => ({ type: 'error', code: 'internal', message: 'broken' });
+  const client = make();
+  await client.connect();
+  await vi.advanceTimersByTimeAsync(0);
+  expect(client.inbox.error).toBeDefined();
+  client.disconnect();
+  expect(vi.getTimerCount()).toBe(0);
+});
+
+const message = (seq: number) => ({
+  seq,
+  message_id: `m${seq}`,
+  client_id: `c${seq}`,
+  sender: 'bob',
+  kind: 'text',
+  body: `${seq}`,
+  at: seq,
+});
+const page = (...seqs: number[]) => ({
+  type: 'history',
+  messages: seqs.map((seq) => ({ conversation: 'c', ...message(seq) })),
+  rev: 0,
+  head: seqs.at(-1),
+});
+
+test('a list that could not begin anew after a resync tries again', async () => {
+  server.answers.history = () => page(1, 2);
+  const client = make();
+  await client.connect();
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  server.answers.history = () => undefined;
+  server.socket.say({ type: 'resync', conversation: 'c', head: 5_000 });
+  await vi.advanceTimersByTimeAsync(15_500);
+  expect(list.error).toMatchObject({ code: 'timeout' });
+  server.answers.history = () => page(4_999, 5_000);
+  await vi.advanceTimersByTimeAsync(30_000);
+  expect(list.messages.map(({ seq }) => seq)).toEqual([4_999, 5_000]);
+  expect([list.atEnd, list.error]).toEqual([true, undefined]);
+});
+
+test('a list that nobody looks at any more is not tried again', async () => {
+  server.answers.history = () => undefined;
+  const client = make();
+  await client.connect();
+  const list = client.conversation('c');
+  const close = list.open();
+  // The first try and four more: the next one is 8 s away.
+  for (let i = 0; i < 5; i++) await vi.advanceTimersByTimeAsync(15_000 + 500 * 2 ** i - 10);
+  const tried = server.received('history').length;
+  close();
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(server.received('history').length).toBeLessThanOrEqual(tried + 1);
+});

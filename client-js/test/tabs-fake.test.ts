@@ -1,0 +1,113 @@
+/** Several tabs of one browser: one holds the lock and sends, the others wait for what becomes of their messages. */
+import 'fake-indexeddb/auto';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { ChatClient, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { FakeServer } from './support/fake-server.js';
+import { until } from './support/gateway.js';
+
+let server: FakeServer;
+const made: ChatClient[] = [];
+const make = (storage: OutboxStorage, options: Partial<ChatOptions> = {}) => {
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: server.WebSocket, storage, ...options });
+  made.push(client);
+  return client;
+};
+/** The first that asks holds the lock until its signal is aborted; then the next one gets it. */
+function locks(held: Promise<unknown> = Promise.resolve()): void {
+  const request = (_: string, { signal }: { signal: AbortSignal }, turn: () => Promise<unknown>) => {
+    const mine = held.then(() => (signal.aborted ? undefined : turn()));
+    held = mine.catch(() => {});
+    return mine;
+  };
+  vi.stubGlobal('navigator', { locks: { request } });
+}
+const sharedMemory = (more: Partial<OutboxStorage> = {}): OutboxStorage => ({ ...memoryStorage(), shared: true, ...more });
+const sent = (seq: number, duplicate = false) => ({ type: 'sent', seq, message_id: 'm', at: 1, duplicate });
+
+beforeEach(() => {
+  server = new FakeServer();
+});
+afterEach(() => {
+  for (const client of made.splice(0)) client.disconnect();
+  vi.unstubAllGlobals();
+});
+
+test('logout() in one tab settles what another one waits for, and nothing of it is sent', async () => {
+  locks();
+  server.answers.send = () => undefined;
+  const storage = indexedDbStorage('logout');
+  const [leader, follower] = [make(storage), make(storage)];
+  await leader.connect();
+  await follower.connect();
+  const conversation = follower.conversation('c');
+  const waiting = conversation.send('one');
+  const settled = expect(waiting).rejects.toMatchObject({ code: 'closed', message: expect.stringContaining('another tab') });
+  await until(() => server.received('send').length);
+  await leader.logout();
+  await settled;
+  await until(() => !conversation.messages.length);
+  // The lock is the follower's now: it has nothing to send.
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  expect(server.received('send')).toHaveLength(1);
+  expect(await storage.entries('alice')).toEqual([]);
+});
+
+test.each([
+  ['is refused', () => Promise.reject(new Error('no disk'))],
+  ['never comes back', () => new Promise<never>(() => {})],
+])('a message whose storage %s is sent by the tab that wrote it, though another one holds the lock', async (_, put) => {
+  locks(new Promise(() => {}));
+  server.answers.send = () => sent(1);
+  const logged: unknown[] = [];
+  const client = make(sharedMemory({ put }), { logger: { error: (message) => logged.push(message) } });
+  await client.connect();
+  vi.useFakeTimers();
+  try {
+    const stored = client.conversation('c').send('one');
+    await vi.advanceTimersByTimeAsync(6_000);
+    expect((await stored).seq).toBe(1);
+  } finally {
+    vi.useRealTimers();
+  }
+  expect(logged).toHaveLength(1);
+});
+
+test('a message that the other tab removed without a word is asked for again when that tab ends', async () => {
+  let end: (value?: unknown) => void = () => {};
+  locks(new Promise((resolve) => (end = resolve)));
+  server.answers.send = ({ retry }) => sent(7, retry as boolean);
+  const storage = sharedMemory();
+  const client = make(storage);
+  await client.connect();
+  const waiting = client.conversation('c').send('one');
+  await until(async () => (await storage.entries('alice')).length === 1);
+  // It was sent, removed, and the tab ended before it could say so.
+  await storage.remove((await storage.entries('alice'))[0]!.clientId);
+  end();
+  expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
+  await until(async () => !(await storage.entries('alice')).length);
+});
+
+test('what the other tab may have sent already is sent as a repetition', async () => {
+  let end: (value?: unknown) => void = () => {};
+  locks(new Promise((resolve) => (end = resolve)));
+  server.answers.send = ({ retry }) => sent(7, retry as boolean);
+  const storage = sharedMemory();
+  const client = make(storage);
+  await client.connect();
+  const waiting = client.conversation('c').send('one');
+  await until(async () => (await storage.entries('alice')).length === 1);
+  end();
+  expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
+});
+
+test('a message that was stored by an earlier try leaves the outbox', async () => {
+  server.answers.send = () => sent(3, true);
+  const storage = memoryStorage();
+  const client = make(storage);
+  await client.connect();
+  const conversation = client.conversation('c');
+  expect((await conversation.send('one')).duplicate).toBe(true);
+  expect(conversation.messages).toEqual([]);
+  await until(async () => !(await storage.entries('alice')).length);
+});
