@@ -31,6 +31,7 @@ import type {
   Typing,
   UserId,
 } from './types.js';
+import type { Watcher } from './watcher.js';
 
 export interface ChatOptions {
   /** Gives a token of this user. Asked at first, when one is about to expire, and when the gateway refuses one; never
@@ -95,8 +96,6 @@ export interface NewConversation {
 }
 
 const REQUEST_TIMEOUT_MS = 15_000;
-/** Users that one `watch` names, far below what a frame may have. */
-const WATCHED_AT_ONCE = 100;
 
 export class ChatClient extends Emitter<ClientEvents> {
   readonly inbox: Inbox;
@@ -117,11 +116,8 @@ export class ChatClient extends Emitter<ClientEvents> {
   #held = new Set<Conversation>();
   #dropped =
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
-  #watches = new Set<{ users: readonly UserId[] }>();
-  /** Users that the gateway has been asked to tell of, on this connection. */
-  #watched = new Set<UserId>();
-  #isWatching = false;
-  #surplus = 0;
+  #watches = new Set<readonly UserId[]>();
+  #watcher: Watcher | undefined;
   #logger: Logger | undefined;
   #warned = false;
   #presence = new Map<UserId, Presence>();
@@ -284,7 +280,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Follows who is online, until disposed of: `presence` events, and `presence(user)`. */
   watch(users: readonly UserId[]): Dispose {
-    const watch = { users: [...users] };
+    const watch = [...users];
     this.#watches.add(watch);
     void this.#watchAll();
     return () => {
@@ -334,8 +330,6 @@ export class ChatClient extends Emitter<ClientEvents> {
       this.inbox.refresh({ all: true }).catch(() => {});
       this.marks.connected(over);
       for (const conversation of this.#held) conversation.connected();
-      this.#watched.clear();
-      this.#surplus = 0;
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
@@ -348,42 +342,19 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.emit('state', state);
   }
 
-  /** Tells the gateway whom to watch, in parts; those above its limit are refused here. */
+  /** Tells the gateway whom to watch. */
   async #watchAll(): Promise<void> {
-    if (this.#isWatching) return;
-    this.#isWatching = true;
-    while (this.state.at === 'connected') {
-      const all = [...new Set([...this.#watches].flatMap(({ users }) => users))];
-      const { watchedUsers: max = Infinity } = this.session!.limits;
-      const surplus = all.splice(max).length;
-      const before = this.#surplus;
-      this.#surplus = surplus;
-      if (surplus > before) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
-      let type: 'unwatch' | 'watch' = 'unwatch';
-      let users = [...this.#watched].filter((user) => !all.includes(user));
-      if (!users[0]) {
-        type = 'watch';
-        users = all.filter((user) => !this.#watched.has(user));
-      }
-      users = users.slice(0, WATCHED_AT_ONCE);
-      if (!users[0]) break;
-      for (const user of users) {
-        if (type === 'watch') this.#watched.add(user);
-        else for (const known of [this.#watched, this.#presence]) known.delete(user);
-      }
-      const known = new Map(this.#presence);
-      try {
-        for (const item of (await this.request({ type, users })).items) {
-          const { user } = item;
-          // An event that came meanwhile is newer than the answer.
-          if (this.#watched.has(user) && known.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
-        }
-      } catch (error) {
-        // Not asked again before the next connection.
-        if ((error as ChatError).code !== 'closed') this.#failed(error as ChatError);
-      }
+    if (this.state.at !== 'connected' || !(this.#watches.size || this.#watcher)) return;
+    try {
+      const { Watcher } = await import('./watcher.js');
+      const failed = (error: Error) => this.#failed(error);
+      const refused = (why: string) => failed(new ChatError('too_large', why));
+      this.#watcher ??= new Watcher(this, this.#watches, this.#presence, refused, failed);
+      await this.#watcher.tell();
+    } catch (error) {
+      // Loading it is tried again by the next `watch()`, and by the next connection.
+      this.#failed(error as Error);
     }
-    this.#isWatching = false;
   }
 
   /** Creates a direct chat that was begun without a connection. */
@@ -414,11 +385,11 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
   #storage(): OutboxStorage {
-    let reason = 'no IndexedDB';
+    let reason: unknown = 'no IndexedDB';
     try {
       if (globalThis.indexedDB) return indexedDbStorage();
     } catch (error) {
-      reason = (error as Error).message;
+      reason = error;
     }
     // Once the application had time to listen. Outside browsers nobody expects it.
     if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
