@@ -346,10 +346,12 @@ export class ChatClient extends Emitter<ClientEvents> {
   async #watchAll(): Promise<void> {
     if (this.state.at !== 'connected' || !(this.#watches.size || this.#watcher)) return;
     try {
-      const { Watcher } = await import('./watcher.js');
-      const failed = (error: Error) => this.#failed(error);
-      const refused = (why: string) => failed(new ChatError('too_large', why));
-      this.#watcher ??= new Watcher(this, this.#watches, this.#presence, refused, failed);
+      if (!this.#watcher) {
+        const { Watcher } = await import('./watcher.js');
+        const failed = (error: Error) => this.#failed(error);
+        const refused = (why: string) => failed(new ChatError('too_large', why));
+        this.#watcher ??= new Watcher(this, this.#watches, this.#presence, refused, failed);
+      }
       await this.#watcher.tell();
     } catch (error) {
       // Loading it is tried again by the next `watch()`, and by the next connection.
