@@ -107,10 +107,10 @@ export class ChatClient extends Emitter<ClientEvents> {
   user: UserId | undefined;
   /** What the last connection began with. */
   session: Connected | undefined;
+  #options: ChatOptions;
   #connection: Connection;
   /** @internal */
   readonly marks: Marks;
-  #window: number | undefined;
   /** What nobody holds is dropped: a client may see more conversations than its memory has room for. */
   #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
   #held = new Set<Conversation>();
@@ -118,7 +118,6 @@ export class ChatClient extends Emitter<ClientEvents> {
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
   #watches = new Set<readonly UserId[]>();
   #watcher: Watcher | undefined;
-  #logger: Logger | undefined;
   #warned = false;
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
@@ -128,13 +127,12 @@ export class ChatClient extends Emitter<ClientEvents> {
     super();
     const { token, storage = this.#storage() } = options;
     this.user = options.user;
-    this.#logger = options.logger;
+    this.#options = options;
     this.feed = new Feed(
       (conversation, after, limit) => this.request({ type: 'history', conversation, after, limit }),
       (message) => this.#accept(message),
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
-    this.#window = options.window;
     const changed = (conversation: ConversationId) => this.#known(conversation)?.changed();
     this.inbox = new Inbox({
       ask: (request, signal) => this.request(request, { signal }),
@@ -241,7 +239,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   conversation(id: ConversationId): Conversation {
     const known = this.#known(id);
     if (known) return known;
-    const conversation = new Conversation(this, id, this.#window);
+    const conversation = new Conversation(this, id, this.#options.window);
     this.#conversations.set(id, globalThis.WeakRef ? new WeakRef(conversation) : { deref: () => conversation });
     this.#dropped?.register(conversation, id);
     return conversation;
@@ -344,9 +342,10 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Tells the gateway whom to watch. */
   async #watchAll(): Promise<void> {
-    if (this.state.at !== 'connected' || !(this.#watches.size || this.#watcher)) return;
+    if (this.state.at !== 'connected') return;
     try {
       if (!this.#watcher) {
+        if (!this.#watches.size) return;
         const { Watcher } = await import('./watcher.js');
         const failed = (error: Error) => this.#failed(error);
         const refused = (why: string) => failed(new ChatError('too_large', why));
@@ -370,7 +369,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   #failed(error: Error): void {
     const { message } = error;
     this.#log('error', message, error);
-    if (!this.hasListener('error') && !this.#logger && !this.#warned) {
+    if (!this.hasListener('error') && !this.#options.logger && !this.#warned) {
       this.#warned = true;
       globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
     }
@@ -379,7 +378,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   #log(level: keyof Logger, message: string, ...more: unknown[]): void {
     try {
-      this.#logger?.[level]?.(`chat: ${message}`, ...more);
+      this.#options.logger?.[level]?.(`chat: ${message}`, ...more);
     } catch {
       // A logger harms nobody.
     }

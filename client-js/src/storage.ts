@@ -50,9 +50,10 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
   const forget = () => {
     opened = undefined;
   };
+  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
   const open = () => {
     if (!opened) {
-      opened = import('./indexed-db.js').then(({ openOutbox }) => openOutbox(name, forget));
+      opened = load();
       opened.catch(forget);
     }
     return opened;
