@@ -133,15 +133,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       (message) => this.#accept(message),
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
-    const changed = (conversation: ConversationId) => this.#known(conversation)?.changed();
-    this.inbox = new Inbox({
-      ask: (request, signal) => this.request(request, { signal }),
-      known: ({ conversation, kind, lastSeq, unread }) => {
-        this.feed.begin(conversation, lastSeq);
-        if (unread && kind !== 'channel') this.marks.add('delivered', conversation, lastSeq);
-      },
-      changed,
-    });
+    this.inbox = new Inbox(this);
     // Half of what a user may ask is left to other requests.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
     this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
@@ -153,7 +145,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       device: options.device,
       cursors: () => this.feed.cursors(),
       connected: (hello) => this.#connected(hello),
-      changed: (state, over) => this.#changed(state, over),
+      changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
@@ -161,7 +153,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       storage,
       scope,
       (request) => this.#connection.ask(request),
-      changed,
+      (conversation) => this.changed(conversation),
       (error) => this.#failed(error),
     );
   }
@@ -254,6 +246,11 @@ export class ChatClient extends Emitter<ClientEvents> {
     return this.#conversations.get(id)?.deref();
   }
 
+  /** @internal What is known of this conversation is another thing now. */
+  changed(conversation: ConversationId): void {
+    this.#known(conversation)?.changed();
+  }
+
   /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
    * known who this client is. */
   async dm(user: UserId): Promise<Conversation> {
@@ -322,7 +319,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     return undefined;
   }
 
-  #changed(state: State, over: AbortSignal): void {
+  #stateChanged(state: State, over: AbortSignal): void {
     if (state.at === 'connected') {
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
