@@ -295,7 +295,7 @@ impl Participants {
     fn check_room(&self, group_participants_max: usize) -> Result<(), Error> {
         if self.details.kind == Kind::Group && self.count >= group_participants_max as u64 {
             return Err(Error::TooLarge {
-                what: "a group's participants".into(),
+                what: "participants of a group".into(),
                 max: group_participants_max,
             });
         }
@@ -496,7 +496,7 @@ pub(super) fn check_creation(
     check_name(creation.name.as_deref())?;
     // A channel may grow without bound, but its first entry may not.
     let too_large = Err(Error::TooLarge {
-        what: "the participants at creation".into(),
+        what: "participants at creation".into(),
         max: group_participants_max,
     });
     if creation.participants.len() > group_participants_max {
@@ -521,7 +521,7 @@ fn check_name(name: Option<&str>) -> Result<(), Error> {
     let Some(name) = name else { return Ok(()) };
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::TooLarge {
-            what: "a name's bytes".into(),
+            what: "bytes of a name".into(),
             max: NAME_BYTES_MAX,
         });
     }

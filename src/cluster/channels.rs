@@ -46,7 +46,7 @@ impl Router {
             if first.details.kind != Kind::Channel {
                 return Err(Error::Invalid("only channels can be looked into".into()));
             }
-            let what = "the channels that a session looks into";
+            let what = "channels that a session looks into";
             self.edge
                 .request(topics, session, what, SUBSCRIPTIONS_MAX)?;
             self.follow_owner(conversation).await?;

@@ -401,7 +401,7 @@ impl Router {
         users: &[UserId],
     ) -> Result<Vec<PresenceItem>, Error> {
         let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
-        let what = "the users that a session watches";
+        let what = "users that a session watches";
         self.edge.request(&topics, session, what, WATCHED_MAX)?;
         let mut items = Vec::with_capacity(users.len());
         for users in users.chunks(HEADS_AT_ONCE) {

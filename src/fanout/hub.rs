@@ -63,15 +63,17 @@ impl Subscriber {
 const AT_ONCE_MAX: usize = 2_000;
 /// Up to so many subscribers are written to while the map is locked; of more, a copy is made first.
 const HELD_MAX: usize = 4;
+type Sessions = IndexMap<SessionId, Arc<Subscriber>>;
+
 /// Who is subscribed to a topic, and how long it takes to write to all of them.
 #[derive(Default)]
 struct Subscribers {
     /// Dense, because it is walked for every message; by session, because sessions leave.
-    sessions: IndexMap<SessionId, Arc<Subscriber>>,
+    sessions: Sessions,
     /// The same, to be walked without holding the map; made when it is needed.
     shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     /// Sessions that ask to look into a channel. They count as interested, and are sent nothing yet.
-    asking: Option<Box<Vec<Arc<Subscriber>>>>,
+    asking: Option<Box<Sessions>>,
     pace: Pace,
     /// It was large once: something may be held back.
     coalesced: AtomicBool,
@@ -91,12 +93,9 @@ impl Subscribers {
         self.shared.get_or_init(all).clone()
     }
 
-    fn asking(&self) -> &[Arc<Subscriber>] {
-        self.asking.as_deref().map_or(&[], Vec::as_slice)
-    }
-
     fn asks(&self, session: SessionId) -> bool {
-        self.asking().iter().any(|known| known.session == session)
+        let asking = self.asking.as_ref();
+        asking.is_some_and(|asking| asking.contains_key(&session))
     }
 
     /// True if the session was asking, which it is not any more.
@@ -104,9 +103,7 @@ impl Subscribers {
         let Some(asking) = &mut self.asking else {
             return false;
         };
-        let before = asking.len();
-        asking.retain(|known| known.session != session);
-        let asked = asking.len() < before;
+        let asked = asking.swap_remove(&session).is_some();
         if asking.is_empty() {
             self.asking = None;
         }
@@ -115,16 +112,13 @@ impl Subscribers {
 
     /// All sessions that are subscribed, or ask to be.
     fn everyone(&self) -> Vec<Arc<Subscriber>> {
-        self.sessions
-            .values()
-            .chain(self.asking())
-            .cloned()
-            .collect()
+        let asking = self.asking.iter().flat_map(|asking| asking.values());
+        self.sessions.values().chain(asking).cloned().collect()
     }
 
     /// How many those are.
     fn count(&self) -> usize {
-        self.sessions.len() + self.asking().len()
+        self.sessions.len() + self.asking.as_ref().map_or(0, |asking| asking.len())
     }
 }
 

@@ -206,7 +206,7 @@ impl Owner {
         let max = self.environment.settings.body_bytes_max;
         if body.len() > max {
             return Err(Error::TooLarge {
-                what: "a body's bytes".into(),
+                what: "bytes of a body".into(),
                 max,
             });
         }
@@ -215,7 +215,7 @@ impl Owner {
         }
         if attachments.len() > ATTACHMENTS_MAX {
             return Err(Error::TooLarge {
-                what: "a message's attachments".into(),
+                what: "attachments of a message".into(),
                 max: ATTACHMENTS_MAX,
             });
         }
@@ -440,7 +440,7 @@ fn check_attachment(attachment: &Attachment) -> Result<(), Error> {
     let described = name.as_ref().map_or(0, String::len) + mime.as_ref().map_or(0, String::len);
     if url.len().max(described) > ATTACHMENT_BYTES_MAX {
         return Err(Error::TooLarge {
-            what: "an attachment's bytes".into(),
+            what: "bytes of an attachment".into(),
             max: ATTACHMENT_BYTES_MAX,
         });
     }

@@ -92,6 +92,7 @@ async fn a_request_to_a_conversation_about_to_leave_is_not_overtaken() {
         let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
         made.await.unwrap();
         sleep(MOMENT).await;
+        assert!(fixture.conversations.is_open(GROUP));
         // Its last write takes half a second.
         fixture.store.cut().store(true, Ordering::Relaxed);
         if evicted {
@@ -106,6 +107,7 @@ async fn a_request_to_a_conversation_about_to_leave_is_not_overtaken() {
         sleep(10 * MOMENT).await;
         let second = fixture.ask("alice", Operation::Send(send("alice"))).await;
         assert_eq!((seq(first).await, seq(second).await), (2, 3), "{evicted}");
+        sleep(MOMENT).await;
         assert!(fixture.conversations.is_open(GROUP) != evicted);
         sleep(IDLE + MOMENT).await;
         assert!(!fixture.conversations.is_open(GROUP));

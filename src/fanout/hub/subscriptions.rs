@@ -283,7 +283,7 @@ impl Hub {
         let waits = reason == Reason::Asking && matches!(topic, Topic::Channel(_));
         let known = if waits && !broken(Mutation::Asking) {
             let asking = subscribers.asking.get_or_insert_default();
-            asking.push(subscriber.clone());
+            asking.insert(subscriber.session, subscriber.clone());
             false
         } else {
             subscribers.shared.take();
@@ -394,7 +394,7 @@ mod tests {
         hub.removed(&gone, &one);
         hub.removed(&back, &one);
         hub.subscribe(&back, &one);
-        hub.follow(&[gone.clone()], &one);
+        hub.follow(std::slice::from_ref(&gone), &one);
         hub.follow(&[back.clone(), stays.clone()], &one);
         hub.followed(&one);
         let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));

@@ -124,7 +124,12 @@ impl Fixture {
     fn frames(&self) -> Vec<serde_json::Value> {
         let mut frames = std::collections::VecDeque::new();
         let _ = self.bob.outbox.take(&mut frames).now_or_never();
-        let read = |frame: &Frame| serde_json::from_slice(frame.bytes()).unwrap();
+        let read = |frame: &Frame| {
+            // After the header of the WebSocket frame.
+            let bytes = frame.bytes();
+            let begin = bytes.windows(2).position(|two| two == b"{\"");
+            serde_json::from_slice(&bytes[begin.unwrap()..]).unwrap()
+        };
         frames.iter().map(read).collect()
     }
 }
