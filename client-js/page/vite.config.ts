@@ -14,7 +14,13 @@ export default defineConfig({
     target: 'es2022',
     chunkSizeWarningLimit: 1000,
     rollupOptions: {
-      output: { entryFileNames: 'page.js', chunkFileNames: '[name].js', assetFileNames: 'page[extname]' },
+      output: {
+        // One file of the page's own: the gateway serves these files, and no others.
+        manualChunks: (id) => (/msgpack/.test(id) ? undefined : 'page'),
+        entryFileNames: 'page.js',
+        chunkFileNames: '[name].js',
+        assetFileNames: 'page[extname]',
+      },
     },
   },
   esbuild: { jsx: 'automatic', legalComments: 'none' },

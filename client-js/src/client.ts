@@ -31,6 +31,7 @@ import type {
   Typing,
   UserId,
 } from './types.js';
+import type { Watcher } from './watcher.js';
 
 export interface ChatOptions {
   /** Gives a token of this user. Asked at first, when one is about to expire, and when the gateway refuses one; never
@@ -95,8 +96,6 @@ export interface NewConversation {
 }
 
 const REQUEST_TIMEOUT_MS = 15_000;
-/** Users that one `watch` names, far below what a frame may have. */
-const WATCHED_AT_ONCE = 100;
 
 export class ChatClient extends Emitter<ClientEvents> {
   readonly inbox: Inbox;
@@ -108,21 +107,17 @@ export class ChatClient extends Emitter<ClientEvents> {
   user: UserId | undefined;
   /** What the last connection began with. */
   session: Connected | undefined;
+  #options: ChatOptions;
   #connection: Connection;
   /** @internal */
   readonly marks: Marks;
-  #window: number | undefined;
   /** What nobody holds is dropped: a client may see more conversations than its memory has room for. */
   #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
   #held = new Set<Conversation>();
   #dropped =
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
-  #watches = new Set<{ users: readonly UserId[] }>();
-  /** Users that the gateway has been asked to tell of, on this connection. */
-  #watched = new Set<UserId>();
-  #isWatching = false;
-  #surplus = 0;
-  #logger: Logger | undefined;
+  #watches = new Set<readonly UserId[]>();
+  #watcher: Watcher | undefined;
   #warned = false;
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
@@ -132,22 +127,13 @@ export class ChatClient extends Emitter<ClientEvents> {
     super();
     const { token, storage = this.#storage() } = options;
     this.user = options.user;
-    this.#logger = options.logger;
+    this.#options = options;
     this.feed = new Feed(
       (conversation, after, limit) => this.request({ type: 'history', conversation, after, limit }),
       (message) => this.#accept(message),
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
-    this.#window = options.window;
-    const changed = (conversation: ConversationId) => this.#known(conversation)?.changed();
-    this.inbox = new Inbox({
-      ask: (request, signal) => this.request(request, { signal }),
-      known: ({ conversation, kind, lastSeq, unread }) => {
-        this.feed.begin(conversation, lastSeq);
-        if (unread && kind !== 'channel') this.marks.add('delivered', conversation, lastSeq);
-      },
-      changed,
-    });
+    this.inbox = new Inbox(this);
     // Half of what a user may ask is left to other requests.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
     this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
@@ -159,7 +145,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       device: options.device,
       cursors: () => this.feed.cursors(),
       connected: (hello) => this.#connected(hello),
-      changed: (state, over) => this.#changed(state, over),
+      changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
@@ -167,7 +153,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       storage,
       scope,
       (request) => this.#connection.ask(request),
-      changed,
+      (conversation) => this.changed(conversation),
       (error) => this.#failed(error),
     );
   }
@@ -245,7 +231,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   conversation(id: ConversationId): Conversation {
     const known = this.#known(id);
     if (known) return known;
-    const conversation = new Conversation(this, id, this.#window);
+    const conversation = new Conversation(this, id, this.#options.window);
     this.#conversations.set(id, globalThis.WeakRef ? new WeakRef(conversation) : { deref: () => conversation });
     this.#dropped?.register(conversation, id);
     return conversation;
@@ -258,6 +244,11 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   #known(id: ConversationId): Conversation | undefined {
     return this.#conversations.get(id)?.deref();
+  }
+
+  /** @internal What is known of this conversation is another thing now. */
+  changed(conversation: ConversationId): void {
+    this.#known(conversation)?.changed();
   }
 
   /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
@@ -284,7 +275,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Follows who is online, until disposed of: `presence` events, and `presence(user)`. */
   watch(users: readonly UserId[]): Dispose {
-    const watch = { users: [...users] };
+    const watch = [...users];
     this.#watches.add(watch);
     void this.#watchAll();
     return () => {
@@ -328,14 +319,12 @@ export class ChatClient extends Emitter<ClientEvents> {
     return undefined;
   }
 
-  #changed(state: State, over: AbortSignal): void {
+  #stateChanged(state: State, over: AbortSignal): void {
     if (state.at === 'connected') {
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
       this.marks.connected(over);
       for (const conversation of this.#held) conversation.connected();
-      this.#watched.clear();
-      this.#surplus = 0;
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
@@ -348,42 +337,22 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.emit('state', state);
   }
 
-  /** Tells the gateway whom to watch, in parts; those above its limit are refused here. */
+  /** Tells the gateway whom to watch. */
   async #watchAll(): Promise<void> {
-    if (this.#isWatching) return;
-    this.#isWatching = true;
-    while (this.state.at === 'connected') {
-      const all = [...new Set([...this.#watches].flatMap(({ users }) => users))];
-      const { watchedUsers: max = Infinity } = this.session!.limits;
-      const surplus = all.splice(max).length;
-      const before = this.#surplus;
-      this.#surplus = surplus;
-      if (surplus > before) this.#failed(new ChatError('too_large', `${surplus} users are not watched: the limit is ${max}`));
-      let type: 'unwatch' | 'watch' = 'unwatch';
-      let users = [...this.#watched].filter((user) => !all.includes(user));
-      if (!users[0]) {
-        type = 'watch';
-        users = all.filter((user) => !this.#watched.has(user));
+    if (this.state.at !== 'connected') return;
+    try {
+      if (!this.#watcher) {
+        if (!this.#watches.size) return;
+        const { Watcher } = await import('./watcher.js');
+        const failed = (error: Error) => this.#failed(error);
+        const refused = (why: string) => failed(new ChatError('too_large', why));
+        this.#watcher ??= new Watcher(this, this.#watches, this.#presence, refused, failed);
       }
-      users = users.slice(0, WATCHED_AT_ONCE);
-      if (!users[0]) break;
-      for (const user of users) {
-        if (type === 'watch') this.#watched.add(user);
-        else for (const known of [this.#watched, this.#presence]) known.delete(user);
-      }
-      const known = new Map(this.#presence);
-      try {
-        for (const item of (await this.request({ type, users })).items) {
-          const { user } = item;
-          // An event that came meanwhile is newer than the answer.
-          if (this.#watched.has(user) && known.get(user) === this.#presence.get(user)) this.#receive({ type: 'presence', ...item });
-        }
-      } catch (error) {
-        // Not asked again before the next connection.
-        if ((error as ChatError).code !== 'closed') this.#failed(error as ChatError);
-      }
+      await this.#watcher.tell();
+    } catch (error) {
+      // Loading it is tried again by the next `watch()`, and by the next connection.
+      this.#failed(error as Error);
     }
-    this.#isWatching = false;
   }
 
   /** Creates a direct chat that was begun without a connection. */
@@ -397,7 +366,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   #failed(error: Error): void {
     const { message } = error;
     this.#log('error', message, error);
-    if (!this.hasListener('error') && !this.#logger && !this.#warned) {
+    if (!this.hasListener('error') && !this.#options.logger && !this.#warned) {
       this.#warned = true;
       globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
     }
@@ -406,7 +375,7 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   #log(level: keyof Logger, message: string, ...more: unknown[]): void {
     try {
-      this.#logger?.[level]?.(`chat: ${message}`, ...more);
+      this.#options.logger?.[level]?.(`chat: ${message}`, ...more);
     } catch {
       // A logger harms nobody.
     }
@@ -414,11 +383,11 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
   #storage(): OutboxStorage {
-    let reason = 'no IndexedDB';
+    let reason: unknown = 'no IndexedDB';
     try {
       if (globalThis.indexedDB) return indexedDbStorage();
     } catch (error) {
-      reason = (error as Error).message;
+      reason = error;
     }
     // Once the application had time to listen. Outside browsers nobody expects it.
     if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));

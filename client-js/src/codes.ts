@@ -31,7 +31,7 @@ export class ChatError extends Error {
   /** What the gateway closed the connection with, if it did. */
   readonly closeCode: number | undefined;
 
-  constructor(code: ErrorCode, message: string, more: { cause?: unknown; closeCode?: number; retryAfterMs?: number } = {}) {
+  constructor(code: ErrorCode, message: string, more: { cause?: unknown; closeCode?: number; retryAfterMs?: number | undefined } = {}) {
     super(message, more);
     this.code = code;
     this.retryAfterMs = more.retryAfterMs;

@@ -23,7 +23,7 @@ export type State =
 export type Step =
   | { on: 'connect' | 'disconnect' | 'opened' | 'time' }
   /** `fresh`: the token it was refused with had just been fetched. `asking`: requests were under way. */
-  | { on: 'lost'; code: number; reason?: string | undefined; fresh: boolean; asking?: boolean; error?: ChatError }
+  | { on: 'lost'; code: number; reason?: string | undefined; fresh: boolean; asking?: boolean; error?: ChatError | undefined }
   /** There is no token, or no socket can be made. */
   | { on: 'no_token'; error: Error };
 
@@ -55,22 +55,23 @@ export function next(state: State, step: Step, now: Millis, random: () => number
   let { error }: { error?: ChatError | undefined } = state;
   const wait = (attempt: number): State => ({ at: 'waiting', attempt, until: now + backoff(attempt, random), error });
   const open = (attempt: number, token: TokenReason = 'initial'): State => ({ at: 'connecting', attempt, token, error });
+  const isOpening = state.at === 'connecting';
+  const isOpen = state.at === 'connected';
   switch (step.on) {
     case 'connect':
-      return state.at === 'connecting' || state.at === 'connected' ? state : open(0);
+      return isOpening || isOpen ? state : open(0);
     case 'disconnect':
       return { at: 'idle' };
     case 'opened':
-      return state.at === 'connecting' ? { at: 'connected', attempt: state.attempt, since: now } : state;
+      return isOpening ? { at: 'connected', attempt: state.attempt, since: now } : state;
     case 'time':
       return state.at === 'waiting' ? open(state.attempt) : state;
     case 'no_token':
-      if (state.at !== 'connecting') return state;
+      if (!isOpening) return state;
       error = asChatError(step.error);
-      if (!error.temporary) return { at: 'closed', error };
-      return wait(state.attempt + 1);
+      return error.temporary ? wait(state.attempt + 1) : { at: 'closed', error };
     case 'lost': {
-      if (state.at !== 'connecting' && state.at !== 'connected') return state;
+      if (!isOpening && !isOpen) return state;
       const { code, reason, fresh, asking } = step;
       error = step.error ?? lost(code, reason);
       if (code === UNAUTHORIZED || code === TOKEN_EXPIRED) {
@@ -78,11 +79,11 @@ export function next(state: State, step: Step, now: Millis, random: () => number
         return { at: 'closed', error: new UnauthorizedError(reason || error.message) };
       }
       // One of the requests is to blame, and the outbox finds out which: the others need not stay without a connection.
-      const isFault = code === BAD_FRAME && asking && state.at === 'connected' && state.attempt < BAD_FRAMES_MAX;
+      const isFault = code === BAD_FRAME && asking && isOpen && state.attempt < BAD_FRAMES_MAX;
       if (code >= FINAL && !isFault) return { at: 'closed', error };
-      const attempt = state.at === 'connected' && now - state.since >= HEALTHY_MS ? 0 : state.attempt + 1;
+      const attempt = isOpen && now - state.since >= HEALTHY_MS ? 0 : state.attempt + 1;
       // A gateway that leaves tells its clients to go elsewhere; one that does so again and again is failing.
-      if (code === RESTART && state.at === 'connected' && attempt <= RESTARTS_AT_ONCE) return open(attempt);
+      if (code === RESTART && isOpen && attempt <= RESTARTS_AT_ONCE) return open(attempt);
       return wait(attempt);
     }
   }
@@ -166,7 +167,7 @@ export class Connection {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
       const asked = this.#asked.size + this.#queue.length;
-      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
+      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait already`));
       const id = this.#nextId++;
       const data = this.#encode({ ...request, id });
       const send = () => {
@@ -196,13 +197,13 @@ export class Connection {
     try {
       data = this.#codec.encode(toWire(request));
     } catch (cause) {
-      throw new ChatError('bad_request', `${request.type}: cannot be encoded: ${(cause as Error).message}`, { cause });
+      throw new ChatError('bad_request', `${request.type}: ${(cause as Error).message}`, { cause });
     }
     const { frameBytes } = this.#limits;
     const { length } = typeof data === 'string' ? new TextEncoder().encode(data) : data;
     if (length <= frameBytes) return data;
     // The gateway would close the connection.
-    throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame: send less at once`);
+    throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame`);
   }
 
   #send(data: Encoded): void {
@@ -213,10 +214,10 @@ export class Connection {
   /** Returns how many requests the gateway's rate allows now. */
   #refill(): number {
     const { requestsPerSecond, requestsBurst } = this.#limits;
-    const now = performance.now();
-    const fresh = (Math.max(0, now - this.#filledAt) / 1000) * requestsPerSecond * RATE_PART;
+    const now = Math.max(this.#filledAt, performance.now());
+    const fresh = ((now - this.#filledAt) / 1000) * requestsPerSecond * RATE_PART;
+    this.#filledAt = now;
     this.#tokens = Math.min(Math.max(1, requestsBurst * BURST_PART), this.#tokens + fresh);
-    this.#filledAt = Math.max(now, this.#filledAt);
     return this.#tokens;
   }
 
@@ -225,7 +226,7 @@ export class Connection {
       const missing = 1 - this.#refill();
       if (missing > 0) {
         this.#pumping = true;
-        const ms = (missing / (this.#limits.requestsPerSecond * RATE_PART)) * 1000 + Math.max(0, this.#filledAt - performance.now());
+        const ms = (missing / (this.#limits.requestsPerSecond * RATE_PART)) * 1000 + this.#filledAt - performance.now();
         this.#after(Math.ceil(ms), () => {
           this.#pumping = false;
           this.#pump();
@@ -239,25 +240,18 @@ export class Connection {
   async #open(state: State & { at: 'connecting' }): Promise<void> {
     const isOver = () => this.state !== state;
     const known = this.#token;
-    let text: string;
-    let url: string;
+    let token: string;
+    let url = '';
+    let socket: WebSocket;
     try {
-      text = await this.#fetchToken(state.token);
+      token = await this.#fetchToken(state.token);
       [url, this.#codec] = await within(TOKEN_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
+      if (isOver()) return;
+      this.#fresh = this.#token !== known;
+      socket = this.#connect(url);
     } catch (error) {
       if (!isOver()) this.step({ on: 'no_token', error: error as Error });
       return;
-    }
-    if (isOver()) return;
-    this.#fresh = this.#token !== known;
-    let socket: WebSocket;
-    try {
-      const { WebSocket } = this.#hooks;
-      if (!WebSocket) throw new Error('no WebSocket here: pass the option WebSocket, such as that of the package ws');
-      socket = new WebSocket(url, this.#codec.subprotocol);
-    } catch (cause) {
-      const text = `${(cause as Error).message} (URL ${url}, expected wss://host/v1/ws)`;
-      return this.step({ on: 'no_token', error: new ChatError('invalid', text, { cause }) });
     }
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
@@ -274,7 +268,7 @@ export class Connection {
         cursors: Object.fromEntries(known.splice(0, CURSORS_AT_ONCE)),
         more: known.length > 0 || undefined,
       });
-      const connect = this.ask({ type: 'connect', token: text, device, ...part() });
+      const connect = this.ask({ type: 'connect', token, device, ...part() });
       while (known.length) this.post({ type: 'cursors', ...part() });
       // If it is refused, the close code that follows says what to do.
       connect.then(
@@ -288,6 +282,16 @@ export class Connection {
     socket.onerror = (event) => {
       error &&= unreachable(url, (event as Partial<ErrorEvent> | undefined)?.message);
     };
+  }
+
+  /** Opens a socket. Fails at once where there is no WebSocket, or the URL is none. */
+  #connect(url: string): WebSocket {
+    try {
+      return new this.#hooks.WebSocket!(url, this.#codec.subprotocol);
+    } catch (cause) {
+      const text = `no socket to ${url}: ${(cause as Error).message}: check the URL, or pass the option WebSocket`;
+      throw new ChatError('invalid', text, { cause });
+    }
   }
 
   #opened(hello: Connected): void {
@@ -316,17 +320,17 @@ export class Connection {
     const asked = this.#asked.get(id);
     this.#asked.delete(id);
     if (rest.type !== 'error') return asked?.resolve(rest as never);
-    if (rest.code === 'rate_limited') {
+    const { code, message, retryAfterMs } = rest as unknown as { code: ErrorCode; message: string; retryAfterMs?: number };
+    if (code === 'rate_limited') {
       // Other sessions of this user ask too: everything rests until then.
       this.#tokens = Math.min(0, this.#refill());
-      this.#filledAt = Math.max(this.#filledAt, performance.now() + ((rest.retryAfterMs as number) ?? 0));
+      this.#filledAt = Math.max(this.#filledAt, performance.now() + (retryAfterMs ?? 0));
     }
-    asked?.reject(new ChatError(rest.code as ErrorCode, rest.message as string, { retryAfterMs: rest.retryAfterMs as number }));
+    asked?.reject(new ChatError(code, message, { retryAfterMs }));
   }
 
   #lost(code: number, reason?: string, error?: ChatError): void {
-    const asking = this.#asked.size > 0;
-    this.step({ on: 'lost', code, reason, fresh: this.#fresh, asking, ...(error && code < FINAL && { error }) });
+    this.step({ on: 'lost', code, reason, fresh: this.#fresh, asking: this.#asked.size > 0, error: code < FINAL ? error : undefined });
   }
 
   #drop(code?: number): void {
@@ -411,7 +415,5 @@ function asChatError(cause: unknown, what = ''): ChatError {
 
 /** Browsers do not say why a socket did not open. */
 function unreachable(url: string, detail = ''): ChatError {
-  const origin = globalThis.location?.origin ?? 'this origin';
-  const text = `no connection to ${url} ${detail}: check the URL, the network, the certificate, and that client.origins of the gateway has ${origin}`;
-  return new ChatError('unreachable', text);
+  return new ChatError('unreachable', `no connection to ${url} ${detail}: check the URL, the network, the certificate and client.origins`);
 }

@@ -25,7 +25,6 @@ export function gathered(tell: () => void): () => void {
 export function isSame(a: unknown, b: unknown): boolean {
   if (a === b) return true;
   if (!a || !b || typeof a !== 'object' || typeof b !== 'object') return false;
-  const [one, other] = [a, b] as [Record<string, unknown>, Record<string, unknown>];
-  const names = Object.keys(one);
-  return names.length === Object.keys(other).length && names.every((name) => isSame(one[name], other[name]));
+  const names = Object.keys(a) as never[];
+  return names.length === Object.keys(b).length && names.every((name) => isSame(a[name], b[name]));
 }

@@ -1,24 +1,17 @@
 /** The conversations of the user, most active first, with their unread counts; kept up to date by what happens. */
 import { backoff } from './backoff.js';
+import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
 import { gathered, isSame } from './gather.js';
 import { type Paging, pages } from './pages.js';
-import type { ConversationId, InboxItem, Message, Receipt, Replies, Request, Seq, UserId } from './types.js';
+import type { ConversationId, InboxItem, Message, Receipt, Seq, UserId } from './types.js';
 
 /** The first page is small, to be shown at once; the others are fewer. */
 const FIRST_PAGE = 50;
 const PAGE = 200;
 /** Loaded without being asked: so many conversations have cursors, and miss nothing. More by `loadMore()`. */
 export const INBOX_LOADED = 1_000;
-
-interface Hooks {
-  ask(request: Request & { type: 'inbox' }, signal?: AbortSignal): Promise<Replies['inbox']>;
-  /** An item was read from the gateway. */
-  known(item: InboxItem): void;
-  /** The item of this conversation is another one now. */
-  changed(conversation: ConversationId): void;
-}
 
 export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   /** The first page is there. */
@@ -29,7 +22,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   get more(): boolean {
     return this.#next !== undefined;
   }
-  #hooks: Hooks;
+  #client: ChatClient;
   #items = new Map<ConversationId, InboxItem>();
   #sorted: readonly InboxItem[] | undefined = [];
   #next: string | undefined;
@@ -45,9 +38,9 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   #changed = gathered(() => this.emit('change', this.items));
 
   /** @internal */
-  constructor(hooks: Hooks) {
+  constructor(client: ChatClient) {
     super();
-    this.#hooks = hooks;
+    this.#client = client;
   }
 
   /** Newest first. A new array whenever something changed. */
@@ -70,7 +63,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** All pages, newest first, straight from the server. */
   pages({ limit, signal }: Paging = {}): AsyncGenerator<InboxItem[]> {
-    return pages((before: string | undefined) => this.#hooks.ask({ type: 'inbox', limit, before }, signal));
+    return pages((before: string | undefined) => this.#client.request({ type: 'inbox', limit, before }, { signal }));
   }
 
   /** Reads the newest page again, or everything that is loaded. */
@@ -126,11 +119,13 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** Returns where the next one begins. */
   async #page(before: string | undefined, limit: number): Promise<string | undefined> {
-    const { items, next } = await this.#hooks.ask({ type: 'inbox', limit, before });
+    const { items, next } = await this.#client.request({ type: 'inbox', limit, before });
     if (!this.loaded) this.#changed();
     this.loaded = true;
     for (const item of items) {
-      this.#hooks.known(item);
+      const { conversation, kind, lastSeq, unread } = item;
+      this.#client.feed.begin(conversation, lastSeq);
+      if (unread && kind !== 'channel') this.#client.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
     }
     return next;
@@ -191,7 +186,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   #touched(conversation: ConversationId): void {
     this.#sorted = undefined;
-    this.#hooks.changed(conversation);
+    this.#client.changed(conversation);
     this.#changed();
   }
 }

@@ -223,7 +223,7 @@ export class Outbox {
 
   /** Says once that this tab does not know of the others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${(error as Error)?.message ?? error}`));
+    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${error}`));
     this.#told = true;
   }
 
@@ -262,7 +262,7 @@ export class Outbox {
       for (const entry of stored) {
         if (entry.gateway === undefined) {
           // Sending it might tell the wrong gateway what it says: that is for the user to decide.
-          const message = 'written for an unknown gateway: retry to send it here, or discard it';
+          const message = 'written for an unknown gateway: retry or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
           this.#storage.put(entry).catch(this.#failed);
         }
@@ -367,7 +367,7 @@ export class Outbox {
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'waited too long, and may have been stored: look before you retry');
+        throw new ChatError('expired', 'it may have been stored: look, then retry or discard it');
       if (entry.dm) {
         await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
         this.dms.delete(conversation);

@@ -1,6 +1,6 @@
 /** Where messages wait until they are stored by a gateway. */
+import type { openOutbox } from './indexed-db.js';
 import type { Attachment, ConversationId, Millis, Seq, UserId } from './types.js';
-import { fromWire } from './wire.js';
 
 /** A message on its way. Plain data. */
 export interface OutboxEntry {
@@ -43,55 +43,26 @@ export function memoryStorage(): OutboxStorage {
   };
 }
 
-/** Survives the tab, and is one for all tabs of this origin. */
+/** Survives the tab, and is one for all tabs of this origin. Its code is a file of its own, loaded at once. While it cannot be
+ * loaded, calls fail, as they do where the browser refuses to store: messages are then sent from memory. */
 export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
-  let opened: Promise<IDBDatabase> | undefined;
-  const database = () =>
-    (opened ??= new Promise<IDBDatabase>((resolve, reject) => {
-      const request = indexedDB.open(name, 2);
-      request.onupgradeneeded = () => {
-        const { result: database, transaction } = request;
-        const create = () => database.createObjectStore('outbox', { keyPath: 'clientId' });
-        if (!database.objectStoreNames.contains('outbox')) return create();
-        // Version 1 had the field names of the wire.
-        const old = transaction!.objectStore('outbox').getAll();
-        old.onsuccess = () => {
-          database.deleteObjectStore('outbox');
-          const outbox = create();
-          for (const entry of old.result) outbox.put(fromWire(entry));
-        };
-      };
-      request.onerror = () => reject(request.error);
-      request.onsuccess = () => {
-        const database = request.result;
-        // Whoever deletes or upgrades it need not wait for this tab.
-        database.onversionchange = database.onclose = () => {
-          opened = undefined;
-          database.close();
-        };
-        resolve(database);
-      };
-    }).catch((error) => {
-      opened = undefined;
-      throw error;
-    }));
-  const run = async <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> => {
-    const transaction = (await database()).transaction('outbox', mode);
-    const request = work(transaction.objectStore('outbox'));
-    // Not only once this tab has heard that the request succeeded: it may be closed before.
-    transaction.commit?.();
-    return new Promise((resolve, reject) => {
-      transaction.oncomplete = () => resolve(request.result);
-      transaction.onabort = () => reject(transaction.error);
-    });
+  let opened: ReturnType<typeof openOutbox> | undefined;
+  const forget = () => {
+    opened = undefined;
   };
+  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
+  const open = () => {
+    if (!opened) {
+      opened = load();
+      opened.catch(forget);
+    }
+    return opened;
+  };
+  open();
   return {
     shared: true,
-    entries: async (user) => {
-      const all = await run<OutboxEntry[]>('readonly', (store) => store.getAll());
-      return all.filter((entry) => entry.user === user);
-    },
-    put: (entry) => run('readwrite', (store) => store.put(entry)),
-    remove: (clientId) => run('readwrite', (store) => store.delete(clientId)),
+    entries: async (user) => (await open()).entries(user),
+    put: async (entry) => (await open()).put(entry),
+    remove: async (clientId) => (await open()).remove(clientId),
   };
 }

@@ -261,6 +261,43 @@ describe('what is stored', () => {
     expect(errors.length).toBeGreaterThan(0);
   });
 
+  test('where the file of IndexedDB cannot be loaded, messages are sent from memory, told, and it is tried again', async () => {
+    store();
+    vi.doMock('../src/indexed-db.js', () => {
+      throw new Error('not found');
+    });
+    const storage = indexedDbStorage('missing');
+    const client = make({ storage });
+    const errors: Error[] = [];
+    client.on('error', (error) => errors.push(error));
+    await client.connect();
+    await client.conversation('c').send('one');
+    expect(errors.some(({ cause }) => (cause as Error | undefined)?.message === 'not found')).toBe(true);
+    vi.doUnmock('../src/indexed-db.js');
+    const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'two', at: 1 };
+    const stored = () =>
+      storage.put(entry).then(
+        () => true,
+        () => false,
+      );
+    await until(stored);
+    expect(await storage.entries('alice')).toEqual([entry]);
+  });
+
+  test('an IndexedDB of version 1 is taken up', async () => {
+    const opening = indexedDB.open('old', 1);
+    opening.onupgradeneeded = () => {
+      const entry = { client_id: 'a', user: 'alice', conversation: 'c', body: 'one', reply_to: 3, at: 1 };
+      opening.result.createObjectStore('outbox', { keyPath: 'client_id' }).put(entry);
+    };
+    await new Promise((resolve) => {
+      opening.onsuccess = resolve;
+    });
+    opening.result.close();
+    const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'one', replyTo: 3, at: 1 };
+    expect(await indexedDbStorage('old').entries('alice')).toEqual([entry]);
+  });
+
   test('an IndexedDB that may not be touched is replaced by memory, told', async () => {
     store();
     const descriptor = Object.getOwnPropertyDescriptor(globalThis, 'indexedDB')!;
@@ -316,6 +353,22 @@ describe('watched users', () => {
     server.answers.watch = ({ users }) => ({ type: 'presence', items: (users as string[]).map((user) => ({ user, online: true })) });
     server.answers.unwatch = () => ({ type: 'presence', items: [] });
     server.changes = { limits: { watched_users: 500 } };
+  });
+
+  test('are watched after the next connection, where the code for it could not be loaded', async () => {
+    vi.doMock('../src/watcher.js', () => {
+      throw new Error('not found');
+    });
+    const client = make();
+    const errors: Error[] = [];
+    client.on('error', (error) => errors.push(error));
+    await client.connect();
+    client.watch(['bob']);
+    await until(() => errors.length === 1);
+    vi.doUnmock('../src/watcher.js');
+    server.socket.end(1012);
+    await until(() => client.presence('bob')?.online);
+    expect(errors).toHaveLength(1);
   });
 
   test('the surplus alone is refused, after a reconnect too; room that is made is used', async () => {
