@@ -59,9 +59,6 @@ use crate::{
 /// First and longest wait before a write with an unknown outcome is written again.
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
 const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
-/// An evicted conversation that is still used notes so often what is settled; then it leaves without: else it might stay
-/// for long. Its next owner settles a few entries again.
-const MARKS_MAX: u32 = 3;
 
 /// What the owner of a conversation must know of the configuration.
 #[derive(Debug, Clone)]
@@ -294,7 +291,7 @@ impl Owner {
         let mut retired = Box::pin(self.held.retired().cancelled_owned());
         let mut idle_at = self.idle_at();
         let (mut closing, mut closed) = (false, false);
-        let (mut is_retired, mut is_idle, mut marks) = (false, false, 0);
+        let (mut is_retired, mut is_idle) = (false, false);
         let mut received = Vec::new();
         while self.failed.is_none() {
             if !self.backlog.is_empty() && self.accepts() {
@@ -308,9 +305,10 @@ impl Owner {
             // A conversation that does not exist is not kept either.
             let is_over = is_retired || is_idle || self.participants.is_none();
             if is_over && quiet && !closing {
-                if !self.is_marked() && marks < MARKS_MAX {
+                // One that is used all the time stays: its next owner would settle, and tell of, its last entries again.
+                if !self.is_marked() {
                     self.mark_settled();
-                    (marks, quiet) = (marks + 1, false);
+                    quiet = false;
                 } else if leave() {
                     return End::Left;
                 }
@@ -325,9 +323,6 @@ impl Owner {
                     self.backlog.extend(received.drain(..));
                     idle_at = self.idle_at();
                     is_idle = false;
-                    if !is_retired {
-                        marks = 0;
-                    }
                 }
                 () = revoked.cancelled() => self.failed = Some(Error::CLOSED),
                 () = &mut stop, if !closing => {

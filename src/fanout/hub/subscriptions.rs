@@ -232,11 +232,9 @@ impl Hub {
             return;
         };
         let channel = std::slice::from_ref(channel);
-        if self
-            .end_of(subscriptions, channel, subscriber, |_| true)
-            .is_empty()
-            && let Some(Removed(removed)) = subscriptions.removed.as_deref_mut()
-        {
+        self.end_of(subscriptions, channel, subscriber, |_| true);
+        // Also if it was subscribed: the news that its user was added may have come while it connects, too.
+        if let Some(Removed(removed)) = subscriptions.removed.as_deref_mut() {
             if removed.len() < REMOVED_WHILE_CONNECTING_MAX {
                 removed.extend_from_slice(channel);
             } else {
@@ -391,6 +389,8 @@ mod tests {
         let hub = Arc::new(Hub::default());
         let [gone, back, stays] = [(); 3].map(|()| Topic::Channel(ConversationId::random()));
         let one = subscriber(1);
+        hub.removed(&gone, &one);
+        hub.subscribe(&gone, &one);
         hub.removed(&gone, &one);
         hub.removed(&back, &one);
         hub.subscribe(&back, &one);
