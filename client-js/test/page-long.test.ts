@@ -88,7 +88,7 @@ async function reader(name: RegExp): Promise<{ page: Page; begin(): Promise<void
   if (await toEnd.isVisible()) await toEnd.click();
   await page.evaluate(() => {
     const { work } = globalThis as unknown as { work: Work };
-    const box = document.querySelector('.messages')!;
+    const box = document.querySelector('.rows')!;
     new MutationObserver(() => {
       work.commits++;
       work.rows = Math.max(work.rows, box.querySelectorAll('[data-seq]').length);

@@ -173,31 +173,34 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
         aria-label="Messages"
         aria-busy={conversation.loading}
       >
-        {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
-        {!first && !conversation.atEnd && !conversation.error && <Skeleton rows={7} />}
-        {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}
-        {messages.map((message, i) => {
-          const before = messages[i - 1];
-          const day = !before || dayOf(before.at) !== dayOf(message.at);
-          const line = message.seq !== undefined && message.seq === unreadFrom;
-          const follows = !day && !line && before.kind === 'text' && before.sender === message.sender && message.at - before.at < GROUP_MS;
-          return (
-            <Fragment key={message.key}>
-              {day && <h3 className="day">{dayName(message.at)}</h3>}
-              {line && <p className="unread-line">New messages</p>}
-              <Row
-                conversation={conversation}
-                message={message}
-                own={message.sender === user}
-                follows={follows}
-                withSender={withSenders}
-                user={user}
-                onReply={onReply}
-                onJump={jump}
-              />
-            </Fragment>
-          );
-        })}
+        <div className="rows">
+          {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
+          {!first && !conversation.atEnd && !conversation.error && <Skeleton rows={7} />}
+          {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}
+          {messages.map((message, i) => {
+            const before = messages[i - 1];
+            const day = !before || dayOf(before.at) !== dayOf(message.at);
+            const line = message.seq !== undefined && message.seq === unreadFrom;
+            const follows =
+              !day && !line && before.kind === 'text' && before.sender === message.sender && message.at - before.at < GROUP_MS;
+            return (
+              <Fragment key={message.key}>
+                {day && <h3 className="day">{dayName(message.at)}</h3>}
+                {line && <p className="unread-line">New messages</p>}
+                <Row
+                  conversation={conversation}
+                  message={message}
+                  own={message.sender === user}
+                  follows={follows}
+                  withSender={withSenders}
+                  user={user}
+                  onReply={onReply}
+                  onJump={jump}
+                />
+              </Fragment>
+            );
+          })}
+        </div>
       </div>
       {/* What comes is read out; what is paged through is not. */}
       <p className="sr-only" aria-live="polite">
