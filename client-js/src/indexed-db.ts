@@ -21,7 +21,7 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
     request.onerror = () => reject(request.error);
     request.onsuccess = () => resolve(request.result);
   });
-  // Whoever deletes or upgrades it need not wait for this tab.
+  // So that another tab can delete or upgrade the database without waiting for this one.
   database.onversionchange = database.onclose = () => {
     closed();
     database.close();

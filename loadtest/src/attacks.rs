@@ -259,7 +259,7 @@ fn inviting(who: &Hostile) -> Attack {
     Attack::requests(vec![Piece::json(&add), Piece::json(&remove)])
 }
 
-/// Of whom each time it is to be read when they were last seen.
+/// Watches the same 500 users each time: the gateway reads for each of them when they were last seen.
 fn watching_again() -> Attack {
     const WATCHED: usize = 500;
     let watch = json!({"type": "watch", "id": 2, "users": short_ids(WATCHED)});

@@ -215,7 +215,7 @@ pub(super) async fn own(
 enum End {
     /// The conversation is not open any more, and nothing is left to do: the next owner may be there already.
     Left,
-    /// Whoever still waits must be answered, and what is known noted for the next owner.
+    /// Requests that still wait must be answered, and the settled mark be written for the next owner.
     Unfinished,
 }
 

@@ -106,7 +106,7 @@ impl Owner {
         let committed = participants.committed();
         let details = committed.map_or(&participants.details, |c| c.details);
         let actor = operation.depends_on_actor(details).then_some(actor);
-        // Who is not in the channel changes nobody in it: strangers cannot make it look for whomever they name.
+        // An actor who is not in the channel is refused anyway: then the store is not asked about the user they name.
         let is_in =
             |actor: &UserId| !participants.is_channel() || participants.get(actor).is_some();
         let subject = operation.subject().filter(|_| actor.is_none_or(is_in));
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(busy, strangers - MAILBOX_OPERATIONS_MAX);
     }
 
-    /// Whoever they name: the channel looks for nobody at a stranger's word, and forgets strangers first.
+    /// A stranger who names other users makes the channel load none of them, and strangers are forgotten first.
     #[tokio::test(start_paused = true)]
     async fn strangers_push_nobody_out_of_memory() {
         let (conversations, id, store) = channel(false).await;

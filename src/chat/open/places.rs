@@ -50,7 +50,7 @@ pub(super) struct User {
     pub(super) room: Arc<Semaphore>,
     pub(super) by_use: Order,
     pub(super) places: usize,
-    /// Of these: waiting for a place, waiting to be loaded, and told to retire.
+    /// How many of `places` wait for a place, wait for room or for their load, and are told to retire.
     pub(super) opening: usize,
     pub(super) waiting: usize,
     pub(super) retiring: usize,
