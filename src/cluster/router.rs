@@ -130,7 +130,7 @@ impl Router {
             let owner = self.ring.load().owner(conversation);
             let (actor, asked) = (actor.clone(), operation.clone());
             let outcome = match owner {
-                None => Err(Error::MOVED),
+                None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
                     self.conversations.ask(conversation, actor, asked).await
                 }
@@ -142,17 +142,17 @@ impl Router {
                     };
                     match cluster.peers.ask(owner, ask).await {
                         Ok(Answer::Outcome(outcome)) => outcome,
-                        Ok(_) => Err(Error::CLOSED),
+                        Ok(_) => Err(Error::Closed),
                         Err(unasked) => Err(unasked.into()),
                     }
                 }
             };
             match outcome {
-                Err(error) if error == Error::MOVED => {}
+                Err(Error::Moved) => {}
                 // Nobody knows whether it was done: asked again only where that does no harm.
-                Err(error) if error == Error::CLOSED => match operation.again() {
+                Err(Error::Closed) => match operation.again() {
                     Some(again) => operation = again,
-                    None => return Err(error),
+                    None => return Err(Error::Closed),
                 },
                 outcome => return outcome,
             }
@@ -244,11 +244,11 @@ impl Router {
             loop {
                 news.mark_heard();
                 if self.ring.load().owner(conversation) != Some(self.me) {
-                    return Err(Error::MOVED);
+                    return Err(Error::Moved);
                 }
                 let (actor, operation) = (actor.clone(), operation.clone());
                 match self.conversations.ask(conversation, actor, operation).await {
-                    Err(error) if error == Error::MOVED => changed(&mut news).await,
+                    Err(Error::Moved) => changed(&mut news).await,
                     outcome => return outcome,
                 }
             }
@@ -279,7 +279,7 @@ impl Router {
                 news.mark_heard();
                 match self.home.at_home(user) {
                     AtHome::Yes => return Ok(()),
-                    AtHome::No => return Err(Error::MOVED),
+                    AtHome::No => return Err(Error::Moved),
                     AtHome::NotYet => changed(&mut news).await,
                 }
             }
@@ -351,7 +351,7 @@ impl Router {
         };
         match self.ask_home(user, ask).await? {
             Answer::Places(places) => places,
-            _ => Err(Error::CLOSED),
+            _ => Err(Error::Closed),
         }
     }
 
@@ -507,13 +507,13 @@ async fn changed(news: &mut Listener) {
 fn inbox(answer: Answer) -> Result<Vec<InboxRow>, Error> {
     match answer {
         Answer::Inbox(rows) => rows,
-        _ => Err(Error::CLOSED),
+        _ => Err(Error::Closed),
     }
 }
 
 fn presence(answer: Answer) -> Result<PresenceItem, Error> {
     match answer {
         Answer::Presence(item) => item,
-        _ => Err(Error::CLOSED),
+        _ => Err(Error::Closed),
     }
 }
