@@ -84,7 +84,7 @@ pub(super) enum Unasked {
 impl From<Unasked> for Error {
     fn from(unasked: Unasked) -> Self {
         match unasked {
-            Unasked::Lost => Self::CLOSED,
+            Unasked::Lost => Self::Closed,
             Unasked::Full => Self::BUSY,
             Unasked::TooLong => Self::TooLarge {
                 what: "bytes of a request to another gateway".into(),

@@ -196,7 +196,7 @@ impl Answer {
             | Self::Inbox(Err(error))
             | Self::Places(Err(error))
             | Self::Presence(Err(error))
-            | Self::Head(Err(error)) => *error == Error::MOVED,
+            | Self::Head(Err(error)) => *error == Error::Moved,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
             | Self::Places(Ok(_))
