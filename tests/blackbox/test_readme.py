@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/quickstart.md, word for word (but for the port, which must be a free one)."""
+"""The README's quickstart, word for word (but for the port, which must be a free one)."""
 import os
 import re
 import subprocess
