@@ -1,18 +1,19 @@
 /** What an application holds: one user's connection to the gateways, and everything reached through it. */
 import { abortable, persist, unless, within } from './backoff.js';
+import { indexedDbStorage } from './browser-storage.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
-import { Conversation } from './conversation.js';
+import { Conversation, type Host } from './conversation.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
-import { Inbox } from './inbox.js';
+import { Inbox, type InboxHost } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
 import { Outbox } from './outbox.js';
 import { type Paging, pages } from './pages.js';
-import { indexedDbStorage, memoryStorage, type OutboxStorage } from './storage.js';
+import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
   Connected,
   ConversationChange,
@@ -31,7 +32,7 @@ import type {
   Typing,
   UserId,
 } from './types.js';
-import type { Watcher } from './watcher.js';
+import type { Watcher, WatcherHost } from './watcher.js';
 
 export interface ChatOptions {
   /** Gives a token of this user. Asked at first, when one is about to expire, and when the gateway refuses one; never
@@ -97,7 +98,7 @@ export interface NewConversation {
 
 const REQUEST_TIMEOUT_MS = 15_000;
 
-export class ChatClient extends Emitter<ClientEvents> {
+export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost {
   readonly inbox: Inbox;
   /** @internal */
   readonly outbox: Outbox;

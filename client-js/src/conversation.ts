@@ -1,8 +1,10 @@
 /** One conversation: a live, ordered list of its messages without gaps, and everything one can do with it. */
-import type { ChatClient } from './client.js';
+import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
+import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
-import type { Pending } from './outbox.js';
+import type { Marks } from './marks.js';
+import type { Outbox, Pending } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import type {
   Attachment,
@@ -43,10 +45,24 @@ export interface ConversationView {
   typing: UserId[];
 }
 
+/** What a conversation needs of its client. */
+export interface Host {
+  readonly user: UserId | undefined;
+  readonly inbox: Inbox;
+  readonly outbox: Outbox;
+  readonly feed: Feed;
+  readonly marks: Marks;
+  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  /** Sends a request that has no answer. */
+  post(request: Request): void;
+  /** Keeps the conversation, or lets it be collected. */
+  hold(conversation: Conversation, held: boolean): void;
+}
+
 /** What is asked about one conversation. */
 type About = Extract<Request, { conversation: ConversationId }>;
 
-interface Marks {
+interface Watermarks {
   deliveredSeq: Seq;
   readSeq: Seq;
 }
@@ -67,9 +83,9 @@ export class Conversation extends List<ConversationEvents> {
   removed = false;
   /** What is known of it; asked for when it is opened. */
   details: ConversationDetails | undefined;
-  #client: ChatClient;
+  #host: Host;
   #head: Seq;
-  #followed: Map<UserId, Marks> | undefined;
+  #followed: Map<UserId, Watermarks> | undefined;
   #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
   #typedAt = 0;
   #looking = false;
@@ -85,16 +101,16 @@ export class Conversation extends List<ConversationEvents> {
   });
 
   /** @internal */
-  constructor(client: ChatClient, id: ConversationId, window = WINDOW) {
+  constructor(host: Host, id: ConversationId, window = WINDOW) {
     super(window);
-    this.#client = client;
+    this.#host = host;
     this.id = id;
     this.#head = this.item?.lastSeq ?? 0;
   }
 
   /** The newest message known of. */
   get head(): Seq {
-    return Math.max(this.#head, this.#client.feed.seq(this.id) ?? 0);
+    return Math.max(this.#head, this.#host.feed.seq(this.id) ?? 0);
   }
 
   get kind(): Kind | undefined {
@@ -103,7 +119,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Of a dm: the other user. Empty if it is unknown. */
   get name(): string {
-    return this.item?.name ?? this.details?.name ?? this.#client.outbox.dms.get(this.id) ?? '';
+    return this.item?.name ?? this.details?.name ?? this.#host.outbox.dms.get(this.id) ?? '';
   }
 
   get unread(): number {
@@ -125,7 +141,7 @@ export class Conversation extends List<ConversationEvents> {
     this.#showStates();
     const { entries } = this.timeline;
     const shown: ChatMessage[] = [...entries];
-    const waiting = this.following || !entries.length ? this.#client.outbox.of(this.id) : [];
+    const waiting = this.following || !entries.length ? this.#host.outbox.of(this.id) : [];
     if (waiting.length) {
       const stored = new Set(entries.map(({ key }) => key));
       const before = new Map(this.#shown.map((message) => [message.key, message]));
@@ -142,7 +158,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Its place in the inbox. */
   get item(): InboxItem | undefined {
-    return this.#client.inbox.get(this.id);
+    return this.#host.inbox.get(this.id);
   }
 
   /** Everyone else who is typing. */
@@ -154,22 +170,22 @@ export class Conversation extends List<ConversationEvents> {
    * refused for good. */
   send(body: string, { attachments, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
-    return this.#client.outbox.add({ conversation: this.id, body, attachments, replyTo });
+    return this.#host.outbox.add({ conversation: this.id, body, attachments, replyTo });
   }
 
   /** Sends a failed message again. */
   retry(key: string): void {
-    this.#client.outbox.retry(key);
+    this.#host.outbox.retry(key);
   }
 
   /** Gives a failed message up. */
   discard(key: string): void {
-    this.#client.outbox.discard(key);
+    this.#host.outbox.discard(key);
   }
 
   /** Everything up to here has been read. */
   read(seq: Seq = this.head): void {
-    const { user, inbox, marks } = this.#client;
+    const { user, inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
     if (user) inbox.receipt({ conversation: this.id, user, readSeq: seq }, user);
@@ -181,7 +197,7 @@ export class Conversation extends List<ConversationEvents> {
     const now = Date.now();
     if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
     this.#typedAt = now;
-    this.#client.post({ type: 'typing', conversation: this.id });
+    this.#host.post({ type: 'typing', conversation: this.id });
   }
 
   /** One page: the newest, or before, after or around a place. */
@@ -233,7 +249,7 @@ export class Conversation extends List<ConversationEvents> {
   async subscribe(): Promise<void> {
     this.#looking = true;
     this.hold();
-    const after = this.#client.feed.seq(this.id);
+    const after = this.#host.feed.seq(this.id);
     const { head } = await this.#ask('subscribe', { after });
     this.reaches(head);
     this.fill();
@@ -266,7 +282,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   typed(user: UserId): void {
-    if (user === this.#client.user) return;
+    if (user === this.#host.user) return;
     clearTimeout(this.#typing.get(user));
     this.#typing.set(
       user,
@@ -311,7 +327,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   protected hold(): void {
-    this.#client.hold(this, this.users > 0 || this.#looking || this.hasListeners);
+    this.#host.hold(this, this.users > 0 || this.#looking || this.hasListeners);
   }
 
   #ask<T extends About['type']>(
@@ -319,13 +335,13 @@ export class Conversation extends List<ConversationEvents> {
     more: Omit<About & { type: T }, 'type' | 'conversation'>,
     signal?: AbortSignal,
   ): Promise<Replies[T]> {
-    return this.#client.request({ ...more, type, conversation: this.id } as About & { type: T }, { signal });
+    return this.#host.request({ ...more, type, conversation: this.id } as About & { type: T }, { signal });
   }
 
   /** @internal Its newest message is this, or one known before. */
   protected reaches(head: Seq): void {
     // An empty dm is in no inbox: without a cursor of its own, the first messages would be missed.
-    this.#client.feed.begin(this.id, head);
+    this.#host.feed.begin(this.id, head);
     this.#head = Math.max(this.#head, head);
   }
 
@@ -342,7 +358,7 @@ export class Conversation extends List<ConversationEvents> {
     try {
       const { kind, participantCount } = await this.loadDetails();
       if (kind === 'channel' || participantCount > FOLLOWED_MAX) return;
-      const followed = new Map<UserId, Marks>();
+      const followed = new Map<UserId, Watermarks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
         for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
       if (epoch !== this.epoch) return;
@@ -365,15 +381,15 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal A message as it is shown; `#showStates` finds its state. */
   protected stored(message: Message): Stored {
-    const own = message.sender === this.#client.user && message.kind === 'text';
+    const own = message.sender === this.#host.user && message.kind === 'text';
     return { ...message, key: message.clientId, state: own ? 'sent' : undefined };
   }
 
   /** Brings the states of one's own messages up to date with how far everyone else has got. */
   #showStates(): void {
-    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#client.user);
+    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#host.user);
     // Where there is nobody else, or nobody is followed, messages are `sent`.
-    const least = (name: keyof Marks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
+    const least = (name: keyof Watermarks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
     const [readSeq, deliveredSeq] = [least('readSeq'), least('deliveredSeq')];
     for (const [i, message] of this.timeline.entries.entries()) {
       const { seq } = message;

@@ -1,17 +1,27 @@
 /** The conversations of the user, most active first, with their unread counts; kept up to date by what happens. */
 import { backoff } from './backoff.js';
-import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
+import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
+import type { Marks } from './marks.js';
 import { type Paging, pages } from './pages.js';
-import type { ConversationId, InboxItem, Message, Receipt, Seq, UserId } from './types.js';
+import type { ConversationId, InboxItem, Message, Receipt, Replies, Request, Seq, UserId } from './types.js';
 
 /** The first page is small, to be shown at once; the others are fewer. */
 const FIRST_PAGE = 50;
 const PAGE = 200;
 /** Loaded without being asked: so many conversations have cursors, and miss nothing. More by `loadMore()`. */
 export const INBOX_LOADED = 1_000;
+
+/** What the inbox needs of its client. */
+export interface InboxHost {
+  readonly feed: Feed;
+  readonly marks: Marks;
+  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  /** Says that the inbox item of a conversation changed. */
+  changed(conversation: ConversationId): void;
+}
 
 export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   /** The first page is there. */
@@ -22,7 +32,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   get more(): boolean {
     return this.#next !== undefined;
   }
-  #client: ChatClient;
+  #host: InboxHost;
   #items = new Map<ConversationId, InboxItem>();
   #sorted: readonly InboxItem[] | undefined = [];
   #next: string | undefined;
@@ -38,9 +48,9 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   #changed = gathered(() => this.emit('change', this.items));
 
   /** @internal */
-  constructor(client: ChatClient) {
+  constructor(host: InboxHost) {
     super();
-    this.#client = client;
+    this.#host = host;
   }
 
   /** Newest first. A new array whenever something changed. */
@@ -63,7 +73,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** All pages, newest first, straight from the server. */
   pages({ limit, signal }: Paging = {}): AsyncGenerator<InboxItem[]> {
-    return pages((before: string | undefined) => this.#client.request({ type: 'inbox', limit, before }, { signal }));
+    return pages((before: string | undefined) => this.#host.request({ type: 'inbox', limit, before }, { signal }));
   }
 
   /** Reads the newest page again, or everything that is loaded. */
@@ -119,13 +129,13 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** Returns where the next one begins. */
   async #page(before: string | undefined, limit: number): Promise<string | undefined> {
-    const { items, next } = await this.#client.request({ type: 'inbox', limit, before });
+    const { items, next } = await this.#host.request({ type: 'inbox', limit, before });
     if (!this.loaded) this.#changed();
     this.loaded = true;
     for (const item of items) {
       const { conversation, kind, lastSeq, unread } = item;
-      this.#client.feed.begin(conversation, lastSeq);
-      if (unread && kind !== 'channel') this.#client.marks.add('delivered', conversation, lastSeq);
+      this.#host.feed.begin(conversation, lastSeq);
+      if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
     }
     return next;
@@ -186,7 +196,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   #touched(conversation: ConversationId): void {
     this.#sorted = undefined;
-    this.#client.changed(conversation);
+    this.#host.changed(conversation);
     this.#changed();
   }
 }

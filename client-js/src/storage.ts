@@ -1,5 +1,4 @@
 /** Where messages wait until they are stored by a gateway. */
-import type { openOutbox } from './indexed-db.js';
 import type { Attachment, ConversationId, Millis, Seq, UserId } from './types.js';
 
 /** A message on its way. Plain data. */
@@ -40,29 +39,5 @@ export function memoryStorage(): OutboxStorage {
     entries: async (user) => [...entries.values()].filter((entry) => entry.user === user),
     put: async (entry) => entries.set(entry.clientId, { ...entry }),
     remove: async (clientId) => entries.delete(clientId),
-  };
-}
-
-/** Survives the tab, and is one for all tabs of this origin. Its code is a file of its own, loaded at once. While it cannot be
- * loaded, calls fail, as they do where the browser refuses to store: messages are then sent from memory. */
-export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
-  let opened: ReturnType<typeof openOutbox> | undefined;
-  const forget = () => {
-    opened = undefined;
-  };
-  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
-  const open = () => {
-    if (!opened) {
-      opened = load();
-      opened.catch(forget);
-    }
-    return opened;
-  };
-  open();
-  return {
-    shared: true,
-    entries: async (user) => (await open()).entries(user),
-    put: async (entry) => (await open()).put(entry),
-    remove: async (clientId) => (await open()).remove(clientId),
   };
 }

@@ -1,13 +1,21 @@
 /** Tells the gateway whose presence is followed. Loaded when an application first watches somebody. */
-import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
-import type { Connected, Presence, UserId } from './types.js';
+import type { State } from './connection.js';
+import type { Connected, Presence, Replies, Request, UserId } from './types.js';
 
 /** Users that one `watch` names, far below what a frame may have. */
 const WATCHED_AT_ONCE = 100;
 
+/** What the watcher needs of its client. */
+export interface WatcherHost {
+  readonly state: State;
+  readonly session: Connected | undefined;
+  request<R extends Request>(request: R): Promise<Replies[R['type']]>;
+  emit(name: 'presence', event: Presence): void;
+}
+
 export class Watcher {
-  #client: ChatClient;
+  #host: WatcherHost;
   #watches: ReadonlySet<readonly UserId[]>;
   #presence: Map<UserId, Presence>;
   #refused: (why: string) => void;
@@ -23,13 +31,13 @@ export class Watcher {
    * @param refused Is told that there are more users than the gateway watches.
    * @param failed Is told why the gateway does not watch somebody. */
   constructor(
-    client: ChatClient,
+    host: WatcherHost,
     watches: ReadonlySet<readonly UserId[]>,
     presence: Map<UserId, Presence>,
     refused: (why: string) => void,
     failed: (error: ChatError) => void,
   ) {
-    this.#client = client;
+    this.#host = host;
     this.#watches = watches;
     this.#presence = presence;
     this.#refused = refused;
@@ -40,8 +48,8 @@ export class Watcher {
   async tell(): Promise<void> {
     if (this.#isTelling) return;
     this.#isTelling = true;
-    while (this.#client.state.at === 'connected') {
-      const session = this.#client.session!;
+    while (this.#host.state.at === 'connected') {
+      const session = this.#host.session!;
       if (this.#session !== session) {
         this.#session = session;
         this.#watched.clear();
@@ -63,13 +71,13 @@ export class Watcher {
       }
       const known = new Map(this.#presence);
       try {
-        for (const item of (await this.#client.request({ type, users })).items) {
+        for (const item of (await this.#host.request({ type, users })).items) {
           const { user } = item;
           // An event that came meanwhile is newer than the answer.
           if (!this.#watched.has(user) || known.get(user) !== this.#presence.get(user)) continue;
           const event = { type: 'presence', ...item };
           this.#presence.set(user, event);
-          this.#client.emit('presence', event);
+          this.#host.emit('presence', event);
         }
       } catch (error) {
         // Not asked again before the next connection.
