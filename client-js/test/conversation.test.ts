@@ -1,6 +1,4 @@
 /** Lists without gaps, the inbox, receipts: against a real gateway, and a fake one for what a real one does not do. */
-import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { ChatClient, type Conversation, type Message } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
@@ -22,9 +20,7 @@ beforeAll(async () => {
       at: 1_700_000_000_000 + i,
     })),
   ];
-  const file = join(gateway.directory, 'long.jsonl');
-  writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
-  gateway.import(file);
+  gateway.import(lines);
   await gateway.start();
 });
 afterEach(disconnectAll);

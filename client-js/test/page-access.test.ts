@@ -4,25 +4,15 @@ import { createServer, request, type Server } from 'node:http';
 import { createRequire } from 'node:module';
 import { type AddressInfo, connect } from 'node:net';
 import type { BrowserContextOptions, Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { Gateway, until, user } from './support/gateway.js';
-import { connected, openDm, People, picture, texts, write } from './support/people.js';
+import { expect, test } from 'vitest';
+import { until, user } from './support/gateway.js';
+import { connected, openDm, picture, setUp, texts, write } from './support/people.js';
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const DESK = { width: 1280, height: 800 };
 const PHONE: BrowserContextOptions = { viewport: { width: 390, height: 780 }, hasTouch: true, isMobile: true };
 
-let gateway: Gateway;
-let people: People;
-beforeAll(async () => {
-  gateway = await new Gateway().start();
-  people = await People.of(gateway);
-});
-afterEach(() => people.leave());
-afterAll(async () => {
-  await people?.close();
-  await gateway?.close();
-});
+const { gateway, people } = setUp();
 
 /** What axe finds on what is shown now, in the light and in the dark. */
 async function violations(page: Page, view: string): Promise<string[]> {

@@ -1,12 +1,10 @@
 /** Ten thousand messages through the list of the chat page: no task of the browser is long, and each message costs little.
  * `MESSAGES=100000` takes more, and `RATE=100000` has them arrive as fast as they can. Figures of time are printed; what is asserted is work, which no busy machine changes. */
-import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { Gateway, until } from './support/gateway.js';
-import { People } from './support/people.js';
+import { expect, test } from 'vitest';
+import { until } from './support/gateway.js';
+import { setUp } from './support/people.js';
 
 const MESSAGES = Number(process.env.MESSAGES ?? 10_000);
 const LONG = '0199c0de-0000-4000-8000-000000000003';
@@ -17,10 +15,8 @@ const WRITERS = 8;
 /** Messages that arrive in a second. */
 const RATE = Number(process.env.RATE ?? 500);
 
-let gateway: Gateway;
-let people: People;
-beforeAll(async () => {
-  gateway = new Gateway();
+/** The entries of the two conversations. */
+function lines(): object[] {
   const lines: object[] = [LONG, LIVE].map((id) => ({
     type: 'conversation',
     id,
@@ -38,17 +34,10 @@ beforeAll(async () => {
       at: 1_700_000_000_000 + i * 60_000,
     });
   lines.push({ type: 'message', conversation: LIVE, sender: 'writer0', body: 'the first', at: 1_700_000_000_000 });
-  const file = join(gateway.directory, 'long.jsonl');
-  writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
-  gateway.import(file);
-  await gateway.start();
-  people = await People.of(gateway);
-});
-afterEach(() => people.leave());
-afterAll(async () => {
-  await people?.close();
-  await gateway?.close();
-});
+  return lines;
+}
+
+const { gateway, people } = setUp({}, lines);
 
 const bodyOf = (i: number) => `message ${i + 1} ${'word '.repeat((i * 7) % 40)}${i % 9 ? '' : 'https://example.org/page'}`;
 

@@ -1,22 +1,12 @@
 /** The chat page as the system asks for it: in forced colours, without motion; while it loads, and when a page of a list fails. */
 import type { BrowserContext, Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { Gateway, until, user } from './support/gateway.js';
-import { openDm, People, picture, write } from './support/people.js';
+import { expect, test } from 'vitest';
+import { until, user } from './support/gateway.js';
+import { openDm, picture, setUp, write } from './support/people.js';
 
 const DESK = { width: 1280, height: 800 };
 
-let gateway: Gateway;
-let people: People;
-beforeAll(async () => {
-  gateway = await new Gateway().start();
-  people = await People.of(gateway);
-});
-afterEach(() => people.leave());
-afterAll(async () => {
-  await people?.close();
-  await gateway?.close();
-});
+const { gateway, people } = setUp();
 
 /** Holds back the answers to some types of requests, or refuses the requests. */
 class Slow {

@@ -1,20 +1,10 @@
 /** Signing out of the chat page leaves nothing behind for the next user of the computer. Notifications are the browser's own. */
 import type { Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { Gateway, until, user } from './support/gateway.js';
-import { connected, openDm, People, texts, write } from './support/people.js';
+import { expect, test } from 'vitest';
+import { until, user } from './support/gateway.js';
+import { connected, openDm, setUp, texts, write } from './support/people.js';
 
-let gateway: Gateway;
-let people: People;
-beforeAll(async () => {
-  gateway = await new Gateway().start();
-  people = await People.of(gateway);
-});
-afterEach(() => people.leave());
-afterAll(async () => {
-  await people?.close();
-  await gateway?.close();
-});
+const { gateway, people } = setUp();
 
 /** Everything that the browser keeps for the page, as text. */
 const stored = (page: Page) =>

@@ -1,43 +1,26 @@
 /** The chat page in a real Chromium, against a real gateway; support/people.ts says by which variables pictures are kept. `SCROLL=100000`
  * scrolls through so many messages. */
-import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
 import type { BrowserContextOptions, Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
-import { Gateway, until, user } from './support/gateway.js';
-import { connected, openDm, People, picture, texts, write } from './support/people.js';
+import { expect, test } from 'vitest';
+import { until, user } from './support/gateway.js';
+import { connected, openDm, picture, setUp, texts, write } from './support/people.js';
 
 const SCROLL = Number(process.env.SCROLL ?? 2_000);
 const LONG = '0199c0de-0000-4000-8000-000000000002';
 
-let gateway: Gateway;
-let people: People;
+const lines = () => [
+  { type: 'conversation', id: LONG, kind: 'channel', name: 'A long one', participants: ['importer', 'scroller'] },
+  ...Array.from({ length: SCROLL }, (_, i) => ({
+    type: 'message',
+    conversation: LONG,
+    sender: 'importer',
+    body: `message ${i + 1} ${'word '.repeat((i * 7) % 40)}`,
+    at: 1_700_000_000_000 + i * 60_000,
+  })),
+];
+const { gateway, people } = setUp({ limits__body_bytes: '70000', limits__frame_bytes: '131072' }, lines);
 const person = (options?: BrowserContextOptions) => people.person(options);
-const signIn: People['signIn'] = (...args) => people.signIn(...args);
-
-beforeAll(async () => {
-  gateway = new Gateway({ limits__body_bytes: '70000', limits__frame_bytes: '131072' });
-  const lines = [
-    { type: 'conversation', id: LONG, kind: 'channel', name: 'A long one', participants: ['importer', 'scroller'] },
-    ...Array.from({ length: SCROLL }, (_, i) => ({
-      type: 'message',
-      conversation: LONG,
-      sender: 'importer',
-      body: `message ${i + 1} ${'word '.repeat((i * 7) % 40)}`,
-      at: 1_700_000_000_000 + i * 60_000,
-    })),
-  ];
-  const file = join(gateway.directory, 'long.jsonl');
-  writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
-  gateway.import(file);
-  await gateway.start();
-  people = await People.of(gateway);
-});
-afterEach(() => people.leave());
-afterAll(async () => {
-  await people?.close();
-  await gateway?.close();
-});
+const signIn: typeof people.signIn = (...args) => people.signIn(...args);
 
 /** How many messages wait in the browser's database. */
 const waiting = (page: Page) =>

@@ -1,6 +1,6 @@
 /** Starts real gateways, each over a directory of its own. */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -66,8 +66,10 @@ export class Gateway {
     rmSync(this.directory, { recursive: true, force: true });
   }
 
-  /** With the gateway stopped. */
-  import(file: string): void {
+  /** Imports conversations and messages. The gateway must not run meanwhile. */
+  import(lines: readonly object[]): void {
+    const file = join(this.directory, 'import.jsonl');
+    writeFileSync(file, lines.map((line) => JSON.stringify(line)).join('\n'));
     execFileSync(BINARY, ['import', file], { env: this.#env(), stdio: 'pipe' });
   }
 

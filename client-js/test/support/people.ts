@@ -3,8 +3,8 @@
 import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
-import { expect } from 'vitest';
-import { disconnectAll, type Gateway, PATIENCE_MS } from './gateway.js';
+import { afterAll, afterEach, beforeAll, expect } from 'vitest';
+import { disconnectAll, Gateway, PATIENCE_MS } from './gateway.js';
 
 const ARGS = ['--no-sandbox', '--headless', '--disable-gpu', '--disable-quic', '--no-first-run'];
 const QUIET = ['--disable-background-networking', '--disable-component-update', '--disable-sync'];
@@ -13,18 +13,17 @@ const OF_DIST = process.env.PAGE === 'dist' ? ['--disable-features=LocalNetworkA
 
 export class People {
   #gateway: Gateway;
-  #browser: Browser;
+  #browser: Browser | undefined;
   #contexts: BrowserContext[] = [];
   /** What the browser complained of: a policy that was broken, a script that failed, something from elsewhere. */
   #complaints: string[] = [];
 
-  private constructor(gateway: Gateway, browser: Browser) {
+  constructor(gateway: Gateway) {
     this.#gateway = gateway;
-    this.#browser = browser;
   }
 
-  static async of(gateway: Gateway): Promise<People> {
-    return new People(gateway, await chromium.launch({ executablePath: '/usr/bin/chromium', args: [...ARGS, ...QUIET, ...OF_DIST] }));
+  async launch(): Promise<void> {
+    this.#browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: [...ARGS, ...QUIET, ...OF_DIST] });
   }
 
   /** After each test: everybody leaves, and nothing was complained of. */
@@ -35,12 +34,12 @@ export class People {
   }
 
   async close(): Promise<void> {
-    await this.#browser.close();
+    await this.#browser?.close();
   }
 
   /** A browser of its own: another person, or another device. By way of another address, if that is given. */
   async person(options: BrowserContextOptions = {}, address = this.#gateway.page): Promise<BrowserContext> {
-    const context = await this.#browser.newContext({ locale: 'en-GB', ...options });
+    const context = await this.#browser!.newContext({ locale: 'en-GB', ...options });
     context.setDefaultTimeout(PATIENCE_MS);
     this.#contexts.push(context);
     if (process.env.PAGE === 'dist') {
@@ -74,6 +73,25 @@ export class People {
     await connected(page);
     return page;
   }
+}
+
+/** Gives all tests of a file one gateway and one browser. After each test everybody leaves.
+ * @param settings Settings of the gateway.
+ * @param lines Returns what is imported before the gateway starts. */
+export function setUp(settings: Record<string, string> = {}, lines?: () => readonly object[]): { gateway: Gateway; people: People } {
+  const gateway = new Gateway(settings);
+  const people = new People(gateway);
+  beforeAll(async () => {
+    if (lines) gateway.import(lines());
+    await gateway.start();
+    await people.launch();
+  });
+  afterEach(() => people.leave());
+  afterAll(async () => {
+    await people.close();
+    await gateway.close();
+  });
+  return { gateway, people };
 }
 
 export const connected = (page: Page) => page.locator('.connection', { hasText: 'Connected' }).waitFor({ state: 'attached' });
