@@ -72,32 +72,31 @@ test.each([
   expect(logged).toHaveLength(1);
 });
 
-test('a message that the other tab removed without a word is asked for again when that tab ends', async () => {
-  let end: (value?: unknown) => void = () => {};
-  locks(new Promise((resolve) => (end = resolve)));
+/** Sends a message from a tab while another tab is the leader. Resolves when the message is in the shared storage. */
+async function sendBehindLeader() {
+  let endLeader: (value?: unknown) => void = () => {};
+  locks(new Promise((resolve) => (endLeader = resolve)));
   server.answers.send = ({ retry }) => sent(7, retry as boolean);
   const storage = sharedMemory();
   const client = make(storage);
   await client.connect();
   const waiting = client.conversation('c').send('one');
   await until(async () => (await storage.entries('alice')).length === 1);
+  return { storage, waiting, endLeader };
+}
+
+test('a message that the other tab removed without a word is asked for again when that tab ends', async () => {
+  const { storage, waiting, endLeader } = await sendBehindLeader();
   // It was sent, removed, and the tab ended before it could say so.
   await storage.remove((await storage.entries('alice'))[0]!.clientId);
-  end();
+  endLeader();
   expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
   await until(async () => !(await storage.entries('alice')).length);
 });
 
 test('what the other tab may have sent already is sent as a repetition', async () => {
-  let end: (value?: unknown) => void = () => {};
-  locks(new Promise((resolve) => (end = resolve)));
-  server.answers.send = ({ retry }) => sent(7, retry as boolean);
-  const storage = sharedMemory();
-  const client = make(storage);
-  await client.connect();
-  const waiting = client.conversation('c').send('one');
-  await until(async () => (await storage.entries('alice')).length === 1);
-  end();
+  const { waiting, endLeader } = await sendBehindLeader();
+  endLeader();
   expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
 });
 
