@@ -1,9 +1,9 @@
-/** The outbox of a browser. */
+/** The storage of the outbox in a browser. */
 import type { openOutbox } from './indexed-db.js';
 import type { OutboxStorage } from './storage.js';
 
-/** Survives the tab, and is one for all tabs of this origin. Its code is a file of its own, loaded at once. While it cannot be
- * loaded, calls fail, as they do where the browser refuses to store: messages are then sent from memory. */
+/** Returns a storage in IndexedDB, which survives the tab and is shared by all tabs of the origin. Its code is loaded from a
+ * file of its own. If that fails, or if the browser refuses to store, calls reject and messages are sent from memory. */
 export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
   let opened: ReturnType<typeof openOutbox> | undefined;
   const forget = () => {

@@ -1,4 +1,4 @@
-/** One conversation: a live, ordered list of its messages without gaps, and everything one can do with it. */
+/** A conversation: the live list of its messages, and the requests about it. */
 import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
 import type { Inbox } from './inbox.js';
@@ -26,19 +26,21 @@ import type {
   UserId,
 } from './types.js';
 
+/** The events of a conversation, by name. */
 export interface ConversationEvents {
-  /** Anything that can be read from the conversation has changed. */
+  /** Any property of the conversation changed. */
   change: Conversation;
-  /** Each message, in order, once. */
+  /** A message of this conversation. Each comes once, in order. */
   message: Message;
 }
 
+/** The optional parts of a message to send. */
 export interface SendOptions {
   attachments?: Attachment[];
   replyTo?: Seq;
 }
 
-/** What a component shows of a conversation. */
+/** An immutable view of a conversation, for a component to render. */
 export interface ConversationView {
   conversation: Conversation;
   messages: readonly ChatMessage[];
@@ -59,29 +61,32 @@ export interface Host {
   hold(conversation: Conversation, held: boolean): void;
 }
 
-/** What is asked about one conversation. */
+/** A request about one conversation. */
 type About = Extract<Request, { conversation: ConversationId }>;
 
+/** How far one user received and read the conversation. */
 interface Watermarks {
   deliveredSeq: Seq;
   readSeq: Seq;
 }
 
-/** What makes a view another one. */
+/** The properties whose change makes a new view. */
 const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item'] as const;
 const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
-/** Of larger conversations, who has read what is not followed. */
+/** The largest conversation, in participants, whose watermarks are followed. */
 const FOLLOWED_MAX = 1_000;
-/** After this without another event, somebody has stopped typing. */
+/** The time after the last `typing` event until a user counts as not typing. */
 const TYPING_MS = 6_000;
+/** The least time between two `typing` requests. */
 const TYPING_EVERY_MS = 3_000;
 
+/** A conversation of the client's user, or a public one. `client.conversation(id)` returns it. */
 export class Conversation extends List<ConversationEvents> {
   readonly id: ConversationId;
-  /** This user is not in it any more. */
+  /** Whether the user left or was removed, or a channel was made private while the user only subscribed to it. */
   removed = false;
-  /** What is known of it; asked for when it is opened. */
+  /** The details; loaded when the list is opened. */
   details: ConversationDetails | undefined;
   #host: Host;
   #head: Seq;
@@ -108,25 +113,27 @@ export class Conversation extends List<ConversationEvents> {
     this.#head = this.item?.lastSeq ?? 0;
   }
 
-  /** The newest message known of. */
+  /** The highest known seq. */
   get head(): Seq {
     return Math.max(this.#head, this.#host.feed.seq(this.id) ?? 0);
   }
 
+  /** The kind; undefined while it is unknown. */
   get kind(): Kind | undefined {
     return this.item?.kind ?? this.details?.kind;
   }
 
-  /** Of a dm: the other user. Empty if it is unknown. */
+  /** The name; of a dm, the other user. Empty while it is unknown. */
   get name(): string {
     return this.item?.name ?? this.details?.name ?? this.#host.outbox.dms.get(this.id) ?? '';
   }
 
+  /** The number of unread messages. */
   get unread(): number {
     return this.item?.unread ?? 0;
   }
 
-  /** This user may send messages; so it is assumed while it is not known. */
+  /** Whether the user may send messages. True while the details are unknown. */
   get canSend(): boolean {
     if (this.removed) return false;
     if (!this.details) return true;
@@ -134,7 +141,7 @@ export class Conversation extends List<ConversationEvents> {
     return role !== undefined && (posting !== 'admins' || role !== 'member');
   }
 
-  /** The list: stored messages without a gap, then those on their way. A new array whenever it changed. */
+  /** The messages of the list: stored ones without a gap, then pending ones. A new array after each change. */
   get messages(): readonly ChatMessage[] {
     if (this.#isShown) return this.#shown;
     this.#isShown = true;
@@ -148,7 +155,7 @@ export class Conversation extends List<ConversationEvents> {
       for (const entry of waiting) {
         const message = onItsWay(entry);
         const known = before.get(message.key);
-        // The same object as before if it is the same: what shows it need not look again.
+        // An equal message stays the same object, so that a component need not render it again.
         if (!stored.has(message.key)) shown.push(known && isSame(known, message) ? known : message);
       }
     }
@@ -156,18 +163,18 @@ export class Conversation extends List<ConversationEvents> {
     return this.#shown;
   }
 
-  /** Its place in the inbox. */
+  /** The inbox item of the conversation. */
   get item(): InboxItem | undefined {
     return this.#host.inbox.get(this.id);
   }
 
-  /** Everyone else who is typing. */
+  /** The other users who are typing. */
   get typing(): UserId[] {
     return [...this.#typing.keys()];
   }
 
-  /** Sends a message: shown at once, stored when there is a connection. Resolves when it is stored; rejects when it is
-   * refused for good. */
+  /** Sends a message. It is in the list at once, and is sent when there is a connection. Resolves when the gateway
+   * acknowledged it; rejects when it failed for good. */
   send(body: string, { attachments, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
     return this.#host.outbox.add({ conversation: this.id, body, attachments, replyTo });
@@ -178,12 +185,12 @@ export class Conversation extends List<ConversationEvents> {
     this.#host.outbox.retry(key);
   }
 
-  /** Gives a failed message up. */
+  /** Deletes a failed message. */
   discard(key: string): void {
     this.#host.outbox.discard(key);
   }
 
-  /** Everything up to here has been read. */
+  /** Marks everything up to `seq` as read; without it, everything. */
   read(seq: Seq = this.head): void {
     const { user, inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
@@ -192,7 +199,7 @@ export class Conversation extends List<ConversationEvents> {
     marks.add('read', this.id, seq);
   }
 
-  /** Tells the others that this user is typing; may be called for each key. */
+  /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */
   sendTyping(): void {
     const now = Date.now();
     if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
@@ -200,12 +207,12 @@ export class Conversation extends List<ConversationEvents> {
     this.#host.post({ type: 'typing', conversation: this.id });
   }
 
-  /** One page: the newest, or before, after or around a place. */
+  /** Returns one page: the newest, or the one before, after or around a seq. */
   history(where: { before?: Seq; after?: Seq; around?: Seq; limit?: number } = {}, signal?: AbortSignal): Promise<HistoryPage> {
     return this.#ask('history', where, signal);
   }
 
-  /** Pages from the newest message back to the first; each oldest first. */
+  /** Returns pages from the newest message back to the first. Within a page the oldest message is first. */
   pages({ limit, before, signal }: Paging & { before?: Seq } = {}): AsyncGenerator<Message[]> {
     return pages(async (at: Seq | undefined = before) => {
       const { messages } = await this.history({ limit, before: at }, signal);
@@ -214,6 +221,7 @@ export class Conversation extends List<ConversationEvents> {
     });
   }
 
+  /** Loads the details again. */
   async loadDetails(signal?: AbortSignal): Promise<ConversationDetails> {
     const details = await this.#ask('conversation', {}, signal);
     if (!isSame(details, this.details)) this.details = details;
@@ -221,7 +229,7 @@ export class Conversation extends List<ConversationEvents> {
     return details;
   }
 
-  /** Everyone in it, page by page. */
+  /** Lists the participants, page by page. */
   participants({ limit, signal }: Paging = {}): AsyncGenerator<Participant[]> {
     return pages((after: UserId | undefined) => this.#ask('participants', { limit, after }, signal));
   }
@@ -245,7 +253,7 @@ export class Conversation extends List<ConversationEvents> {
     return this.#ask('update', what);
   }
 
-  /** Looks into a public channel without joining: its messages come from now on, also over new connections. */
+  /** Subscribes to a public channel without joining it. Its messages come from now on, also after a reconnect. */
   async subscribe(): Promise<void> {
     this.#looking = true;
     this.hold();
@@ -254,6 +262,7 @@ export class Conversation extends List<ConversationEvents> {
     this.reaches(head);
     this.fill();
   }
+  /** Ends the subscription. */
   async unsubscribe(): Promise<void> {
     this.#looking = false;
     this.hold();
@@ -301,7 +310,7 @@ export class Conversation extends List<ConversationEvents> {
     this.changed();
   }
 
-  /** @internal A new connection: what is not pushed is asked for again. */
+  /** @internal Subscribes and loads again on a new connection what the gateway does not push. */
   connected(): void {
     if (this.#looking) this.subscribe().catch(() => {});
     if (!this.users) return;
@@ -309,7 +318,7 @@ export class Conversation extends List<ConversationEvents> {
     this.fill();
   }
 
-  /** @internal The same object as long as nothing that can be read from it has changed. */
+  /** @internal Returns the current view: the same object until a property changes. */
   view(): ConversationView {
     const of = VIEWED.map((name) => this[name]);
     if (!this.#view || !isSame(of, this.#viewOf)) {
@@ -319,7 +328,7 @@ export class Conversation extends List<ConversationEvents> {
     return this.#view;
   }
 
-  /** The client keeps it as long as somebody listens or follows, whoever else has let go of it. */
+  /** Has the client keep the conversation as long as it has a listener or a subscription. */
   protected override listened(): void {
     this.#told ??= this.view();
     this.hold();
@@ -338,9 +347,9 @@ export class Conversation extends List<ConversationEvents> {
     return this.#host.request({ ...more, type, conversation: this.id } as About & { type: T }, { signal });
   }
 
-  /** @internal Its newest message is this, or one known before. */
+  /** @internal Raises the highest known seq. */
   protected reaches(head: Seq): void {
-    // An empty dm is in no inbox: without a cursor of its own, the first messages would be missed.
+    // An empty dm is in no inbox. Without a cursor its first messages would be missed.
     this.#host.feed.begin(this.id, head);
     this.#head = Math.max(this.#head, head);
   }
@@ -352,7 +361,7 @@ export class Conversation extends List<ConversationEvents> {
     this.changed();
   }
 
-  /** @internal Asks what it is, and who has read how far. */
+  /** @internal Loads the details, and the watermarks of all participants. */
   protected async meet(): Promise<void> {
     const epoch = this.epoch;
     try {
@@ -365,11 +374,11 @@ export class Conversation extends List<ConversationEvents> {
       this.#followed = followed;
       this.changed();
     } catch {
-      // The next connection asks again; until then messages are `sent`.
+      // The next connection loads them. Until then messages stay `sent`.
     }
   }
 
-  /** Who came and who went. */
+  /** Applies a system message to the followed participants. */
   #follow({ seq, sender }: Message, system: SystemChange): void {
     const user = 'user' in system ? system.user : sender;
     if (system.change === 'added' || system.change === 'joined') {
@@ -379,16 +388,16 @@ export class Conversation extends List<ConversationEvents> {
     if (this.users && this.details) void this.loadDetails().catch(() => {});
   }
 
-  /** @internal A message as it is shown; `#showStates` finds its state. */
+  /** @internal Returns a stored message as the list shows it; `#showStates` sets its state. */
   protected stored(message: Message): Stored {
     const own = message.sender === this.#host.user && message.kind === 'text';
     return { ...message, key: message.clientId, state: own ? 'sent' : undefined };
   }
 
-  /** Brings the states of one's own messages up to date with how far everyone else has got. */
+  /** Sets the states of the user's own messages by the watermarks of all other participants. */
   #showStates(): void {
     const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#host.user);
-    // Where there is nobody else, or nobody is followed, messages are `sent`.
+    // Without other participants, or without their watermarks, messages stay `sent`.
     const least = (name: keyof Watermarks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
     const [readSeq, deliveredSeq] = [least('readSeq'), least('deliveredSeq')];
     for (const [i, message] of this.timeline.entries.entries()) {
@@ -410,10 +419,11 @@ export class Conversation extends List<ConversationEvents> {
   }
 }
 
+/** Returns a pending message as the list shows it. */
 function onItsWay(entry: Pending): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  // Once it is stored, the gateway's clock is what counts.
+  // A stored message has the gateway's time.
   return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }
