@@ -178,7 +178,7 @@ export class Connection {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
       const asked = this.#asked.size + this.#queue.length;
-      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait already`));
+      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
       const data = this.#encode({ ...request, id });
       const send = () => {
@@ -429,5 +429,5 @@ function asChatError(cause: unknown, what = ''): ChatError {
 
 /** Returns the error for a socket that did not open. Browsers give no reason. */
 function unreachable(url: string, detail = ''): ChatError {
-  return new ChatError('unreachable', `no connection to ${url} ${detail}: check the URL, the network, the certificate and client.origins`);
+  return new ChatError('unreachable', `no connection to ${url}: check the URL, the network, the certificate and client.origins. ${detail}`);
 }
