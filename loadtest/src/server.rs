@@ -23,6 +23,9 @@ use crate::{Common, data::Data, ending, report::Report};
 /// Only ever used on loopback, by gateways that this program starts.
 const SECRET: &str = "a secret of the load tester, on loopback only";
 
+/// A gateway that is told to end has ended by then.
+const DRAINED_WITHIN: Duration = Duration::from_secs(30);
+
 /// A line of a log goes into its file, for as long as that takes lines.
 fn keep(file: &mut Option<fs::File>, line: &str) {
     if let Some(open) = file
@@ -206,6 +209,21 @@ impl Server {
         process.kill()?;
         process.wait()?;
         Ok(())
+    }
+
+    /// Ends it as an operator does, with SIGTERM, and waits until it has let go of everything.
+    pub(crate) fn drain(&self) -> anyhow::Result<()> {
+        let told = Command::new("kill").arg(self.id.to_string()).status()?;
+        anyhow::ensure!(told.success(), "the gateway could not be told to end");
+        let until = Instant::now() + DRAINED_WITHIN;
+        loop {
+            if let Some(status) = child(&self.process).try_wait()? {
+                anyhow::ensure!(status.success(), "a drained gateway ended with {status}");
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < until, "a gateway does not drain");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// CPU time of all its threads, user and system.

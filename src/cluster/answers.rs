@@ -235,7 +235,7 @@ mod tests {
                 let (batch, messages) = decode_batch(&frame).unwrap();
                 assert!(frame.len() <= MESSAGE_BYTES_MAX + 128);
                 for message in messages {
-                    match message {
+                    match message.unwrap() {
                         Message::Answer { id, answer } => here.answered(id, answer),
                         Message::AnswerPart { id, bytes, last } => {
                             here.answered_in_part(id, bytes, last);
@@ -310,7 +310,7 @@ mod tests {
         let (_, messages) = decode_batch(&frame).unwrap();
         assert!(matches!(
             &messages[6],
-            Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) } if *error == Error::BUSY
+            Ok(Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) }) if *error == Error::BUSY
         ));
     }
 
