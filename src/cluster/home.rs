@@ -1,5 +1,5 @@
 //! A user's home: where their inbox is read. Rows are written some time after an entry is published, so the
-//! publications of the last moments are laid over the stored rows (rule [overlay] of docs/storage.md).
+//! publications of the last moments are laid over the stored rows (rule [overlay] of docs/cluster.md).
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -15,7 +15,7 @@ pub enum ErrorCode {
     Forbidden,
     /// No such conversation, or none that this user may know of.
     NotFound,
-    /// The id is taken by something else, or the participant limit is reached.
+    /// The id is taken by something else.
     Conflict,
     /// A limit in bytes or in number; the message says which.
     TooLarge,
