@@ -172,6 +172,10 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
         "Messages to other gateways not sent because they do not fit into a frame"
     );
     describe_counter!(
+        "chat_peer_messages_unknown_total",
+        "Messages of other gateways passed over because another version of the program sent them"
+    );
+    describe_counter!(
         "chat_places_remembered_total",
         "Sessions that came back without a read of the store"
     );

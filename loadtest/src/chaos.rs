@@ -1,9 +1,10 @@
-//! Simulates people in groups, and in a channel for everyone, while gateways are killed. They reconnect with their
-//! cursors to any gateway and repeat messages that were not acknowledged. In the end everyone must have each of their
-//! logs, complete and in order.
+//! Simulates people in groups, and in a channel for everyone, while gateways are killed, or drained and replaced by
+//! another build. They reconnect with their cursors to any gateway and repeat messages that were not acknowledged. In the
+//! end everyone must have each of their logs, complete and in order.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -49,6 +50,10 @@ pub(crate) struct Options {
     /// Gateways, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
+    /// Program of an earlier build; instead of kills, each gateway begins with it and is drained and replaced by --gateway,
+    /// one after the other, then all of them back, and forward again
+    #[arg(long, value_name = "PROGRAM")]
+    upgrade_from: Option<PathBuf>,
     /// Seed of what each user writes and where
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -105,7 +110,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         "--users must be at least --participants"
     );
     let data = Data::new(common)?;
-    let mut servers = Server::gateways(common, &data, options.gateways)?;
+    let several = options.gateways > 1;
+    let earlier = options.upgrade_from.as_ref().map(|program| Common {
+        gateway: Some(program.clone()),
+        ..common.clone()
+    });
+    let first = earlier.as_ref().unwrap_or(common);
+    let mut servers = Server::gateways(first, &data, options.gateways)?;
     let groups = groups(&servers[0].address, options)?;
     let world = Arc::new(World {
         epoch: Instant::now(),
@@ -129,17 +140,30 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         })
         .collect();
 
-    let progress = ProgressBar::new(options.kills as u64);
+    // The gateways to replace, in order, each with the build that replaces it.
+    let replacements: Vec<(usize, &Common)> = match &earlier {
+        None => (0..options.kills)
+            .map(|kill| (kill % options.gateways, common))
+            .collect(),
+        Some(earlier) => [common, earlier, common]
+            .into_iter()
+            .flat_map(|build| (0..options.gateways).map(move |gateway| (gateway, build)))
+            .collect(),
+    };
+    let progress = ProgressBar::new(replacements.len() as u64);
     let pause = Duration::from_secs(options.seconds);
     let mut down = latencies()?;
     thread::sleep(pause);
-    for kill in 0..options.kills {
-        let victim = kill % servers.len();
-        servers[victim].kill()?;
+    for &(replaced, build) in &replacements {
         let begin = Instant::now();
-        servers[victim] = Server::one(common, &data, options.gateways > 1)?;
+        if earlier.is_some() {
+            servers[replaced].drain()?;
+        } else {
+            servers[replaced].kill()?;
+        }
+        servers[replaced] = Server::one(build, &data, several)?;
         down.saturating_record(begin.elapsed().as_micros() as u64);
-        lock(&world.addresses)[victim].clone_from(&servers[victim].address);
+        lock(&world.addresses)[replaced].clone_from(&servers[replaced].address);
         progress.inc(1);
         thread::sleep(pause);
     }
@@ -159,8 +183,12 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         drop(thread.join());
     }
     judge(&people, &logs?, &mut report)?;
-    report.figure("kills", options.kills as f64, "");
-    report.latency("killed until ready again", &down);
+    let (what, until) = match earlier {
+        None => ("kills", "killed until ready again"),
+        Some(_) => ("replacements", "drained until another build is ready"),
+    };
+    report.figure(what, replacements.len() as f64, "");
+    report.latency(until, &down);
     report.finish()
 }
 

@@ -23,6 +23,9 @@ use crate::{Common, data::Data, ending, report::Report};
 /// Secret of the gateways that this program starts on loopback.
 const SECRET: &str = "a secret of the load tester, on loopback only";
 
+/// Time within which a gateway that was told to end must have ended.
+const DRAINED_WITHIN: Duration = Duration::from_secs(30);
+
 /// Writes a line of a log to its file. After an error it stops writing to that file.
 fn keep(file: &mut Option<fs::File>, line: &str) {
     if let Some(open) = file
@@ -212,6 +215,24 @@ impl Server {
         process.kill()?;
         process.wait()?;
         Ok(())
+    }
+
+    /// Ends the process with SIGTERM and waits until it has drained, at most `DRAINED_WITHIN`.
+    pub(crate) fn drain(&self) -> anyhow::Result<()> {
+        let told = Command::new("kill").arg(self.id.to_string()).status()?;
+        anyhow::ensure!(told.success(), "the gateway could not be sent SIGTERM");
+        let until = Instant::now() + DRAINED_WITHIN;
+        loop {
+            if let Some(status) = child(&self.process).try_wait()? {
+                anyhow::ensure!(status.success(), "the drained gateway ended with {status}");
+                return Ok(());
+            }
+            anyhow::ensure!(
+                Instant::now() < until,
+                "the gateway did not drain within 30 s"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// CPU time of all threads, user and system.

@@ -172,7 +172,7 @@ pub(super) async fn own(
     let revoked = term.revoked();
     let loaded = select! {
         biased;
-        () = revoked.cancelled() => Err(Error::MOVED),
+        () = revoked.cancelled() => Err(Error::Moved),
         loaded = load(id, &environment, &held, room, term) => loaded,
     };
     match loaded {
@@ -324,7 +324,7 @@ impl Owner {
                     idle_at = self.idle_at();
                     is_idle = false;
                 }
-                () = revoked.cancelled() => self.failed = Some(Error::CLOSED),
+                () = revoked.cancelled() => self.failed = Some(Error::Closed),
                 () = &mut stop, if !closing => {
                     closing = true;
                     commands.close();
@@ -365,7 +365,7 @@ impl Owner {
             // Who is deposed answers nothing, not even a read.
             if !self.term.holds(Instant::now()) {
                 self.backlog.push_front(command);
-                self.failed = Some(Error::CLOSED);
+                self.failed = Some(Error::Closed);
             } else if let Some(command) = self.park(command) {
                 self.handle(command);
             }
@@ -403,7 +403,7 @@ impl Owner {
                     self.log.stored(seq);
                 }
                 if !self.term.holds(Instant::now()) {
-                    self.failed = Some(Error::CLOSED);
+                    self.failed = Some(Error::Closed);
                     return;
                 }
                 for entry in self.log.commit(true) {
@@ -475,17 +475,17 @@ impl Owner {
     /// Answers everyone who still waits, and leaves nothing for the next owner to settle.
     async fn finish(&mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
-        let error = self.failed.clone().unwrap_or(Error::CLOSED);
+        let error = self.failed.clone().unwrap_or(Error::Closed);
         if !self.log.is_quiet() {
             self.environment.unfinished.lost(self.id);
         }
         // Nothing of these was begun: whoever owns the conversation now may be asked instead.
         let parked = self.parked.take();
         for command in parked.into_iter().chain(self.backlog.drain(..)) {
-            drop(command.reply.send(Err(Error::MOVED)));
+            drop(command.reply.send(Err(Error::Moved)));
         }
         while let Some(command) = commands.recv().await {
-            drop(command.reply.send(Err(Error::MOVED)));
+            drop(command.reply.send(Err(Error::Moved)));
         }
         let waiting = self.waiting.drain(..).flat_map(|w| w.replies);
         let applying = std::mem::take(&mut self.applying).into_values();

@@ -229,7 +229,7 @@ impl Conversations {
                     .await?;
                 // Read under the lease, or not at all.
                 if !term.holds(Instant::now()) {
-                    return Err(Error::CLOSED);
+                    return Err(Error::Closed);
                 }
                 Ok(Outcome::History(Page { entries, head }))
             }
@@ -241,7 +241,7 @@ impl Conversations {
                 let read = self.read_participants(conversation, &actor, after, limit);
                 let page = read.await?;
                 if !term.holds(Instant::now()) {
-                    return Err(Error::CLOSED);
+                    return Err(Error::Closed);
                 }
                 Ok(Outcome::Participants(page))
             }
@@ -289,11 +289,11 @@ impl Conversations {
                     at: entry.at,
                     duplicate: true,
                 }),
-                _ => Err(Error::CLOSED),
+                _ => Err(Error::Closed),
             },
             other => {
                 debug_assert!(false, "a message is answered with its place, not {other:?}");
-                Err(Error::CLOSED)
+                Err(Error::Closed)
             }
         }
     }
@@ -309,7 +309,7 @@ impl Conversations {
             ..
         } = &*self.shared;
         if closing.is_cancelled() {
-            return Err(Unoffered::Refused(Error::MOVED));
+            return Err(Unoffered::Refused(Error::Moved));
         }
         // Gateways catch up by themselves; whatever else is asked, somebody's request is behind it.
         let user = match command.operation {
@@ -321,7 +321,7 @@ impl Conversations {
             Place::Vacant(place) => {
                 // Asked while the place is held: whoever then lets go of what is lost finds it there.
                 let term = environment.lease.term(conversation);
-                let term = Arc::new(term.ok_or(Unoffered::Refused(Error::MOVED))?);
+                let term = Arc::new(term.ok_or(Unoffered::Refused(Error::Moved))?);
                 let (held, room) = table.begin(user).map_err(Unoffered::Refused)?;
                 let (mailbox, commands) = mailbox();
                 let handle = Handle {

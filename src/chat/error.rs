@@ -6,14 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::store;
 
+/// Why an operation failed. Gateways tell each other errors as [`OnWire`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(from = "OnWire", into = "OnWire")]
 pub enum Error {
-    /// The client asks for something that makes no sense.
+    /// The request makes no sense.
     #[error("{0}")]
     Invalid(String),
     #[error("{0}")]
     Forbidden(Cow<'static, str>),
-    /// There is none, or none that this user may know of.
+    /// There is no such conversation, or this user may not know of it.
     #[error("no such conversation")]
     UnknownConversation,
     #[error("{0}")]
@@ -21,19 +23,61 @@ pub enum Error {
     /// `what` names what is counted: `bytes of a body`.
     #[error("too large: {what}: at most {max}")]
     TooLarge { what: Cow<'static, str>, max: usize },
-    /// Outcome unknown: send again with the same client id and `retry`.
-    #[error("unavailable: {}", told(reason))]
+    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to.
+    #[error("unavailable: the conversation is being closed or moved; try again")]
+    Moved,
+    /// The owner lost the conversation while it worked on the request. The outcome is unknown.
+    #[error("unavailable: the conversation is moving")]
+    Closed,
+    /// The outcome is unknown: the client sends again with the same client id and `retry`.
+    #[error("unavailable: {reason}")]
     Unavailable { reason: Cow<'static, str> },
 }
 
-/// What gateways tell each other by this text, those of earlier versions too, so it does not change.
-const MOVED_REASON: &str = "another gateway owns the conversation";
+/// An error between gateways. `Moved` and `Closed` are `Unavailable` with these texts there, because that is how gateways
+/// of the first versions know them.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Error")]
+enum OnWire {
+    Invalid(String),
+    Forbidden(Cow<'static, str>),
+    UnknownConversation,
+    Conflict(Cow<'static, str>),
+    TooLarge { what: Cow<'static, str>, max: usize },
+    Unavailable { reason: Cow<'static, str> },
+}
 
-/// The reason as people read it. A gateway that is alone has no other that could own the conversation.
-fn told(reason: &str) -> &str {
-    match reason {
-        MOVED_REASON => "the conversation is being closed or moved; try again",
-        reason => reason,
+const MOVED: &str = "another gateway owns the conversation";
+const CLOSED: &str = "the conversation is moving";
+
+impl From<Error> for OnWire {
+    fn from(error: Error) -> Self {
+        let unavailable = |reason| Self::Unavailable { reason };
+        match error {
+            Error::Invalid(text) => Self::Invalid(text),
+            Error::Forbidden(text) => Self::Forbidden(text),
+            Error::UnknownConversation => Self::UnknownConversation,
+            Error::Conflict(text) => Self::Conflict(text),
+            Error::TooLarge { what, max } => Self::TooLarge { what, max },
+            Error::Moved => unavailable(MOVED.into()),
+            Error::Closed => unavailable(CLOSED.into()),
+            Error::Unavailable { reason } => unavailable(reason),
+        }
+    }
+}
+
+impl From<OnWire> for Error {
+    fn from(error: OnWire) -> Self {
+        match error {
+            OnWire::Invalid(text) => Self::Invalid(text),
+            OnWire::Forbidden(text) => Self::Forbidden(text),
+            OnWire::UnknownConversation => Self::UnknownConversation,
+            OnWire::Conflict(text) => Self::Conflict(text),
+            OnWire::TooLarge { what, max } => Self::TooLarge { what, max },
+            OnWire::Unavailable { reason } if reason == MOVED => Self::Moved,
+            OnWire::Unavailable { reason } if reason == CLOSED => Self::Closed,
+            OnWire::Unavailable { reason } => Self::Unavailable { reason },
+        }
     }
 }
 
@@ -42,11 +86,7 @@ impl Error {
         Self::Invalid(text.into())
     }
 
-    /// In the middle of it the conversation was lost.
-    pub(crate) const CLOSED: Self = Self::unavailable("the conversation is moving");
-    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to.
-    pub(crate) const MOVED: Self = Self::unavailable(MOVED_REASON);
-    /// The owner panicked while it handled this. The router does not repeat it: it could be the reason.
+    /// The owner panicked while it handled the request. The router does not repeat it: the request could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
 
@@ -54,6 +94,12 @@ impl Error {
         Self::Unavailable {
             reason: Cow::Borrowed(reason),
         }
+    }
+
+    /// Whether the same request may succeed later.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Moved | Self::Closed | Self::Unavailable { .. })
     }
 }
 
@@ -83,12 +129,37 @@ mod tests {
             "too large: bytes of a body: at most 16384"
         );
         assert_eq!(
-            Error::MOVED.to_string(),
+            Error::Moved.to_string(),
             "unavailable: the conversation is being closed or moved; try again"
         );
         assert_eq!(
             Error::BUSY.to_string(),
             "unavailable: too many operations are waiting"
         );
+    }
+    /// A gateway of the first versions understands each error, and this one theirs.
+    #[test]
+    fn errors_between_gateways_stay_as_they_were() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(rename = "Error")]
+        enum Before {
+            UnknownConversation,
+            Unavailable { reason: String },
+        }
+        for error in [
+            Error::Moved,
+            Error::Closed,
+            Error::BUSY,
+            Error::UnknownConversation,
+        ] {
+            let bytes = rmp_serde::to_vec_named(&error).unwrap();
+            let before: Before = rmp_serde::from_slice(&bytes).unwrap();
+            let bytes = rmp_serde::to_vec_named(&before).unwrap();
+            assert_eq!(rmp_serde::from_slice::<Error>(&bytes).unwrap(), error);
+        }
+        let moved = rmp_serde::to_vec_named(&Error::Moved).unwrap();
+        let reason = "another gateway owns the conversation".to_owned();
+        let before = Before::Unavailable { reason };
+        assert_eq!(rmp_serde::from_slice::<Before>(&moved).unwrap(), before);
     }
 }

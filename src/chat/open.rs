@@ -107,8 +107,8 @@ impl Held {
     }
 
     /// See [`Table::loading`].
-    pub(super) async fn loading(self: &Arc<Self>) -> Loading {
-        self.table.loading(self).await
+    pub(super) async fn loading(self: &Arc<Self>, patience: Duration) -> Loading {
+        self.table.loading(self, patience).await
     }
 
     /// The conversation is loaded, and weighed: from now on it may be evicted.
@@ -226,8 +226,8 @@ impl Table {
 
     /// Waits until one more conversation may be loaded: few are loaded at once, and none while all weigh too much and
     /// something can be evicted.
-    async fn loading(&self, held: &Arc<Held>) -> Loading {
-        let loading = Loading::begin(held).await;
+    async fn loading(&self, held: &Arc<Held>, patience: Duration) -> Loading {
+        let loading = Loading::begin(held, patience).await;
         while self.bytes() > self.bytes_max {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
@@ -455,7 +455,7 @@ mod tests {
         let (held, none) = table.begin(Some(&user("bob"))).unwrap();
         assert!(none.is_none());
         let _room = held.room().now_or_never().expect("a place");
-        let mut loading = Box::pin(held.loading());
+        let mut loading = Box::pin(held.loading(LOOK_EVERY));
         assert!((&mut loading).now_or_never().is_none());
         let retired = all.iter().filter(|(held, _)| is_retired(held)).count();
         assert_eq!(retired, 4, "40 KB are 40 KB too much");

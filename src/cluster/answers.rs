@@ -55,7 +55,7 @@ pub(super) async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Asked>) {
     // One that panics is answered too; the others go on.
     let work_out = |Asked { id, refuse, answer }: Asked| {
         let answer = contain("an answer to a gateway", peer, answer);
-        answer.map(move |answer| (id, refuse, answer.unwrap_or_else(|| refuse(Error::CLOSED))))
+        answer.map(move |answer| (id, refuse, answer.unwrap_or_else(|| refuse(Error::Closed))))
     };
     let mut answering = none_of(work_out);
     let mut sending = FuturesUnordered::new();
@@ -235,7 +235,7 @@ mod tests {
                 let (batch, messages) = decode_batch(&frame).unwrap();
                 assert!(frame.len() <= MESSAGE_BYTES_MAX + 128);
                 for message in messages {
-                    match message {
+                    match message.unwrap() {
                         Message::Answer { id, answer } => here.answered(id, answer),
                         Message::AnswerPart { id, bytes, last } => {
                             here.answered_in_part(id, bytes, last);
@@ -304,13 +304,13 @@ mod tests {
             let before = link.queued().0;
             asked(2).begin(&link, &give);
             assert_eq!(link.queued().0, before + 1);
-            assert!((ask.refuse())(Error::MOVED).is_moved(), "{ask:?}");
+            assert!((ask.refuse())(Error::Moved).is_moved(), "{ask:?}");
         }
         let frame = link.next_batch(false).unwrap();
         let (_, messages) = decode_batch(&frame).unwrap();
         assert!(matches!(
             &messages[6],
-            Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) } if *error == Error::BUSY
+            Ok(Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) }) if *error == Error::BUSY
         ));
     }
 

@@ -133,7 +133,7 @@ impl Router {
                 self.edge.confirmed(channel, time, head);
                 Ok(Some(head))
             }
-            _ => Err(Error::CLOSED),
+            _ => Err(Error::Closed),
         }
     }
 
@@ -148,7 +148,7 @@ impl Router {
                         None => Ok(()),
                     }
                 };
-                if let Err(Error::Unavailable { .. }) = followed.await {
+                if followed.await.is_err_and(|error| error.is_unavailable()) {
                     router.edge.follow_later(channel, after);
                 }
             });
@@ -180,7 +180,7 @@ impl Router {
                     });
                 }
             }
-            Err(error @ Error::Unavailable { .. }) => return Err(error),
+            Err(error) if error.is_unavailable() => return Err(error),
             // Too much for one answer: whoever is subscribed reads it.
             Ok(_) | Err(_) => {
                 self.edge.resync(channel, head);

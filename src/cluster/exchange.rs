@@ -297,7 +297,7 @@ impl Exchange {
                     .router
                     .ask(conversation, UserId::gateway(), Operation::Details);
                 // Whatever the answer: asking loads it.
-                let answered = !matches!(ask.await, Err(Error::Unavailable { .. }));
+                let answered = !ask.await.is_err_and(|error| error.is_unavailable());
                 exchange.conversations.asked(conversation, answered);
             });
         }
@@ -363,7 +363,7 @@ impl Exchange {
                 }
                 true
             }
-            Err(Error::Unavailable { .. }) => false,
+            Err(error) if error.is_unavailable() => false,
             Ok(_) | Err(_) => true,
         }
     }
@@ -425,7 +425,7 @@ impl Exchange {
                     .ask(conversation, UserId::gateway(), Operation::Repair);
                 async move {
                     match repair.await {
-                        Err(error @ Error::Unavailable { .. }) => Err(error),
+                        Err(error) if error.is_unavailable() => Err(error),
                         _ => Ok(()),
                     }
                 }

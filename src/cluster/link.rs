@@ -84,7 +84,7 @@ pub(super) enum Unasked {
 impl From<Unasked> for Error {
     fn from(unasked: Unasked) -> Self {
         match unasked {
-            Unasked::Lost => Self::CLOSED,
+            Unasked::Lost => Self::Closed,
             Unasked::Full => Self::BUSY,
             Unasked::TooLong => Self::TooLarge {
                 what: "bytes of a request to another gateway".into(),
@@ -350,6 +350,12 @@ impl Link {
         }
     }
 
+    /// The answer cannot be read: nobody knows what it says.
+    pub(super) fn unanswered(&self, id: u64) {
+        let asked = self.state().asks.remove(&id);
+        drop(asked);
+    }
+
     /// Some of an answer has come.
     pub(super) fn answered_in_part(&self, id: u64, part: Bytes, last: bool) {
         let asked = {
@@ -443,7 +449,7 @@ impl Link {
     }
 
     /// What of a batch is new, with the number of each.
-    pub(super) fn new_in(&self, first: u64, messages: Vec<Message>) -> Option<Vec<(u64, Message)>> {
+    pub(super) fn new_in<T>(&self, first: u64, messages: Vec<T>) -> Option<Vec<(u64, T)>> {
         let received = self.state().received;
         if first > received + 1 {
             return None; // Something is missing: this peer must connect again.

@@ -166,7 +166,7 @@ impl Membership {
         if broken(Mutation::TakeoverWait) {
             return true;
         }
-        if now.saturating_duration_since(self.since) > LEASE + MARGIN {
+        if self.is_settled(now) {
             return true;
         }
         let Some((first_at, first)) = self.before.front() else {
@@ -250,10 +250,9 @@ impl Membership {
 
     /// Members of this version, and those of older ones that may hold a lease yet.
     #[must_use]
-    pub fn concerned(&self) -> Vec<GatewayId> {
-        let mut all: Vec<GatewayId> = self
-            .before
-            .iter()
+    pub fn concerned(&self, now: Instant) -> Vec<GatewayId> {
+        let older = self.before.iter().filter(|_| !self.is_settled(now));
+        let mut all: Vec<GatewayId> = older
             .flat_map(|(_, ring)| ring.members())
             .chain(self.ring.members())
             .copied()
@@ -262,6 +261,11 @@ impl Membership {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// Whether this version is known for so long that every lease under an older one has ended.
+    fn is_settled(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) > LEASE + MARGIN
     }
 
     /// When this version was learned.
@@ -279,5 +283,29 @@ impl Membership {
             now.saturating_duration_since(moved) > SILENCE
         });
         silent.copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Duration;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// Else all that waits for a gateway that has left, and died before it said so, waits until the ring changes again.
+    #[test]
+    fn a_gateway_that_has_left_concerns_nobody_once_its_lease_is_over() {
+        let [me, other] = [1, 2].map(|id| GatewayId(Uuid::from_u128(id)));
+        let row = |version, members: &[GatewayId]| RingRow {
+            version,
+            members: members.to_vec(),
+        };
+        let began = Instant::now();
+        let mut membership = Membership::new(me, &row(1, &[me, other]), began);
+        membership.learn(&row(2, &[me]), None, began);
+        assert_eq!(membership.concerned(began + LEASE), [other]);
+        let over = began + LEASE + MARGIN + Duration::from_millis(1);
+        assert!(membership.concerned(over).is_empty());
     }
 }

@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 
 use super::{network::FRAME_BYTES_MAX, places::InboxPlace};
 use crate::{
@@ -196,7 +199,7 @@ impl Answer {
             | Self::Inbox(Err(error))
             | Self::Places(Err(error))
             | Self::Presence(Err(error))
-            | Self::Head(Err(error)) => *error == Error::MOVED,
+            | Self::Head(Err(error)) => *error == Error::Moved,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
             | Self::Places(Ok(_))
@@ -309,13 +312,44 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable>
     rmp_serde::from_slice(bytes).map_err(|e| Unreadable(e.to_string().into()))
 }
 
-/// A batch's start and its messages.
-pub(super) fn decode_batch(bytes: &[u8]) -> Result<(Batch, Vec<Message>), Unreadable> {
+/// A message of a batch that this gateway cannot read: an older build has no such message, or a newer one changed it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unknown {
+    pub error: String,
+    /// Of a question or an answer, its number.
+    pub id: Option<Numbered>,
+}
+
+/// As much of a message as every version of the program can read.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) enum Numbered {
+    Ask { id: u64 },
+    Answer { id: u64 },
+    AnswerPart { id: u64 },
+}
+
+/// Reads a batch's start and its messages. One that cannot be read is passed over: only the encoding must be sound.
+pub(super) fn decode_batch(
+    bytes: &[u8],
+) -> Result<(Batch, Vec<Result<Message, Unknown>>), Unreadable> {
     let unreadable = |e: rmp_serde::decode::Error| Unreadable(e.to_string().into());
     let mut decoder = rmp_serde::Deserializer::new(bytes);
     let batch = Batch::deserialize(&mut decoder).map_err(unreadable)?;
-    let messages = (0..batch.messages).map(|_| Message::deserialize(&mut decoder));
-    let messages = messages.collect::<Result<_, _>>().map_err(unreadable)?;
+    let mut messages = Vec::new();
+    for _ in 0..batch.messages {
+        let from = *decoder.get_ref();
+        messages.push(match Message::deserialize(&mut decoder) {
+            Ok(message) => Ok(message),
+            Err(error) => {
+                decoder = rmp_serde::Deserializer::new(from);
+                IgnoredAny::deserialize(&mut decoder).map_err(unreadable)?;
+                Err(Unknown {
+                    error: error.to_string(),
+                    id: Numbered::deserialize(&mut rmp_serde::Deserializer::new(from)).ok(),
+                })
+            }
+        });
+    }
     Ok((batch, messages))
 }
 
@@ -532,5 +566,45 @@ mod tests {
             ..read
         };
         assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
+    }
+    /// A newer build's messages hold up nothing else.
+    #[test]
+    fn a_message_that_is_not_known_is_passed_over() {
+        #[derive(Serialize)]
+        enum Newer {
+            Ask { id: u64, ask: NewerAsk },
+            Changed { of: Vec<u64> },
+            Leaving,
+        }
+        #[derive(Serialize)]
+        enum NewerAsk {
+            Search { text: String },
+        }
+        let text = "x".repeat(1_000);
+        let of = (0..1_000).collect();
+        let ask = NewerAsk::Search { text };
+        let newer = [
+            Newer::Changed { of },
+            Newer::Ask { id: 7, ask },
+            Newer::Leaving,
+        ];
+        let batch = Batch {
+            first: 1,
+            acknowledged: 0,
+            messages: 3,
+        };
+        let mut frame = encode(&batch).to_vec();
+        newer
+            .iter()
+            .for_each(|message| frame.extend_from_slice(&encode(message)));
+        let (_, messages) = decode_batch(&frame).unwrap();
+        let [Err(first), Err(second), Ok(Message::Leaving)] = &messages[..] else {
+            panic!("{messages:?}")
+        };
+        assert_eq!(first.id, None);
+        assert_eq!(second.id, Some(Numbered::Ask { id: 7 }));
+        // What is no message at all breaks the connection, as before.
+        frame.truncate(frame.len() - 5);
+        assert!(decode_batch(&frame).is_err());
     }
 }

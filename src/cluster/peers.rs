@@ -23,12 +23,13 @@ use super::{
     link::{ASKS_MAX, Link, Stale, Token, Unasked},
     lock,
     message::{
-        Answer, Ask, Challenge, Hello, Interest, Message, PROTOCOL, Response, Standing, Welcome,
-        decode, decode_batch, encode,
+        Answer, Ask, Challenge, Hello, Interest, Message, Numbered, PROTOCOL, Response, Standing,
+        Unknown, Welcome, decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
 use crate::{
+    chat::Error,
     model::{Epoch, GatewayId, Topic},
     tasks::Tasks,
 };
@@ -366,6 +367,13 @@ impl Peers {
             .ok_or(io::ErrorKind::InvalidData)?;
         let last = new.last().map(|(number, _)| *number);
         for (_, message) in new {
+            let message = match message {
+                Ok(message) => message,
+                Err(unknown) => {
+                    pass_over(link, unknown);
+                    continue;
+                }
+            };
             // What it gave to the sockets here is acknowledged, so it must reach them.
             let last_word = matches!(message, Message::Adopted { .. } | Message::Deliver(_));
             if link.is_closed() && !last_word {
@@ -465,6 +473,22 @@ impl Peers {
 
     fn links(&self) -> MutexGuard<'_, BTreeMap<GatewayId, Known>> {
         lock(&self.links)
+    }
+}
+
+/// Tells whoever waits that a message is not understood, and goes on with the next one. What it says is lost; an owner
+/// waits for a publication that was not understood, and gives it to the next gateway when this one is replaced.
+fn pass_over(link: &Link, Unknown { error, id }: Unknown) {
+    counter!("chat_peer_messages_unknown_total").increment(1);
+    crate::seldom::seldom!(WARN, "a message of another version of the program is not understood", peer = %link.peer, %error);
+    match id {
+        Some(Numbered::Ask { id }) => {
+            let refused = Err(Error::unavailable("not before all gateways are upgraded"));
+            let answer = Answer::Outcome(refused);
+            link.send(encode(&Message::Answer { id, answer }), None);
+        }
+        Some(Numbered::Answer { id } | Numbered::AnswerPart { id }) => link.unanswered(id),
+        None => {}
     }
 }
 

@@ -1,6 +1,13 @@
 //! Requests inward: an operation goes to the conversation's owner, an inbox read to the user's home.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::{Future, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use futures_util::{
@@ -108,12 +115,12 @@ impl Router {
         match &self.cluster {
             None => Either::Left(self.conversations.ask(conversation, actor, operation)),
             // Boxed: who is alone is not to carry it.
-            Some(cluster) => Either::Right(Box::pin(self.in_time(self.ask_owner(
+            Some(cluster) => Either::Right(Box::pin(self.ask_owner(
                 cluster,
                 conversation,
                 actor,
                 operation,
-            )))),
+            ))),
         }
     }
 
@@ -122,15 +129,17 @@ impl Router {
         cluster: &Cluster,
         conversation: ConversationId,
         actor: UserId,
-        mut operation: Operation,
+        operation: Operation,
     ) -> Result<Outcome, Error> {
-        let mut news = cluster.members.news();
-        loop {
-            news.mark_heard();
+        // After an unknown outcome it is asked only what does no harm if it was done before.
+        let unknown = AtomicBool::new(false);
+        let attempt = || async {
             let owner = self.ring.load().owner(conversation);
-            let (actor, asked) = (actor.clone(), operation.clone());
+            let again = unknown.load(Ordering::Relaxed).then(|| operation.again());
+            let asked = again.flatten().unwrap_or_else(|| operation.clone());
+            let actor = actor.clone();
             let outcome = match owner {
-                None => Err(Error::MOVED),
+                None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
                     self.conversations.ask(conversation, actor, asked).await
                 }
@@ -142,22 +151,40 @@ impl Router {
                     };
                     match cluster.peers.ask(owner, ask).await {
                         Ok(Answer::Outcome(outcome)) => outcome,
-                        Ok(_) => Err(Error::CLOSED),
+                        Ok(_) => Err(Error::Closed),
                         Err(unasked) => Err(unasked.into()),
                     }
                 }
             };
             match outcome {
-                Err(error) if error == Error::MOVED => {}
-                // Nobody knows whether it was done: asked again only where that does no harm.
-                Err(error) if error == Error::CLOSED => match operation.again() {
-                    Some(again) => operation = again,
-                    None => return Err(error),
-                },
-                outcome => return outcome,
+                Err(Error::Moved) => None,
+                Err(Error::Closed) if operation.again().is_some() => {
+                    unknown.store(true, Ordering::Relaxed);
+                    None
+                }
+                outcome => Some(outcome),
             }
-            changed(&mut news).await;
-        }
+        };
+        self.retry(cluster, attempt).await
+    }
+
+    /// Repeats an attempt until it gives a result, or until the operation's time is over. In between it waits for a change
+    /// of the ring, or a moment.
+    async fn retry<T, F>(&self, cluster: &Cluster, attempt: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Option<Result<T, Error>>>,
+    {
+        let mut news = cluster.members.news();
+        let decided = async {
+            loop {
+                news.mark_heard();
+                if let Some(result) = attempt().await {
+                    return result;
+                }
+                changed(&mut news).await;
+            }
+        };
+        self.in_time(decided).await
     }
 
     /// No `async fn`: that would hold `asked` twice, and every request is a copy of all it holds.
@@ -239,21 +266,17 @@ impl Router {
         let Some(cluster) = &self.cluster else {
             return self.conversations.ask(conversation, actor, operation).await;
         };
-        let asked = async {
-            let mut news = cluster.members.news();
-            loop {
-                news.mark_heard();
-                if self.ring.load().owner(conversation) != Some(self.me) {
-                    return Err(Error::MOVED);
-                }
-                let (actor, operation) = (actor.clone(), operation.clone());
-                match self.conversations.ask(conversation, actor, operation).await {
-                    Err(error) if error == Error::MOVED => changed(&mut news).await,
-                    outcome => return outcome,
-                }
+        let attempt = || async {
+            if self.ring.load().owner(conversation) != Some(self.me) {
+                return Some(Err(Error::Moved));
+            }
+            let (actor, operation) = (actor.clone(), operation.clone());
+            match self.conversations.ask(conversation, actor, operation).await {
+                Err(Error::Moved) => None,
+                outcome => Some(outcome),
             }
         };
-        self.in_time(asked).await
+        self.retry(cluster, attempt).await
     }
 
     /// The channel's newest seq: what comes after it is published to whoever is interested now.
@@ -273,18 +296,14 @@ impl Router {
         let Some(cluster) = &self.cluster else {
             return Ok(());
         };
-        let mut news = cluster.members.news();
-        let wait = async {
-            loop {
-                news.mark_heard();
-                match self.home.at_home(user) {
-                    AtHome::Yes => return Ok(()),
-                    AtHome::No => return Err(Error::MOVED),
-                    AtHome::NotYet => changed(&mut news).await,
-                }
-            }
+        let attempt = || {
+            ready(match self.home.at_home(user) {
+                AtHome::Yes => Some(Ok(())),
+                AtHome::No => Some(Err(Error::Moved)),
+                AtHome::NotYet => None,
+            })
         };
-        self.in_time(wait).await
+        self.retry(cluster, attempt).await
     }
 
     /// Asks one that the ring names, wherever it is, and whichever it becomes meanwhile.
@@ -298,39 +317,33 @@ impl Router {
             self.note(self.me, &ask);
             return Ok(self.answer_here(ask).await);
         };
-        let asked = async {
-            let mut news = cluster.members.news();
-            loop {
-                news.mark_heard();
-                // Said under the lock under which announcements are made: never under an older version after those.
-                let (ask, asked) = self.edge.telling(|| {
-                    let ring = self.ring.load();
-                    let ask = ask(ring.version());
-                    match place(&ring) {
-                        Some(place) if place == self.me => {
-                            self.note(self.me, &ask);
-                            (Some(ask), None)
-                        }
-                        Some(place) => (None, Some(cluster.peers.ask(place, ask))),
-                        None => (None, None),
+        let attempt = || async {
+            // Said under the lock under which announcements are made: never under an older version after those.
+            let (ask, asked) = self.edge.telling(|| {
+                let ring = self.ring.load();
+                let ask = ask(ring.version());
+                match place(&ring) {
+                    Some(place) if place == self.me => {
+                        self.note(self.me, &ask);
+                        (Some(ask), None)
                     }
-                });
-                let answer = match (ask, asked) {
-                    (Some(ask), _) => Some(self.answer_here(ask).await),
-                    (None, Some(asked)) => match asked.await {
-                        Ok(answer) => Some(answer),
-                        Err(Unasked::Lost) => None,
-                        Err(unasked) => return Err(unasked.into()),
-                    },
-                    (None, None) => None,
-                };
-                if let Some(answer) = answer.filter(|answer| !answer.is_moved()) {
-                    return Ok(answer);
+                    Some(place) => (None, Some(cluster.peers.ask(place, ask))),
+                    None => (None, None),
                 }
-                changed(&mut news).await;
+            });
+            let answer = match (ask, asked) {
+                (Some(ask), _) => Ok(self.answer_here(ask).await),
+                (None, Some(asked)) => asked.await,
+                (None, None) => return None,
+            };
+            match answer {
+                Ok(answer) if answer.is_moved() => None,
+                Ok(answer) => Some(Ok(answer)),
+                Err(Unasked::Lost) => None,
+                Err(unasked) => Some(Err(unasked.into())),
             }
         };
-        self.in_time(asked).await
+        self.retry(cluster, attempt).await
     }
 
     async fn ask_home(&self, user: &UserId, ask: impl Fn(Epoch) -> Ask) -> Result<Answer, Error> {
@@ -351,7 +364,7 @@ impl Router {
         };
         match self.ask_home(user, ask).await? {
             Answer::Places(places) => places,
-            _ => Err(Error::CLOSED),
+            _ => Err(Error::Closed),
         }
     }
 
@@ -507,13 +520,13 @@ async fn changed(news: &mut Listener) {
 fn inbox(answer: Answer) -> Result<Vec<InboxRow>, Error> {
     match answer {
         Answer::Inbox(rows) => rows,
-        _ => Err(Error::CLOSED),
+        _ => Err(Error::Closed),
     }
 }
 
 fn presence(answer: Answer) -> Result<PresenceItem, Error> {
     match answer {
         Answer::Presence(item) => item,
-        _ => Err(Error::CLOSED),
+        _ => Err(Error::Closed),
     }
 }

@@ -427,7 +427,9 @@ fn code(error: &chat::Error) -> ErrorCode {
         chat::Error::Conflict(_) => ErrorCode::Conflict,
         chat::Error::TooLarge { .. } => ErrorCode::TooLarge,
         // Outcome unknown: the client sends again with the same client id.
-        chat::Error::Unavailable { .. } => ErrorCode::Unavailable,
+        chat::Error::Moved | chat::Error::Closed | chat::Error::Unavailable { .. } => {
+            ErrorCode::Unavailable
+        }
     }
 }
 

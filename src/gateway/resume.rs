@@ -366,10 +366,8 @@ async fn push_after(
                 let entries = entries.iter();
                 events.extend(entries.map(|entry| message(replay.conversation, entry)));
             }
-            Err(Unread::TooMuch | Unread::Failed(chat::Error::Unavailable { .. })) => {
-                return Ok(vec![replay.given_up(&Unread::TooMuch)]);
-            }
-            Err(Unread::Failed(error)) => return Err(error),
+            Err(Unread::Failed(error)) if !error.is_unavailable() => return Err(error),
+            Err(_) => return Ok(vec![replay.given_up(&Unread::TooMuch)]),
         }
     }
 }

@@ -225,6 +225,17 @@ async def test_failed_subscriptions_do_not_count_against_the_limit(people):
 
 
 @pytest.mark.embedded
+async def test_a_user_in_thousands_of_channels_cannot_join_another(start):
+    gateway = start(**UNLIMITED, limits__creations_per_minute=1 << 20, limits__creations_burst=1 << 20)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    channel = await alice.create("channel", name="one more", public=True)
+    for _ in range(0, 5_000, 25):
+        await asyncio.gather(*(bob.create("channel", name="mine") for _ in range(25)))
+    await refused(bob.ask("join", conversation=channel), "too_large")
+    await bob.ask("subscribe", conversation=channel)  # Subscriptions have a bound of their own.
+
+
+@pytest.mark.embedded
 async def test_a_flood_of_pings_ends_with_the_token_and_counts_as_requests(start):
     gateway = start(limits__requests_per_second=100_000_000, limits__requests_burst=100_000_000, auth__leeway_s=0)
     pings = Raw.frame(9, b"") * 2000

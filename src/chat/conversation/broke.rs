@@ -9,7 +9,7 @@ use crate::chat::error::Error;
 impl Owner {
     /// After a panic: what is in memory is not believed any more. Whoever owns it next loads it.
     pub(super) fn broke(&mut self) {
-        self.failed = Some(Error::CLOSED);
+        self.failed = Some(Error::Closed);
         self.environment.unfinished.lost(self.id);
     }
 

@@ -123,3 +123,14 @@ async fn a_conversation_that_does_not_exist_leaves_at_once() {
     sleep(MOMENT).await;
     assert!(!fixture.conversations.is_open(GROUP));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_conversation_that_cannot_be_read_gives_back_its_place() {
+    let fixture = Fixture::new(Lease::unbounded(1));
+    fixture.store.set_faults(UNREADABLE);
+    let asked = fixture.ask("alice", Operation::Details).await;
+    assert!(matches!(asked.await, Err(Error::Unavailable { .. })));
+    sleep(10 * MOMENT).await;
+    assert!(!fixture.conversations.is_open(GROUP));
+    assert_eq!(fixture.store.reading(), 0);
+}

@@ -33,14 +33,15 @@ pub(super) async fn load(
     if room.is_some() {
         held.weighs(OWNER_BYTES);
     }
+    let patience = environment.settings.operation_timeout;
     let admitted = async {
         let room = match room {
             Some(room) => room,
             None => held.room().await,
         };
-        (room, held.loading().await)
+        (room, held.loading(patience).await)
     };
-    let (room, mut loading) = timeout(environment.settings.operation_timeout, admitted)
+    let (room, mut loading) = timeout(patience, admitted)
         .await
         .map_err(|_| Error::unavailable("too many conversations are open"))?;
     held.weighs(OWNER_BYTES);

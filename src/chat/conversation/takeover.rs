@@ -4,11 +4,12 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
     sync::Arc,
+    time::Duration,
 };
 
 use futures_util::stream::FuturesUnordered;
 use metrics::counter;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, Waiting};
 use crate::{
@@ -37,11 +38,9 @@ impl Owner {
         loading: &mut Loading,
     ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let store = environment.store.clone();
-        let tail = loading
-            .insist(&term, || store.tail(id, TAIL_ENTRIES))
-            .await?;
+        let tail = loading.read(&term, || store.tail(id, TAIL_ENTRIES)).await?;
         loading.has_read(tail.rows.iter().map(|row| row.entry.weight()).sum());
-        let row = loading.insist(&term, || store.conversation(id)).await?;
+        let row = loading.read(&term, || store.conversation(id)).await?;
         let epoch = if broken(Mutation::Epoch) {
             1
         } else {
@@ -132,14 +131,7 @@ pub(super) async fn insist<T, F>(term: &Term, operation: impl Fn() -> F) -> stor
 where
     F: Future<Output = store::Result<T>>,
 {
-    let mut wait = REWRITE_AFTER;
-    loop {
-        if let Some(result) = attempt(term, &operation).await {
-            return result;
-        }
-        sleep(wait).await;
-        wait = (wait * 2).min(REWRITE_AFTER_MAX);
-    }
+    repeat(term, None, None, operation).await
 }
 
 impl Loading {
@@ -148,36 +140,63 @@ impl Loading {
     where
         F: Future<Output = store::Result<T>>,
     {
-        let mut wait = REWRITE_AFTER;
-        loop {
-            if let Some(result) = attempt(term, &operation).await {
-                return result;
-            }
-            self.pause();
-            sleep(wait).await;
-            self.resume().await;
-            if !term.holds(Instant::now()) {
-                return Err(ended());
-            }
-            wait = (wait * 2).min(REWRITE_AFTER_MAX);
-        }
+        repeat(term, Some(self), None, operation).await
+    }
+
+    /// As [`Self::insist`], until nobody waits for the answer any more. Only while nothing is written: what is begun must
+    /// be finished under the same lease, by whoever has begun it.
+    async fn read<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    where
+        F: Future<Output = store::Result<T>>,
+    {
+        let until = self.until();
+        repeat(term, Some(self), Some(until), operation).await
     }
 }
 
-/// The result, unless it is unknown.
-async fn attempt<T, F>(term: &Term, operation: impl Fn() -> F) -> Option<store::Result<T>>
+async fn repeat<T, F>(
+    term: &Term,
+    mut loading: Option<&mut Loading>,
+    until: Option<Instant>,
+    operation: impl Fn() -> F,
+) -> store::Result<T>
 where
     F: Future<Output = store::Result<T>>,
 {
-    let result = operation().await;
-    if !term.holds(Instant::now()) {
-        return Some(Err(ended()));
-    }
-    if let Err(store::Error::Unavailable { .. }) = result {
+    let mut wait = REWRITE_AFTER;
+    loop {
+        let result = operation().await;
+        if !term.holds(Instant::now()) {
+            return Err(ended());
+        }
+        let Err(store::Error::Unavailable { .. }) = result else {
+            return result;
+        };
         counter!("chat_store_retries_total").increment(1);
-        return None;
+        let paused = pause(wait, loading.as_deref_mut());
+        match until {
+            None => paused.await,
+            Some(until) => {
+                if timeout_at(until, paused).await.is_err() {
+                    return result;
+                }
+            }
+        }
+        if !term.holds(Instant::now()) {
+            return Err(ended());
+        }
+        wait = (wait * 2).min(REWRITE_AFTER_MAX);
     }
-    Some(result)
+}
+
+/// Waits before the next attempt, while others are loaded.
+async fn pause(wait: Duration, loading: Option<&mut Loading>) {
+    let Some(loading) = loading else {
+        return sleep(wait).await;
+    };
+    loading.pause();
+    sleep(wait).await;
+    loading.resume().await;
 }
 
 fn ended() -> store::Error {
@@ -198,7 +217,7 @@ async fn all_participants(
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
         let page = loading
-            .insist(term, || {
+            .read(term, || {
                 store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
             })
             .await?;

@@ -18,9 +18,9 @@ pub(super) async fn conversation(
 ) -> store::Result<()> {
     let store = &*environment.store;
     // Whatever the answer: asking loads the conversation, and thereby settles it and applies what is missing.
-    if let Err(error @ Error::Unavailable { .. }) = conversations
-        .ask(conversation, UserId::gateway(), Operation::Details)
-        .await
+    let asked = conversations.ask(conversation, UserId::gateway(), Operation::Details);
+    if let Err(error) = asked.await
+        && error.is_unavailable()
     {
         return Err(unavailable(&error));
     }
@@ -106,7 +106,7 @@ pub(super) async fn conversation(
 }
 
 fn moved() -> store::Error {
-    unavailable(&Error::MOVED)
+    unavailable(&Error::Moved)
 }
 
 fn unavailable(error: &dyn std::error::Error) -> store::Error {

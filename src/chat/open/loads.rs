@@ -1,8 +1,14 @@
 //! How many conversations are loaded at once. What a load reads is counted only when it is read, so the number is bounded.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use super::Held;
 use crate::model::limits::{LOADS_AGAIN_MAX, LOADS_MAX};
@@ -17,6 +23,8 @@ pub(super) struct Loads {
 pub(in crate::chat) struct Loading {
     held: Arc<Held>,
     permit: Option<OwnedSemaphorePermit>,
+    /// Whoever asked for the conversation waits no longer than this.
+    until: Instant,
 }
 
 impl Loads {
@@ -29,11 +37,17 @@ impl Loads {
 }
 
 impl Loading {
-    pub(super) async fn begin(held: &Arc<Held>) -> Self {
+    pub(super) async fn begin(held: &Arc<Held>, patience: Duration) -> Self {
+        let permit = permit(&held.table.loads.first).await;
         Self {
-            permit: permit(&held.table.loads.first).await,
             held: held.clone(),
+            permit,
+            until: Instant::now() + patience,
         }
+    }
+
+    pub(in crate::chat) fn until(&self) -> Instant {
+        self.until
     }
 
     /// Counts what was read.
@@ -64,6 +78,8 @@ mod tests {
     use super::*;
     use crate::chat::open::Table;
 
+    const PATIENCE: Duration = Duration::from_secs(5);
+
     #[tokio::test(start_paused = true)]
     async fn one_is_weighed_before_the_next_is_loaded() {
         let table = Table::new(1_000, 100_000);
@@ -72,9 +88,9 @@ mod tests {
         assert!(begun.iter().all(|(_, room)| room.is_some()));
         let mut loading = Vec::new();
         for (held, _) in &begun[..LOADS_MAX] {
-            loading.push(held.loading().now_or_never().expect("its turn"));
+            loading.push(held.loading(PATIENCE).now_or_never().expect("its turn"));
         }
-        let mut next = Box::pin(begun[LOADS_MAX].0.loading());
+        let mut next = Box::pin(begun[LOADS_MAX].0.loading(PATIENCE));
         assert!((&mut next).now_or_never().is_none(), "as many as may");
         loading[0].has_read(200_000);
         begun[0].0.loaded();
@@ -95,7 +111,10 @@ mod tests {
         let begun: Vec<_> = (0..3 * LOADS_MAX).map(|_| begin()).collect();
         let mut failed = Vec::new();
         for held in &begun {
-            let mut loading = held.loading().now_or_never().expect("others have paused");
+            let mut loading = held
+                .loading(PATIENCE)
+                .now_or_never()
+                .expect("others have paused");
             loading.pause();
             failed.push(loading);
         }
