@@ -1,20 +1,22 @@
 import type { ChatError } from './codes.js';
 
-/** Milliseconds before a try, drawn from all of them: where many clients lose the same gateway, they do not come
- * back together ("full jitter", AWS Architecture Blog 2015). */
+/** The upper bound of the first delay, in milliseconds. It doubles with each attempt. */
 export const BACKOFF_FIRST_MS = 500;
+/** The upper bound of any delay, in milliseconds. */
 export const BACKOFF_MAX_MS = 20_000;
 
+/** Returns the milliseconds to wait before an attempt: a random part of its upper bound, so that clients that lost the
+ * same gateway do not come back together ("full jitter", AWS Architecture Blog 2015). */
 export function backoff(attempt: number, random: () => number = Math.random): number {
   return Math.round(random() * Math.min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS * 2 ** attempt));
 }
 
-/** Milliseconds before a request is repeated: never sooner than the gateway asked for, and not all requests together. */
+/** Returns the milliseconds to wait before a retry: at least what the gateway asked for, and random so that requests spread. */
 export function retryDelay({ retryAfterMs }: { retryAfterMs: number | undefined }, attempt: number): number {
   return retryAfterMs === undefined ? backoff(attempt) : retryAfterMs * (1 + Math.random());
 }
 
-/** A promise that rejects with the signal's reason when that is aborted. `begin` returns what cleans up after it. */
+/** Returns a promise that rejects with the signal's reason when the signal is aborted. `begin` returns a function that cleans up. */
 export function abortable<T>(
   signal: AbortSignal | undefined,
   begin: (resolve: (value: T) => void, reject: (error: unknown) => void) => (() => void) | undefined,
@@ -24,7 +26,7 @@ export function abortable<T>(
   return new Promise<T>((resolve, reject) => {
     stop = () => {
       cleanUp?.();
-      // React Native has no reasons.
+      // React Native does not set `reason`.
       reject(signal?.reason ?? new Error('aborted'));
     };
     if (signal?.aborted) stop();
@@ -36,7 +38,7 @@ export function abortable<T>(
   });
 }
 
-/** Waits; rejects with the signal's reason when that is aborted. */
+/** Resolves after `ms`; rejects with the signal's reason when the signal is aborted. */
 export function delay(ms: number, signal?: AbortSignal): Promise<void> {
   return abortable(signal, (resolve) => {
     const timer = setTimeout(resolve, ms);
@@ -44,17 +46,17 @@ export function delay(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
-/** The promise, or the signal's reason when that is aborted before. */
+/** Returns a promise that settles as `promise` does, or rejects when the signal is aborted before. */
 export function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>): Promise<T> {
   return abortable(signal, (resolve, reject) => void promise.then(resolve, reject));
 }
 
-/** Calls `work` with a signal that is aborted after `ms`, or together with `signal`, and rejects then. Not every
- * environment has `AbortSignal.timeout` and `AbortSignal.any`. */
+/** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects. It replaces
+ * `AbortSignal.timeout` and `AbortSignal.any`, which not every environment has. */
 export function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, signal?: AbortSignal): Promise<T> {
   const over = new AbortController();
   return abortable<T>(signal, (resolve, reject) => {
-    // A timer of more than 2^31 ms would fire at once.
+    // A timer of 2^31 ms or more would fire at once.
     const timer = ms < 2 ** 31 ? setTimeout(reject, ms, new Error(`no answer within ${ms} ms`)) : undefined;
     work(over.signal).then(resolve, reject);
     return () => clearTimeout(timer);
@@ -64,7 +66,7 @@ export function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, s
   });
 }
 
-/** Repeats `work` until it succeeds, fails for good, or the signal is aborted. */
+/** Calls `work` until it succeeds or fails for good, with back-off after a temporary error. Rejects when the signal is aborted. */
 export async function persist<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
   for (let attempt = 0; ; attempt++) {
     try {

@@ -1,18 +1,19 @@
-/** What an application holds: one user's connection to the gateways, and everything reached through it. */
+/** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
 import { abortable, persist, unless, within } from './backoff.js';
+import { indexedDbStorage } from './browser-storage.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
-import { Conversation } from './conversation.js';
+import { Conversation, type Host } from './conversation.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
-import { Inbox } from './inbox.js';
+import { Inbox, type InboxHost } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
 import { Outbox } from './outbox.js';
 import { type Paging, pages } from './pages.js';
-import { indexedDbStorage, memoryStorage, type OutboxStorage } from './storage.js';
+import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
   Connected,
   ConversationChange,
@@ -31,34 +32,37 @@ import type {
   Typing,
   UserId,
 } from './types.js';
-import type { Watcher } from './watcher.js';
+import type { Watcher, WatcherHost } from './watcher.js';
 
 export interface ChatOptions {
-  /** Gives a token of this user. Asked at first, when one is about to expire, and when the gateway refuses one; never
-   * for a broken connection alone. Throw `UnauthorizedError` to give up; any other error is tried again. */
+  /** Returns a token of this user. Called before the first connection, shortly before a token expires, and when the
+   * gateway refuses one; not when a connection merely broke. Throw `UnauthorizedError` to give up. After any other error
+   * the client tries again. */
   token: TokenSource | string;
-  /** `json`, or the smaller `msgpack`, which is loaded when it is asked for. */
+  /** The encoding of frames; `json` by default. The code of `msgpack`, whose frames are smaller, is loaded when it is used. */
   codec?: 'json' | 'msgpack';
-  /** Where messages wait: IndexedDB in browsers, memory elsewhere. */
+  /** The storage of the outbox. Default: IndexedDB in browsers, memory elsewhere. */
   storage?: OutboxStorage;
-  /** Whose outbox it is, if known before the first connection: what waits in it is then shown at once. */
+  /** The user, if the application knows it before the first connection: pending messages are then shown at once. */
   user?: UserId;
-  /** Names the gateway whose outbox this is: messages written for one are never sent to another. The origin of `url`,
-   * if not given; where `url` is a function, give one for each of several services. */
+  /** The name of the service that the outbox belongs to: a message written for one service is never sent to another.
+   * Default: the origin of `url`, or empty if `url` is a function. An application that passes a function and uses several
+   * services gives each a scope. */
   scope?: string;
-  /** What the client does, for the developer: `console` fits. Without it, `console` is used only to warn once of an
-   * `error` that nobody listens to. */
+  /** Receives log lines for the developer, for example `console`. Without a logger, the client warns once on `console`
+   * about an `error` event that has no listener. */
   logger?: Logger;
-  /** For the gateway's logs. */
+  /** The name of this device in the gateway's logs. */
   device?: string;
-  /** Where there is no global one, as in Node before version 22. */
+  /** The WebSocket class. Needed where there is no global one, as in Node before version 22. */
   WebSocket?: unknown;
-  /** Cursors of an earlier client (`cursors()`): what came since is sent. */
+  /** The `cursors()` of an earlier client: the gateway replays later messages. */
   cursors?: Record<ConversationId, [Seq, number]>;
-  /** Messages that a live list holds; 300, if not given. It is trimmed at the end that is not looked at. */
+  /** The number of messages that a live list holds; 300 by default. A longer list is trimmed at the end far from its reader. */
   window?: number;
 }
 
+/** Receives log lines, one method for each level. */
 export interface Logger {
   debug?(message: string, ...more: unknown[]): void;
   info?(message: string, ...more: unknown[]): void;
@@ -66,53 +70,58 @@ export interface Logger {
   error?(message: string, ...more: unknown[]): void;
 }
 
+/** The events of a client, by name. */
 export interface ClientEvents {
   state: State;
-  /** Each message of every conversation: in order within one, once, none left out but by a `resync`. */
+  /** A message of any conversation. Each comes once, in the order of its conversation, without gaps except after a `resync`. */
   message: Message;
   receipt: Receipt;
   typing: Typing;
   presence: Presence;
   conversation: ConversationChange;
-  /** So much was missed that messages up to `head` come by no `message` event: they are in the history. */
+  /** The client missed too much: messages up to `head` come as no `message` event and are in the history only. */
   resync: Resync;
-  /** Something went wrong that no promise tells of: the storage of the outbox, or the gateway said so. */
+  /** An error that rejects no promise: the storage of the outbox failed, or the gateway reported it. */
   error: Error;
 }
 
+/** How long to wait for the answer to a request. */
 export interface RequestOptions {
   signal?: AbortSignal;
-  /** For the answer, waiting for a connection and further tries included. */
+  /** The time limit in milliseconds, with the wait for a connection and all retries; 15,000 by default. */
   timeoutMs?: number;
 }
 
+/** A group or channel to be created. */
 export interface NewConversation {
   name?: string;
   participants?: UserId[];
   public?: boolean;
   posting?: Posting;
-  /** A UUID (version 4 or 7): creating it twice is one conversation. Without it, one is made up. */
+  /** The id, a UUID of version 4 or 7, random by default. Creating the same id again has no effect. */
   conversation?: ConversationId;
 }
 
 const REQUEST_TIMEOUT_MS = 15_000;
 
-export class ChatClient extends Emitter<ClientEvents> {
+/** One user's client. It stays connected from `connect()` until `disconnect()`. */
+export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost {
   readonly inbox: Inbox;
   /** @internal */
   readonly outbox: Outbox;
   /** @internal */
   readonly feed: Feed;
-  /** Who this is; known from the first connection on. */
+  /** The user; known after the first connection, or from the option `user`. */
   user: UserId | undefined;
-  /** What the last connection began with. */
+  /** The answer to the last `connect`. */
   session: Connected | undefined;
   #options: ChatOptions;
   #connection: Connection;
   /** @internal */
   readonly marks: Marks;
-  /** What nobody holds is dropped: a client may see more conversations than its memory has room for. */
+  /** Weak references: a client may see more conversations than its memory has room for. */
   #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
+  /** The conversations that are in use, kept from being collected. */
   #held = new Set<Conversation>();
   #dropped =
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
@@ -122,7 +131,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
 
-  /** @param url Of the gateway: `wss://chat.example.org/v1/ws`; or what finds one, asked for each connection. */
+  /** @param url The URL of the gateway, as `wss://chat.example.org/v1/ws`, or a function that returns it for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
     const { token, storage = this.#storage() } = options;
@@ -134,7 +143,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     );
     for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
     this.inbox = new Inbox(this);
-    // Half of what a user may ask is left to other requests.
+    // Watermarks use half of the user's rate, so that other requests find room.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
     this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
     this.#connection = new Connection({
@@ -162,25 +171,25 @@ export class ChatClient extends Emitter<ClientEvents> {
     return this.#connection.state;
   }
 
-  /** Connects, and stays connected until `disconnect()`. Resolves with the first connection; rejects when there will
-   * be none: the token is refused for good, the URL is none, or `disconnect()` was called. Need not be awaited. */
+  /** Connects, and stays connected until `disconnect()`. Resolves with the first connection. Rejects when none is
+   * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
     if (this.user) void this.outbox.open(this.user);
     this.#connection.step({ on: 'connect' });
     const connected = this.#ready(signal).then(() => this.session!);
-    // The state tells the same; a component that mounts need not wait.
+    // The state shows the same failure, so a caller that does not wait gets no unhandled rejection.
     connected.catch(() => {});
     return connected;
   }
 
-  /** Closes the connection. What waits in the outbox stays there; conversations keep what they show. */
+  /** Closes the connection. Pending messages stay in the outbox, and lists keep the messages they show. */
   disconnect(): void {
     this.#disconnect();
     this.outbox.close();
   }
 
-  /** Disconnects, and deletes everything that is stored for this user. The next user gets a new client. */
+  /** Disconnects, and deletes everything that is stored for this user. Create a new client for the next user. */
   async logout(): Promise<void> {
     this.#disconnect();
     for (const kept of [this.#connection, this.inbox, this.feed, this.marks, this.#presence]) kept.clear();
@@ -193,8 +202,8 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#connection.step({ on: 'disconnect' });
   }
 
-  /** Asks the gateway. A broken connection, `unavailable` and `rate_limited` are tried again until the time is up: every
-   * request may be repeated. */
+  /** Sends a request and returns its answer. Every request is idempotent, so it is retried after a broken connection,
+   * `unavailable` and `rate_limited`, until `timeoutMs` have passed. */
   async request<R extends Request>(
     request: R,
     { signal, timeoutMs = REQUEST_TIMEOUT_MS }: RequestOptions = {},
@@ -209,7 +218,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       } catch (thrown) {
         const error = thrown as ChatError;
         if (error.closeCode === BAD_FRAME && ++faults > 1)
-          throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
+          throw new ChatError('bad_request', `${request.type} closed the connection twice`);
         if (error.temporary && error.code !== 'lost') last = error;
         throw error;
       }
@@ -222,12 +231,12 @@ export class ChatClient extends Emitter<ClientEvents> {
     }
   }
 
-  /** @internal Says something that has no answer, if there is a connection. */
+  /** @internal Sends a request that has no answer. Does nothing without a connection. */
   post(request: Request): void {
     this.#connection.post(request);
   }
 
-  /** The same object for the same id, as long as anything holds it: a variable, a listener, an open list. */
+  /** Returns the conversation with this id: the same object as long as a variable, a listener or an open list holds it. */
   conversation(id: ConversationId): Conversation {
     const known = this.#known(id);
     if (known) return known;
@@ -237,7 +246,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     return conversation;
   }
 
-  /** @internal Whether it is kept though the application may have let go of it. */
+  /** @internal Keeps a conversation that the application may not hold any more, or lets it be collected. */
   hold(conversation: Conversation, held: boolean): void {
     this.#held[held ? 'add' : 'delete'](conversation);
   }
@@ -246,13 +255,13 @@ export class ChatClient extends Emitter<ClientEvents> {
     return this.#conversations.get(id)?.deref();
   }
 
-  /** @internal What is known of this conversation is another thing now. */
+  /** @internal Reports that the inbox item or the pending messages of a conversation changed. */
   changed(conversation: ConversationId): void {
     this.#known(conversation)?.changed();
   }
 
-  /** The direct chat with this user; the one there is, if there is one. Without a connection it is created later, if it is
-   * known who this client is. */
+  /** Returns the direct chat with this user, and creates it if there is none. Without a connection it is created later,
+   * provided that the client's own user is known. */
   async dm(user: UserId): Promise<Conversation> {
     const id = this.state.at !== 'connected' && this.user && (await dmId(this.user, user));
     if (!id) return this.#create('dm', { participants: [user] });
@@ -260,20 +269,22 @@ export class ChatClient extends Emitter<ClientEvents> {
     return this.conversation(id);
   }
 
+  /** Creates a group. */
   createGroup(group: NewConversation): Promise<Conversation> {
     return this.#create('group', { conversation: uuid(), ...group });
   }
 
+  /** Creates a channel. */
   createChannel(channel: NewConversation): Promise<Conversation> {
     return this.#create('channel', { conversation: uuid(), ...channel });
   }
 
-  /** Public groups and channels, page by page. */
+  /** Lists public groups and channels, page by page. */
   publicConversations({ limit, signal }: Paging = {}): AsyncGenerator<PublicConversation[]> {
     return pages((after: ConversationId | undefined) => this.request({ type: 'public', limit, after }, { signal }));
   }
 
-  /** Follows who is online, until disposed of: `presence` events, and `presence(user)`. */
+  /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
   watch(users: readonly UserId[]): Dispose {
     const watch = [...users];
     this.#watches.add(watch);
@@ -283,12 +294,12 @@ export class ChatClient extends Emitter<ClientEvents> {
     };
   }
 
-  /** What is known of a watched user. */
+  /** Returns the last known presence of a watched user. */
   presence(user: UserId): Presence | undefined {
     return this.#presence.get(user);
   }
 
-  /** Where each conversation has got to: for a later client to begin with. */
+  /** Returns the cursor of each conversation, for the option `cursors` of a later client. */
   cursors(): Record<ConversationId, [Seq, number]> {
     return this.feed.cursors();
   }
@@ -299,10 +310,10 @@ export class ChatClient extends Emitter<ClientEvents> {
     return this.conversation(conversation);
   }
 
-  /** Until there is a connection. */
+  /** Resolves when there is a connection; rejects when there will be none. */
   async #ready(signal?: AbortSignal): Promise<void> {
     const state = await abortable<State>(signal, (resolve) => {
-      // Neither connecting nor waiting.
+      // `connecting` and `waiting` are the states that end by themselves.
       const look = () => !/ing$/.test(this.state.at) && resolve(this.state);
       look();
       return this.on('state', look);
@@ -337,7 +348,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.emit('state', state);
   }
 
-  /** Tells the gateway whom to watch. */
+  /** Sends the gateway the users to watch. */
   async #watchAll(): Promise<void> {
     if (this.state.at !== 'connected') return;
     try {
@@ -350,12 +361,12 @@ export class ChatClient extends Emitter<ClientEvents> {
       }
       await this.#watcher.tell();
     } catch (error) {
-      // Loading it is tried again by the next `watch()`, and by the next connection.
+      // The next `watch()` and the next connection load the code again.
       this.#failed(error as Error);
     }
   }
 
-  /** Creates a direct chat that was begun without a connection. */
+  /** Creates a direct chat that the user opened without a connection. */
   async #begin(conversation: ConversationId, over?: AbortSignal): Promise<void> {
     const user = this.outbox.dms.get(conversation);
     if (!user) return;
@@ -368,7 +379,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#log('error', message, error);
     if (!this.hasListener('error') && !this.#options.logger && !this.#warned) {
       this.#warned = true;
-      globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
+      globalThis.console?.warn(`chat: ${message} (see on('error'))`);
     }
     this.emit('error', error);
   }
@@ -377,11 +388,11 @@ export class ChatClient extends Emitter<ClientEvents> {
     try {
       this.#options.logger?.[level]?.(`chat: ${message}`, ...more);
     } catch {
-      // A logger harms nobody.
+      // A logger that throws must not stop the client.
     }
   }
 
-  /** IndexedDB, unless there is none: some browsers throw where storage is forbidden. */
+  /** Returns IndexedDB if there is one, else memory. Some browsers throw where storage is forbidden. */
   #storage(): OutboxStorage {
     let reason: unknown = 'no IndexedDB';
     try {
@@ -389,7 +400,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     } catch (error) {
       reason = error;
     }
-    // Once the application had time to listen. Outside browsers nobody expects it.
+    // Reported later, so that the application can listen first. Outside browsers memory is the expected storage.
     if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
     return memoryStorage();
   }
@@ -416,7 +427,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       this.outbox.passed(event.conversation, event.head);
       conversation?.resync(event.head);
     }
-    // Nobody listens for `reconnect`: the close code that follows says what to do. Nor for events of later versions.
+    // Events without a listener are ignored: `reconnect`, because the close code says what to do, and those of later versions.
     this.emit(event.type as never, event as never);
   }
 
@@ -431,17 +442,17 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 }
 
-/** `http:` and `ws:` of one host are one gateway. */
+/** Returns the origin with `ws:` for `http:`, which is the same gateway. */
 function originOf(url: string): string {
   try {
     return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws');
   } catch {
-    // Connecting says what is wrong with it.
+    // `connect()` reports an invalid URL.
     return url;
   }
 }
 
-/** A token that cannot be replaced. */
+/** Returns a source for a token that cannot be renewed. */
 function fixed(token: string): TokenSource {
   return ({ reason }) => {
     if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');

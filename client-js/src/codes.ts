@@ -1,6 +1,6 @@
-/** Every way to be refused or closed; no other file names a number. */
+/** Error codes and close codes. No other file contains their numbers. */
 
-/** Why a request failed: the gateway's codes, and six of the client's own. */
+/** Why a request failed: the codes of the gateway, and six that only the client uses. */
 export type ErrorCode =
   | 'bad_request'
   | 'unauthorized'
@@ -11,24 +11,26 @@ export type ErrorCode =
   | 'rate_limited'
   | 'unavailable'
   | 'internal'
-  /** No answer in time; what was asked for may have happened. */
+  /** No answer came in time. The request may have taken effect. */
   | 'timeout'
-  /** The client was closed, by `disconnect()` or for good. */
+  /** The client was disconnected by `disconnect()`, or closed for good. */
   | 'closed'
-  /** The connection broke before the answer came. Requests and the outbox try again by themselves. */
+  /** The connection broke before the answer came. Requests and the outbox retry by themselves. */
   | 'lost'
-  /** There is no connection to the gateway, or no token at the moment. The client goes on trying. */
+  /** The gateway or the token source cannot be reached. The client keeps trying. */
   | 'unreachable'
-  /** What the client was made with cannot work: its URL, or a WebSocket implementation that is missing. */
+  /** The client's options cannot work: the URL is invalid, or there is no WebSocket class. */
   | 'invalid'
-  /** It waited in the outbox for longer than the gateway remembers: whether it was stored is not known. */
+  /** The message was in the outbox for longer than the gateway remembers client ids. It may have been stored. */
   | 'expired';
 
+/** The error of a failed request or message. */
 export class ChatError extends Error {
   override name = 'ChatError';
   readonly code: ErrorCode;
+  /** The least time before a retry, if the gateway gave one. */
   readonly retryAfterMs: number | undefined;
-  /** What the gateway closed the connection with, if it did. */
+  /** The close code of the connection, if the connection ended. */
   readonly closeCode: number | undefined;
 
   constructor(code: ErrorCode, message: string, more: { cause?: unknown; closeCode?: number; retryAfterMs?: number | undefined } = {}) {
@@ -38,31 +40,33 @@ export class ChatError extends Error {
     this.closeCode = more.closeCode;
   }
 
-  /** Trying the same again may help. */
+  /** Whether a retry may succeed. */
   get temporary(): boolean {
     return ['rate_limited', 'unavailable', 'timeout', 'lost', 'unreachable'].includes(this.code);
   }
 }
 
-/** To be thrown by `token()`: this user may not connect, and asking again is pointless. */
+/** The error for `token()` to throw when this user may not connect. The client then stops trying. */
 export class UnauthorizedError extends ChatError {
   constructor(message = 'no token') {
     super('unauthorized', message);
   }
 }
 
-/** Close codes of the gateway that mean more than "reconnect with back-off". */
+/** The gateway shuts down: reconnect at once. */
 export const RESTART = 1012;
+/** The token expired: reconnect with a new one. */
 export const TOKEN_EXPIRED = 4002;
+/** The gateway does not accept the token. */
 export const UNAUTHORIZED = 4501;
-/** Not a frame of the protocol, or too large: because of something that this client has just sent. */
+/** This client sent a frame that is too large or not of the protocol. */
 export const BAD_FRAME = 4500;
-/** From here on, reconnecting is pointless until something has changed. */
+/** The lowest close code after which reconnecting is pointless. */
 export const FINAL = 4500;
 
-/** Why a connection ended. A request that it interrupted may be repeated, whatever the code. */
+/** Returns the error for a connection that ended. The requests it interrupted are idempotent, so they may be retried. */
 export function lost(closeCode = 1006, reason = '', why: ErrorCode = closeCode >= FINAL ? 'closed' : 'lost'): ChatError {
   const message = closeCode === 1006 ? 'The connection broke.' : `The gateway closed the connection: ${reason} (${closeCode}).`;
-  // Soon, and not at once: a socket that is just closing may still be the one there is.
+  // Not at once: the closing socket may still be the current one.
   return new ChatError(why, message, { retryAfterMs: 10, closeCode });
 }

@@ -1,56 +1,61 @@
-/** One connection at a time, made again whenever it breaks. What the states are, and what leads from one to the
- * next, is the pure function `next`; the class carries it out. */
+/** The connection to a gateway, made again whenever it breaks. The pure function `next` has the states and the steps between
+ * them; the class `Connection` carries them out. */
 import { backoff, delay, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
 import { BAD_FRAME, ChatError, type ErrorCode, FINAL, lost, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
 import type { Connected, ConversationId, Limits, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
 import { fromWire, toWire } from './wire.js';
 
-/** Why a token is asked for: there is none yet, it will expire within half a minute, the gateway refused it. */
+/** Why a token is needed: there is none, the current one is about to expire, or the gateway refused it. */
 export type TokenReason = 'initial' | 'expiring' | 'rejected';
+/** Returns a token. The signal is aborted after 30 s. */
 export type TokenSource = (why: { reason: TokenReason; signal: AbortSignal }) => Promise<string> | string;
 
+/** The state of the connection. */
 export type State =
   | { at: 'idle'; error?: undefined }
-  /** A token is fetched, then a socket opened. `error`: why the last attempt failed, or the connection before ended. */
+  /** Fetches a token, then opens a socket. `error` is why the last attempt failed or the last connection ended. */
   | { at: 'connecting'; attempt: number; token: TokenReason; error?: ChatError | undefined }
   | { at: 'connected'; attempt: number; since: Millis; error?: undefined }
-  /** Between two attempts. */
+  /** Waits before the next attempt. */
   | { at: 'waiting'; attempt: number; until: Millis; error?: ChatError | undefined }
-  /** For good: only `connect()` leads out of it. */
+  /** Gave up. Only `connect()` leads to another state. */
   | { at: 'closed'; error: ChatError };
 
+/** An event that may change the state. */
 export type Step =
   | { on: 'connect' | 'disconnect' | 'opened' | 'time' }
-  /** `fresh`: the token it was refused with had just been fetched. `asking`: requests were under way. */
+  /** The connection or the attempt ended. `fresh`: its token had just been fetched. `asking`: requests were in flight. */
   | { on: 'lost'; code: number; reason?: string | undefined; fresh: boolean; asking?: boolean; error?: ChatError | undefined }
-  /** There is no token, or no socket can be made. */
+  /** No token was returned, or no socket can be opened. */
   | { on: 'no_token'; error: Error };
 
-/** For a token; for the socket and the answer to `connect`. */
+/** The time limit for a token. */
 const TOKEN_TIMEOUT_MS = 30_000;
+/** The time limit for the socket and the answer to `connect` together. */
 const CONNECT_TIMEOUT_MS = 10_000;
-/** Cursors of one frame. */
+/** The number of cursors in one frame. */
 const CURSORS_AT_ONCE = 200;
-/** For any frame after a ping. Longer than a gateway may let a user wait who has asked for too many bytes. */
+/** The time limit for any frame after a ping. It is longer than a gateway delays a user who asked for too many bytes. */
 const PROBE_TIMEOUT_MS = 6_000;
-/** A connection that held so long begins to count its failures anew. */
+/** The duration after which a connection resets the count of failures. */
 const HEALTHY_MS = 30_000;
-/** A connection that did not hold so long is made again at once after a restart, so often in a row. */
+/** How often in a row a shorter connection is made again at once after a restart of the gateway. */
 const RESTARTS_AT_ONCE = 1;
-/** A token is replaced so long before it expires. */
+/** How long before its expiry a token is renewed. */
 const EXPIRING_MS = 30_000;
-/** Longer timers fire at once. */
+/** The longest timer. Longer ones fire at once. */
 const TIMER_MAX_MS = 2 ** 31 - 1;
-/** Requests without an answer. */
+/** The greatest number of unanswered requests. */
 const ASKED_MAX = 1_000;
-/** Part of the gateway's rate that this client uses: pongs count too, and so do other sessions of the user. */
+/** The part of the gateway's rate limit that this client uses. Pongs and other sessions of the user count too. */
 const RATE_PART = 0.8;
+/** The part of the gateway's burst limit that this client uses. */
 const BURST_PART = 0.5;
-/** After so many connections in a row that ended with 4500, reconnecting is given up. */
+/** The number of connections in a row that end with 4500 after which the client gives up. */
 const BAD_FRAMES_MAX = 10;
 
-/** The only place where the state changes. */
+/** Returns the state that follows a step. */
 export function next(state: State, step: Step, now: Millis, random: () => number = Math.random): State {
   let { error }: { error?: ChatError | undefined } = state;
   const wait = (attempt: number): State => ({ at: 'waiting', attempt, until: now + backoff(attempt, random), error });
@@ -78,17 +83,18 @@ export function next(state: State, step: Step, now: Millis, random: () => number
         if (!fresh) return open(state.attempt, 'rejected');
         return { at: 'closed', error: new UnauthorizedError(reason || error.message) };
       }
-      // One of the requests is to blame, and the outbox finds out which: the others need not stay without a connection.
+      // One of the requests caused it. The outbox finds out which one, and the others need a connection.
       const isFault = code === BAD_FRAME && asking && isOpen && state.attempt < BAD_FRAMES_MAX;
       if (code >= FINAL && !isFault) return { at: 'closed', error };
       const attempt = isOpen && now - state.since >= HEALTHY_MS ? 0 : state.attempt + 1;
-      // A gateway that leaves tells its clients to go elsewhere; one that does so again and again is failing.
+      // A restart tells clients to connect to another gateway at once. Repeated restarts are a failure, so they wait.
       if (code === RESTART && isOpen && attempt <= RESTARTS_AT_ONCE) return open(attempt);
       return wait(attempt);
     }
   }
 }
 
+/** What the connection needs of the client. */
 export interface Hooks {
   url(): Promise<string> | string;
   codec(): Promise<Codec>;
@@ -96,51 +102,56 @@ export interface Hooks {
   WebSocket: typeof WebSocket | undefined;
   device: string | undefined;
   cursors(): Record<ConversationId, [Seq, number]>;
-  /** Before anything else of the new connection is handled. Returns why it must not be used. */
+  /** Called before any other frame of a new connection. Returns an error if the connection must not be used. */
   connected(hello: Connected): Error | undefined;
-  /** The signal is aborted when the state changes again. */
+  /** Called after each change of state. The signal is aborted at the next one. */
   changed(state: State, over: AbortSignal): void;
   event(event: ServerEvent): void;
 }
 
+/** A request that waits for its answer. */
 interface Asked {
   resolve(reply: never): void;
   reject(error: ChatError): void;
 }
 
-/** Where the gateway states none. */
+/** The limits that apply if the gateway states none. */
 const NO_LIMITS = { frameBytes: 1e9, requestsPerSecond: 1e9, requestsBurst: 1e9 };
 
 type Encoded = ReturnType<Codec['encode']>;
 
+/** The connection of one client. */
 export class Connection {
   state: State = { at: 'idle' };
   #hooks: Hooks;
   #socket: WebSocket | undefined;
   #codec!: Codec;
+  /** Requests in flight, by id. */
   #asked = new Map<number, Asked>();
-  /** Requests that wait until the gateway's rate allows them. */
+  /** Requests that wait for the rate limit. */
   #queue: { send(): void; reject(error: ChatError): void }[] = [];
   #limits: typeof NO_LIMITS & Partial<Limits> = NO_LIMITS;
-  /** Requests that may be sent at once, as of `#filledAt`. The gateway counts over all connections of a user. */
+  /** The number of requests that the rate limit allowed at `#filledAt`. The gateway counts all connections of a user. */
   #tokens = 0;
   #filledAt = -Infinity;
   #pumping = false;
   #nextId = 1;
-  /** Frames received on this socket: that there are more is the sign of life. */
+  /** The number of frames received on this socket. It grows while the connection lives. */
   #heard = 0;
   /** Aborted when the state changes. */
   #over = new AbortController();
   #token: { text: string; expires: Millis } | undefined;
   #fetched: Promise<string> | undefined;
-  /** What the gateway's clock is ahead of ours. */
+  /** How far the gateway's clock is ahead of this one, in milliseconds. */
   #ahead = 0;
+  /** Whether the token was fetched for this attempt. */
   #fresh = false;
 
   constructor(hooks: Hooks) {
     this.#hooks = hooks;
   }
 
+  /** Applies a step, and begins the work of the new state. */
   step(step: Step): void {
     const before = this.state;
     this.state = next(before, step, Date.now());
@@ -156,38 +167,38 @@ export class Connection {
     this.#hooks.changed(state, this.#over.signal);
   }
 
-  /** The network or the page is back: look whether the connection lives, or try again at once. */
+  /** Called when the network or the page is back: probes the connection, or connects at once. */
   awake(): void {
     if (this.state.at === 'connected') this.#probe();
     else if (this.state.at === 'waiting') this.step({ on: 'connect' });
   }
 
-  /** Asks once, on this connection, as soon as the gateway's rate allows it. */
+  /** Sends a request on this connection as soon as the rate limit allows it. Does not retry. */
   ask<R extends Request>(request: R): Promise<Replies[R['type']]> {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
       const asked = this.#asked.size + this.#queue.length;
-      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait already`));
+      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
       const data = this.#encode({ ...request, id });
       const send = () => {
         this.#asked.set(id, { resolve, reject });
         this.#send(data);
       };
-      // What keeps the connection alive does not wait.
+      // Requests that keep the connection alive must not wait.
       if (['connect', 'ping', 'refresh'].includes(request.type)) return send();
       this.#queue.push({ send, reject });
       this.#pump();
     });
   }
 
-  /** Says something that has no answer; left out where requests have to wait. */
+  /** Sends a request that has no answer. Drops it if the rate limit does not allow it now. */
   post(request: Request): void {
     if (this.#socket?.readyState !== 1) return;
     if (request.type === 'cursors' || this.#refill() >= 1) this.#send(this.#encode(request));
   }
 
-  /** Nothing of the user is kept. */
+  /** Deletes the token. */
   clear(): void {
     this.#token = this.#fetched = undefined;
   }
@@ -202,7 +213,7 @@ export class Connection {
     const { frameBytes } = this.#limits;
     const { length } = typeof data === 'string' ? new TextEncoder().encode(data) : data;
     if (length <= frameBytes) return data;
-    // The gateway would close the connection.
+    // The gateway would close the connection because of it.
     throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame`);
   }
 
@@ -211,7 +222,7 @@ export class Connection {
     this.#socket!.send(data);
   }
 
-  /** Returns how many requests the gateway's rate allows now. */
+  /** Returns how many requests the rate limit allows now. */
   #refill(): number {
     const { requestsPerSecond, requestsBurst } = this.#limits;
     const now = Math.max(this.#filledAt, performance.now());
@@ -221,6 +232,7 @@ export class Connection {
     return this.#tokens;
   }
 
+  /** Sends queued requests as the rate limit allows. */
   #pump(): void {
     while (!this.#pumping && this.#queue[0]) {
       const missing = 1 - this.#refill();
@@ -262,7 +274,7 @@ export class Connection {
     socket.onopen = () => {
       error = undefined;
       const { device, cursors } = this.#hooks;
-      // In parts, each far smaller than a frame may be.
+      // All cursors in one frame could exceed the frame limit.
       const known = Object.entries(cursors());
       const part = () => ({
         cursors: Object.fromEntries(known.splice(0, CURSORS_AT_ONCE)),
@@ -270,7 +282,7 @@ export class Connection {
       });
       const connect = this.ask({ type: 'connect', token, device, ...part() });
       while (known.length) this.post({ type: 'cursors', ...part() });
-      // If it is refused, the close code that follows says what to do.
+      // After a refusal the close code says what to do.
       connect.then(
         (hello) => this.#opened(hello),
         () => {},
@@ -278,13 +290,13 @@ export class Connection {
     };
     socket.onmessage = ({ data }) => this.#receive(data as string | ArrayBuffer);
     socket.onclose = ({ code, reason }) => ended(code, reason);
-    // `close` follows; in Node an error that nobody hears ends the process. Only Node says what it was.
+    // `close` follows. An error event without a listener would end a Node process. Only Node gives a reason.
     socket.onerror = (event) => {
       error &&= unreachable(url, (event as Partial<ErrorEvent> | undefined)?.message);
     };
   }
 
-  /** Opens a socket. Fails at once where there is no WebSocket, or the URL is none. */
+  /** Opens a socket. Throws `invalid` if there is no WebSocket class or the URL is invalid. */
   #connect(url: string): WebSocket {
     try {
       return new this.#hooks.WebSocket!(url, this.#codec.subprotocol);
@@ -322,7 +334,7 @@ export class Connection {
     if (rest.type !== 'error') return asked?.resolve(rest as never);
     const { code, message, retryAfterMs } = rest as unknown as { code: ErrorCode; message: string; retryAfterMs?: number };
     if (code === 'rate_limited') {
-      // Other sessions of this user ask too: everything rests until then.
+      // Other sessions of this user may have used the limit, so all requests wait.
       this.#tokens = Math.min(0, this.#refill());
       this.#filledAt = Math.max(this.#filledAt, performance.now() + (retryAfterMs ?? 0));
     }
@@ -342,11 +354,11 @@ export class Connection {
     }
     for (const { reject } of this.#asked.values()) reject(lost(code, '', 'lost'));
     this.#asked.clear();
-    // Requests that were not sent are not to blame.
+    // Unsent requests get no close code, because they did not cause it.
     for (const { reject } of this.#queue.splice(0)) reject(lost());
   }
 
-  /** Nothing came for a whole interval: asks for a sign of life. A page cannot see the gateway's own pings. */
+  /** Probes the connection if no frame came for a whole interval. A page cannot see the gateway's WebSocket pings. */
   #watch(interval: number): void {
     const heard = this.#heard;
     this.#after(interval, () => {
@@ -355,6 +367,7 @@ export class Connection {
     });
   }
 
+  /** Sends a ping. The connection is lost if no frame follows. */
   #probe(): void {
     const heard = this.#heard;
     this.ask({ type: 'ping' }).catch(() => {});
@@ -363,6 +376,7 @@ export class Connection {
     });
   }
 
+  /** Schedules the renewal of the token. */
   #expires(at: Millis): void {
     if (this.#token) this.#token.expires = at;
     const left = at - Date.now() - this.#ahead;
@@ -375,12 +389,12 @@ export class Connection {
       const token = await this.#fetchToken('expiring');
       if (this.state === state) this.#expires((await this.ask({ type: 'refresh', token })).expiresAt);
     } catch {
-      // Again soon; when it has expired, the gateway closes and a new one is asked for then.
+      // If it never succeeds, the gateway closes the connection at the expiry, and the client asks for a new token.
       if (this.state === state) this.#after(EXPIRING_MS / 6, () => void this.#refresh(at));
     }
   }
 
-  /** The token there is, unless it is of no more use; asked for once at a time. */
+  /** Returns the known token while it is valid, else a new one. Asks for one token at a time. */
   async #fetchToken(reason: TokenReason): Promise<string> {
     const known = this.#token;
     if (reason === 'initial' && known && known.expires - Date.now() - this.#ahead > EXPIRING_MS) return known.text;
@@ -388,7 +402,7 @@ export class Connection {
     const why = known ? reason : 'initial';
     const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
       .then((text) => {
-        // When it expires is told by the gateway that takes it. After `clear()` it is of no use.
+        // The gateway that accepts it tells its expiry. After `clear()` it is not kept.
         if (this.#fetched === fetched) this.#token = { text, expires: Infinity };
         return text;
       })
@@ -402,7 +416,7 @@ export class Connection {
     return fetched;
   }
 
-  /** Of this state: when the state changes, all its timers are gone. */
+  /** Calls `then` after `ms`, unless the state changes before. */
   #after(ms: number, then: () => void): void {
     delay(Math.min(ms, TIMER_MAX_MS), this.#over.signal).then(then, () => {});
   }
@@ -413,7 +427,7 @@ function asChatError(cause: unknown, what = ''): ChatError {
   return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), { cause });
 }
 
-/** Browsers do not say why a socket did not open. */
+/** Returns the error for a socket that did not open. Browsers give no reason. */
 function unreachable(url: string, detail = ''): ChatError {
-  return new ChatError('unreachable', `no connection to ${url} ${detail}: check the URL, the network, the certificate and client.origins`);
+  return new ChatError('unreachable', `no connection to ${url}: check the URL, the network, the certificate and client.origins. ${detail}`);
 }

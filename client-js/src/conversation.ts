@@ -1,8 +1,10 @@
-/** One conversation: a live, ordered list of its messages without gaps, and everything one can do with it. */
-import type { ChatClient } from './client.js';
+/** A conversation: the live list of its messages, and the requests about it. */
+import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
+import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
-import type { Pending } from './outbox.js';
+import type { Marks } from './marks.js';
+import type { Outbox, Pending } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import type {
   Attachment,
@@ -24,52 +26,71 @@ import type {
   UserId,
 } from './types.js';
 
+/** The events of a conversation, by name. */
 export interface ConversationEvents {
-  /** Anything that can be read from the conversation has changed. */
+  /** Any property of the conversation changed. */
   change: Conversation;
-  /** Each message, in order, once. */
+  /** A message of this conversation. Each comes once, in order. */
   message: Message;
 }
 
+/** The optional parts of a message to send. */
 export interface SendOptions {
   attachments?: Attachment[];
   replyTo?: Seq;
 }
 
-/** What a component shows of a conversation. */
+/** An immutable view of a conversation, for a component to render. */
 export interface ConversationView {
   conversation: Conversation;
   messages: readonly ChatMessage[];
   typing: UserId[];
 }
 
-/** What is asked about one conversation. */
+/** What a conversation needs of its client. */
+export interface Host {
+  readonly user: UserId | undefined;
+  readonly inbox: Inbox;
+  readonly outbox: Outbox;
+  readonly feed: Feed;
+  readonly marks: Marks;
+  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  /** Sends a request that has no answer. */
+  post(request: Request): void;
+  /** Keeps the conversation, or lets it be collected. */
+  hold(conversation: Conversation, held: boolean): void;
+}
+
+/** A request about one conversation. */
 type About = Extract<Request, { conversation: ConversationId }>;
 
-interface Marks {
+/** How far one user received and read the conversation. */
+interface Watermarks {
   deliveredSeq: Seq;
   readSeq: Seq;
 }
 
-/** What makes a view another one. */
+/** The properties whose change makes a new view. */
 const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item'] as const;
 const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
-/** Of larger conversations, who has read what is not followed. */
+/** The largest conversation, in participants, whose watermarks are followed. */
 const FOLLOWED_MAX = 1_000;
-/** After this without another event, somebody has stopped typing. */
+/** The time after the last `typing` event until a user counts as not typing. */
 const TYPING_MS = 6_000;
+/** The least time between two `typing` requests. */
 const TYPING_EVERY_MS = 3_000;
 
+/** A conversation of the client's user, or a public one. `client.conversation(id)` returns it. */
 export class Conversation extends List<ConversationEvents> {
   readonly id: ConversationId;
-  /** This user is not in it any more. */
+  /** Whether the user left or was removed, or a channel was made private while the user only subscribed to it. */
   removed = false;
-  /** What is known of it; asked for when it is opened. */
+  /** The details; loaded when the list is opened. */
   details: ConversationDetails | undefined;
-  #client: ChatClient;
+  #host: Host;
   #head: Seq;
-  #followed: Map<UserId, Marks> | undefined;
+  #followed: Map<UserId, Watermarks> | undefined;
   #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
   #typedAt = 0;
   #looking = false;
@@ -85,32 +106,34 @@ export class Conversation extends List<ConversationEvents> {
   });
 
   /** @internal */
-  constructor(client: ChatClient, id: ConversationId, window = WINDOW) {
+  constructor(host: Host, id: ConversationId, window = WINDOW) {
     super(window);
-    this.#client = client;
+    this.#host = host;
     this.id = id;
     this.#head = this.item?.lastSeq ?? 0;
   }
 
-  /** The newest message known of. */
+  /** The highest known seq. */
   get head(): Seq {
-    return Math.max(this.#head, this.#client.feed.seq(this.id) ?? 0);
+    return Math.max(this.#head, this.#host.feed.seq(this.id) ?? 0);
   }
 
+  /** The kind; undefined while it is unknown. */
   get kind(): Kind | undefined {
     return this.item?.kind ?? this.details?.kind;
   }
 
-  /** Of a dm: the other user. Empty if it is unknown. */
+  /** The name; of a dm, the other user. Empty while it is unknown. */
   get name(): string {
-    return this.item?.name ?? this.details?.name ?? this.#client.outbox.dms.get(this.id) ?? '';
+    return this.item?.name ?? this.details?.name ?? this.#host.outbox.dms.get(this.id) ?? '';
   }
 
+  /** The number of unread messages. */
   get unread(): number {
     return this.item?.unread ?? 0;
   }
 
-  /** This user may send messages; so it is assumed while it is not known. */
+  /** Whether the user may send messages. True while the details are unknown. */
   get canSend(): boolean {
     if (this.removed) return false;
     if (!this.details) return true;
@@ -118,21 +141,21 @@ export class Conversation extends List<ConversationEvents> {
     return role !== undefined && (posting !== 'admins' || role !== 'member');
   }
 
-  /** The list: stored messages without a gap, then those on their way. A new array whenever it changed. */
+  /** The messages of the list: stored ones without a gap, then pending ones. A new array after each change. */
   get messages(): readonly ChatMessage[] {
     if (this.#isShown) return this.#shown;
     this.#isShown = true;
     this.#showStates();
     const { entries } = this.timeline;
     const shown: ChatMessage[] = [...entries];
-    const waiting = this.following || !entries.length ? this.#client.outbox.of(this.id) : [];
+    const waiting = this.following || !entries.length ? this.#host.outbox.of(this.id) : [];
     if (waiting.length) {
       const stored = new Set(entries.map(({ key }) => key));
       const before = new Map(this.#shown.map((message) => [message.key, message]));
       for (const entry of waiting) {
         const message = onItsWay(entry);
         const known = before.get(message.key);
-        // The same object as before if it is the same: what shows it need not look again.
+        // An equal message stays the same object, so that a component need not render it again.
         if (!stored.has(message.key)) shown.push(known && isSame(known, message) ? known : message);
       }
     }
@@ -140,56 +163,56 @@ export class Conversation extends List<ConversationEvents> {
     return this.#shown;
   }
 
-  /** Its place in the inbox. */
+  /** The inbox item of the conversation. */
   get item(): InboxItem | undefined {
-    return this.#client.inbox.get(this.id);
+    return this.#host.inbox.get(this.id);
   }
 
-  /** Everyone else who is typing. */
+  /** The other users who are typing. */
   get typing(): UserId[] {
     return [...this.#typing.keys()];
   }
 
-  /** Sends a message: shown at once, stored when there is a connection. Resolves when it is stored; rejects when it is
-   * refused for good. */
+  /** Sends a message. It is in the list at once, and is sent when there is a connection. Resolves when the gateway
+   * acknowledged it; rejects when it failed for good. */
   send(body: string, { attachments, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
-    return this.#client.outbox.add({ conversation: this.id, body, attachments, replyTo });
+    return this.#host.outbox.add({ conversation: this.id, body, attachments, replyTo });
   }
 
   /** Sends a failed message again. */
   retry(key: string): void {
-    this.#client.outbox.retry(key);
+    this.#host.outbox.retry(key);
   }
 
-  /** Gives a failed message up. */
+  /** Deletes a failed message. */
   discard(key: string): void {
-    this.#client.outbox.discard(key);
+    this.#host.outbox.discard(key);
   }
 
-  /** Everything up to here has been read. */
+  /** Marks everything up to `seq` as read; without it, everything. */
   read(seq: Seq = this.head): void {
-    const { user, inbox, marks } = this.#client;
+    const { user, inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
     if (user) inbox.receipt({ conversation: this.id, user, readSeq: seq }, user);
     marks.add('read', this.id, seq);
   }
 
-  /** Tells the others that this user is typing; may be called for each key. */
+  /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */
   sendTyping(): void {
     const now = Date.now();
     if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
     this.#typedAt = now;
-    this.#client.post({ type: 'typing', conversation: this.id });
+    this.#host.post({ type: 'typing', conversation: this.id });
   }
 
-  /** One page: the newest, or before, after or around a place. */
+  /** Returns one page: the newest, or the one before, after or around a seq. */
   history(where: { before?: Seq; after?: Seq; around?: Seq; limit?: number } = {}, signal?: AbortSignal): Promise<HistoryPage> {
     return this.#ask('history', where, signal);
   }
 
-  /** Pages from the newest message back to the first; each oldest first. */
+  /** Returns pages from the newest message back to the first. Within a page the oldest message is first. */
   pages({ limit, before, signal }: Paging & { before?: Seq } = {}): AsyncGenerator<Message[]> {
     return pages(async (at: Seq | undefined = before) => {
       const { messages } = await this.history({ limit, before: at }, signal);
@@ -198,6 +221,7 @@ export class Conversation extends List<ConversationEvents> {
     });
   }
 
+  /** Loads the details again. */
   async loadDetails(signal?: AbortSignal): Promise<ConversationDetails> {
     const details = await this.#ask('conversation', {}, signal);
     if (!isSame(details, this.details)) this.details = details;
@@ -205,7 +229,7 @@ export class Conversation extends List<ConversationEvents> {
     return details;
   }
 
-  /** Everyone in it, page by page. */
+  /** Lists the participants, page by page. */
   participants({ limit, signal }: Paging = {}): AsyncGenerator<Participant[]> {
     return pages((after: UserId | undefined) => this.#ask('participants', { limit, after }, signal));
   }
@@ -229,15 +253,16 @@ export class Conversation extends List<ConversationEvents> {
     return this.#ask('update', what);
   }
 
-  /** Looks into a public channel without joining: its messages come from now on, also over new connections. */
+  /** Subscribes to a public channel without joining it. Its messages come from now on, also after a reconnect. */
   async subscribe(): Promise<void> {
     this.#looking = true;
     this.hold();
-    const after = this.#client.feed.seq(this.id);
+    const after = this.#host.feed.seq(this.id);
     const { head } = await this.#ask('subscribe', { after });
     this.reaches(head);
     this.fill();
   }
+  /** Ends the subscription. */
   async unsubscribe(): Promise<void> {
     this.#looking = false;
     this.hold();
@@ -266,7 +291,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   typed(user: UserId): void {
-    if (user === this.#client.user) return;
+    if (user === this.#host.user) return;
     clearTimeout(this.#typing.get(user));
     this.#typing.set(
       user,
@@ -285,7 +310,7 @@ export class Conversation extends List<ConversationEvents> {
     this.changed();
   }
 
-  /** @internal A new connection: what is not pushed is asked for again. */
+  /** @internal Subscribes and loads again on a new connection what the gateway does not push. */
   connected(): void {
     if (this.#looking) this.subscribe().catch(() => {});
     if (!this.users) return;
@@ -293,7 +318,7 @@ export class Conversation extends List<ConversationEvents> {
     this.fill();
   }
 
-  /** @internal The same object as long as nothing that can be read from it has changed. */
+  /** @internal Returns the current view: the same object until a property changes. */
   view(): ConversationView {
     const of = VIEWED.map((name) => this[name]);
     if (!this.#view || !isSame(of, this.#viewOf)) {
@@ -303,7 +328,7 @@ export class Conversation extends List<ConversationEvents> {
     return this.#view;
   }
 
-  /** The client keeps it as long as somebody listens or follows, whoever else has let go of it. */
+  /** Has the client keep the conversation as long as it has a listener or a subscription. */
   protected override listened(): void {
     this.#told ??= this.view();
     this.hold();
@@ -311,7 +336,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   protected hold(): void {
-    this.#client.hold(this, this.users > 0 || this.#looking || this.hasListeners);
+    this.#host.hold(this, this.users > 0 || this.#looking || this.hasListeners);
   }
 
   #ask<T extends About['type']>(
@@ -319,13 +344,13 @@ export class Conversation extends List<ConversationEvents> {
     more: Omit<About & { type: T }, 'type' | 'conversation'>,
     signal?: AbortSignal,
   ): Promise<Replies[T]> {
-    return this.#client.request({ ...more, type, conversation: this.id } as About & { type: T }, { signal });
+    return this.#host.request({ ...more, type, conversation: this.id } as About & { type: T }, { signal });
   }
 
-  /** @internal Its newest message is this, or one known before. */
+  /** @internal Raises the highest known seq. */
   protected reaches(head: Seq): void {
-    // An empty dm is in no inbox: without a cursor of its own, the first messages would be missed.
-    this.#client.feed.begin(this.id, head);
+    // An empty dm is in no inbox. Without a cursor its first messages would be missed.
+    this.#host.feed.begin(this.id, head);
     this.#head = Math.max(this.#head, head);
   }
 
@@ -336,24 +361,24 @@ export class Conversation extends List<ConversationEvents> {
     this.changed();
   }
 
-  /** @internal Asks what it is, and who has read how far. */
+  /** @internal Loads the details, and the watermarks of all participants. */
   protected async meet(): Promise<void> {
     const epoch = this.epoch;
     try {
       const { kind, participantCount } = await this.loadDetails();
       if (kind === 'channel' || participantCount > FOLLOWED_MAX) return;
-      const followed = new Map<UserId, Marks>();
+      const followed = new Map<UserId, Watermarks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
         for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
       if (epoch !== this.epoch) return;
       this.#followed = followed;
       this.changed();
     } catch {
-      // The next connection asks again; until then messages are `sent`.
+      // The next connection loads them. Until then messages stay `sent`.
     }
   }
 
-  /** Who came and who went. */
+  /** Applies a system message to the followed participants. */
   #follow({ seq, sender }: Message, system: SystemChange): void {
     const user = 'user' in system ? system.user : sender;
     if (system.change === 'added' || system.change === 'joined') {
@@ -363,17 +388,17 @@ export class Conversation extends List<ConversationEvents> {
     if (this.users && this.details) void this.loadDetails().catch(() => {});
   }
 
-  /** @internal A message as it is shown; `#showStates` finds its state. */
+  /** @internal Returns a stored message as the list shows it; `#showStates` sets its state. */
   protected stored(message: Message): Stored {
-    const own = message.sender === this.#client.user && message.kind === 'text';
+    const own = message.sender === this.#host.user && message.kind === 'text';
     return { ...message, key: message.clientId, state: own ? 'sent' : undefined };
   }
 
-  /** Brings the states of one's own messages up to date with how far everyone else has got. */
+  /** Sets the states of the user's own messages by the watermarks of all other participants. */
   #showStates(): void {
-    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#client.user);
-    // Where there is nobody else, or nobody is followed, messages are `sent`.
-    const least = (name: keyof Marks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
+    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#host.user);
+    // Without other participants, or without their watermarks, messages stay `sent`.
+    const least = (name: keyof Watermarks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
     const [readSeq, deliveredSeq] = [least('readSeq'), least('deliveredSeq')];
     for (const [i, message] of this.timeline.entries.entries()) {
       const { seq } = message;
@@ -394,10 +419,11 @@ export class Conversation extends List<ConversationEvents> {
   }
 }
 
+/** Returns a pending message as the list shows it. */
 function onItsWay(entry: Pending): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  // Once it is stored, the gateway's clock is what counts.
+  // A stored message has the gateway's time.
   return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }

@@ -1,19 +1,19 @@
-/** Takes a handler away again. */
+/** Undoes the call that returned it: removes the handler, closes the list, or ends the watch. */
 export type Dispose = () => void;
 
 type Handler<Event> = (event: Event) => void;
 
-/** Typed events. A handler that throws harms no other one; its error is reported as an uncaught one. */
+/** A source of typed events. The error of a handler that throws is reported as uncaught; the other handlers still run. */
 export class Emitter<Events> {
-  /** By the function that was given: what is called for it. */
+  /** By the function that was passed: the function to call. */
   #handlers: { [name in keyof Events]?: Map<Handler<never>, Handler<never>> } = {};
 
-  /** Calls `handler` for each event; the same function twice is once. Returns what takes it away. */
+  /** Calls `handler` for each event. A function that is added twice is called once. Returns a function that removes it. */
   on<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): Dispose {
     return this.#add(name, handler, handler);
   }
 
-  /** Calls `handler` for the next event only. */
+  /** Calls `handler` for the next event only. Returns a function that removes it. */
   once<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): Dispose {
     const off = this.#add(name, handler, (event: Events[Name]) => {
       off();
@@ -22,7 +22,7 @@ export class Emitter<Events> {
     return off;
   }
 
-  /** Takes a handler of `on` or `once` away. */
+  /** Removes a handler that `on` or `once` added. */
   off<Name extends keyof Events>(name: Name, handler: Handler<Events[Name]>): void {
     this.#handlers[name]?.delete(handler);
     this.listened();
@@ -33,12 +33,12 @@ export class Emitter<Events> {
     return !!this.#handlers[name]?.size;
   }
 
-  /** Somebody listens to some event. */
+  /** Whether any event has a handler. */
   protected get hasListeners(): boolean {
     return Object.keys(this.#handlers).some((name) => this.hasListener(name as keyof Events));
   }
 
-  /** A handler was added or taken away. */
+  /** Called after a handler was added or removed. */
   protected listened(): void {}
 
   /** @internal */

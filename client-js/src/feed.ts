@@ -1,21 +1,23 @@
-/** Puts the messages of all conversations in order: each once, none left out. The highest seq of each is the cursor
- * that a new connection begins with. */
+/** Puts the messages of each conversation in order, once and without gaps. The seq of the last one is the cursor from which
+ * a new connection replays. */
 import { persist } from './backoff.js';
 import type { ConversationId, HistoryPage, Message, Seq } from './types.js';
 
-/** Messages of one conversation held back because others before them are missing. More are read from the history. */
+/** The greatest number of messages of one conversation that wait for earlier ones. The history has those above it. */
 const HELD_MAX = 1_000;
-/** A page of the history that fills a gap. */
+/** The size of the history pages that fill a gap. */
 const FILL_PAGE = 200;
-/** Cursors that a gateway accepts; of more, the newest known are sent. */
+/** The number of cursors that a gateway accepts. Above it, the conversations that were added last are sent. */
 const CURSORS_MAX = 5_000;
 
+/** The position in one conversation. */
 interface Place {
   seq: Seq;
   held: Map<Seq, Message>;
   filling: boolean;
 }
 
+/** The order of messages, for all conversations of a client. */
 export class Feed {
   #places = new Map<ConversationId, Place>();
   #history: (conversation: ConversationId, after: Seq, limit: number) => Promise<HistoryPage>;
@@ -29,17 +31,19 @@ export class Feed {
     this.#accept = accept;
   }
 
-  /** What came before is not missing. Does nothing where something is known already. */
+  /** Sets the cursor of a conversation, if it has none: messages up to `seq` are not missing. */
   begin(conversation: ConversationId, seq: Seq): Place {
     let place = this.#places.get(conversation);
     if (!place) this.#places.set(conversation, (place = { seq, held: new Map(), filling: false }));
     return place;
   }
 
+  /** Returns the seq of the last message that was accepted. */
   seq(conversation: ConversationId): Seq | undefined {
     return this.#places.get(conversation)?.seq;
   }
 
+  /** Accepts a message, or holds it until the ones before it are loaded. */
   receive(message: Message): void {
     const { conversation, seq } = message;
     const place = this.begin(conversation, seq - 1);
@@ -48,13 +52,14 @@ export class Feed {
     if (place.held.size) void this.#fill(conversation, place);
   }
 
-  /** What lies before is given up: too much of it was missed. */
+  /** Moves the cursor to `seq` without the messages before it, because the client missed too many. */
   skip(conversation: ConversationId, seq: Seq): void {
     const place = this.begin(conversation, seq);
     place.seq = Math.max(place.seq, seq);
     this.#release(place);
   }
 
+  /** Deletes the cursor of a conversation. */
   forget(conversation: ConversationId): void {
     this.#places.delete(conversation);
   }
@@ -63,6 +68,7 @@ export class Feed {
     this.#places.clear();
   }
 
+  /** Returns the cursors to connect with, as `[seq, rev]`. */
   cursors(): Record<ConversationId, [Seq, number]> {
     const places = [...this.#places].slice(-CURSORS_MAX);
     return Object.fromEntries(places.map(([conversation, { seq }]) => [conversation, [seq, 0]]));
@@ -76,6 +82,7 @@ export class Feed {
     for (const seq of place.held.keys()) if (seq <= place.seq) place.held.delete(seq);
   }
 
+  /** Reads the history until no message waits for an earlier one. */
   async #fill(conversation: ConversationId, place: Place): Promise<void> {
     if (place.filling) return;
     place.filling = true;
@@ -84,12 +91,12 @@ export class Feed {
         const { messages } = await persist(() => this.#history(conversation, place.seq, FILL_PAGE));
         const first = messages[0]?.seq;
         if (!first) break;
-        // What lies before it cannot be read.
+        // The messages before it cannot be read.
         if (first > place.seq + 1) place.seq = first - 1;
         for (const message of messages) place.held.set(message.seq, message);
         this.#release(place);
       } catch {
-        // Where it is not for this user any more, there is nothing to fill; after `disconnect()` the next connection sends it.
+        // Either the user may not read the conversation any more, or `disconnect()` was called and the next connection replays.
         place.held.clear();
       }
     }

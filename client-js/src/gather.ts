@@ -1,9 +1,9 @@
-/** Gathers changes, so that a burst of them is looked at once. */
+/** Coalesces changes, so that a burst of them is rendered once. */
 
-/** A change is told at most this often: once a frame. */
+/** The least time between two calls: one frame of the display. */
 const FRAME_MS = 16;
 
-/** Returns a function that has `tell` called soon: as a microtask after the first change, once a frame after many. */
+/** Returns a function that calls `tell` soon: in a microtask after the first change, at most once a frame after many. */
 export function gathered(tell: () => void): () => void {
   let waiting = false;
   let last = -FRAME_MS;
@@ -21,7 +21,7 @@ export function gathered(tell: () => void): () => void {
   };
 }
 
-/** Compares plain data by its content. */
+/** Whether two values of plain data have the same content. */
 export function isSame(a: unknown, b: unknown): boolean {
   if (a === b) return true;
   if (!a || !b || typeof a !== 'object' || typeof b !== 'object') return false;

@@ -1,28 +1,40 @@
-/** The conversations of the user, most active first, with their unread counts; kept up to date by what happens. */
+/** The inbox: the user's conversations with their unread counts, kept up to date by events. */
 import { backoff } from './backoff.js';
-import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
+import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
+import type { Marks } from './marks.js';
 import { type Paging, pages } from './pages.js';
-import type { ConversationId, InboxItem, Message, Receipt, Seq, UserId } from './types.js';
+import type { ConversationId, InboxItem, Message, Receipt, Replies, Request, Seq, UserId } from './types.js';
 
-/** The first page is small, to be shown at once; the others are fewer. */
+/** The size of the first page: small, so that it comes soon. */
 const FIRST_PAGE = 50;
+/** The size of the other pages. */
 const PAGE = 200;
-/** Loaded without being asked: so many conversations have cursors, and miss nothing. More by `loadMore()`. */
+/** The number of conversations that are loaded by themselves, and so have cursors. `loadMore()` loads more. */
 export const INBOX_LOADED = 1_000;
 
+/** What the inbox needs of its client. */
+export interface InboxHost {
+  readonly feed: Feed;
+  readonly marks: Marks;
+  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  /** Says that the inbox item of a conversation changed. */
+  changed(conversation: ConversationId): void;
+}
+
+/** The inbox of the client's user. */
 export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
-  /** The first page is there. */
+  /** Whether the first page was loaded. */
   loaded = false;
-  /** Why the last try to load it failed; it is tried again until it succeeds. */
+  /** The error of the last attempt to load the inbox. It is retried until it succeeds. */
   error: ChatError | undefined;
-  /** There is more on the server than `items`. */
+  /** Whether the gateway has more items than `items`. */
   get more(): boolean {
     return this.#next !== undefined;
   }
-  #client: ChatClient;
+  #host: InboxHost;
   #items = new Map<ConversationId, InboxItem>();
   #sorted: readonly InboxItem[] | undefined = [];
   #next: string | undefined;
@@ -31,48 +43,49 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   #wanted = 0;
   #failures = 0;
   #retry: ReturnType<typeof setTimeout> | undefined;
-  /** Messages came for these, and the next load says whether they are in the inbox. */
+  /** Conversations that got messages and have no item. The next load shows whether they are in the inbox. */
   #unknown = new Set<ConversationId>();
-  /** These are not in the inbox: channels that the user only looks into. */
+  /** Conversations that are not in the inbox: channels that the user only subscribed to. */
   #outside = new Set<ConversationId>();
   #changed = gathered(() => this.emit('change', this.items));
 
   /** @internal */
-  constructor(client: ChatClient) {
+  constructor(host: InboxHost) {
     super();
-    this.#client = client;
+    this.#host = host;
   }
 
-  /** Newest first. A new array whenever something changed. */
+  /** The loaded items, the one with the newest message first. A new array after each change. */
   get items(): readonly InboxItem[] {
     const at = (item: InboxItem) => item.lastMessage?.at ?? 0;
     const order = (a: InboxItem, b: InboxItem) => at(b) - at(a) || (a.conversation < b.conversation ? 1 : -1);
     return (this.#sorted ??= [...this.#items.values()].sort(order));
   }
 
+  /** Returns the item of a conversation, if it is loaded. */
   get(conversation: ConversationId): InboxItem | undefined {
     return this.#items.get(conversation);
   }
 
-  /** The next page into `items`. */
+  /** Loads the next page into `items`. */
   async loadMore(): Promise<void> {
     if (!this.more) return;
     this.#next = await this.#page(this.#next, FIRST_PAGE);
     if (!this.more) this.#changed();
   }
 
-  /** All pages, newest first, straight from the server. */
+  /** Reads all pages from the gateway, the newest first, without changing `items`. */
   pages({ limit, signal }: Paging = {}): AsyncGenerator<InboxItem[]> {
-    return pages((before: string | undefined) => this.#client.request({ type: 'inbox', limit, before }, { signal }));
+    return pages((before: string | undefined) => this.#host.request({ type: 'inbox', limit, before }, { signal }));
   }
 
-  /** Reads the newest page again, or everything that is loaded. */
+  /** Loads the first page again, or with `all` everything that was loaded. */
   refresh({ all = false } = {}): Promise<void> {
     this.#outside.clear();
     return this.#refresh(all);
   }
 
-  /** @internal A load that failed is begun again by the next connection. */
+  /** @internal Stops retrying. The next connection loads the inbox again. */
   disconnected(): void {
     clearTimeout(this.#retry);
   }
@@ -110,28 +123,28 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   }
 
   #failed(error: ChatError): void {
-    // `disconnect()` ended it: there is nothing to show, and nothing to try again.
+    // After `disconnect()` there is no error to show and nothing to retry.
     if (error.code === 'closed') return;
     this.error = error;
     this.#changed();
     this.#retry = setTimeout(() => this.#refresh().catch(() => {}), backoff(this.#failures++));
   }
 
-  /** Returns where the next one begins. */
+  /** Loads a page. Returns where the next one begins. */
   async #page(before: string | undefined, limit: number): Promise<string | undefined> {
-    const { items, next } = await this.#client.request({ type: 'inbox', limit, before });
+    const { items, next } = await this.#host.request({ type: 'inbox', limit, before });
     if (!this.loaded) this.#changed();
     this.loaded = true;
     for (const item of items) {
       const { conversation, kind, lastSeq, unread } = item;
-      this.#client.feed.begin(conversation, lastSeq);
-      if (unread && kind !== 'channel') this.#client.marks.add('delivered', conversation, lastSeq);
+      this.#host.feed.begin(conversation, lastSeq);
+      if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
     }
     return next;
   }
 
-  /** @internal Nothing of the user is kept. */
+  /** @internal Deletes everything. */
   clear(): void {
     clearTimeout(this.#retry);
     this.#items.clear();
@@ -154,7 +167,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (seq <= item.lastSeq) return;
     const readSeq = sender === me ? seq : item.readSeq;
     const text = message.body || message.attachments?.[0]?.name || '';
-    // A character has at most two units.
+    // A character has at most two UTF-16 units.
     const preview = [...text.slice(0, 200)].slice(0, 100).join('');
     const lastMessage = { seq, messageId, at, sender, kind, preview };
     this.#set({ ...item, lastSeq: seq, lastMessage, readSeq });
@@ -171,7 +184,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (this.#items.delete(conversation)) this.#touched(conversation);
   }
 
-  /** What is known already may be newer: a message came while the page was on its way. `unread` follows from the rest. */
+  /** Stores an item. The known one may be newer, if a message came while the page was loaded. */
   #set(item: InboxItem): void {
     const { conversation } = item;
     const known = this.get(conversation);
@@ -186,7 +199,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   #touched(conversation: ConversationId): void {
     this.#sorted = undefined;
-    this.#client.changed(conversation);
+    this.#host.changed(conversation);
     this.#changed();
   }
 }

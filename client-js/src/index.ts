@@ -1,3 +1,4 @@
+export { indexedDbStorage } from './browser-storage.js';
 export { ChatClient, type ChatOptions, type ClientEvents, type Logger, type NewConversation, type RequestOptions } from './client.js';
 export { ChatError, type ErrorCode, UnauthorizedError } from './codes.js';
 export type { State, TokenReason, TokenSource } from './connection.js';
@@ -9,5 +10,5 @@ export type {
 export type { Dispose } from './emitter.js';
 export type { Inbox } from './inbox.js';
 export type { ChatMessage, MessageState } from './list.js';
-export { indexedDbStorage, memoryStorage, type OutboxEntry, type OutboxStorage } from './storage.js';
+export { memoryStorage, type OutboxEntry, type OutboxStorage } from './storage.js';
 export type * from './types.js';

@@ -1,15 +1,15 @@
-/** The outbox in IndexedDB. Loaded by `indexedDbStorage`. */
+/** The storage of the outbox in IndexedDB. `indexedDbStorage` loads this file. */
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 
-/** Opens the database, or creates it.
- * @param closed Is called when the browser or another tab closes the database: it has to be opened again. */
+/** Opens the database, and creates it if there is none.
+ * @param closed Called when the browser or another tab closes the database, so that it has to be opened again. */
 export async function openOutbox(name: string, closed: () => void): Promise<Omit<OutboxStorage, 'shared'>> {
   const request = indexedDB.open(name, 2);
   request.onupgradeneeded = () => {
     const { result: database, transaction } = request;
     const create = () => database.createObjectStore('outbox', { keyPath: 'clientId' });
     if (!database.objectStoreNames.contains('outbox')) return create();
-    // Version 1 had `snake_case` names.
+    // The fields of version 1 have `snake_case` names.
     const old = transaction!.objectStore('outbox').getAll();
     old.onsuccess = () => {
       database.deleteObjectStore('outbox');
@@ -21,7 +21,7 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
     request.onerror = () => reject(request.error);
     request.onsuccess = () => resolve(request.result);
   });
-  // So that another tab can delete or upgrade the database without waiting for this one.
+  // Closing it lets another tab delete or upgrade the database without waiting for this one.
   database.onversionchange = database.onclose = () => {
     closed();
     database.close();
@@ -29,7 +29,7 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
   const run = <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> => {
     const transaction = database.transaction('outbox', mode);
     const request = work(transaction.objectStore('outbox'));
-    // Not only once this tab has heard that the request succeeded: it may be closed before.
+    // Without it the browser commits after `onsuccess`, and the tab may be closed before that.
     transaction.commit?.();
     return new Promise((resolve, reject) => {
       transaction.oncomplete = () => resolve(request.result);

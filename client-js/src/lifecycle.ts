@@ -1,14 +1,15 @@
-/** When a page may have slept, or the network changed. Timers and sockets cannot be trusted to notice. */
+/** Notices that a page slept or the network changed, which timers and sockets may miss. */
 import type { Dispose } from './emitter.js';
 
-/** `pageshow`: from the browser's back-and-forward cache too. */
+/** The events to watch. `pageshow` also comes when a page leaves the back/forward cache. */
 const EVENTS = ['online', 'offline', 'pageshow', 'visibilitychange'];
 
+/** Calls `awake` when a visible page may have slept or lost its network. Returns a function that ends it. */
 export function watchLifecycle(awake: () => void): Dispose {
   const page = globalThis.document;
   const changed = () => page?.visibilityState !== 'hidden' && awake();
   const over = new AbortController();
-  // `visibilitychange` is sent to the document, and rises.
+  // `visibilitychange` bubbles from the document to the window.
   for (const name of EVENTS) globalThis.addEventListener?.(name, changed, over);
   return () => over.abort();
 }

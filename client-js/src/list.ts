@@ -1,60 +1,61 @@
-/** The live list of a conversation: messages without a gap, up to the newest where its reader follows. Pages are loaded one
- * at a time; what could not be loaded is tried again. */
+/** The live list of a conversation: messages without a gap, up to the newest one while the list follows it. Pages are
+ * loaded one at a time, and loading is retried with back-off. */
 import { backoff } from './backoff.js';
 import type { ChatError } from './codes.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Timeline } from './timeline.js';
 import type { HistoryPage, Message, Seq } from './types.js';
 
-/** `sending` includes waiting for a connection. `delivered` and `read` mean by everyone else; in channels a message
- * stays `sent`. */
+/** The state of one's own message. `sending` includes the wait for a connection. `delivered` and `read` mean by all other
+ * participants; in channels a message stays `sent`. */
 export type MessageState = 'sending' | 'sent' | 'delivered' | 'read' | 'failed';
 
-/** A message as it is shown: stored, or on its way. */
+/** A message as the list shows it: stored or pending. */
 export interface ChatMessage extends Omit<Message, 'seq' | 'messageId'> {
-  /** The same before and after it is stored. */
+  /** The identity of the message, the same before and after it is stored. */
   key: string;
-  /** Its place; not there yet while it is on its way. */
+  /** The seq; undefined while the message is pending. */
   seq?: Seq | undefined;
-  /** Of one's own text messages. */
+  /** The state; only the user's own text messages have one. */
   state?: MessageState | undefined;
-  /** Why it failed. */
+  /** Why the message failed. */
   error?: { code: string; message: string } | undefined;
 }
 
-/** A stored message as it is shown. */
+/** A stored message as the list shows it. */
 export type Stored = ChatMessage & { seq: Seq };
 
-/** One page of the log, for the list as it was when it was asked for. */
+/** Reads one page of the log. Throws if the list was released meanwhile. */
 type ReadPage = (where: { before?: Seq; after?: Seq; around?: Seq | undefined; limit: number }) => Promise<Stored[]>;
 
 const FIRST_PAGE = 30;
 const PAGE = 10;
 const FILL_PAGE = 200;
-/** A list that nobody uses is let go then: a component may be mounted again at once. */
+/** The time until an unused list is released. A component that is mounted again at once finds it loaded. */
 const RELEASE_MS = 2_500;
 
+/** The part of a conversation that loads messages and keeps them in order. */
 export abstract class List<Events> extends Emitter<Events> {
-  /** Why the last page could not be loaded. */
+  /** The error of the last page, if it failed to load. */
   error: ChatError | undefined;
   /** @internal */
   protected readonly timeline: Timeline<Stored>;
-  /** @internal The list is to reach the newest message; it is filled until it does. */
+  /** @internal Whether the list follows the newest message: it loads pages until it contains it. */
   protected following = false;
-  /** @internal How many have it open. */
+  /** @internal How many callers have the list open. */
   protected users = 0;
-  /** Messages that came while the list did not reach up to them: the newest, without gaps. */
+  /** The newest messages, without a gap, that arrived while the list did not reach up to them. */
   #ahead: Timeline<Stored>;
   #begun = false;
-  /** Where it is to begin, or to begin anew, with the next page. */
+  /** Set if the next page is to replace the list: the newest page, or the one around `at`. */
   #anew: { at?: Seq | undefined } | undefined;
   #releasing: ReturnType<typeof setTimeout> | undefined;
-  /** The pages that are on their way, one after the other. */
+  /** Resolves when the pages requested so far are loaded. */
   #pages: Promise<unknown> = Promise.resolve();
   #pending = 0;
   #failures = 0;
   #retrying: ReturnType<typeof setTimeout> | undefined;
-  /** @internal How often the list was let go. */
+  /** @internal The number of times the list was released. */
   protected epoch = 0;
 
   /** @internal */
@@ -64,46 +65,46 @@ export abstract class List<Events> extends Emitter<Events> {
     this.#ahead = new Timeline(window);
   }
 
-  /** The newest message known of. */
+  /** The highest known seq. */
   abstract get head(): Seq;
-  /** One page: the newest, or before, after or around a place. */
+  /** Returns one page: the newest, or the one before, after or around a seq. */
   abstract history(where: { before?: Seq; after?: Seq; around?: Seq; limit?: number }, signal?: AbortSignal): Promise<HistoryPage>;
   /** @internal */
   abstract changed(): void;
-  /** @internal Asks what the conversation is. */
+  /** @internal Loads the details of the conversation. */
   protected abstract meet(): Promise<void>;
-  /** @internal The list was opened, or let go. */
+  /** @internal Has the client keep the conversation while it is in use. */
   protected abstract hold(): void;
-  /** @internal The list was let go. */
+  /** @internal Called after the list was released. */
   protected abstract released(): void;
   /** @internal */
   protected abstract reaches(head: Seq): void;
   /** @internal */
   protected abstract stored(message: Message): Stored;
 
-  /** A page is on its way. */
+  /** Whether a page is being loaded. */
   get loading(): boolean {
     return this.#pending > 0;
   }
 
-  /** The first message of all is in the list. */
+  /** Whether the list contains the first message of the conversation. */
   get atStart(): boolean {
     return this.#begun && (this.timeline.first === 1 || !this.head);
   }
 
-  /** The newest message is in the list: it is live. */
+  /** Whether the list contains the newest message, and so is live. */
   get atEnd(): boolean {
     return this.#begun && (this.timeline.last ?? 0) >= this.head;
   }
 
-  /** Begins the live list, at the newest message or around `at`; to be disposed of when it is not looked at any more. */
+  /** Opens the live list, at the newest message or around the seq `at`. Returns a function that closes it. */
   open({ at }: { at?: Seq } = {}): Dispose {
     clearTimeout(this.#releasing);
     if (++this.users === 1 && !this.timeline.entries.length) {
       this.#beginAt(at);
       void this.meet();
     }
-    // What came while nobody used it.
+    // Messages may have arrived while the list was not open.
     this.fill();
     this.hold();
     let open = true;
@@ -114,14 +115,14 @@ export abstract class List<Events> extends Emitter<Events> {
     };
   }
 
-  /** Until the pages asked for are there. */
+  /** Resolves when the requested pages are loaded; rejects with the error of the last one. */
   async loaded(): Promise<this> {
     await this.#pages;
     if (this.error) throw this.error;
     return this;
   }
 
-  /** Extends the list at its older end. */
+  /** Loads a page at the older end. */
   loadOlder(limit = PAGE): Promise<void> {
     return this.#page(async (read) => {
       const before = this.timeline.first;
@@ -132,7 +133,7 @@ export abstract class List<Events> extends Emitter<Events> {
     });
   }
 
-  /** Extends the list at its newer end, where that is not live. */
+  /** Loads a page at the newer end, if that is not live. */
   loadNewer(limit = PAGE): Promise<void> {
     return this.#page(async (read) => {
       this.timeline.reader = undefined;
@@ -140,7 +141,7 @@ export abstract class List<Events> extends Emitter<Events> {
     });
   }
 
-  /** The list begins anew around this place; without one, at the newest message. */
+  /** Makes the list contain this seq, or without one the newest message. Loads another page if it does not yet. */
   jumpTo(seq?: Seq, limit = FIRST_PAGE): Promise<void> {
     const { first = 0, last = 0 } = this.timeline;
     this.timeline.reader = seq;
@@ -148,7 +149,7 @@ export abstract class List<Events> extends Emitter<Events> {
     return this.#page((read) => this.#load(read, seq, limit));
   }
 
-  /** @internal A message came. */
+  /** @internal Adds a message that the gateway pushed. */
   protected arrived(stored: Stored): void {
     const { seq } = stored;
     const { last = 0 } = this.timeline;
@@ -163,7 +164,7 @@ export abstract class List<Events> extends Emitter<Events> {
     }
   }
 
-  /** @internal Too much was missed: the list begins anew where it was live. */
+  /** @internal Restarts a live list at the newest message, because the client missed too many. */
   resync(head: Seq): void {
     const live = this.atEnd;
     this.reaches(head);
@@ -176,7 +177,7 @@ export abstract class List<Events> extends Emitter<Events> {
     this.fill();
   }
 
-  /** @internal A list that was not loaded is loaded; one that follows and does not reach the newest message is continued. */
+  /** @internal Loads pages if the list has to begin, or if it follows the newest message and does not contain it. */
   protected fill(): void {
     if (!this.users || this.#pending) return;
     const anew = this.#anew;
@@ -195,7 +196,7 @@ export abstract class List<Events> extends Emitter<Events> {
     if (this.following || this.atEnd) await this.#newer(read, FILL_PAGE);
   }
 
-  /** Reads on until the list is as long as was asked for, and up to the newest message if that is near or followed. */
+  /** Reads one newer page, and further ones up to the newest message if that is near or the list follows it. */
   async #newer(read: ReadPage, limit: number): Promise<void> {
     this.#catchUp();
     for (let after: Seq | undefined; (after = this.timeline.last) && !this.atEnd; ) {
@@ -203,31 +204,31 @@ export abstract class List<Events> extends Emitter<Events> {
       this.timeline.append(page);
       this.#catchUp();
       if (this.timeline.last === after) {
-        // The list is full and its reader is elsewhere; else what lies between cannot be read, and it begins anew behind it.
+        // Either the list is full and its reader is elsewhere, or the messages between cannot be read: then it restarts after them.
         if (!this.following || page[0]?.seq === after + 1) break;
         this.timeline.reset(await read({ limit: FIRST_PAGE }));
         this.#catchUp();
         break;
       }
-      // A short page is the last one; what came meanwhile follows it.
+      // After a short page the newest message is near: read on, because messages may have come meanwhile.
       if (!this.following && page.length >= limit) break;
     }
     this.following = this.atEnd;
   }
 
-  /** Takes over what came meanwhile. */
+  /** Appends the messages that were pushed meanwhile. */
   #catchUp(): void {
     this.timeline.append(this.#ahead.entries);
     if ((this.#ahead.last ?? 0) <= (this.timeline.last ?? 0)) this.#ahead.reset([]);
   }
 
-  /** Pages are loaded one at a time. What was begun for an earlier list is over. */
+  /** Queues the loading of a page. It does nothing if the list is released before. */
   #page(load: (read: ReadPage) => Promise<void>): Promise<void> {
     const { epoch } = this;
     const isOver = () => epoch !== this.epoch;
     const read: ReadPage = async (where) => {
       const { messages, head } = await this.history(where);
-      // Nobody waits for it any more.
+      // Ends `load`; `work` drops the thrown value.
       if (isOver()) throw head;
       this.reaches(head);
       return messages.map((message) => this.stored(message));

@@ -1,28 +1,31 @@
-/** Watermarks (`delivered`, `read`) on their way to the gateway. Those of one conversation are gathered, all are told one
- * after the other, and each is tried until the gateway takes it or refuses it for good. */
+/** Sends the user's watermarks (`delivered`, `read`) to the gateway, one after the other. Those of one conversation are
+ * coalesced, and each is retried until the gateway accepts it or refuses it for good. */
 import { delay, persist } from './backoff.js';
 import type { ConversationId, Seq } from './types.js';
 
-/** The watermark of one conversation is told at most this often. */
+/** The time for which the watermarks of one conversation are coalesced. */
 const GATHER_MS = 200;
 
 type Mark = { type: 'read' | 'delivered'; conversation: ConversationId; seq: Seq };
 
+/** The watermarks of one user. */
 export class Marks {
   #ask: (mark: Mark) => Promise<unknown>;
   #pause: () => number;
-  /** By type and conversation, in the order in which they are due. */
+  /** Watermarks to send, by type and conversation, in the order in which they are due. */
   #wanted = new Map<string, Mark & { due: number }>();
+  /** Watermarks that the gateway has, by type and conversation. */
   #told = new Map<string, Seq>();
   #connection: AbortSignal | undefined;
   #telling = false;
 
-  /** @param pause Milliseconds between two marks, so that other requests find room below the rate limit. */
+  /** @param pause Returns the milliseconds between two watermarks, so that other requests find room below the rate limit. */
   constructor(ask: (mark: Mark) => Promise<unknown>, pause: () => number) {
     this.#ask = ask;
     this.#pause = pause;
   }
 
+  /** Queues a watermark. */
   add(type: Mark['type'], conversation: ConversationId, seq: Seq): void {
     if (this.#isTold(type, conversation, seq)) return;
     const wanted = this.#wanted.get(type + conversation);
@@ -31,13 +34,14 @@ export class Marks {
     void this.#tell();
   }
 
-  /** @param connection Aborted when the connection ends. */
+  /** Sends on a new connection.
+   * @param connection Aborted when the connection ends. */
   connected(connection: AbortSignal): void {
     this.#connection = connection;
     void this.#tell();
   }
 
-  /** The user is not in this conversation any more. */
+  /** Drops the watermarks of a conversation that the user left. */
   forget(conversation: ConversationId): void {
     for (const marks of [this.#wanted, this.#told]) for (const type of ['read', 'delivered']) marks.delete(type + conversation);
   }
@@ -47,7 +51,7 @@ export class Marks {
     this.#told.clear();
   }
 
-  /** A message that was read has been received. */
+  /** Whether the gateway has this watermark. `read` includes `delivered`. */
   #isTold(type: Mark['type'], conversation: ConversationId, seq: Seq): boolean {
     return ['read', type].some((type) => seq <= (this.#told.get(type + conversation) ?? 0));
   }
@@ -61,7 +65,7 @@ export class Marks {
         const now = performance.now();
         const all = [...this.#wanted.values()];
         const due = all.filter(({ due }) => due <= now);
-        // What a person has read goes before what a device has received.
+        // `read` goes first, because a person caused it.
         const mark = due.find(({ type }) => type === 'read') ?? due[0];
         if (!mark) {
           await delay(all[0]!.due - now, connection);
@@ -72,7 +76,7 @@ export class Marks {
           if (!this.#isTold(type, conversation, seq)) await persist(() => this.#ask({ type, conversation, seq }), connection);
         } catch {
           if (connection.aborted) break;
-          // A mark that is refused for good is not told again either.
+          // A watermark that is refused for good counts as sent.
         }
         if (this.#wanted.get(type + conversation) === mark) {
           this.#told.set(type + conversation, seq);
@@ -82,7 +86,7 @@ export class Marks {
         await delay(this.#pause(), connection);
       }
     } catch {
-      // The next connection goes on.
+      // The next connection continues.
     }
     this.#telling = false;
     if (connection.aborted) void this.#tell();

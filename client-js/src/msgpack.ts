@@ -1,8 +1,8 @@
-/** The MessagePack codec; loaded only when a client asks for it. */
+/** The MessagePack codec. Loaded when a client uses it. */
 import { decode, encode } from '@msgpack/msgpack';
 import type { Codec, Frame } from './codec.js';
 
-/** Ids are 16 bytes on the wire; in the API they are text in either encoding. There are no other bytes. */
+/** Converts the ids in a decoded value from 16 bytes to text. The protocol has no other byte strings. */
 function readable(value: unknown): unknown {
   if (value instanceof Uint8Array) {
     const hex = Array.from(value, (byte) => byte.toString(16).padStart(2, '0')).join('');
@@ -15,6 +15,7 @@ function readable(value: unknown): unknown {
   return value;
 }
 
+/** The codec for MessagePack frames. */
 export const msgpack: Codec = {
   subprotocol: 'chat.v1.msgpack',
   encode: (frame) => encode(frame, { ignoreUndefined: true }),

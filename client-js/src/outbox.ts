@@ -1,19 +1,20 @@
-/** Messages that are not stored yet. Of one conversation one is under way at a time, so they keep their order; each
- * is sent until it is stored or refused for good, and the gateway drops what it has by `clientId`. Among the tabs of
- * a browser, the one that holds the lock sends for all. */
+/** The outbox: messages that the gateway has not acknowledged. Each conversation sends one message at a time, so they keep
+ * their order. A message is sent until it is acknowledged or refused for good; its `clientId` makes this idempotent. Among
+ * the tabs of a browser, the one that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 import type { Attachment, ConversationId, Replies, Request, Sent, Seq, UserId } from './types.js';
 
-/** Entries of one user; `send` rejects the next one with `too_large`. */
+/** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
-/** The gateway knows a `clientId` again for seven days. */
+/** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
-/** A storage that does not answer in this time has failed. */
+/** The time after which a storage that does not answer has failed. */
 const STORAGE_TIMEOUT_MS = 5_000;
 
+/** A message to be sent. */
 export interface Draft {
   conversation: ConversationId;
   body: string;
@@ -23,50 +24,54 @@ export interface Draft {
 
 /** An entry as this tab sees it. */
 export interface Pending extends OutboxEntry {
-  /** It is stored; its message event is about to come. */
+  /** The acknowledgement. The entry stays until its `message` event comes. */
   sent?: Sent | undefined;
 }
 
 interface Local extends Pending {
+  /** Whether it may have been sent before. */
   tried?: boolean;
-  /** Not in the storage yet. */
+  /** Whether its last change is not in the storage yet. */
   unsaved?: boolean;
-  /** The storage refused it: no other tab can send it. */
+  /** Whether the storage refused it, so that no other tab can send it. */
   unstored?: boolean;
-  /** The gateway closed the connection with 4500 while it was under way. */
+  /** Whether the gateway closed the connection with 4500 while it was in flight. */
   suspect?: boolean;
 }
 
-/** Tabs tell each other that the storage has changed, what became of an entry, or that `logout()` was called. */
+/** A note between tabs: an entry was acknowledged, `logout()` was called, or without a field, the storage changed. */
 type Note = { sent?: [clientId: string, sent: Sent]; cleared?: true };
 
 type Ask = <R extends Request & { type: 'send' | 'create' }>(request: R) => Promise<Replies[R['type']]>;
 
+/** The outbox of one user and one gateway. */
 export class Outbox {
   #storage: OutboxStorage;
   #scope: string;
   #ask: Ask;
   #user: UserId | undefined;
-  /** In the order in which they are sent. */
+  /** By client id, in the order in which they are sent. */
   #entries = new Map<string, Local>();
-  /** Who waits here for what becomes of an entry. */
+  /** The promises of this tab's `send` calls, by client id. */
   #waiting = new Map<string, { resolve(sent: Sent): void; reject(error: ChatError): void }>();
+  /** The conversations that are sending a message. */
   #sending = new Set<ConversationId>();
-  /** Direct chats that were begun without a connection, and their other user. The first message creates them. */
+  /** The other users of direct chats that were opened without a connection. The first message creates the chat. */
   readonly dms = new Map<ConversationId, UserId>();
+  /** Whether an error between tabs was reported. */
   #told = false;
   #connection: AbortSignal | undefined;
-  /** The connection during which this tab may send. */
+  /** The connection for which this tab holds the lock. */
   #turn: AbortSignal | undefined;
   #tabs: BroadcastChannel | undefined;
-  /** How often this tab has changed the storage. */
+  /** The number of times this tab changed the storage. */
   #writes = 0;
-  /** When another tab called `logout()`: what was written before is not taken up again. */
+  /** The time when another tab called `logout()`. Entries written before are not loaded again. */
   #cleared = 0;
   #changed: (conversation: ConversationId) => void;
   #failed: (error: Error) => void;
 
-  /** @param failed Is told what went wrong with the storage, or between tabs. */
+  /** @param failed Called with an error of the storage, or between tabs. */
   constructor(
     storage: OutboxStorage,
     scope: string,
@@ -81,13 +86,15 @@ export class Outbox {
     this.#ask = ask;
   }
 
+  /** Returns the pending messages of a conversation. */
   of(conversation: ConversationId): Pending[] {
     return [...this.#entries.values()].filter((entry) => entry.conversation === conversation);
   }
 
+  /** Queues a message. Resolves with its acknowledgement. */
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
-      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `${OUTBOX_MAX} messages wait already`));
+      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
       else {
         const clientId = uuid();
         this.#waiting.set(clientId, { resolve, reject });
@@ -95,12 +102,12 @@ export class Outbox {
         this.#queue({ ...draft, clientId, user: this.#user!, gateway: this.#scope, ...(dm && { dm }), at: 0 });
       }
     });
-    // The list shows what became of it; nobody has to wait for it.
+    // The list shows a failure, so a caller that does not wait gets no unhandled rejection.
     sent.catch(() => {});
     return sent;
   }
 
-  /** Sends a failed one again, after the others. */
+  /** Sends a failed message again, after all others. */
   retry(clientId: string): void {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
@@ -108,25 +115,25 @@ export class Outbox {
     this.#queue({ ...entry, failed: undefined, suspect: false });
   }
 
-  /** Gives one up that failed. */
+  /** Deletes a failed message. */
   discard(clientId: string): void {
     const entry = this.#entries.get(clientId);
     if (entry?.failed) this.#forget(entry);
   }
 
-  /** Its message was seen in the log. */
+  /** Removes an entry whose message event came. */
   seen(clientId: string, sent: Sent): void {
     this.#settle(clientId)?.resolve(sent);
     const entry = this.#entries.get(clientId);
     if (entry) this.#forget(entry);
   }
 
-  /** What is stored up to here will not be seen any more. */
+  /** Removes acknowledged entries up to `seq`, whose message events will not come. */
   passed(conversation: ConversationId, seq: Seq): void {
     for (const entry of this.of(conversation)) if (entry.sent && entry.sent.seq <= seq) this.#forget(entry);
   }
 
-  /** From now on it is known whose outbox it is: what waits there from before is taken up. */
+  /** Sets the user, and loads the entries of earlier sessions. */
   async open(user: UserId): Promise<void> {
     if (this.#user === user) return;
     this.#user = user;
@@ -138,7 +145,7 @@ export class Outbox {
     await this.#load();
   }
 
-  /** This tab is connected: it sends, or waits for its turn to.
+  /** Sends on a new connection, as soon as this tab holds the lock.
    * @param signal Aborted when the connection ends. */
   connected(signal: AbortSignal): void {
     if (signal.aborted) return;
@@ -151,7 +158,7 @@ export class Outbox {
       return new Promise((end) => signal.addEventListener('abort', end));
     };
     if (!this.#tabs) return void turn();
-    // What could not be stored does not wait for the turn.
+    // No other tab can send the entries that could not be stored, so they need no lock.
     this.#sendAll();
     const { name } = this.#tabs;
     const locked = async () => navigator.locks.request(name, { signal }, turn);
@@ -162,7 +169,7 @@ export class Outbox {
     });
   }
 
-  /** Deletes everything that is stored for this user and this gateway. Other tabs give up what they wrote. */
+  /** Deletes everything that is stored for this user and this gateway. Other tabs drop their entries. */
   async clear(user: UserId | undefined): Promise<void> {
     if (!user) return this.close();
     this.#meet(user);
@@ -173,20 +180,20 @@ export class Outbox {
         await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
       });
     } finally {
-      // Another tab may have read the storage meanwhile.
+      // Another tab may have loaded the entries meanwhile.
       this.#tell({ cleared: true });
       this.close();
     }
   }
 
-  /** Nothing is sent or heard any more. What is stored stays there. */
+  /** Ends sending and the exchange with other tabs. Stored entries stay. */
   close(): void {
     this.#tabs?.close();
     this.#tabs = this.#user = this.#connection = undefined;
     this.#drop('disconnect() was called');
   }
 
-  /** There will be no connection. */
+  /** Rejects all waiting `send` calls. */
   reject(error: ChatError): void {
     for (const { reject } of this.#waiting.values()) reject(error);
     this.#waiting.clear();
@@ -198,7 +205,7 @@ export class Outbox {
     this.dms.clear();
   }
 
-  /** Other tabs of this user are heard from now on. */
+  /** Begins the exchange with other tabs of this user. */
   #meet(user: UserId): void {
     if (!this.#storage.shared) return;
     try {
@@ -209,21 +216,21 @@ export class Outbox {
     }
   }
 
-  /** Whoever waits for it is to be told now. */
+  /** Removes and returns the promise of an entry. */
   #settle(clientId: string) {
     const waiting = this.#waiting.get(clientId);
     this.#waiting.delete(clientId);
     return waiting;
   }
 
-  /** Entries of earlier versions do not say for which gateway they were written. */
+  /** Whether an entry is for this gateway. Entries of earlier versions name none. */
   #isOurs({ gateway, at }: OutboxEntry): boolean {
     return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
   }
 
-  /** Says once that this tab does not know of the others. The gateway still stores each message once. */
+  /** Reports once that this tab cannot coordinate with others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${error}`));
+    if (!this.#told) this.#failed(new Error(`Tabs cannot share the outbox: ${error}`));
     this.#told = true;
   }
 
@@ -248,20 +255,20 @@ export class Outbox {
     this.#store(entry, true);
   }
 
-  /** The storage as it is now, and what this tab alone knows. */
+  /** Replaces the entries by those in the storage, with what only this tab knows. */
   async #load(): Promise<void> {
     const user = this.#user!;
     const writes = this.#writes;
     try {
       const stored = (await within(STORAGE_TIMEOUT_MS, () => this.#storage.entries(user))).filter((entry) => this.#isOurs(entry));
       if (this.#user !== user) return;
-      // What this tab put or removed meanwhile is not in it.
+      // This tab changed the storage meanwhile, so the answer may be outdated.
       if (this.#writes !== writes) return this.#load();
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
         if (entry.gateway === undefined) {
-          // Sending it might tell the wrong gateway what it says: that is for the user to decide.
+          // It may be meant for another gateway, so the user decides whether to send it.
           const message = 'written for an unknown gateway: retry or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
           this.#storage.put(entry).catch(this.#failed);
@@ -269,13 +276,13 @@ export class Outbox {
         const known = this.#entries.get(entry.clientId);
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
-        // What another tab could see, or one before, may have been tried there.
+        // Another tab, or an earlier one, may have sent it.
         if (!same || (this.#storage.shared && this.#turn !== this.#connection)) local.tried = true;
         now.push(local);
-        // Another tab was refused.
+        // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
-      // Gone, and no tab has said why: asking the gateway once more tells its place, and stores it if nobody did.
+      // No tab said why these are gone. Sending them again returns their seq, and stores them if no tab sent them.
       const gone = before.filter((entry) => this.#waiting.has(entry.clientId) && !now.includes(entry));
       now.push(...gone);
       now.sort((a, b) => a.at - b.at);
@@ -287,7 +294,7 @@ export class Outbox {
     }
   }
 
-  /** It has changed. Does not wait for the write before: the tab may be closed at any moment. */
+  /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
     this.#changed(entry.conversation);
     if (!this.#user) return;
@@ -301,7 +308,7 @@ export class Outbox {
       },
       (error) => {
         this.#failed(error as Error);
-        // It stays in memory, and is sent from there.
+        // It stays in memory and is sent from there.
         entry.unstored = entry.tried = true;
         void this.#send(entry.conversation);
       },
@@ -334,40 +341,40 @@ export class Outbox {
     return !failed && !sent && (unstored || this.#turn === this.#connection);
   }
 
-  /** Sends what waits in a conversation, one at a time, as long as this tab may. */
+  /** Sends the entries of a conversation one after the other, as long as the connection and the lock last. */
   async #send(conversation: ConversationId): Promise<void> {
     const connection = this.#connection;
     if (!connection || connection.aborted || this.#sending.has(conversation)) return;
     this.#sending.add(conversation);
     try {
       for (let attempt = 0; !connection.aborted; ) {
-        // A message that may have closed the connection is repeated alone, so that no other one is blamed for it.
+        // A message that may have closed the connection is sent alone, so that no other one is blamed for it.
         const suspect = this.#suspect();
         if (suspect && suspect.conversation !== conversation) break;
         const entry: Local | undefined = suspect ?? this.of(conversation).find((entry) => this.#isDue(entry));
         if (!entry) break;
         const error = await this.#sendOne(entry);
-        // It goes on with the next connection.
+        // The next connection continues.
         if (error?.code === 'lost') break;
         attempt = error ? attempt + 1 : 0;
         if (error) await delay(retryDelay(error, attempt), connection);
         else if (suspect && !connection.aborted) setTimeout(() => this.#sendAll());
       }
     } catch {
-      // The connection ended while it waited.
+      // The connection ended during the delay.
     }
     this.#sending.delete(conversation);
-    // Meanwhile there may be another connection.
+    // There may be a new connection already.
     if (connection.aborted) void this.#send(conversation);
   }
 
-  /** Returns why it is to be tried again. */
+  /** Sends one entry. Returns the error if it has to be retried. */
   async #sendOne(entry: Local): Promise<ChatError | undefined> {
     const { clientId, conversation, body, attachments, replyTo, tried: retry } = entry;
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'it may have been stored: look, then retry or discard it');
+        throw new ChatError('expired', 'it may have been stored: check, then retry or discard it');
       if (entry.dm) {
         await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
         this.dms.delete(conversation);
@@ -375,7 +382,7 @@ export class Outbox {
       }
       const sent = await this.#ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
       entry.sent = sent;
-      // Its message came before: nothing is about to come that would take it from the list.
+      // The message event of a duplicate came before, so none will come to remove the entry.
       if (sent.duplicate) this.#entries.delete(clientId);
       this.#settle(clientId)?.resolve(sent);
       this.#tell({ sent: [clientId, sent] });

@@ -1,12 +1,13 @@
-/** What asks for pages: how long each is, and what ends it. */
+/** Options for reading pages. */
 export interface Paging {
-  /** 50, if not given. */
+  /** The number of items in a page; 50 by default. */
   limit?: number | undefined;
+  /** Ends the requests when it is aborted. */
   signal?: AbortSignal | undefined;
 }
 
-/** Page after page, each beginning where the one before said. A request that fails does not end it, as it would end a
- * generator function: `next()` may be called again, and asks for the same page. */
+/** Returns an iterator over the pages of a list. After a request that failed, `next()` may be called again and asks for the
+ * same page; a generator function would have ended. */
 export function pages<Item, Place>(
   ask: (from: Place | undefined) => Promise<{ items: Item[]; next?: Place | undefined }>,
 ): AsyncGenerator<Item[]> {

@@ -1,5 +1,5 @@
 'use client';
-/** Hooks over a client; React is not part of the core. */
+/** React hooks over a client. */
 import { useCallback, useEffect, useMemo, useSyncExternalStore } from 'react';
 import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
@@ -7,12 +7,12 @@ import type { State } from './connection.js';
 import type { Conversation, ConversationView } from './conversation.js';
 import type { ConversationId, InboxItem, Presence, Seq, UserId } from './types.js';
 
-/** What a server renders, and a browser before it takes over: a client that has not begun. */
+/** The state of a client that was not started, for server rendering and hydration. */
 const IDLE: State = { at: 'idle' };
 const NOTHING: InboxView = { items: [], loaded: false, error: undefined };
 const empty = new WeakMap<Conversation, ConversationView>();
 
-/** What the connection is doing. */
+/** Returns the state of the connection. */
 export function useConnection(client: ChatClient): State {
   return useSyncExternalStore(
     useCallback((show) => client.on('state', show), [client]),
@@ -21,17 +21,18 @@ export function useConnection(client: ChatClient): State {
   );
 }
 
-/** What a component shows of the inbox. */
+/** An immutable view of the inbox, for a component to render. */
 export interface InboxView {
   items: readonly InboxItem[];
+  /** Whether the first page was loaded. */
   loaded: boolean;
-  /** Why it could not be loaded yet. */
+  /** The error of the last attempt to load it. */
   error: ChatError | undefined;
 }
 
 const inboxes = new WeakMap<ChatClient, InboxView>();
 
-/** The same object as long as nothing has changed. */
+/** Returns the current view: the same object until the inbox changes. */
 function inboxOf(client: ChatClient): InboxView {
   const { items, loaded, error } = client.inbox;
   const known = inboxes.get(client);
@@ -41,7 +42,7 @@ function inboxOf(client: ChatClient): InboxView {
   return view;
 }
 
-/** The conversations of the user, most active first. */
+/** Returns the user's conversations, the one with the newest message first. */
 export function useInbox(client: ChatClient): InboxView {
   return useSyncExternalStore(
     useCallback((show) => client.inbox.on('change', show), [client]),
@@ -58,11 +59,12 @@ function emptyView(conversation: Conversation): ConversationView {
   return view;
 }
 
-/** One conversation, live as long as the component is there; begun around `at`, if given. */
+/** Returns one conversation. Its list is open while the component is mounted, and begins at the newest message or around
+ * the seq `at`. */
 export function useConversation(client: ChatClient, id: ConversationId, at?: Seq): ConversationView {
-  // Held by the component: the client alone would drop it.
+  // The client holds a conversation weakly, so the component has to hold it.
   const conversation = useMemo(() => client.conversation(id), [client, id]);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `at` is where it begins, not what it follows.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a later `at` does not open the list again.
   useEffect(() => conversation.open(at === undefined ? {} : { at }), [conversation]);
   return useSyncExternalStore(
     useCallback((show) => conversation.on('change', show), [conversation]),
@@ -71,7 +73,7 @@ export function useConversation(client: ChatClient, id: ConversationId, at?: Seq
   );
 }
 
-/** Who of these is online. */
+/** Watches a user, and returns whether they are online. */
 export function usePresence(client: ChatClient, user: UserId | undefined): Presence | undefined {
   useEffect(() => (user === undefined ? undefined : client.watch([user])), [client, user]);
   return useSyncExternalStore(

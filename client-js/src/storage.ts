@@ -1,13 +1,12 @@
-/** Where messages wait until they are stored by a gateway. */
-import type { openOutbox } from './indexed-db.js';
+/** The storage of the outbox, as an interface and in memory. */
 import type { Attachment, ConversationId, Millis, Seq, UserId } from './types.js';
 
-/** A message on its way. Plain data. */
+/** A pending message, as plain data. */
 export interface OutboxEntry {
-  /** Makes sending it twice one message. */
+  /** The idempotency key: a message that is sent twice is stored once. */
   clientId: string;
   user: UserId;
-  /** The origin of the gateway it was written for. Entries of earlier versions have none. */
+  /** The scope of the gateway it is for. Entries of earlier versions have none. */
   gateway?: string;
   /** The other user of a direct chat that may not have been created yet. */
   dm?: UserId;
@@ -15,24 +14,25 @@ export interface OutboxEntry {
   body: string;
   attachments?: Attachment[];
   replyTo?: Seq;
-  /** When it was written; entries are sent in this order. */
+  /** The time when it was written. Entries are sent in this order. */
   at: Millis;
-  /** Refused for good: kept until somebody retries or discards it. */
+  /** Why it was refused for good. It is kept until the user retries or discards it. */
   failed?: { code: string; message: string };
 }
 
-/** Calls are not awaited one by one: they take effect, and see the effects, in the order in which they are made. */
+/** A storage for the outbox. The client does not await each call, so calls must take effect in the order in which they are made. */
 export interface OutboxStorage {
-  /** Other tabs of this browser see the same: one of them sends. */
+  /** Whether the tabs of a browser share the entries, so that one tab sends for all. */
   readonly shared: boolean;
-  /** Those of one user, in any order. */
+  /** Returns the entries of one user, in any order. */
   entries(user: UserId): Promise<OutboxEntry[]>;
-  /** Adds it, or replaces the one with this `clientId`. */
+  /** Adds an entry, or replaces the one with the same `clientId`. */
   put(entry: OutboxEntry): Promise<unknown>;
+  /** Deletes an entry. */
   remove(clientId: string): Promise<unknown>;
 }
 
-/** Gone with the process. */
+/** Returns a storage that lives as long as the page or process. */
 export function memoryStorage(): OutboxStorage {
   const entries = new Map<string, OutboxEntry>();
   return {
@@ -40,29 +40,5 @@ export function memoryStorage(): OutboxStorage {
     entries: async (user) => [...entries.values()].filter((entry) => entry.user === user),
     put: async (entry) => entries.set(entry.clientId, { ...entry }),
     remove: async (clientId) => entries.delete(clientId),
-  };
-}
-
-/** Survives the tab, and is one for all tabs of this origin. Its code is a file of its own, loaded at once. While it cannot be
- * loaded, calls fail, as they do where the browser refuses to store: messages are then sent from memory. */
-export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
-  let opened: ReturnType<typeof openOutbox> | undefined;
-  const forget = () => {
-    opened = undefined;
-  };
-  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
-  const open = () => {
-    if (!opened) {
-      opened = load();
-      opened.catch(forget);
-    }
-    return opened;
-  };
-  open();
-  return {
-    shared: true,
-    entries: async (user) => (await open()).entries(user),
-    put: async (entry) => (await open()).put(entry),
-    remove: async (clientId) => (await open()).remove(clientId),
   };
 }

@@ -1,15 +1,16 @@
-/** A part of a conversation's log without gaps, of bounded length, so that a million messages can be walked through.
- * Above the bound it is trimmed at the end that is farther from where the reader is. Pure. */
+/** A window of a conversation's log: contiguous entries, bounded in number, so that a user can scroll through a million
+ * messages. Above the bound it is trimmed at the end farther from the reader. No I/O. */
 import type { Seq } from './types.js';
 
+/** A bounded, contiguous window of a log. */
 export class Timeline<Entry extends { readonly seq: Seq }> {
-  /** Oldest first. Changed in place: adding one message to many must cost little. */
+  /** The entries, oldest first. Changed in place, so that adding one entry to many is cheap. */
   readonly entries: Entry[] = [];
-  /** The place that is looked at; without one, the newer end. */
+  /** The seq that the user looks at; without one, the newer end. */
   reader: Seq | undefined;
   #window: number;
 
-  /** @param window Entries that are held. */
+  /** @param window The greatest number of entries. */
   constructor(window: number) {
     this.#window = window;
   }
@@ -22,13 +23,13 @@ export class Timeline<Entry extends { readonly seq: Seq }> {
     return this.entries[this.entries.length - 1]?.seq;
   }
 
-  /** Begins anew with a page. */
+  /** Replaces all entries by a page. */
   reset(page: readonly Entry[]): void {
     this.entries.splice(0, Infinity, ...page);
   }
 
-  /** Adds newer entries; those that do not follow on are left out. An empty timeline begins with the first entry of the log.
-   * A full one whose reader is in its older half stays as it is. */
+  /** Adds newer entries, and ignores an entry that does not follow the last one. An empty timeline accepts only the first
+   * entry of the log. A full one does not change while its reader is in its older half. */
   append(page: readonly Entry[]): void {
     for (const entry of page) {
       if (entry.seq !== (this.last ?? 0) + 1) continue;
@@ -39,7 +40,7 @@ export class Timeline<Entry extends { readonly seq: Seq }> {
     }
   }
 
-  /** Adds older entries, oldest first; those that do not lead up to the first are left out. */
+  /** Adds a page of older entries, oldest first. Ignores a page that does not end right before the first entry. */
   prepend(page: readonly Entry[]): void {
     const { first = 0 } = this;
     const fresh = page.filter(({ seq }) => seq < first);

@@ -1,32 +1,36 @@
-/** The words of the protocol (docs/protocol.md), as types. Fields are `camelCase` here and `snake_case` on the wire: `wire.ts`
- * translates. */
+/** The types of the protocol (docs/protocol.md). Fields are `camelCase` here and `snake_case` on the wire; `wire.ts`
+ * translates them. */
 
 import type { ErrorCode } from './codes.js';
 
 /** A UUID as text. */
 export type ConversationId = string;
-/** 1 to 64 bytes, no white space. */
+/** The name of a user: 1 to 64 bytes without white space. */
 export type UserId = string;
-/** A place in a conversation: 1, 2, 3 … without gaps. */
+/** The sequence number of an entry in its conversation: 1, 2, 3 … without gaps. */
 export type Seq = number;
-/** Milliseconds since 1970, UTC. */
+/** A time in milliseconds since 1970, UTC. */
 export type Millis = number;
 
+/** The kind of a conversation. */
 export type Kind = 'dm' | 'group' | 'channel';
+/** What a participant may do in a conversation. */
 export type Role = 'member' | 'admin' | 'owner';
+/** Who may send messages to a conversation. */
 export type Posting = 'everyone' | 'admins';
 
+/** A file that a message refers to. */
 export interface Attachment {
-  /** `http:` or `https:`. */
+  /** The URL, `http:` or `https:`. */
   url: string;
   name?: string;
-  /** Its media type. */
+  /** The media type. */
   mime?: string;
-  /** Bytes. */
+  /** The size in bytes. */
   size?: number;
 }
 
-/** What a system entry says has changed. */
+/** The change that a system entry records. */
 export type SystemChange =
   | { change: 'created'; kind: Kind; name: string | null; posting: Posting; public: boolean; participants: UserId[] }
   | { change: 'added' | 'removed'; user: UserId }
@@ -49,20 +53,22 @@ export interface Message {
   at: Millis;
 }
 
+/** The newest message of a conversation, as the inbox shows it. */
 export interface LastMessage {
   seq: Seq;
   messageId: string;
   at: Millis;
   sender: UserId;
   kind: 'text' | 'system';
-  /** The first 100 characters. */
+  /** The first 100 characters of the text, or without text of the name or URL of the first attachment. */
   preview: string;
 }
 
+/** A conversation in the inbox. */
 export interface InboxItem {
   conversation: ConversationId;
   kind: Kind;
-  /** Of a dm: the other user. */
+  /** The name; of a dm, the other user. */
   name?: string;
   lastSeq: Seq;
   rev: number;
@@ -72,6 +78,7 @@ export interface InboxItem {
   joinedSeq: Seq;
 }
 
+/** The properties of a conversation that events carry. */
 export interface Details {
   kind: Kind;
   name?: string;
@@ -81,39 +88,44 @@ export interface Details {
   public: boolean;
 }
 
+/** All properties of a conversation. */
 export interface ConversationDetails extends Details {
   conversation: ConversationId;
   participantCount: number;
   messageCount: number;
-  /** Absent for who only looks in. */
+  /** The role of the user; absent if the user is not a participant. */
   role?: Role;
 }
 
+/** A participant of a conversation. */
 export interface Participant {
   user: UserId;
   role: Role;
   joinedSeq: Seq;
-  /** In a channel, only of oneself; so is `readSeq`. */
+  /** The `delivered` watermark. In a channel only the user's own item has it, and `readSeq`. */
   deliveredSeq?: Seq;
   readSeq?: Seq;
 }
 
+/** The acknowledgement of a message. */
 export interface Sent {
   seq: Seq;
   messageId: string;
   at: Millis;
-  /** It was stored before, by an earlier try. */
+  /** Whether an earlier attempt stored the message. */
   duplicate: boolean;
 }
 
+/** A page of a conversation's log. */
 export interface HistoryPage {
-  /** Oldest first. */
+  /** The entries, oldest first. */
   messages: Message[];
   rev: number;
-  /** The newest entry of the conversation. */
+  /** The seq of the newest entry of the conversation. */
   head: Seq;
 }
 
+/** A public group or channel. */
 export interface PublicConversation {
   conversation: ConversationId;
   kind: Kind;
@@ -121,12 +133,14 @@ export interface PublicConversation {
   createdAt: Millis;
 }
 
+/** Whether a user is online. */
 export interface Presence {
   user: UserId;
   online: boolean;
   lastSeen?: Millis;
 }
 
+/** The limits of the gateway. */
 export interface Limits {
   frameBytes: number;
   bodyBytes: number;
@@ -139,6 +153,7 @@ export interface Limits {
   cursors: number;
 }
 
+/** The answer to `connect`. */
 export interface Connected {
   user: UserId;
   session: string;
@@ -149,6 +164,7 @@ export interface Connected {
   time: Millis;
 }
 
+/** New watermarks of a user. */
 export interface Receipt {
   conversation: ConversationId;
   user: UserId;
@@ -156,18 +172,19 @@ export interface Receipt {
   deliveredSeq?: Seq;
 }
 
+/** A user is typing in a conversation. */
 export interface Typing {
   conversation: ConversationId;
   user: UserId;
 }
 
-/** This user's place in a conversation, or its details, changed. The details are there unless it was removed. */
+/** The user was added to or removed from a conversation, or its details changed. `removed` carries no details. */
 export interface ConversationChange extends Partial<Details> {
   conversation: ConversationId;
   change: 'added' | 'removed' | 'updated';
 }
 
-/** Too much was missed to be pushed: what lies between is in the history. */
+/** The client missed too much for a replay. The messages up to `head` are in the history. */
 export interface Resync {
   conversation: ConversationId;
   head: Seq;
@@ -175,7 +192,7 @@ export interface Resync {
 
 type In<Type extends string> = { type: Type; conversation: ConversationId };
 
-/** Every request a client may make; its id is added by the connection. */
+/** Every request of the protocol. The connection adds the id. */
 export type Request =
   | { type: 'connect'; token: string; device?: string; cursors?: Record<ConversationId, [Seq, number]>; more?: boolean }
   | { type: 'cursors'; cursors: Record<ConversationId, [Seq, number]>; more?: boolean }
@@ -203,10 +220,10 @@ export type Request =
   | { type: 'public'; after?: ConversationId; limit?: number }
   | { type: 'ping' };
 
-/** What each request is answered with, if not with an error. */
+/** The answer to each request, by its type. */
 export interface Replies {
   connect: Connected;
-  /** Has no reply: that of `connect` comes after the last of them. */
+  /** `cursors` has no answer. `connect` is answered after the last of them. */
   cursors: unknown;
   refresh: { expiresAt: Millis };
   inbox: { items: InboxItem[]; next?: string };
@@ -232,7 +249,7 @@ export interface Replies {
   ping: { time: Millis };
 }
 
-/** What a gateway says without being asked. */
+/** A frame that the gateway pushes. */
 export type ServerEvent =
   | ({ type: 'message' } & Message)
   | ({ type: 'receipt' } & Receipt)

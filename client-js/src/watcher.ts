@@ -1,47 +1,57 @@
-/** Tells the gateway whose presence is followed. Loaded when an application first watches somebody. */
-import type { ChatClient } from './client.js';
+/** Sends the gateway the users whose presence is watched. Loaded when an application first calls `watch()`. */
 import type { ChatError } from './codes.js';
-import type { Connected, Presence, UserId } from './types.js';
+import type { State } from './connection.js';
+import type { Connected, Presence, Replies, Request, UserId } from './types.js';
 
-/** Users that one `watch` names, far below what a frame may have. */
+/** The number of users in one `watch` request, far below the frame limit. */
 const WATCHED_AT_ONCE = 100;
 
+/** What the watcher needs of its client. */
+export interface WatcherHost {
+  readonly state: State;
+  readonly session: Connected | undefined;
+  request<R extends Request>(request: R): Promise<Replies[R['type']]>;
+  emit(name: 'presence', event: Presence): void;
+}
+
+/** The watches of one client. */
 export class Watcher {
-  #client: ChatClient;
+  #host: WatcherHost;
   #watches: ReadonlySet<readonly UserId[]>;
   #presence: Map<UserId, Presence>;
   #refused: (why: string) => void;
   #failed: (error: ChatError) => void;
-  /** Users that the gateway has been asked to tell of, on this connection. */
+  /** The users that the gateway watches on this connection. */
   #watched = new Set<UserId>();
-  /** The connection. */
+  /** The session that `#watched` belongs to. */
   #session: Connected | undefined;
+  /** The number of users above the gateway's limit. */
   #surplus = 0;
   #isTelling = false;
 
-  /** @param presence Is kept up to date.
-   * @param refused Is told that there are more users than the gateway watches.
-   * @param failed Is told why the gateway does not watch somebody. */
+  /** @param presence The last known presence of each watched user. The watcher updates it.
+   * @param refused Called when there are more users than the gateway watches.
+   * @param failed Called with the error of a `watch` or `unwatch` request. */
   constructor(
-    client: ChatClient,
+    host: WatcherHost,
     watches: ReadonlySet<readonly UserId[]>,
     presence: Map<UserId, Presence>,
     refused: (why: string) => void,
     failed: (error: ChatError) => void,
   ) {
-    this.#client = client;
+    this.#host = host;
     this.#watches = watches;
     this.#presence = presence;
     this.#refused = refused;
     this.#failed = failed;
   }
 
-  /** Brings the gateway up to date, in parts; users above its limit are refused here. */
+  /** Sends what changed, in parts. Users above the gateway's limit are not sent. */
   async tell(): Promise<void> {
     if (this.#isTelling) return;
     this.#isTelling = true;
-    while (this.#client.state.at === 'connected') {
-      const session = this.#client.session!;
+    while (this.#host.state.at === 'connected') {
+      const session = this.#host.session!;
       if (this.#session !== session) {
         this.#session = session;
         this.#watched.clear();
@@ -63,16 +73,16 @@ export class Watcher {
       }
       const known = new Map(this.#presence);
       try {
-        for (const item of (await this.#client.request({ type, users })).items) {
+        for (const item of (await this.#host.request({ type, users })).items) {
           const { user } = item;
-          // An event that came meanwhile is newer than the answer.
+          // An event that came before the answer is newer.
           if (!this.#watched.has(user) || known.get(user) !== this.#presence.get(user)) continue;
           const event = { type: 'presence', ...item };
           this.#presence.set(user, event);
-          this.#client.emit('presence', event);
+          this.#host.emit('presence', event);
         }
       } catch (error) {
-        // Not asked again before the next connection.
+        // The next connection sends them again.
         if ((error as ChatError).code !== 'closed') this.#failed(error as ChatError);
       }
     }

@@ -1,7 +1,7 @@
-/** Field names: `snake_case` on the wire (docs/protocol.md), `camelCase` in the API. Translated here and nowhere else. */
+/** Translates field names between `snake_case` on the wire (docs/protocol.md) and `camelCase` in the API. */
 import type { Frame } from './codec.js';
 
-/** Fields whose keys are ids, not names. */
+/** The field whose keys are ids, not names. */
 const KEYED_BY_ID = 'cursors';
 
 const toCamel = (name: string) => name.replace(/_./g, ([, letter]) => letter!.toUpperCase());
@@ -15,8 +15,8 @@ function renamed(value: unknown, rename: (name: string) => string): unknown {
   return fields;
 }
 
-/** A frame as the gateway reads it. */
+/** Returns a frame with the names of the wire. */
 export const toWire = (frame: object): Frame => renamed(frame, toSnake) as Frame;
 
-/** A frame as the API shows it. */
+/** Returns a frame with the names of the API. */
 export const fromWire = (frame: Frame): Frame => renamed(frame, toCamel) as Frame;

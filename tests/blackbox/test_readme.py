@@ -9,13 +9,13 @@ from support import ROOT, Gateway
 
 
 def blocks():
-    text = (ROOT / "README.md").read_text()
-    section = text.split("## Sixty seconds")[1].split("\n## ")[0]
-    return re.findall(r"```(\w*)\n(.*?)```", section, re.S)
+    start = (ROOT / "README.md").read_text().split("## Start it")[1].split("\n## ")[0]
+    quickstart = (ROOT / "docs/quickstart.md").read_text()
+    return re.findall(r"```(\w*)\n(.*?)```", start + quickstart, re.S)
 
 
 @pytest.mark.embedded
-def test_the_quickstart_does_what_the_readme_shows(start, tmp_path):
+def test_the_quickstart_does_what_the_page_shows(start, tmp_path):
     (_, run), (_, chat), (_, shown), (_, typed), (_, imported) = blocks()
     assert run.strip() == "cargo run --release"
     gateway = start(str(tmp_path / "data"))

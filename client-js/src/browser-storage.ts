@@ -1,0 +1,27 @@
+/** The storage of the outbox in a browser. */
+import type { openOutbox } from './indexed-db.js';
+import type { OutboxStorage } from './storage.js';
+
+/** Returns a storage in IndexedDB, which survives the tab and is shared by all tabs of the origin. Its code is loaded from a
+ * file of its own. If that fails, or if the browser refuses to store, calls reject and messages are sent from memory. */
+export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
+  let opened: ReturnType<typeof openOutbox> | undefined;
+  const forget = () => {
+    opened = undefined;
+  };
+  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
+  const open = () => {
+    if (!opened) {
+      opened = load();
+      opened.catch(forget);
+    }
+    return opened;
+  };
+  open();
+  return {
+    shared: true,
+    entries: async (user) => (await open()).entries(user),
+    put: async (entry) => (await open()).put(entry),
+    remove: async (clientId) => (await open()).remove(clientId),
+  };
+}
