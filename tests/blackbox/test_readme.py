@@ -1,4 +1,4 @@
-"""Runs the quickstart of the README word for word, except for the port, which must be a free one."""
+"""Runs the commands of README.md and docs/quickstart.md word for word, except for the port, which must be a free one."""
 import os
 import re
 import subprocess
