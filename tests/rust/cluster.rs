@@ -376,7 +376,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
     answers
 }
 
-/// A world with so many gateways, without faults, in which the conversations are created.
+/// A world with this many gateways, without faults, in which the conversations are created.
 async fn gateways(number: usize) -> Arc<World> {
     let world = World::new(1, Faults::NONE, false);
     for _ in 0..number {
