@@ -11,7 +11,7 @@ RUN cargo build --release --locked --package chat-gateway --bin chat-gateway \
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /build/target/release/chat-gateway /usr/local/bin/chat-gateway
-# The store's directory belongs to the user that the gateway runs as.
+# The user nonroot, which runs the gateway, must be able to write the store's directory.
 COPY --from=build --chown=nonroot:nonroot /data /data
 ENV CHAT__CLIENT__LISTEN=0.0.0.0:8080 \
     CHAT__INTERNAL__LISTEN=127.0.0.1:9090 \

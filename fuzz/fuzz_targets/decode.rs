@@ -1,5 +1,5 @@
 #![no_main]
-//! The decoder on any bytes: never a panic, never a deep recursion, never much memory.
+//! Feeds arbitrary bytes to both decoders. They must not panic, recurse deeply or allocate much memory.
 
 use chat_gateway::protocol::Codec;
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Ordinary people beside hostile sessions, over a gateway with its default limits: what the misuse costs the others, and
-//! what it makes the gateway hold. Pieces with and without it take turns in one run; medians of each are compared.
+//! Measures what hostile sessions cost ordinary users, and how much memory they make a gateway with default limits use.
+//! Pieces with and without hostile sessions alternate in one run, and their medians are compared.
 
 use std::{
     io::{BufRead, BufReader, Write as _},
@@ -39,53 +39,53 @@ use crate::{
 pub(crate) struct Options {
     #[command(flatten)]
     people: people::Options,
-    /// Hostile sessions, each of a user of its own
+    /// Hostile sessions; each has its own user
     #[arg(long, default_value_t = 20)]
     hostile: usize,
-    /// Addresses that the hostile sessions come from, in turn
+    /// Source addresses that the hostile sessions use in turn
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=250))]
     addresses: u8,
-    /// Pieces with the hostile sessions, and as many without; --seconds is the length of each
+    /// Pieces with hostile sessions, and as many without; --seconds is the length of each
     #[arg(long, default_value_t = 6)]
     rounds: usize,
-    /// Milliseconds after which a hostile session goes on to the next kind of misuse
+    /// Milliseconds after which a hostile session changes to the next kind of misuse
     #[arg(long, default_value_t = 500)]
     turn: u64,
-    /// Only this kind of misuse, by the name that a run prints, to see what it costs
+    /// Run only this kind of misuse, given by the name that a run prints
     #[arg(long)]
     only: Option<String>,
-    /// How much the memory of a gateway may grow, in MiB: 512 for what it keeps (`memory.mib`), the store's cache, and the
-    /// queues of the sockets
+    /// MiB by which the memory of a gateway may grow: 512 for `memory.mib`, the rest for the store's cache and the
+    /// queues of sockets
     #[arg(long, default_value_t = 768.0)]
     memory_mib: f64,
-    /// How many descriptors a gateway may open for each hostile session
+    /// Descriptors that a gateway may open for each hostile session
     #[arg(long, default_value_t = 128)]
     descriptors: usize,
-    /// Seconds within which the gateway closes by itself what a client left open
+    /// Seconds within which the gateway must close connections that clients left open
     #[arg(long, default_value_t = 45)]
     closed_within: u64,
 }
 
-/// The others' 99th percentile, with / without hostile sessions.
+/// Goal for the users' 99th percentile, with hostile sessions / without.
 const RATIO_MAX: f64 = 1.5;
-/// A hostile session that did nothing for so long was not there.
+/// Longest time between two acts of a hostile session. Above it, the run proves nothing.
 const IDLE_MS_MAX: u64 = 1_000;
-/// A kind of misuse that went on for so long must have got through.
+/// Time after which a kind of misuse must have had at least one act.
 const LONG_MS: u64 = 10_000;
-/// Descriptors that come and go by themselves: the store's files.
+/// Descriptors that come and go without clients: files of the store.
 const DESCRIPTORS_SLACK: usize = 24;
-/// Within which the gateway takes connections that were made.
+/// Time within which the gateway accepts new connections.
 const ACCEPTED_WITHIN: Duration = Duration::from_secs(1);
-/// Between two pieces at least: what one left behind is not the next one's.
+/// Minimum time between two pieces, so that the work one leaves behind does not count for the next.
 const CALM: Duration = Duration::from_secs(1);
-/// At most so many times `CALM`.
+/// Maximum number of times that `CALM` is waited for.
 const CALMS_MAX: usize = 20;
-/// A gateway that needs less than this has nothing left to do of what was before.
+/// CPU below which a gateway has finished the work of the previous piece.
 const QUIET_CORES: f64 = 0.1;
-/// Between two looks at memory and descriptors.
+/// Time between two samples of memory and descriptors.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What ordinary people have to wait for, in milliseconds, of each piece.
+/// Waiting times of ordinary users in each piece, in milliseconds, and the CPU of all pieces.
 #[derive(Default)]
 struct Waits {
     acknowledged: Vec<Quantiles>,
@@ -113,7 +113,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut data = Data::new(common)?;
     data.default_limits = true;
     let servers = Server::gateways(common, &data, options.people.gateways)?;
-    // Everyone from an address of its own, as people do.
+    // Each user connects from an address of their own, as in reality.
     let connect = |server: &str, user: &str, number: usize| {
         Client::connect_as(server, user, address(65, number))
     };
@@ -130,7 +130,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let held = Held::watch(&servers);
     let (mut without, mut with) = (Waits::default(), Waits::default());
     for round in 0..options.rounds {
-        // Those with come after those without as often as before them, but for the very first.
+        // The order alternates, so that drift affects both kinds of pieces alike.
         for hostile in [round % 2 == 1, round % 2 == 0] {
             let waits = if hostile { &mut with } else { &mut without };
             let begun = hostile.then_some(&mut hostiles);
@@ -144,7 +144,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             calm(&mut people, &servers, quiet, &progress)?;
         }
     }
-    // The gateway must close what the hostile sessions leave open.
+    // The gateway must close the connections that the hostile sessions leave open.
     let done = hostiles.ask(LEAVE)?;
     let mut more_than_before = |within, enough: fn(usize) -> bool| {
         more_descriptors(
@@ -166,7 +166,10 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         let first = replies.refusal.as_deref().unwrap_or_default();
         report.must(
             replies.refused == 0,
-            format!("{} requests were refused, first: {first}", replies.refused),
+            format!(
+                "{} requests of ordinary users were refused, the first with: {first}",
+                replies.refused
+            ),
         );
     }
     let most = held.stop();
@@ -187,7 +190,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         (options.descriptors * options.hostile + DESCRIPTORS_SLACK) as f64,
         "",
     );
-    // Else there was nothing to close.
+    // Without open connections the next figure would prove nothing.
     report.at_least(
         "descriptors, left open at first",
         opened as f64,
@@ -206,7 +209,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// People talk until the gateways need about as little CPU as when it was `quiet`; returns how many cores that is.
+/// Lets people talk until the gateways need about as little CPU as `quiet`, in cores. Returns the last measurement.
 fn calm(
     people: &mut People,
     servers: &[Server],
@@ -227,7 +230,7 @@ fn calm(
     Ok(cores)
 }
 
-/// One piece, with or without hostile sessions. Ends when everything that was said in it has arrived, which counts.
+/// Measures one piece, with or without hostile sessions. It ends when every message has arrived, and the wait counts.
 fn piece(
     waits: &mut Waits,
     people: &mut People,
@@ -258,7 +261,7 @@ fn piece(
     people.settle()?;
     let after = look()?;
     waits.time += begin.elapsed();
-    // A thread that has ended counts no longer.
+    // The total can fall: a thread that has ended no longer counts.
     waits.cpu.gateway += after.gateway.saturating_sub(before.gateway);
     waits.cpu.people += after.people.saturating_sub(before.people);
     waits.cpu.hostile += after.hostile.saturating_sub(before.hostile);
@@ -326,8 +329,9 @@ fn compare(report: &mut Report, without: &Waits, with: &Waits, judged: bool) {
     report.figure("CPU of the hostile sessions", cores, "cores");
 }
 
-/// The process of the hostile sessions, so that its CPU can be told from that of the others. It is as nice as the gateway:
-/// a nicer one was held up for seconds by a gateway that it kept busy, and attackers elsewhere are not.
+/// The process of the hostile sessions, separate so that its CPU can be measured. It has the same niceness as the
+/// gateway: a nicer process was delayed for seconds by a gateway that it kept busy, and attackers on other machines are
+/// not.
 struct Hostiles {
     _process: Arc<Mutex<Child>>,
     id: u32,
@@ -346,8 +350,10 @@ impl Hostiles {
         let mut hostiles = Self {
             _process: process,
             id,
-            input: input.context("no input")?,
-            output: BufReader::new(output.context("no output")?),
+            input: input.context("the process of the hostile sessions has no input")?,
+            output: BufReader::new(
+                output.context("the process of the hostile sessions has no output")?,
+            ),
         };
         hostiles.say(&serde_json::to_string(&orders)?)?;
         Ok(hostiles)
@@ -357,18 +363,18 @@ impl Hostiles {
         Ok(writeln!(self.input, "{line}")?)
     }
 
-    /// What they did since the process began.
+    /// Sends a line and returns what the sessions did since the process began.
     fn ask(&mut self, line: &str) -> anyhow::Result<Done> {
         self.say(line)?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        serde_json::from_str(&line).context("the hostile sessions have failed")
+        serde_json::from_str(&line).context("the process of the hostile sessions failed")
     }
 }
 
 impl Done {
     fn tell(&self, report: &mut Report) {
-        println!("  what the hostile sessions did:");
+        println!("  acts of the hostile sessions:");
         for (name, tally) in self
             .kinds
             .iter()
@@ -389,21 +395,21 @@ impl Done {
                 tally.held,
                 outcomes.join(", ")
             );
-            // A session whose `connect` waits counts as active; in a long run some get through.
+            // A session whose `connect` waits counts as active. In a long run some of them must connect.
             let carried_out = tally.acts + tally.held;
             let enough = carried_out >= (tally.milliseconds / 1000).max(1);
             report.must(
                 enough && (tally.acts > 0 || tally.milliseconds < LONG_MS),
-                format!("hardly carried out: {name}, {carried_out} acts"),
+                format!("misuse was hardly carried out: {name}, {carried_out} acts"),
             );
         }
         println!(
-            "    at most {} ms between two turns of a session",
+            "    longest time between two turns of a session: {} ms",
             self.turn_ms_max
         );
         for (number, session) in (1..).zip(&self.sessions) {
             println!(
-                "    session {number:<3} {:>9} acts {:>9.1} MB, {} in the second in which it did least, at most {} ms between two",
+                "    session {number:<3} {:>9} acts {:>9.1} MB, fewest per second {}, longest time between two {} ms",
                 session.acts,
                 session.bytes as f64 / 1e6,
                 session.least_per_second,
@@ -420,7 +426,7 @@ impl Done {
     }
 }
 
-/// Loopback has many addresses.
+/// The address of client `number` in a /16 network of loopback.
 fn address(network: u8, number: usize) -> IpAddr {
     const HOSTS: usize = 250;
     let byte = |n: usize| (n % HOSTS + 1) as u8;
@@ -432,7 +438,8 @@ fn address(network: u8, number: usize) -> IpAddr {
     ))
 }
 
-/// Makes what hostile sessions need: groups of their own with large messages, a busy channel, private channels of others.
+/// Creates what the hostile sessions need: their own groups with large messages, a busy channel, private channels of
+/// others.
 fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Orders> {
     const PRIVATE: usize = 4;
     const NETWORK: u8 = 66;
@@ -453,7 +460,7 @@ fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Orders> {
         };
         anyhow::Ok((who, client))
     };
-    // From an address that is nobody else's.
+    // The writer has an address that no hostile session uses.
     let (mut writer, mut client) = hostile(usize::from(options.addresses), "writer".to_owned())?;
     writer.source = address(NETWORK, usize::from(options.addresses));
     let busy = json!({"type": "create", "kind": "channel", "name": "busy", "public": true});
@@ -484,17 +491,21 @@ fn numbered(name: &str) -> anyhow::Result<usize> {
     let number = KINDS.iter().position(|(kind, _)| *kind == name);
     number.with_context(|| {
         let names: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();
-        format!("--only is one of: {}", names.join("; "))
+        format!(
+            "--only {name:?} is no kind of misuse. Kinds: {}",
+            names.join("; ")
+        )
     })
 }
 
-/// The most that the gateways held together.
+/// Maxima of the gateways together.
 #[derive(Default)]
 struct Most {
     memory_kib: f64,
     descriptors: usize,
 }
 
+/// A thread that samples memory and descriptors of the gateways.
 struct Held {
     running: Arc<AtomicBool>,
     thread: JoinHandle<Most>,
@@ -544,7 +555,7 @@ fn descriptors(servers: &[Server]) -> anyhow::Result<usize> {
         .sum()
 }
 
-/// How many more descriptors than `before` are open, once that is `enough` or after `within`.
+/// Waits until `enough` is true or `within` is over. Returns the number of open descriptors beyond `before`.
 fn more_descriptors(
     servers: &[Server],
     before: usize,

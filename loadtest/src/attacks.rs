@@ -1,4 +1,4 @@
-//! What hostile sessions do: each kind of misuse is a function that encodes all that it will say.
+//! The kinds of misuse. Each is a function that encodes everything that a hostile session will send.
 
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{binary_frame, client_id, text_frame, upgrade_head};
 
-/// A hostile session's user, and what it may use.
+/// A hostile session's user, and the conversations that it can use.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Hostile {
     pub(crate) server: SocketAddr,
@@ -16,19 +16,19 @@ pub(crate) struct Hostile {
     pub(crate) token: String,
     /// A group of its own, whose messages have ten long links each.
     pub(crate) group: String,
-    /// A public channel in which somebody writes all the time.
+    /// A public channel with a constant stream of messages.
     pub(crate) busy: String,
-    /// Private channels of others.
+    /// Private channels of other users.
     pub(crate) private: Vec<String>,
 }
 
 /// How a connection begins.
 pub(crate) enum Opening {
-    /// TCP, nothing more.
+    /// A TCP connection.
     Socket,
-    /// A WebSocket on which nobody has said who it is.
+    /// A WebSocket without `connect`.
     Upgrade,
-    /// A session, once the reply to `connect` is there.
+    /// A session. It is open when the reply to `connect` has arrived.
     Connect(Encoding),
 }
 
@@ -38,55 +38,57 @@ pub(crate) enum Encoding {
     MessagePack,
 }
 
+/// How a session reads what it is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
     All,
-    /// A few bytes each time.
+    /// A few bytes at a time.
     Slow,
     Never,
 }
 
-/// What follows the last piece.
+/// What a session does after the last piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// The first piece again.
+    /// It sends the first piece again.
     Again,
-    /// Another connection, and this one is closed.
+    /// It closes the connection and opens another one.
     Reconnect,
-    /// Another connection; so many are kept open and never touched again.
+    /// It opens another connection, and leaves up to this many old ones open and untouched.
     Keep(usize),
 }
 
-/// Bytes to write, in which numbers count up each time they are written.
+/// Bytes to write. Numbers in them count up each time they are written.
 pub(crate) struct Piece {
     pub(crate) bytes: Vec<u8>,
     counters: Vec<usize>,
 }
 
+/// One kind of misuse, encoded.
 pub(crate) struct Attack {
     pub(crate) opening: Opening,
     pub(crate) pieces: Vec<Piece>,
-    /// Between two pieces, at least.
+    /// Minimum time between two pieces.
     pub(crate) every: Duration,
     pub(crate) reading: Reading,
     pub(crate) then: Then,
 }
 
-/// A place in a text where a number is written that counts up.
+/// Placeholder for a number that counts up.
 const COUNTER: &str = "############";
-/// About the rate that is allowed to one session: 100 requests per second.
+/// Time between two requests at about the rate allowed to one user, 100 per second.
 const ALLOWED: Duration = Duration::from_micros(10_200);
-/// A frame from a client has at most so many bytes by default.
+/// Default of `limits.frame_bytes`.
 const FRAME_BYTES: usize = 65_536;
 const OVERSIZED_BYTES: usize = 70_000;
-/// Requests of one session that may be under way.
+/// Requests that one session may have in flight.
 const WINDOW: usize = 64;
 const LONG_LINK_BYTES: usize = 2_000;
 const LINKS: usize = 10;
 
 type Build = fn(&Hostile) -> Attack;
 
-/// All kinds of misuse, by name.
+/// All kinds of misuse, with their names.
 pub(crate) const KINDS: [(&str, Build); 27] = [
     ("create with 16,000 ids", |_| {
         lists("create", "participants", 16_000)
@@ -121,7 +123,7 @@ pub(crate) const KINDS: [(&str, Build); 27] = [
     ("what was missed, read slowly", missed_slowly),
 ];
 
-/// Kinds whose connections the gateway itself must end, by its time-outs.
+/// Kinds whose connections the gateway must end by its time-outs.
 pub(crate) const TIMED_OUT: [&str; 3] = [
     "bodies that never come",
     "chunks without end",
@@ -135,7 +137,7 @@ impl Piece {
         Self { bytes, counters }
     }
 
-    /// Always the same.
+    /// A piece without counters.
     fn plain(bytes: Vec<u8>) -> Self {
         Self {
             bytes,
@@ -147,13 +149,13 @@ impl Piece {
         Self::new(text_frame(&request.to_string()))
     }
 
-    /// Several in one go.
+    /// Several requests in one write.
     fn together(requests: impl IntoIterator<Item = Value>) -> Self {
         let frames = requests.into_iter().map(|r| text_frame(&r.to_string()));
         Self::new(frames.collect::<Vec<_>>().concat())
     }
 
-    /// The next time it is written, it says something else.
+    /// Writes this number to the counters.
     pub(crate) fn count(&mut self, number: u64) {
         for &at in &self.counters {
             let mut rest = number;
@@ -166,7 +168,7 @@ impl Piece {
 }
 
 impl Attack {
-    /// Requests of a session, one after the other.
+    /// A session that sends requests one after the other.
     fn requests(pieces: Vec<Piece>) -> Self {
         Self {
             opening: Opening::Connect(Encoding::Json),
@@ -177,7 +179,7 @@ impl Attack {
         }
     }
 
-    /// Connections that are made and left alone.
+    /// Connections that are opened and then left untouched.
     fn kept(opening: Opening, pieces: Vec<Piece>, every_ms: u64, count: usize) -> Self {
         Self {
             opening,
@@ -189,7 +191,7 @@ impl Attack {
     }
 }
 
-/// The bytes with which a connection begins.
+/// The first bytes of a connection.
 pub(crate) fn opening(who: &Hostile, opening: &Opening) -> Vec<u8> {
     let upgrade = |headers: &str| upgrade_head("/v1/ws", who.server, headers);
     let connect = json!({"type": "connect", "id": 1, "token": who.token});
@@ -207,7 +209,7 @@ pub(crate) fn opening(who: &Hostile, opening: &Opening) -> Vec<u8> {
 }
 
 fn packed(request: &Value) -> Vec<u8> {
-    // A value of JSON can always be packed.
+    // Every JSON value can be encoded as MessagePack.
     binary_frame(&rmp_serde::to_vec(request).unwrap_or_default())
 }
 
@@ -219,7 +221,7 @@ fn short_ids(count: usize) -> Vec<String> {
     (0..count).map(|n| id(n).iter().collect()).collect()
 }
 
-/// One frame of nearly the largest size, full of ids. As MessagePack, in which an id of three characters has four bytes.
+/// A frame of nearly the largest size, full of ids. In MessagePack an id of three characters has four bytes.
 fn lists(kind: &str, field: &str, ids: usize) -> Attack {
     let request = json!({"type": kind, "id": 2, "kind": "group", field: short_ids(ids)});
     Attack {
@@ -228,7 +230,7 @@ fn lists(kind: &str, field: &str, ids: usize) -> Attack {
     }
 }
 
-/// As many as may be watched, one more, others, and none.
+/// Watches as many users as allowed, one more, others, and none.
 fn watching_at_the_bound() -> Attack {
     const WATCHED: usize = 500;
     let ids = short_ids(2 * WATCHED);
@@ -259,14 +261,14 @@ fn inviting(who: &Hostile) -> Attack {
     Attack::requests(vec![Piece::json(&add), Piece::json(&remove)])
 }
 
-/// Watches the same 500 users each time: the gateway reads for each of them when they were last seen.
+/// Watches the same 500 users each time. The gateway reads for each of them when they were last seen.
 fn watching_again() -> Attack {
     const WATCHED: usize = 500;
     let watch = json!({"type": "watch", "id": 2, "users": short_ids(WATCHED)});
     Attack::requests(vec![Piece::json(&watch)])
 }
 
-/// Somebody who is not there, from channels that they are not in.
+/// Removes users that do not exist from channels that the session is not in.
 fn removing(who: &Hostile) -> Attack {
     let user = format!("nobody-{COUNTER}");
     let remove = |channel: &String| {
@@ -289,7 +291,7 @@ fn strangers(who: &Hostile) -> Attack {
     attack
 }
 
-/// A message whose ten links are as long as they may be.
+/// The request to send a message with ten links of nearly the maximum length.
 pub(crate) fn linked(conversation: &str, number: u64) -> Value {
     let link = |n: usize| {
         let url = format!(
@@ -302,7 +304,7 @@ pub(crate) fn linked(conversation: &str, number: u64) -> Value {
     json!({"type": "send", "conversation": conversation, "client_id": client_id(), "body": "links", "attachments": links})
 }
 
-/// Messages that `linked` made for each hostile user.
+/// Number of messages from `linked` for each hostile user.
 pub(crate) const LINKED: u64 = 96;
 
 fn history(who: &Hostile, reading: Reading) -> Attack {
@@ -330,7 +332,7 @@ fn pages(who: &Hostile) -> Attack {
     Attack::requests(requests.iter().map(Piece::json).collect())
 }
 
-/// A client's frame whose mask is zero, over and over, in one go of nearly 64 KiB.
+/// A piece of nearly 64 KiB that repeats one frame.
 fn flood(frame: &[u8]) -> Piece {
     Piece::plain(frame.repeat(FRAME_BYTES / frame.len()))
 }
@@ -340,7 +342,7 @@ fn pings() -> Attack {
     Attack::requests(vec![flood(&PING)])
 }
 
-/// A message that begins, and goes on in pieces of one byte or none.
+/// A message that never ends, in fragments of one byte or none.
 fn fragments() -> Attack {
     const FLOODS: usize = 8;
     const BEGIN: [u8; 7] = [0x01, 0x81, 0, 0, 0, 0, b'{'];
@@ -356,7 +358,7 @@ fn fragments() -> Attack {
 fn oversized() -> Attack {
     let body = "x".repeat(OVERSIZED_BYTES);
     let request = json!({"type": "ping", "id": 2, "body": body});
-    // Answered with a close code; only who hears nothing reconnects by itself.
+    // The gateway answers with a close code. The session reconnects by itself only if it gets none.
     Attack {
         every: Duration::from_millis(100),
         then: Then::Reconnect,
@@ -375,7 +377,7 @@ fn junk() -> Attack {
         text_frame("[]"),
         text_frame("{\"type\":\"nothing of this protocol\",\"id\":2}"),
         text_frame("{\"type\":\"send\",\"id\":2}"),
-        // A frame of no known kind.
+        // A frame with an unknown opcode.
         vec![0x87, 0x80, 0, 0, 0, 0],
     ];
     Attack {
@@ -401,7 +403,7 @@ fn deep() -> Attack {
     }
 }
 
-/// A message with a client id of its own each time.
+/// A message with a new client id each time.
 fn send(conversation: &str, bytes: usize) -> Piece {
     let body = "x".repeat(bytes);
     let mut id = client_id().to_string();
@@ -416,7 +418,7 @@ fn large_sends(who: &Hostile) -> Attack {
     Attack::requests(vec![send(&who.group, 16 << 10)])
 }
 
-/// A session that writes to the busy channel all the time. It keeps to the limits, so it is no kind of misuse.
+/// A session that writes to the busy channel all the time, within the limits. It is not misuse.
 pub(crate) fn busy_writer(who: &Hostile) -> Attack {
     Attack {
         every: Duration::from_millis(12),
@@ -431,7 +433,7 @@ fn slow_reader(who: &Hostile) -> Attack {
     Attack::kept(Opening::Connect(Encoding::Json), pieces, 50, KEPT)
 }
 
-/// Sockets that say nothing; as many as one address is likely to be allowed.
+/// Silent sockets of one session, about as many as one address may have.
 const SILENT: usize = 32;
 
 fn silent() -> Attack {
@@ -447,7 +449,7 @@ fn bodies(who: &Hostile) -> Attack {
     Attack::kept(Opening::Socket, pieces, 20, SILENT)
 }
 
-/// The first bytes of a body in chunks, and nothing after them.
+/// A chunked body whose first bytes come and whose end never comes.
 fn chunks(who: &Hostile) -> Attack {
     let head = format!(
         "POST /v1/conversations HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\nchat-user: {}\r\n\
@@ -480,7 +482,7 @@ fn cursors(who: &Hostile, count: usize) -> String {
     text
 }
 
-/// As many as one frame holds.
+/// A `connect` with as many cursors as one frame can hold.
 fn connect_with_cursors(who: &Hostile) -> Attack {
     const COUNT: usize = 1_400;
     let (token, cursors) = (&who.token, cursors(who, COUNT));
@@ -489,7 +491,7 @@ fn connect_with_cursors(who: &Hostile) -> Attack {
     reconnecting(vec![Piece::plain(text_frame(&connect))])
 }
 
-/// As many as are allowed in all.
+/// A `connect` in parts, with as many cursors as are allowed.
 fn cursors_in_parts(who: &Hostile) -> Attack {
     const PARTS: usize = 4;
     const COUNT: usize = 5_000 / PARTS;
@@ -508,7 +510,7 @@ fn cursors_in_parts(who: &Hostile) -> Attack {
     reconnecting(parts.collect())
 }
 
-/// A resume of 2 MB, of which a few bytes are taken at a time.
+/// A resume of 2 MB that is read a few bytes at a time.
 fn missed_slowly(who: &Hostile) -> Attack {
     const KEPT: usize = 8;
     let (token, group) = (&who.token, &who.group);

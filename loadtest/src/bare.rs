@@ -1,5 +1,5 @@
-//! The rows of messages with the same driver and nothing else: one statement each, which is what the gateway is
-//! measured beside, and in batches, which is what it could reach.
+//! Writes the rows of messages to Cassandra with the gateway's driver and nothing else. One statement for each row is
+//! the baseline for the gateway; batches show what it could reach.
 
 use std::time::Instant;
 
@@ -18,11 +18,12 @@ use uuid::Uuid;
 
 use crate::data::Cluster;
 
+/// Statements in flight.
 const IN_FLIGHT: usize = 256;
 
-/// Messages of one batch, as many as an owner has under way.
+/// Messages in one batch: as many as an owner has in flight.
 const BATCH: u64 = 64;
-/// Rows of `sends` of one batch: each is a partition of its own.
+/// Rows of `sends` in one batch. Each has a partition of its own.
 const SENDS_BATCH: usize = 10;
 
 /// How the rows are written.
@@ -32,7 +33,7 @@ pub(crate) enum Writing {
     InBatches,
 }
 
-/// Writes a row of `messages` and of `sends` for each message; messages per second.
+/// Writes a row of `messages` and a row of `sends` for each message. Returns messages per second.
 pub(crate) fn messages(
     cluster: &Cluster,
     count: u64,

@@ -1,5 +1,6 @@
-//! A channel with very many participants: what a message costs the store does not depend on their number. And one with very
-//! many who are connected, while others come and go, on one gateway and on several.
+//! Checks that the store's cost of a message does not depend on the number of participants, in a channel with very
+//! many. Then measures a channel with very many connected subscribers while others come and go, on one gateway and on
+//! several.
 
 use std::{
     collections::BTreeMap,
@@ -31,45 +32,46 @@ pub(crate) struct Options {
     /// Participants of the large channel
     #[arg(long, default_value_t = 100_000)]
     participants: usize,
-    /// Of the small one
+    /// Participants of the small channel
     #[arg(long, default_value_t = 10)]
     few: usize,
-    /// Messages sent to each
+    /// Messages sent to each channel
     #[arg(long, default_value_t = 500)]
     messages: usize,
-    /// Connected subscribers of a channel of its own; 0: none
+    /// Connected subscribers of another channel; 0 leaves that part out
     #[arg(long, default_value_t = 15_000)]
     live: usize,
-    /// Messages per second to them
+    /// Messages per second to the connected subscribers
     #[arg(long, default_value_t = 2.0)]
     rate: f64,
-    /// Messages of a burst, every five seconds
+    /// Messages of a burst; there is one every five seconds
     #[arg(long, default_value_t = 20)]
     burst: usize,
+    /// Seconds of the part with connected subscribers
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// With so many gateways too, over one store; more than one needs --cassandra
+    /// Gateways to measure as well, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
 }
 
-/// Between two bursts.
+/// Time between two bursts.
 const CALM: Duration = Duration::from_secs(5);
-/// Who comes and goes does so this often.
+/// Time between two visits of a client that comes and goes.
 const CHURN_EVERY: Duration = Duration::from_millis(20);
-/// Every so manieth time it joins and leaves, which everyone is told, and else only looks in.
+/// One visit in this many joins and leaves, which everyone is told; the others only subscribe.
 const JOINS_EVERY: usize = 50;
 
-/// Who can be named when a channel is made; the others are added one by one.
+/// Participants named when the channel is created. The others are added one by one.
 const AT_CREATION: usize = 3_000;
-/// Requests under way at once.
+/// Requests in flight.
 const WINDOW: usize = 64;
-/// Rows of a message, many participants / few.
+/// Goal for the rows written per message, many participants / few.
 const RATIO_MAX: f64 = 1.1;
-/// The gateway's counter, by table.
+/// The gateway's counter of written rows, up to the name of the table.
 const ROWS: &str = "chat_store_rows_written_total{table=\"";
 
-/// Rows written, by table.
+/// Written rows, by table.
 type Counters = BTreeMap<String, f64>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -95,7 +97,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         }
         let at_nodes = per_message(&before, &nodes(&data)?, options.messages);
         if !at_nodes.is_empty() {
-            println!("  as the database counts them, all its nodes:");
+            println!("  counted by the database, all its nodes:");
         }
         for (table, count) in &at_nodes {
             println!("    {count:>8.3} {table}");
@@ -119,7 +121,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Messages and bursts to everyone, while others come and go. The CPU of a delivery, in microseconds.
+/// Sends messages and bursts to all subscribers while others come and go. Returns the CPU of a delivery, in
+/// microseconds.
 fn live(
     common: &Common,
     options: &Options,
@@ -163,7 +166,7 @@ fn live(
     for passer_by in passers_by {
         visits += passer_by
             .join()
-            .map_err(|_| anyhow!("who came and went failed"))??;
+            .map_err(|_| anyhow!("a client that comes and goes panicked"))??;
     }
     progress.finish_and_clear();
     report.figure(&name("came and went"), visits as f64, "");
@@ -184,7 +187,7 @@ fn live(
     Ok(part.cpu_us)
 }
 
-/// Somebody who is interested for a moment, over and over again. How often.
+/// Subscribes or joins for a moment, again and again, until `over`. Returns the number of visits.
 fn come_and_go(
     number: usize,
     address: String,
@@ -208,12 +211,12 @@ fn come_and_go(
     })
 }
 
-/// The names of the participants besides the owner.
+/// The user ids of the participants besides the owner.
 pub(crate) fn fan(number: usize) -> String {
     format!("fan-{number:06}")
 }
 
-/// Makes a channel with so many participants.
+/// Creates a channel with this many participants, including the owner.
 pub(crate) fn channel(owner: &mut Client, participants: usize) -> anyhow::Result<String> {
     let named: Vec<String> = (0..participants - 1).map(fan).collect();
     let (first, others) = named.split_at(named.len().min(AT_CREATION));
@@ -234,7 +237,7 @@ fn send(owner: &mut Client, channel: &str, messages: usize) -> anyhow::Result<()
     })
 }
 
-/// Makes `count` requests, some at once; each must succeed. They go out half a window at a time.
+/// Makes `count` requests, up to `WINDOW` in flight, sent half a window at a time. Each must succeed.
 pub(crate) fn pipeline(
     client: &mut Client,
     count: usize,
@@ -260,7 +263,8 @@ pub(crate) fn pipeline(
     Ok(())
 }
 
-/// The rows that the gateway has written, once what was written behind is written. Heartbeats go on for ever.
+/// Waits until background writes are done and returns the rows that the gateway has written, except heartbeats, which
+/// never stop.
 fn settled(server: &Server) -> anyhow::Result<Counters> {
     let mut before = Counters::new();
     loop {
@@ -278,7 +282,7 @@ fn settled(server: &Server) -> anyhow::Result<Counters> {
     }
 }
 
-/// How much each counter of rows grew, per message; those that did.
+/// Growth of each counter per message. Counters that did not grow are left out.
 fn per_message(before: &Counters, after: &Counters, messages: usize) -> Counters {
     let grown = after.iter().map(|(table, rows)| {
         let grown = rows - before.get(table).copied().unwrap_or_default();
@@ -287,7 +291,7 @@ fn per_message(before: &Counters, after: &Counters, messages: usize) -> Counters
     grown.filter(|(_, grown)| *grown > 0.0).collect()
 }
 
-/// Writes that each node of the cluster has made, by table, as it counts them itself.
+/// Writes by table, counted by the nodes of the cluster and summed over them.
 fn nodes(data: &Data) -> anyhow::Result<Counters> {
     let mut sums = Counters::new();
     if let Some(cluster) = &data.cluster {

@@ -1,5 +1,6 @@
-//! People in groups, and in a channel for all, while gateways are killed: they come back with their cursors, at whichever gateway there is, and send
-//! again what was not acknowledged. In the end everyone must have the whole of every log, once, and in its order.
+//! Simulates people in groups, and in a channel for everyone, while gateways are killed, or drained and replaced by
+//! another build. They reconnect with their cursors to any gateway and repeat messages that were not acknowledged. In the
+//! end everyone must have each of their logs, complete and in order.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -31,68 +32,73 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
+    /// Users, each on a connection of their own
     #[arg(long, default_value_t = 40)]
     users: usize,
     /// Messages per second of each user
     #[arg(long, default_value_t = 2.0)]
     rate: f64,
-    /// Participants of a group; everyone is in so many
+    /// Participants of a group, and groups of each user
     #[arg(long, default_value_t = 5)]
     participants: usize,
-    /// How often a gateway is killed, each in turn
+    /// Kills; each takes the next gateway in turn
     #[arg(long, default_value_t = 6)]
     kills: usize,
-    /// Seconds between a gateway that is ready again and the next kill
+    /// Seconds from the moment a killed gateway is ready again until the next kill
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Gateways, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
-    /// Instead of kills: each gateway begins as this program, an earlier build, and is drained and replaced by --gateway,
-    /// one after the other; then all of them back again, and forward again
+    /// Program of an earlier build; instead of kills, each gateway begins with it and is drained and replaced by --gateway,
+    /// one after the other, then all of them back, and forward again
     #[arg(long, value_name = "PROGRAM")]
     upgrade_from: Option<PathBuf>,
-    /// The same seed makes the same people say the same
+    /// Seed of what each user writes and where
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Until everyone has everything, once nobody writes any more.
+/// Time within which everyone must have everything once nobody writes.
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+/// Time until a failed connection is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
-/// Without a message to read, whoever waits looks around.
+/// Longest wait for a frame, so that a person also writes and notices the end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What all of them see.
+/// State shared by all people.
 struct World {
     epoch: Instant,
-    /// Of the gateways; one that is down keeps its last one.
+    /// Addresses of the gateways. A gateway that is down keeps its last address.
     addresses: Mutex<Vec<String>>,
     writing: AtomicBool,
     over: AtomicBool,
 }
 
-/// What one of them has seen and said.
+/// What one person has received and sent.
 struct Person {
     name: String,
-    /// By conversation and seq: whose message it is, by its client id.
+    /// By conversation and seq, the client id of each received message.
     got: HashMap<String, BTreeMap<u64, String>>,
-    /// Said, and not acknowledged: where, what, and when it was due.
+    /// Messages not yet acknowledged, by client id: the conversation, and when each was due.
     waiting: HashMap<String, (String, Duration)>,
     acknowledged: HashMap<String, (String, u64)>,
-    /// In microseconds, from when a message was due.
+    /// Microseconds from due to delivered.
     delivery: Histogram<u64>,
+    /// Microseconds from due to acknowledged.
     acknowledgement: Histogram<u64>,
+    /// Messages that were received again.
     again: u64,
     connections: u64,
     wrong: Vec<String>,
 }
 
-/// Requests under way on one connection.
+/// Requests in flight on one connection.
 #[derive(Default)]
 struct Asked {
+    /// Client ids, by request id.
     sends: HashMap<u64, String>,
-    /// Pages of history, by request and by conversation.
+    /// Conversations of which a page of history is read, by request id.
     pages: HashMap<u64, String>,
     reading: HashSet<String>,
 }
@@ -101,7 +107,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("chaos", &common.outputs);
     anyhow::ensure!(
         options.users >= options.participants,
-        "more users than one group has"
+        "--users must be at least --participants"
     );
     let data = Data::new(common)?;
     let several = options.gateways > 1;
@@ -134,7 +140,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         })
         .collect();
 
-    // Which gateway is replaced by which build, and whether it is drained before.
+    // The gateways to replace, in order, each with the build that replaces it.
     let replacements: Vec<(usize, &Common)> = match &earlier {
         None => (0..options.kills)
             .map(|kill| (kill % options.gateways, common))
@@ -186,7 +192,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Group `n` has the users from `n` on; the last one is a channel with everyone.
+/// Creates the conversations. Group `n` has the users from `n` on; the last conversation is a channel with everyone.
 fn groups(address: &str, options: &Options) -> anyhow::Result<Vec<String>> {
     let mut groups = Vec::new();
     for number in 0..=options.users {
@@ -238,7 +244,7 @@ impl Person {
         })))
     }
 
-    /// Up to where it has everything.
+    /// The seq up to which no message is missing.
     fn has(&self, conversation: &str) -> u64 {
         let Some(got) = self.got.get(conversation) else {
             return 0;
@@ -249,7 +255,7 @@ impl Person {
             .count() as u64
     }
 
-    /// A message came; from when it was due, if it came by itself.
+    /// Notes a received message. `now` is set for an event, whose latency counts from when the message was due.
     fn note(&mut self, message: &Value, now: Option<Duration>) {
         let (Some(conversation), Some(seq)) =
             (message["conversation"].as_str(), message["seq"].as_u64())
@@ -278,7 +284,7 @@ impl Person {
     }
 }
 
-/// Connects, again and again, until all is over.
+/// Connects again and again, to one gateway after the other, until the run is over.
 fn live(world: &World, person: &Mutex<Person>, number: usize, rate: f64, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let mut due = Duration::ZERO;
@@ -289,7 +295,7 @@ fn live(world: &World, person: &Mutex<Person>, number: usize, rate: f64, seed: u
             addresses[attempt % addresses.len()].clone()
         };
         attempt += 1;
-        // Broken, or told to go elsewhere: what was not answered is sent again.
+        // The connection broke or the client was told to reconnect. Unanswered messages are repeated.
         if connected(world, person, &address, rate, &mut random, &mut due).is_err() {
             thread::sleep(RETRY_AFTER);
         }
@@ -331,7 +337,7 @@ fn connected(
                 Uuid::new_v4().to_string(),
                 mine[random.random_range(0..mine.len())].clone(),
             );
-            // Noted first: if sending breaks, nobody knows whether it arrived.
+            // The message is noted first, because a failed send may have arrived.
             lock(person)
                 .waiting
                 .insert(client_id.clone(), (conversation.clone(), *due));
@@ -343,7 +349,7 @@ fn connected(
             continue;
         };
         if frame["type"] == "reconnect" {
-            bail!("told to go elsewhere");
+            bail!("the gateway asked the client to reconnect");
         }
         asked.heard(&mut client, &mut lock(person), &frame, world)?;
     }
@@ -394,8 +400,11 @@ impl Asked {
             }
             "resync" => behind = frame["conversation"].as_str().zip(frame["head"].as_u64()),
             "sent" => {
-                let client_id = self.sends.remove(&id).context("not asked for")?;
-                let seq = frame["seq"].as_u64().context("no seq")?;
+                let client_id = self
+                    .sends
+                    .remove(&id)
+                    .context("a reply without a request")?;
+                let seq = frame["seq"].as_u64().context("`sent` has no seq")?;
                 if let Some((conversation, due)) = person.waiting.remove(&client_id) {
                     let late = now.saturating_sub(due);
                     person
@@ -417,14 +426,17 @@ impl Asked {
             }
             "error" => person.wrong.push(frame.to_string()),
             "history" => {
-                let conversation = self.pages.remove(&id).context("not asked for")?;
+                let conversation = self
+                    .pages
+                    .remove(&id)
+                    .context("a reply without a request")?;
                 self.reading.remove(&conversation);
                 for message in frame["messages"].as_array().into_iter().flatten() {
                     let mut message = message.clone();
                     message["conversation"] = conversation.clone().into();
                     person.note(&message, None);
                 }
-                let head = frame["head"].as_u64().context("no head")?;
+                let head = frame["head"].as_u64().context("`history` has no head")?;
                 let has = person.has(&conversation);
                 if has < head {
                     self.read(client, &conversation, has)?;
@@ -442,7 +454,7 @@ impl Asked {
     }
 }
 
-/// A group's log by seq, once all that was said has been acknowledged.
+/// Waits until all messages are acknowledged and received. Returns the log of a conversation: client ids by seq.
 fn settled_log(
     address: &str,
     group: &str,
@@ -456,13 +468,17 @@ fn settled_log(
         .iter()
         .filter(|p| lock(p).got.contains_key(group))
         .collect();
-    let reader = lock(members.first().context("nobody is in it")?)
-        .name
-        .clone();
+    let reader = lock(
+        members
+            .first()
+            .context("the conversation has no participants")?,
+    )
+    .name
+    .clone();
     let log = Client::connect(address, &reader, 0)?.whole_log(group)?;
     let of = |message: Value| message["client_id"].as_str().unwrap_or_default().to_owned();
     let log: BTreeMap<u64, String> = log.into_iter().map(|(seq, m)| (seq, of(m))).collect();
-    // Nobody asks for what is missing but those who noticed a gap: everyone must get it all.
+    // A client reads history only after it noticed a gap, so the gateway must bring everything else to it.
     while members
         .iter()
         .any(|p| lock(p).has(group) < log.len() as u64)
@@ -486,7 +502,7 @@ fn judge(
         let ids: HashSet<&String> = log.values().collect();
         report.must(
             ids.len() == log.len(),
-            format!("{group}: a message is there twice"),
+            format!("{group}: a message is in the log twice"),
         );
     }
     let (mut delivery, mut acknowledgement) = (latencies()?, latencies()?);
@@ -524,14 +540,14 @@ fn judge(
         );
     }
     println!(
-        "  {acknowledged} messages acknowledged, {got} delivered over {connections} connections, {again} of them again"
+        "  {acknowledged} messages acknowledged, {got} delivered over {connections} connections, {again} delivered again"
     );
     println!(
-        "  {lost} lost, {misplaced} not where they were said to be, {unanswered} never answered"
+        "  {lost} lost, {misplaced} not at their acknowledged seq, {unanswered} never answered"
     );
     report.must(
         lost + misplaced + unanswered == 0,
-        "a message or a delivery went wrong".to_owned(),
+        "messages or deliveries were lost, misplaced or never answered".to_owned(),
     );
     report.figure("messages acknowledged", acknowledged as f64, "");
     report.latency("from due to acknowledged", &acknowledgement);

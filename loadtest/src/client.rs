@@ -1,5 +1,5 @@
-//! The smallest WebSocket client that will do: a load tester's own work must not hide the server's. Not
-//! the library the gateway uses, so the two check each other.
+//! A minimal WebSocket client, so that the load tester's own work does not hide the server's. It shares no code with
+//! the library that the gateway uses, so the two check each other.
 
 use std::{
     collections::BTreeMap,
@@ -18,22 +18,22 @@ use uuid::Uuid;
 
 use crate::server::token;
 
-/// Until a server that does not answer is a failure.
+/// Time within which a server must answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Until somebody who was too fast asks again.
+/// Time until a rate-limited request is repeated.
 const BREATH: Duration = Duration::from_millis(100);
-/// Connections from one source address; a second one is used after that.
+/// Connections from one source address. Further ones use the next address.
 const PORTS_PER_ADDRESS: usize = 20_000;
 
 /// Messages of the largest page.
 pub(crate) const PAGE: usize = 200;
 
-/// Of HTTP's head.
+/// The end of an HTTP head.
 const HEAD_END: &[u8] = b"\r\n\r\n";
 
-/// The longest header of a client's frame.
+/// Bytes of the longest header of a client's frame.
 const HEADER_MAX: usize = 14;
-/// Room for a request without growing, but for a long body.
+/// Initial capacity for a request: enough unless its body is long.
 const REQUEST_BYTES: usize = 512;
 
 const TEXT: u8 = 0x81;
@@ -47,18 +47,18 @@ pub(crate) struct Frames {
     rest: Vec<u8>,
 }
 
-/// What a frame is, and where its payload stands.
+/// A frame and its payload.
 pub(crate) enum Frame<'a> {
     Content(&'a [u8]),
     Ping,
-    /// With its code.
+    /// The close code.
     Close(u16),
     Other,
 }
 
 impl Frames {
-    /// Takes `bytes` as received and calls `each` for every whole frame; keeps the rest for later. Of
-    /// masked frames the mask must be zero, as `text_frame` makes it.
+    /// Takes received bytes and calls `each` for every complete frame. Keeps the rest for later. The mask of masked
+    /// frames must be zero, as in `text_frame`.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Frame<'_>)) {
         if self.rest.is_empty() {
             let used = cut(bytes, &mut each);
@@ -76,6 +76,7 @@ impl Frames {
     }
 }
 
+/// Calls `each` for every complete frame. Returns the number of bytes used.
 fn cut(bytes: &[u8], each: &mut impl FnMut(Frame<'_>)) -> usize {
     let mut at = 0;
     while let Some((kind, from, to)) = frame_at(bytes, at) {
@@ -95,6 +96,7 @@ fn cut(bytes: &[u8], each: &mut impl FnMut(Frame<'_>)) -> usize {
     at
 }
 
+/// The complete frame at this place: its first byte, and where its payload begins and ends.
 fn frame_at(bytes: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     let header = bytes.get(at..at + 2)?;
     let (from, length) = match header[1] & 0x7f {
@@ -123,18 +125,18 @@ pub(crate) fn text_frame(text: &str) -> Vec<u8> {
     frame(TEXT, text.as_bytes())
 }
 
-/// Of requests whose replies are only counted.
+/// The id of requests whose replies are only counted.
 const COUNTED: u32 = 1;
-/// What such a reply has in it, and no event.
+/// Text that such a reply contains and no event does.
 static COUNTED_REPLY: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"id\":1"));
 static REFUSAL: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"type\":\"error\""));
 
-/// The request to send a message, whose reply is only counted.
+/// The request to send a message. Its reply is only counted.
 pub(crate) fn send_frame(conversation: &str, body: &str) -> Vec<u8> {
     send_frame_with(COUNTED, conversation, body)
 }
 
-/// The same, with an id by which its reply is known.
+/// The request to send a message, with this id.
 pub(crate) fn send_frame_with(id: u32, conversation: &str, body: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Send<'a> {
@@ -153,26 +155,30 @@ pub(crate) fn send_frame_with(id: u32, conversation: &str, body: &str) -> Vec<u8
     })
 }
 
-/// Any other such request.
+/// Any request. Its reply is only counted.
 pub(crate) fn request_frame(mut request: Value) -> Vec<u8> {
     request["id"] = COUNTED.into();
     json_frame(&request)
 }
 
-/// A random UUID without a call of the system.
+/// A random UUID, without a system call.
 pub(crate) fn client_id() -> Uuid {
     uuid::Builder::from_random_bytes(rand::random()).into_uuid()
 }
 
-/// Whether this is such a reply; an error if it refuses anything. Looks no closer: a load tester's work must not hide the server's.
+/// Whether the frame is a reply that is only counted. An error if it is an error frame. It does not parse the frame, so
+/// that the load tester's work does not hide the server's.
 pub(crate) fn is_reply(frame: &[u8]) -> anyhow::Result<bool> {
     if REFUSAL.find(frame).is_some() {
-        bail!("refused: {}", String::from_utf8_lossy(frame));
+        bail!(
+            "the server refused a request: {}",
+            String::from_utf8_lossy(frame)
+        );
     }
     Ok(COUNTED_REPLY.find(frame).is_some())
 }
 
-/// The request to read what a client lacks, as much as a page holds.
+/// The request to read a page of messages after this seq.
 pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
     json_frame(
         &json!({"type": "history", "id": 2, "conversation": conversation, "after": after, "limit": PAGE}),
@@ -181,7 +187,7 @@ pub(crate) fn history_frame(conversation: &str, after: u64) -> Vec<u8> {
 
 fn json_frame(request: &impl Serialize) -> Vec<u8> {
     let mut payload = Vec::with_capacity(REQUEST_BYTES);
-    // What cannot be text is nothing that is ever sent.
+    // Every request of this program can be written as JSON.
     let _ = serde_json::to_writer(&mut payload, request);
     frame(TEXT, &payload)
 }
@@ -191,7 +197,7 @@ pub(crate) fn binary_frame(payload: &[u8]) -> Vec<u8> {
     frame(BINARY, payload)
 }
 
-/// The mask is zero, which leaves the payload as it is.
+/// A client's frame. Its mask is zero, which leaves the payload as it is.
 fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(HEADER_MAX + payload.len());
     frame.push(kind);
@@ -215,7 +221,7 @@ pub(crate) fn pong_frame() -> &'static [u8] {
     &[0x8a, 0x80, 0, 0, 0, 0]
 }
 
-/// The request for a WebSocket, with more `headers` if there are any.
+/// The HTTP request for a WebSocket, with these additional headers.
 pub(crate) fn upgrade_head(path: &str, server: SocketAddr, headers: &str) -> Vec<u8> {
     format!(
         "GET {path} HTTP/1.1\r\nhost: {server}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
@@ -224,7 +230,7 @@ pub(crate) fn upgrade_head(path: &str, server: SocketAddr, headers: &str) -> Vec
     .into_bytes()
 }
 
-/// A connection that waits for each answer.
+/// A blocking connection.
 pub(crate) struct Client {
     stream: TcpStream,
     frames: Frames,
@@ -233,7 +239,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects the `number`th connection of a run: source addresses change before their ports run out.
+    /// Opens connection `number` of a run. The source address changes before its ports run out.
     pub(crate) fn open(server: &str, path: &str, number: usize) -> anyhow::Result<Self> {
         let server: SocketAddr = server.parse()?;
         let stream = if number < PORTS_PER_ADDRESS {
@@ -264,17 +270,23 @@ impl Client {
             if let Some(end) = memmem::find(&head, HEAD_END) {
                 break end + HEAD_END.len();
             }
-            anyhow::ensure!(count > 0, "closed instead of an upgrade");
+            anyhow::ensure!(
+                count > 0,
+                "the server closed the connection instead of upgrading it"
+            );
         };
         if !head.starts_with(b"HTTP/1.1 101") {
-            bail!("no upgrade: {}", String::from_utf8_lossy(&head));
+            bail!(
+                "the server refused the upgrade: {}",
+                String::from_utf8_lossy(&head)
+            );
         }
-        // Some servers speak first.
+        // Some servers send frames at once.
         client.take(&head[end..])?;
         Ok(client)
     }
 
-    /// Connects to the raw loop, and is subscribed.
+    /// Connects to the raw loop, which subscribes every connection.
     pub(crate) fn connect_raw(server: &str, number: usize) -> anyhow::Result<Self> {
         let mut client = Self::open(server, "/", number)?;
         client.ask(json!({"type": "connect"}))?;
@@ -286,7 +298,7 @@ impl Client {
         Self::connect_with(server, &token(user)?, number)
     }
 
-    /// Connects as `user` from an address of loopback.
+    /// Connects as `user` from this source address.
     pub(crate) fn connect_as(server: &str, user: &str, source: IpAddr) -> anyhow::Result<Self> {
         let server = server.parse()?;
         let mut client = Self::upgrade(connect_from(source, server)?, "/v1/ws", server)?;
@@ -294,13 +306,14 @@ impl Client {
         Ok(client)
     }
 
+    /// Connects with this token.
     pub(crate) fn connect_with(server: &str, token: &str, number: usize) -> anyhow::Result<Self> {
         let mut client = Self::open(server, "/v1/ws", number)?;
         client.ask(json!({"type": "connect", "token": token}))?;
         Ok(client)
     }
 
-    /// Sends a request and returns its reply; events before it are dropped.
+    /// Sends a request and returns its reply, or an error if it was refused. Events before it are dropped.
     pub(crate) fn ask(&mut self, request: Value) -> anyhow::Result<Value> {
         let id = self.begin(request)?;
         loop {
@@ -314,19 +327,25 @@ impl Client {
         }
     }
 
-    /// Makes a conversation, and returns its id.
+    /// Creates a conversation and returns its id.
     pub(crate) fn create(&mut self, request: Value) -> anyhow::Result<String> {
         let reply = self.ask(request)?;
-        Ok(reply["conversation"].as_str().context("no id")?.to_owned())
+        Ok(reply["conversation"]
+            .as_str()
+            .context("the reply has no conversation id")?
+            .to_owned())
     }
 
-    /// The same; waits whenever it is told that it was too fast.
+    /// Creates a conversation and returns its id. Repeats the request while it is rate-limited.
     pub(crate) fn create_patiently(&mut self, request: Value) -> anyhow::Result<String> {
         let reply = self.ask_patiently(&request)?;
-        Ok(reply["conversation"].as_str().context("no id")?.to_owned())
+        Ok(reply["conversation"]
+            .as_str()
+            .context("the reply has no conversation id")?
+            .to_owned())
     }
 
-    /// Asks again whenever it is told that it was too fast.
+    /// Sends a request and returns its reply. Repeats the request while it is rate-limited.
     pub(crate) fn ask_patiently(&mut self, request: &Value) -> anyhow::Result<Value> {
         loop {
             match self.ask(request.clone()) {
@@ -336,7 +355,7 @@ impl Client {
         }
     }
 
-    /// All messages of a conversation, by seq.
+    /// Reads all messages of a conversation, by seq.
     pub(crate) fn whole_log(&mut self, conversation: &str) -> anyhow::Result<BTreeMap<u64, Value>> {
         let mut log = BTreeMap::new();
         loop {
@@ -344,10 +363,17 @@ impl Client {
             let mut page = self.ask(
                 json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE}),
             )?;
-            let messages = std::mem::take(page["messages"].as_array_mut().context("no messages")?);
+            let messages = std::mem::take(
+                page["messages"]
+                    .as_array_mut()
+                    .context("`history` has no messages")?,
+            );
             let none = messages.is_empty();
             for message in messages {
-                log.insert(message["seq"].as_u64().context("no seq")?, message);
+                log.insert(
+                    message["seq"].as_u64().context("a message has no seq")?,
+                    message,
+                );
             }
             if none || page["head"].as_u64() == log.last_key_value().map(|(seq, _)| *seq) {
                 return Ok(log);
@@ -355,7 +381,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; its reply will have this id.
+    /// Sends a request and returns its id, which its reply will have.
     pub(crate) fn begin(&mut self, mut request: Value) -> anyhow::Result<u32> {
         let id = self.next_id;
         self.next_id += 1;
@@ -364,7 +390,7 @@ impl Client {
         Ok(id)
     }
 
-    /// The next frame with content, which is JSON, if one comes in time.
+    /// The next frame with content, as JSON. `None` if none comes within `wait`.
     pub(crate) fn next_within(&mut self, wait: Duration) -> anyhow::Result<Option<Value>> {
         self.stream.set_read_timeout(Some(wait))?;
         let next = self.next();
@@ -375,7 +401,7 @@ impl Client {
         }
     }
 
-    /// The next frame with content, which is JSON.
+    /// The next frame with content, as JSON.
     pub(crate) fn next(&mut self) -> anyhow::Result<Value> {
         Ok(serde_json::from_slice(&self.hear()?)?)
     }
@@ -393,7 +419,7 @@ impl Client {
             }
             let mut buffer = [0; 16 << 10];
             let count = match self.stream.read(&mut buffer) {
-                Ok(0) => bail!("closed"),
+                Ok(0) => bail!("the server closed the connection"),
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 count => count?,
             };
@@ -401,6 +427,7 @@ impl Client {
         }
     }
 
+    /// Takes received bytes and answers pings. An error if there is a close frame.
     fn take(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let (mut pings, mut closed, received) = (0, None, &mut self.received);
         self.frames.feed(bytes, |frame| match frame {
@@ -413,7 +440,7 @@ impl Client {
             self.stream.write_all(pong_frame())?;
         }
         match closed {
-            Some(code) => bail!("closed with {code}"),
+            Some(code) => bail!("the server closed the connection with {code}"),
             None => Ok(()),
         }
     }

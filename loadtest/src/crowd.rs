@@ -1,5 +1,5 @@
-//! Many subscribers in one thread: reads all their sockets, and counts what comes one by one: lost, doubled,
-//! out of order, and how late.
+//! Many subscribers in one thread. It reads all their sockets and checks every message: lost, duplicated, out of order,
+//! and how late.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -20,21 +20,21 @@ use crate::{
     report::Report,
 };
 
-/// Before the numbers in a message's body.
+/// Text before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
-/// In the reply that says that a message is stored.
+/// Text in the reply that acknowledges a message.
 pub(crate) const SENT: &[u8] = br#""type":"sent""#;
-/// Says that a client must read what it lacks.
+/// Beginning of the event that tells a client to read what it lacks.
 const RESYNC: &[u8] = br#"{"type":"resync""#;
-/// It cannot now.
+/// Beginning of the error for that read.
 const REFUSED: &[u8] = br#"{"id":2,"type":"error""#;
-/// Until who is refused tries again.
+/// Time until a refused client tries again.
 pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
-/// What it has read.
+/// Beginning of the reply to that read.
 const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
 const SEQ: &[u8] = br#""seq":"#;
-/// Latencies past this are counted as this.
+/// Microseconds. A longer latency counts as this.
 pub(crate) const LATENCY_US_MAX: u64 = 60_000_000;
 
 /// A histogram of microseconds.
@@ -48,17 +48,17 @@ struct Subscriber {
     has: Has,
 }
 
-/// What a subscriber has.
+/// The messages that a subscriber has.
 #[derive(Default)]
 struct Has {
-    /// The number of the message that it lacks first.
+    /// The number of the first message that it lacks.
     next: u64,
     reading: Option<Reading>,
-    /// Of each conversation, where they are counted by their seq.
+    /// The next seq of each conversation, if messages are counted by seq.
     places: Option<HashMap<[u8; 36], u64>>,
 }
 
-/// Somebody was told to read what it lacks; what comes until it has read that is kept.
+/// A subscriber was told to read what it lacks. Messages that arrive before it has read them are kept.
 struct Reading {
     conversation: String,
     later: BTreeSet<u64>,
@@ -73,35 +73,36 @@ impl Reading {
     }
 }
 
+/// The subscribers and what they have received.
 pub(crate) struct Crowd {
     poll: Poll,
     events: Events,
     buffer: Vec<u8>,
     subscribers: Vec<Subscriber>,
-    /// All times are counted from here.
+    /// The moment from which all times count.
     pub(crate) epoch: Instant,
     pub(crate) counts: Counts,
-    /// From the moment a message should have been sent to its arrival, in microseconds; by the server that the
-    /// subscriber is connected to: the first one to the first, and so on in turn.
+    /// Microseconds from due to delivered, for each server. Subscribers are connected to the servers in turn.
     pub(crate) latency: Vec<Histogram<u64>>,
-    /// How long replies take, if that is measured.
+    /// Latencies of replies, if they are measured.
     pub(crate) replies: Option<Replies>,
-    /// The same a quarter of a second at a time, since the epoch.
+    /// Throughput and latency in each quarter of a second since the epoch.
     pub(crate) moments: Vec<Moment>,
     moment: Histogram<u64>,
     moment_began: f64,
-    /// The first message's frame, as a sample.
+    /// The frame of the first message.
     pub(crate) sample: Option<String>,
-    /// Of message 0.
+    /// The seq of message 0.
     first_seq: u64,
-    /// Whose connections the server has ended, and when.
+    /// Subscribers whose connection the server ended, and when.
     gone: VecDeque<(Instant, usize)>,
-    /// Who is to read what it lacks, and when.
+    /// Subscribers that must read what they lack, and when.
     to_read: VecDeque<(Instant, usize)>,
 }
 
+/// Throughput and latency in a quarter of a second.
 pub(crate) struct Moment {
-    /// Its end, in seconds.
+    /// Its end, in seconds since the epoch.
     pub(crate) at: f64,
     pub(crate) per_second: f64,
     pub(crate) p50_ms: f64,
@@ -109,23 +110,25 @@ pub(crate) struct Moment {
 }
 
 const MOMENT_S: f64 = 0.25;
-/// Whenever so many have joined, what came is read: somebody who answers no ping would be given up.
+/// After this many joins the sockets are read. Without that, pings would stay unanswered and connections would be
+/// closed.
 const JOINED_UNREAD: usize = 16;
 
+/// Counts of all subscribers together.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Counts {
     pub(crate) delivered: u64,
     pub(crate) doubled: u64,
-    /// A later one came before an earlier one, or the earlier one never came.
+    /// Messages that came after a later one, or never.
     pub(crate) gaps: u64,
     pub(crate) closed: u64,
-    /// How often somebody was told to read what it lacks; a page at most.
+    /// `resync` events. A client then reads one page.
     pub(crate) resyncs: u64,
-    /// Own messages, as stored.
+    /// Acknowledgements of the subscribers' own messages.
     pub(crate) acknowledged: u64,
 }
 
-/// The body of message `number`, of `size` bytes, which should be sent at `at`.
+/// The body of message `number`, which is due at `at`. It has `size` bytes.
 pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
     let mut body = String::with_capacity(size);
     // Writing to a string cannot fail.
@@ -135,7 +138,7 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
 }
 
 impl Crowd {
-    /// Of nobody yet, for so many servers.
+    /// An empty crowd for this many servers.
     pub(crate) fn new(servers: usize) -> anyhow::Result<Self> {
         Ok(Self {
             poll: Poll::new()?,
@@ -156,7 +159,7 @@ impl Crowd {
         })
     }
 
-    /// One more, who is connected.
+    /// Adds a connected subscriber.
     pub(crate) fn join(&mut self, stream: TcpStream) -> anyhow::Result<()> {
         stream.set_nonblocking(true)?;
         let mut stream = mio::net::TcpStream::from_std(stream);
@@ -178,7 +181,7 @@ impl Crowd {
         self.subscribers.len()
     }
 
-    /// Reads whatever comes within `wait`.
+    /// Reads what arrives within `wait`, and makes the requests that are due.
     pub(crate) fn read(&mut self, wait: Duration) -> anyhow::Result<()> {
         self.poll.poll(&mut self.events, Some(wait)).or_else(|e| {
             if e.kind() == ErrorKind::Interrupted {
@@ -225,10 +228,10 @@ impl Crowd {
                             Frame::Close(_) | Frame::Other => {}
                         });
                         for _ in 0..pings {
-                            // A tiny frame on a socket that is read: there is room for it.
+                            // The frame is tiny, so the socket's buffer has room for it.
                             let _ = stream.write(pong_frame());
                         }
-                        // What comes later is told anew, but an end only once.
+                        // epoll reports later bytes again, but the end of a connection only once.
                         if count < buffer.len() && !event.is_read_closed() {
                             break false;
                         }
@@ -248,7 +251,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Whoever was told to read what it lacks does so.
+    /// Sends the reads that are due.
     fn ask_for_missing(&mut self) {
         while let Some(&(at, number)) = self.to_read.front()
             && at <= Instant::now()
@@ -257,13 +260,13 @@ impl Crowd {
             let after = self.cursor(number);
             let Subscriber { stream, has, .. } = &mut self.subscribers[number];
             if let Some(Reading { conversation, .. }) = &has.reading {
-                // If the connection has ended, that is seen when it is read.
+                // A failed write means that the connection ended, which the next read reports.
                 let _ = stream.write(&history_frame(conversation, after));
             }
         }
     }
 
-    /// Messages are counted by their seq, in many conversations.
+    /// Counts messages by their seq in each conversation, instead of by their numbers.
     pub(crate) fn by_conversation(mut self) -> Self {
         for subscriber in &mut self.subscribers {
             subscriber.has.places = Some(HashMap::new());
@@ -271,7 +274,7 @@ impl Crowd {
         self
     }
 
-    /// The kernel's receive buffer of the last so many subscribers.
+    /// Sets the kernel's receive buffer of the last `count` subscribers.
     pub(crate) fn shrink_buffers(&self, count: usize, bytes: usize) -> anyhow::Result<()> {
         for subscriber in &self.subscribers[self.subscribers.len() - count..] {
             SockRef::from(&subscriber.stream).set_recv_buffer_size(bytes)?;
@@ -279,12 +282,12 @@ impl Crowd {
         Ok(())
     }
 
-    /// Says something as one of them.
+    /// Sends a frame as subscriber `number`.
     pub(crate) fn send(&mut self, number: usize, frame: &[u8]) -> anyhow::Result<()> {
         Ok(self.subscribers[number].stream.write_all(frame)?)
     }
 
-    /// Asks for something as one of them; the reply, which has this id, is timed from when it was due.
+    /// Sends a request as subscriber `number`. The latency of the reply with this id counts from `due`.
     pub(crate) fn ask(
         &mut self,
         number: usize,
@@ -298,7 +301,7 @@ impl Crowd {
         self.send(number, frame)
     }
 
-    /// The last so many subscribers do not read any more. They count no longer.
+    /// Removes the last `count` subscribers and their counts. Returns their sockets, which nobody reads.
     pub(crate) fn stop_reading(&mut self, count: usize) -> anyhow::Result<Vec<TcpStream>> {
         let mut stopped = Vec::new();
         for mut subscriber in self.subscribers.drain(self.subscribers.len() - count..) {
@@ -309,7 +312,7 @@ impl Crowd {
         Ok(stopped)
     }
 
-    /// All connections end, without a word. Their places stay.
+    /// Ends all connections without a close frame. The subscribers keep their counts.
     pub(crate) fn drop_all(&mut self) {
         for subscriber in &mut self.subscribers {
             let _ = self.poll.registry().deregister(&mut subscriber.stream);
@@ -317,7 +320,7 @@ impl Crowd {
         }
     }
 
-    /// Somebody whose connection was ended so long ago; that counts as an end no more.
+    /// Takes a subscriber whose connection ended at least `ago` ago. That end no longer counts as closed.
     pub(crate) fn gone(&mut self, ago: Duration) -> Option<usize> {
         let &(at, number) = self.gone.front()?;
         (at.elapsed() >= ago).then(|| {
@@ -327,12 +330,12 @@ impl Crowd {
         })
     }
 
-    /// The seq of the newest message that this one has.
+    /// The seq of the newest message that subscriber `number` has.
     pub(crate) fn cursor(&self, number: usize) -> u64 {
         (self.first_seq + self.subscribers[number].has.next).saturating_sub(1)
     }
 
-    /// A dropped one is here again, and goes on where it was.
+    /// Gives subscriber `number` a new connection. It continues where it was.
     pub(crate) fn come_back(&mut self, number: usize, stream: TcpStream) -> anyhow::Result<()> {
         stream.set_nonblocking(true)?;
         let subscriber = &mut self.subscribers[number];
@@ -344,7 +347,8 @@ impl Crowd {
         Ok(())
     }
 
-    /// Who lacks something: how many at each server have how much, as far as that has few enough cases to tell.
+    /// Describes who lacks messages: the number of subscribers at each server that have the same number of messages. At
+    /// most `TOLD_MAX` cases.
     pub(crate) fn lacking(&self, sent: u64) -> Vec<String> {
         const TOLD_MAX: usize = 10;
         let mut cases: BTreeMap<(usize, u64), usize> = BTreeMap::new();
@@ -357,19 +361,19 @@ impl Crowd {
         let told = cases.into_iter().take(TOLD_MAX);
         told.map(|((server, next), count)| {
             format!(
-                "{count} at server {}: {next} of {sent} messages",
+                "{count} subscribers at server {} have {next} of {sent} messages",
                 server + 1
             )
         })
         .collect()
     }
 
-    /// What was measured so far does not count.
+    /// Forgets the latencies so far.
     pub(crate) fn forget_latency(&mut self) {
         self.latency.iter_mut().for_each(Histogram::reset);
     }
 
-    /// Of each server, if there are several.
+    /// Reports the latency of each server.
     pub(crate) fn tell_latency(&self, report: &mut Report, name: &str) {
         for (server, latency) in (1..).zip(&self.latency) {
             if self.latency.len() > 1 {
@@ -380,7 +384,7 @@ impl Crowd {
         }
     }
 
-    /// Draws how it went.
+    /// Adds throughput and latency over time to the report.
     pub(crate) fn draw(&self, report: &mut Report, name: &str) {
         let line =
             |value: fn(&Moment) -> f64| self.moments.iter().map(|m| (m.at, value(m))).collect();
@@ -389,7 +393,7 @@ impl Crowd {
         report.over_time("latency p99 over time", "ms", name, line(|m| m.p99_ms));
     }
 
-    /// What was while nobody looked is not drawn.
+    /// Begins a new moment, so that the time since the last read is not drawn.
     pub(crate) fn look_again(&mut self) {
         self.moment_began = self.epoch.elapsed().as_secs_f64();
         self.moment.reset();
@@ -417,7 +421,7 @@ impl Crowd {
     }
 }
 
-/// Where what comes is counted.
+/// The counts of a crowd while it reads.
 struct Seen<'a> {
     now_us: u64,
     counts: &'a mut Counts,
@@ -430,7 +434,7 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// A frame for subscriber `number`.
+    /// Handles a frame for subscriber `number`.
     fn take(&mut self, number: usize, has: &mut Has, text: &[u8]) {
         if text.starts_with(RESYNC) {
             self.counts.resyncs += 1;
@@ -453,7 +457,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Some servers put several messages into one frame.
+    /// Counts the messages of a frame. Some servers put several into one.
     fn messages(&mut self, subscriber: usize, has: &mut Has, text: &[u8]) {
         let server = subscriber % self.latency.len();
         let mut messages = numbers(text).peekable();
@@ -481,7 +485,7 @@ impl Seen<'_> {
 }
 
 impl Counts {
-    /// By its seq within its conversation. The first one that is seen may have any.
+    /// Counts a message by its seq in its conversation. The first message of a conversation may have any seq.
     fn note_place(&mut self, places: &mut HashMap<[u8; 36], u64>, frame: &[u8]) {
         if let (Some(conversation), Some(seq)) = (conversation(frame), seq(frame))
             && let Some(conversation) = conversation.as_bytes().first_chunk()
@@ -505,20 +509,20 @@ impl Counts {
     }
 }
 
-/// Which conversation a frame is about.
+/// The conversation of a frame.
 fn conversation(frame: &[u8]) -> Option<&str> {
     let begin = memmem::find(frame, CONVERSATION)? + CONVERSATION.len();
     std::str::from_utf8(frame.get(begin..begin + 36)?).ok()
 }
 
-/// A message's place.
+/// The seq of a frame.
 fn seq(frame: &[u8]) -> Option<u64> {
     let rest = &frame[memmem::find(frame, SEQ)? + SEQ.len()..];
     let end = rest.iter().position(|b| !b.is_ascii_digit())?;
     digits(&rest[..end])
 }
 
-/// The numbers and the due times that `body` put into messages.
+/// The numbers and due times, in microseconds, that `body` put into the messages of a frame.
 fn numbers(frame: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let mut from = 0;
     std::iter::from_fn(move || {

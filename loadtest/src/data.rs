@@ -1,5 +1,4 @@
-//! Where a gateway under test keeps its data: a directory of its own, or a keyspace of its own on a cluster that
-//! is there. Both are gone when this is dropped.
+//! The data of a gateway under test: a directory, or a keyspace of an existing cluster. Dropping it deletes both.
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,14 +15,15 @@ use tokio::runtime::Runtime;
 
 use crate::{Common, ending};
 
+/// The data of one gateway, or of several on one store.
 pub(crate) struct Data {
     directory: Arc<TempDir>,
     pub(crate) cluster: Option<Cluster>,
-    /// A gateway over this keeps the limits that it has by default.
+    /// Whether gateways over this data keep their default limits.
     pub(crate) default_limits: bool,
 }
 
-/// A keyspace, and a session of its own beside the gateway's.
+/// A keyspace, and a session besides the gateway's.
 pub(crate) struct Cluster {
     pub(crate) runtime: Runtime,
     pub(crate) session: Session,
@@ -45,7 +45,7 @@ impl Data {
         })
     }
 
-    /// A directory and nothing more.
+    /// A directory without a keyspace.
     pub(crate) fn directory() -> anyhow::Result<Self> {
         Ok(Self {
             directory: ending::directory()?,
@@ -58,7 +58,7 @@ impl Data {
         self.directory.path().join(name)
     }
 
-    /// The settings that make a gateway keep its data here.
+    /// The settings with which a gateway keeps its data here.
     pub(crate) fn settings(&self) -> String {
         let path = self.file("store");
         let mut text = format!("store.embedded.path = \"{}\"\n", path.display());
@@ -97,7 +97,7 @@ impl Cluster {
                     .default_execution_profile_handle(profile.into_handle())
                     .build(),
             )
-            .with_context(|| format!("no cluster at {}", nodes.join(", ")))?;
+            .with_context(|| format!("--cassandra: no cluster answers at {}", nodes.join(", ")))?;
         Ok(Self {
             runtime,
             session,
@@ -112,7 +112,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes to each table, as every node counts them itself, from its own virtual table (Cassandra 4 and newer).
+    /// Writes to each table, counted by each node in its virtual tables (Cassandra 4 or newer).
     pub(crate) fn local_writes(&self) -> anyhow::Result<Vec<(String, f64)>> {
         let mut found = Vec::new();
         let nodes = self.session.get_cluster_state();
@@ -141,7 +141,10 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Err(error) = self.execute(format!("DROP KEYSPACE IF EXISTS {}", self.keyspace)) {
-            eprintln!("keyspace {} was not dropped: {error:#}", self.keyspace);
+            eprintln!(
+                "keyspace {} could not be dropped: {error:#}. Drop it by hand",
+                self.keyspace
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Told to end (SIGINT, SIGTERM, SIGHUP), a load test leaves no server running and no data on the disk.
+//! Cleans up when a load test is told to end (SIGINT, SIGTERM, SIGHUP): it stops all servers and deletes all data.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ static LEFT: Mutex<Left> = Mutex::new(Left {
     directories: Vec::new(),
 });
 
-/// What is to go, unless it has gone by itself.
+/// Processes and directories that may still exist.
 struct Left {
     processes: Vec<Weak<Mutex<Child>>>,
     directories: Vec<Weak<TempDir>>,
@@ -28,6 +28,7 @@ fn left() -> MutexGuard<'static, Left> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Starts a process that is killed when the load test is told to end.
 pub(crate) fn spawn(command: &mut Command) -> io::Result<Arc<Mutex<Child>>> {
     let mut left = left();
     let process = Arc::new(Mutex::new(command.spawn()?));
@@ -35,6 +36,7 @@ pub(crate) fn spawn(command: &mut Command) -> io::Result<Arc<Mutex<Child>>> {
     Ok(process)
 }
 
+/// Creates a temporary directory that is deleted when the load test is told to end.
 pub(crate) fn directory() -> io::Result<Arc<TempDir>> {
     let mut left = left();
     let directory = Arc::new(tempfile::tempdir()?);
@@ -42,7 +44,7 @@ pub(crate) fn directory() -> io::Result<Arc<TempDir>> {
     Ok(directory)
 }
 
-/// From now on.
+/// Handles the signals from now on, in a thread.
 pub(crate) fn watch() -> anyhow::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
     let entered = runtime.enter();
@@ -58,7 +60,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
                 _ = hung_up.recv() => 129,
             }
         });
-        // Held to the end: nothing new is begun meanwhile.
+        // The lock is held until the exit, so that nothing new is started meanwhile.
         let left = left();
         for process in left.processes.iter().filter_map(Weak::upgrade) {
             let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! One channel, many subscribers. Paced: what a delivery costs when each is a wake-up and a write. Saturated:
-//! how far the cost falls when the server may gather what is queued.
+//! Measures one channel with many subscribers. The paced part shows what a delivery costs when messages come one by
+//! one, the saturated part how far the cost falls when the server can write queued messages together.
 
 use std::{
     net::TcpStream,
@@ -23,10 +23,11 @@ use crate::{
     source::Source,
 };
 
-// Part of the options of another scenario too, where a group of this name would be there twice.
+// Another scenario flattens these options, where a second clap group with this name would be an error.
 #[derive(Args)]
 #[group(skip)]
 pub(crate) struct Options {
+    /// Subscribers of the channel
     #[arg(long, default_value_t = 1000)]
     pub(crate) subscribers: usize,
     /// Messages per second of the paced part
@@ -38,26 +39,30 @@ pub(crate) struct Options {
     /// Seconds of each part, after a warm-up
     #[arg(long, default_value_t = 15)]
     seconds: u64,
-    /// Messages that may be under way in the saturated part
+    /// Messages in flight in the saturated part
     #[arg(long, default_value_t = 256)]
     window: u64,
-    /// Measures so many gateways too, over one store, with the subscribers spread over them; needs --cassandra
+    /// Gateways to measure as well, over one store, with the subscribers spread over them; more than one needs
+    /// --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
-    /// Measures another build of the gateway too: what a change is worth
+    /// Program of another build to measure as well, to see what a change costs
     #[arg(long)]
     beside: Option<PathBuf>,
 }
 
-/// Of all goals: how much more CPU than the raw loop a paced delivery may cost.
+/// Goal for the CPU of a paced delivery, gateway / raw loop.
 pub(crate) const PACED_RATIO_MAX: f64 = 1.1;
-/// Each part is measured in so many pieces.
+/// Number of pieces in which each part is measured.
 const ROUNDS: u32 = 8;
-/// Not measured.
+/// Time before each measurement that does not count.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(1);
 
+/// The cost of one part.
 pub(crate) struct Part {
+    /// Microseconds of CPU of each delivery, all servers together.
     pub(crate) cpu_us: f64,
+    /// Deliveries per second.
     pub(crate) per_second: f64,
     /// Frames between gateways for each message.
     pub(crate) peer_frames: f64,
@@ -70,7 +75,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         return report.finish();
     }
     println!(
-        "gateway, every message stored; raw epoll loop, one write() per delivery, nothing stored:"
+        "gateway, which stores every message, and raw epoll loop, which stores nothing and makes one write() per delivery:"
     );
     let data = Data::new(common)?;
     let mut gateway = Subject::gateways("gateway", vec![Server::gateway(common, &data)?], options)?;
@@ -145,7 +150,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             together.cpu_us / paced.cpu_us,
             "",
         );
-        // The owner's subscribers get it without a hop.
+        // Subscribers on the owner's gateway get messages without a hop, all others with one.
         let at = |fold: fn(f64, f64) -> f64| p50.iter().copied().reduce(fold);
         if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
             report.figure("latency of the hop, p50", most - least, "ms");
@@ -154,7 +159,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// One gateway with nothing beside it.
+/// Measures one gateway alone.
 pub(crate) fn alone(common: &Common, options: &Options, report: &mut Report) -> anyhow::Result<()> {
     let data = Data::new(common)?;
     let servers = vec![Server::gateway(common, &data)?];
@@ -163,14 +168,15 @@ pub(crate) fn alone(common: &Common, options: &Options, report: &mut Report) -> 
     gateway.finish(report).map(drop)
 }
 
-/// The gateway's event with another body: what every server is to deliver.
+/// The gateway's event with another body, which every server must deliver.
 pub(crate) fn event_with(event: &Value, body: &str) -> String {
     let mut event = event.clone();
     event["body"] = body.into();
     event.to_string()
 }
 
-/// A channel with so many who look into it, spread over the servers: who publishes, its id, and who is subscribed.
+/// Creates a public channel with this many subscribers, spread over the servers. Returns the publisher, the id of the
+/// channel, and the subscribers.
 pub(crate) fn public_channel(
     servers: &[Server],
     subscribers: usize,
@@ -191,7 +197,7 @@ pub(crate) fn public_channel(
     Ok((owner()?.into_stream(), channel, crowd))
 }
 
-/// Who fans out, to whom, and what that has cost so far.
+/// A measured server, or several gateways, with its subscribers and what its deliveries have cost so far.
 pub(crate) struct Subject<'a> {
     name: &'static str,
     servers: Vec<Server>,
@@ -200,12 +206,12 @@ pub(crate) struct Subject<'a> {
     watches: Vec<Watch>,
     paced: Sum,
     saturated: Sum,
-    /// Half of the paced messages arrived within so long, through each server.
+    /// Median latency of the paced messages through each server.
     p50_ms: Vec<f64>,
 }
 
 impl<'a> Subject<'a> {
-    /// Warms it up.
+    /// Makes a subject and warms it up.
     pub(crate) fn new(
         name: &'static str,
         servers: Vec<Server>,
@@ -230,7 +236,7 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// One channel on these, with the subscribers spread over them.
+    /// One channel on these gateways, with the subscribers spread over them.
     pub(crate) fn gateways(
         name: &'static str,
         servers: Vec<Server>,
@@ -242,7 +248,7 @@ impl<'a> Subject<'a> {
         Self::new(name, servers, crowd, source, options)
     }
 
-    /// The raw loop, with the same bytes on the wire as the gateway's.
+    /// The raw loop, which sends the same bytes as the gateway.
     pub(crate) fn raw(sample: &str, options: &Options) -> anyhow::Result<Self> {
         let server = Server::raw()?;
         let mut crowd = Crowd::new(1)?;
@@ -256,9 +262,12 @@ impl<'a> Subject<'a> {
         Self::new("raw", vec![server], crowd, source, options)
     }
 
-    /// A message as it arrived.
+    /// The first message that arrived.
     pub(crate) fn sample(&self) -> anyhow::Result<String> {
-        self.crowd.sample.clone().context("no message arrived")
+        self.crowd
+            .sample
+            .clone()
+            .context("no message arrived in the warm-up")
     }
 
     fn pace(&mut self, rate: f64, length: Duration, progress: &ProgressBar) -> anyhow::Result<()> {
@@ -328,7 +337,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// What it cost, paced and saturated. Every delivery must have been right.
+    /// Returns the cost of the paced and of the saturated part, and checks that every delivery was right.
     pub(crate) fn finish(self, report: &mut Report) -> anyhow::Result<(Part, Part)> {
         let Self {
             name,
@@ -354,7 +363,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Measures all of them in turn, and in several rounds, so that what else the machine does meanwhile meets all alike.
+/// Measures all subjects in turn and in several rounds, so that other work on the machine affects all alike.
 pub(crate) fn compare(
     subjects: &mut [&mut Subject<'_>],
     options: &Options,
@@ -391,7 +400,7 @@ pub(crate) fn spinner() -> ProgressBar {
     progress
 }
 
-/// How things stood when a part began.
+/// The counters at the beginning of a measurement.
 pub(crate) struct Before {
     cpu: Duration,
     peer_frames: f64,
@@ -426,7 +435,7 @@ impl Before {
     }
 }
 
-/// Of all rounds.
+/// The sums of all rounds.
 #[derive(Default)]
 struct Sum {
     cpu: Duration,

@@ -1,6 +1,7 @@
-//! Hostile sessions, all of them in one thread of a process of its own that is told when to begin and when to stop. What
-//! they say is encoded before, and each has a turn once in a millisecond, so they cost the gateway's processors little:
-//! a run measures the gateway, not its attackers. Each does one kind of misuse after the other, several at the same time.
+//! Hostile sessions, all in one thread of a separate process that is told when to begin and when to stop. Everything
+//! they send is encoded beforehand, and each has a turn once per millisecond, so they take little CPU from the gateway:
+//! a run measures the gateway, not its attackers. Each session does one kind of misuse after the other, and sessions
+//! overlap.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -23,80 +24,82 @@ use crate::{
     client::{Frame, Frames, pong_frame},
 };
 
-/// What the process is told first, as one line of JSON.
+/// The first input of the process, as one line of JSON.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Orders {
     pub(crate) hostiles: Vec<Hostile>,
     /// The session that writes to the busy channel.
     pub(crate) writer: Hostile,
-    /// After so long a session goes on to the next kind of misuse.
+    /// Milliseconds after which a session changes to the next kind of misuse.
     pub(crate) turn_ms: u64,
-    /// The only kind of misuse, by its number; all in turn without it.
+    /// The number of the only kind of misuse. `None` for all in turn.
     pub(crate) only: Option<usize>,
 }
 
-/// All begin. No answer; until the next line, which stops them.
+/// Input: all sessions begin, and continue until the next line. There is no answer.
 pub(crate) const BEGIN: &str = "begin";
-/// All stop, and close every connection. Answered with `Done`, as one line of JSON.
+/// Input: all sessions stop and close their connections. The answer is `Done`, as one line of JSON.
 pub(crate) const STOP: &str = "stop";
-/// Once they have stopped, each opens connections that the gateway must close by itself. Answered with `Done`.
+/// Input, after `STOP`: each session opens connections that the gateway must close. The answer is `Done`.
 pub(crate) const LEAVE: &str = "leave";
 
-/// What was done since the process began.
+/// What the sessions did since the process began.
 #[derive(Serialize, Deserialize, Default)]
 pub(crate) struct Done {
     pub(crate) sessions: Vec<Activity>,
     pub(crate) kinds: BTreeMap<String, Tally>,
-    /// The longest time between two turns of a session; long if this process itself was held up.
+    /// Longest time between two turns of a session. A long time means that this process was held up.
     pub(crate) turn_ms_max: u64,
 }
 
-/// Of one session.
+/// What one session did.
 #[derive(Serialize, Deserialize, Default, Clone)]
 pub(crate) struct Activity {
     pub(crate) acts: u64,
     pub(crate) bytes: u64,
-    /// In the second in which it did least.
+    /// Acts in the second with the fewest.
     pub(crate) least_per_second: u64,
-    /// The longest time between two acts.
+    /// Longest time between two acts.
     pub(crate) idle_ms: u64,
 }
 
-/// Of one kind of misuse.
+/// What all sessions did of one kind of misuse.
 #[derive(Serialize, Deserialize, Default, Clone)]
 pub(crate) struct Tally {
-    /// Pieces that were written whole, and connections that were left alone on purpose.
+    /// Pieces that were written completely, and connections that were left open on purpose.
     pub(crate) acts: u64,
     pub(crate) bytes: u64,
     /// Attempts to connect.
     pub(crate) connections: u64,
-    /// Those of them that the gateway did not let in.
+    /// Attempts that the gateway refused.
     pub(crate) refused: u64,
-    /// Turns that ended while a `connect` was not answered yet: its user had used up what a user may ask for.
+    /// Turns that ended while a `connect` waited for its answer, because its user was over the byte rate.
     pub(crate) held: u64,
     pub(crate) milliseconds: u64,
-    /// How connections ended, and which requests were refused.
+    /// How often connections ended in each way, and how often requests were refused with each code.
     pub(crate) outcomes: BTreeMap<String, u64>,
 }
 
-/// Between two turns of a session.
+/// Time between two turns of a session.
 const TICK: Duration = Duration::from_millis(1);
-/// Between two connections of a session that are refused.
+/// Time after which a session whose connection ended connects again.
 const BREATH: Duration = Duration::from_millis(2);
-/// A connection on which nothing moved for so long is given up for another one.
+/// Time without progress after which a session gives up a connection.
 const STUCK: Duration = Duration::from_millis(300);
-/// What a session reads at most in one turn, and what it reads if it is slow.
+/// Bytes that a session reads at most in one turn.
 const READ_BYTES: usize = 64 << 10;
+/// Bytes that a slow session reads at most in one turn.
 const SLOW_BYTES: usize = 256;
-/// The kernel's buffer of those who read slowly or not at all.
+/// Kernel receive buffer of sessions that read slowly or not at all.
 const SMALL_BUFFER: usize = 4 << 10;
 
+/// Beginning of the outcome of a failed write.
 const WRITING: &str = "writing";
 
-/// Until its input ends.
+/// Serves the hostile sessions until the input ends.
 pub(crate) fn serve() -> anyhow::Result<()> {
     let mut lines = BufReader::new(io::stdin()).lines();
-    let orders: Orders = serde_json::from_str(&lines.next().context("no orders")??)?;
+    let orders: Orders = serde_json::from_str(&lines.next().context("the input has no orders")??)?;
     let (tell, told) = mpsc::channel();
     thread::spawn(move || {
         lines
@@ -107,7 +110,7 @@ pub(crate) fn serve() -> anyhow::Result<()> {
     let count = orders.hostiles.len();
     let mut sessions: Vec<_> = (0..)
         .zip(orders.hostiles)
-        // Neighbours begin far from each other, so that all kinds meet.
+        // Sessions begin with different kinds, so that all kinds overlap.
         .map(|(number, who)| {
             let kind = orders.only.unwrap_or(number * KINDS.len() / count);
             Session::new(who, kind)
@@ -164,14 +167,14 @@ struct Session {
     kind: usize,
     kind_began: Instant,
     attack: Attack,
-    /// Which piece is written next.
+    /// Number of the next piece.
     piece: usize,
-    /// When.
+    /// When it is due.
     due: Instant,
     connection: Option<Connection>,
-    /// Left alone, by kind.
+    /// Connections that are left open, by kind.
     kept: HashMap<usize, VecDeque<TcpStream>>,
-    /// How often the first piece was written.
+    /// Number of times that the first piece was written, from a random start.
     counter: u64,
     activity: Activity,
     last_act: Instant,
@@ -180,24 +183,26 @@ struct Session {
 
 struct Connection {
     stream: TcpStream,
-    /// What is not written yet.
+    /// The rest of the opening bytes.
     opening: Vec<u8>,
+    /// Bytes written of the current piece.
     written: usize,
     state: State,
     frames: Frames,
+    /// The time of the last progress.
     moved: Instant,
 }
 
 #[derive(PartialEq, Eq, Clone, Copy)]
 enum State {
-    /// The answer to the upgrade is not there yet.
+    /// The upgrade is not answered yet.
     Head,
-    /// The reply to `connect` is not.
+    /// `connect` is not answered yet.
     Connecting,
     Open,
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 struct Over(String);
 
 impl Session {
@@ -207,7 +212,7 @@ impl Session {
             least_per_second: u64::MAX,
             ..Activity::default()
         };
-        // Each counts in a range of its own.
+        // Sessions count in different ranges, so that their ids differ.
         let counter = u64::from(rand::random::<u32>()) * 100;
         Self {
             attack: KINDS[kind].1(&who),
@@ -225,7 +230,7 @@ impl Session {
         }
     }
 
-    /// Encodes what it says first.
+    /// Encodes the current kind of misuse.
     fn prepare(&mut self) {
         self.attack = KINDS[self.kind].1(&self.who);
     }
@@ -233,7 +238,7 @@ impl Session {
     fn begin(&mut self, now: Instant, turn: Duration) {
         self.last_act = now;
         self.second = (now, 0);
-        // Not all change at the same moment.
+        // Sessions must not all change their kind at the same moment.
         self.kind_began = now - turn.mul_f64(rand::random::<f64>() / 2.0);
         self.restart(now);
     }
@@ -269,13 +274,13 @@ impl Session {
         self.kept.clear();
     }
 
-    /// One if the gateway has not answered this session's `connect` yet.
+    /// 1 if the gateway has not answered the session's `connect` yet.
     fn held(&self) -> u64 {
         let connecting = |connection: &Connection| connection.state == State::Connecting;
         u64::from(self.connection.as_ref().is_some_and(connecting))
     }
 
-    /// Leaves connections open.
+    /// Opens connections that the gateway must end by its time-outs.
     fn leave(&mut self) {
         const EACH: usize = 8;
         let now = Instant::now();
@@ -286,9 +291,9 @@ impl Session {
                 let Ok(mut connection) = Connection::open(&self.who, &attack, now) else {
                     continue;
                 };
-                // Until it is connected.
+                // The non-blocking connect needs a moment.
                 sleep(TICK);
-                // What the gateway refuses already, it has closed.
+                // Writing fails if the gateway has refused the connection.
                 let _ = connection.write_opening(now);
                 for piece in &attack.pieces {
                     let _ = connection.write(piece, now);
@@ -323,12 +328,12 @@ impl Session {
         self.second.1 += 1;
     }
 
-    /// Its turn: reads, and writes what is due.
+    /// Takes a turn: reads, and writes a piece that is due.
     fn act(&mut self, now: Instant, tally: &mut Tally, buffer: &mut [u8]) {
         let Err(Over(mut why)) = self.go_on(now, tally, buffer) else {
             return;
         };
-        // What could not be written any more was perhaps told why.
+        // If writing failed, the reason may be in the receive buffer.
         if why.starts_with(WRITING)
             && let Some(connection) = &mut self.connection
             && let Err(Over(told)) = connection.read(&self.attack, now, tally, buffer)
@@ -353,7 +358,7 @@ impl Session {
             return Ok(());
         };
         let opened = connection.write_opening(now)?;
-        // An attempt is no act: only who is let in does anything.
+        // A completed upgrade counts as an act, a mere attempt does not.
         if connection.read(&self.attack, now, tally, buffer)? {
             self.note_act(now);
         }
@@ -386,7 +391,7 @@ impl Session {
         Ok(())
     }
 
-    /// All pieces are written.
+    /// Handles the connection after the last piece.
     fn end(&mut self, now: Instant, tally: &mut Tally) -> Result<(), Over> {
         let connection = self.connection.take();
         if let (Then::Keep(count), Some(connection)) = (self.attack.then, connection) {
@@ -422,7 +427,7 @@ impl Connection {
         })
     }
 
-    /// True once all of it is written.
+    /// Writes the opening bytes. True once all are written.
     fn write_opening(&mut self, now: Instant) -> Result<bool, Over> {
         if self.opening.is_empty() {
             return Ok(true);
@@ -435,7 +440,7 @@ impl Connection {
         Ok(self.opening.is_empty())
     }
 
-    /// True if all of the piece is written.
+    /// Writes a piece. True once all of it is written.
     fn write(&mut self, piece: &Piece, now: Instant) -> Result<bool, Over> {
         let count = written(self.stream.write(&piece.bytes[self.written..]))?;
         if count > 0 {
@@ -445,7 +450,7 @@ impl Connection {
         Ok(self.written == piece.bytes.len())
     }
 
-    /// Reads some of what has come, and looks at it; true if that completes the upgrade.
+    /// Reads and evaluates received bytes. True if they complete the upgrade.
     fn read(
         &mut self,
         attack: &Attack,
@@ -496,14 +501,14 @@ impl Connection {
         });
         match closed {
             Some(code) => return Err(Over(format!("closed {code}"))),
-            // Between two pieces only: else it would be in the middle of one.
+            // A pong in the middle of a piece would break its frame.
             None if pings > 0 && self.written == 0 => drop(self.stream.write(pong_frame())),
             None => {}
         }
         Ok(upgraded)
     }
 
-    /// An error if nothing moves any more.
+    /// An error if the connection has made no progress for `STUCK`.
     fn check(&self, now: Instant, due: Instant) -> Result<(), Over> {
         if now > due && now - self.moved.max(due) > STUCK {
             return Err(Over("given up".to_owned()));
@@ -512,7 +517,7 @@ impl Connection {
     }
 }
 
-/// Begins to connect, and waits for nothing. Closing such a socket takes no port from the next ones.
+/// Begins to connect without waiting. The socket is reset when it is closed, so that its port is free at once.
 fn connect(who: &Hostile, small: bool) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -523,7 +528,7 @@ fn connect(who: &Hostile, small: bool) -> io::Result<TcpStream> {
     socket.set_tcp_nodelay(true)?;
     socket.bind(&SocketAddr::new(who.source, 0).into())?;
     match socket.connect(&who.server.into()) {
-        // EINPROGRESS has no kind of its own.
+        // 115 is EINPROGRESS, for which `ErrorKind` has no variant.
         Err(error) if !is_later(&error) && error.raw_os_error() != Some(115) => Err(error),
         _ => Ok(socket.into()),
     }
@@ -544,19 +549,19 @@ fn is_later(error: &io::Error) -> bool {
     )
 }
 
-/// The status code of an HTTP response.
+/// The status of an HTTP response, as an outcome.
 fn status(bytes: &[u8]) -> String {
     let code = bytes.get(9..12).unwrap_or_default();
     format!("HTTP {}", String::from_utf8_lossy(code))
 }
 
-/// Whether a connection is over because the gateway did not let it in.
+/// Whether a connection ended because the gateway refused it.
 fn is_refused(why: &str) -> bool {
     matches!(why, "HTTP 429" | "HTTP 503")
         || why.ends_with(&ErrorKind::ConnectionRefused.to_string())
 }
 
-/// The code of an error, in either encoding.
+/// The code of an error frame, in either encoding.
 fn refusal(frame: &[u8]) -> Option<&'static str> {
     const CODES: [&str; 9] = [
         "bad_request",

@@ -1,4 +1,4 @@
-//! Connections that do nothing: what each costs in memory, and its connecting in CPU.
+//! Measures idle connections: the memory of each, and the CPU of connecting it.
 
 use std::{
     thread::sleep,
@@ -18,14 +18,16 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Of different users, each authenticated and subscribed to its inbox
+    /// Connections, each of another user, authenticated and registered for its inbox
     #[arg(long, default_value_t = 8000)]
     connections: usize,
 }
 
+/// Goal for the memory of an idle connection, in KiB.
 pub(crate) const KIB_MAX: f64 = 5.0;
+/// Goal for the CPU of connecting, in milliseconds.
 pub(crate) const CONNECT_MS_MAX: f64 = 0.15;
-/// Connections before the measured ones: buffers and pools that every server grows once.
+/// Connections before the measured ones, which fill buffers and pools that a server grows only once.
 const WARM_UP: usize = 100;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -35,14 +37,14 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     if common.alone {
         return report.finish();
     }
-    println!("raw epoll loop, who connects is nobody:");
+    println!("raw epoll loop, without authentication:");
     let (kib, connect_ms) = raw(options.connections)?;
     report.figure("raw: resident memory per connection", kib, "KiB");
     report.figure("raw: CPU per connect", connect_ms, "ms");
     report.finish()
 }
 
-/// The gateway with nothing beside it.
+/// Measures the gateway alone.
 pub(crate) fn alone(
     common: &Common,
     connections: usize,
@@ -60,7 +62,7 @@ pub(crate) fn alone(
     Ok(())
 }
 
-/// KiB and milliseconds of CPU of each connection to a fresh gateway.
+/// The memory in KiB and the CPU in milliseconds of each connection to a new gateway.
 pub(crate) fn gateway(common: &Common, connections: usize) -> anyhow::Result<(f64, f64)> {
     let tokens = (0..WARM_UP + connections)
         .map(|n| token(&format!("user-{n}")))
@@ -72,7 +74,7 @@ pub(crate) fn gateway(common: &Common, connections: usize) -> anyhow::Result<(f6
     })
 }
 
-/// The same of the raw loop.
+/// The memory in KiB and the CPU in milliseconds of each connection to the raw loop.
 pub(crate) fn raw(connections: usize) -> anyhow::Result<(f64, f64)> {
     let server = Server::raw()?;
     measure(&server, connections, |n| {
@@ -80,6 +82,7 @@ pub(crate) fn raw(connections: usize) -> anyhow::Result<(f64, f64)> {
     })
 }
 
+/// The memory in KiB and the CPU in milliseconds of each connection to a server.
 pub(crate) fn measure(
     server: &Server,
     connections: usize,
@@ -105,7 +108,7 @@ pub(crate) fn measure(
     Ok((memory / count, cpu.as_secs_f64() * 1e3 / count))
 }
 
-/// Waits until the server does nothing more.
+/// Waits until the server needs no CPU any more, at most 10 s.
 fn settled(server: &Server) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     let mut before = server.cpu()?;

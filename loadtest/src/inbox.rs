@@ -1,4 +1,4 @@
-//! What reading an inbox costs, how that grows with its conversations, and whether it counts right.
+//! Measures what reading an inbox costs and how that grows with its conversations, and checks its unread counts.
 
 use std::{
     collections::HashMap,
@@ -23,13 +23,13 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Conversations of an inbox, each number measured on its own
+    /// Sizes of the inboxes to measure, in conversations
     #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1_000, 5_000])]
     conversations: Vec<usize>,
-    /// Every so manieth of them is a channel, the others are groups
+    /// One conversation in this many is a channel, the others are groups
     #[arg(long, default_value_t = 5)]
     channel_every: usize,
-    /// Unread messages in each
+    /// Unread messages in each conversation
     #[arg(long, default_value_t = 3)]
     messages: usize,
     /// Pages read of each inbox
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     pages: usize,
 }
 
-/// Conversations of a page: what a client asks for if it does not say.
+/// Conversations of a page, which is the protocol's default.
 const PAGE: usize = 50;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -69,7 +69,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Makes the inbox. How many are unread in each of its conversations.
+/// Creates the conversations of an inbox. Returns the expected unread count of each.
 fn fill(
     server: &Server,
     user: &str,
@@ -97,7 +97,7 @@ fn fill(
     Ok(expected)
 }
 
-/// Every conversation is there once, with exactly what is unread.
+/// Checks that the inbox has every conversation once, with the right unread count.
 fn check(
     reader: &mut Client,
     expected: &HashMap<String, u64>,
@@ -106,11 +106,16 @@ fn check(
     let (mut seen, mut before) = (HashMap::new(), None);
     loop {
         let (page, next) = page(reader, before.as_ref())?;
-        for item in page["items"].as_array().context("no items")? {
-            let conversation = item["conversation"].as_str().context("no id")?.to_owned();
-            let unread = item["unread"].as_u64().context("no unread")?;
+        for item in page["items"].as_array().context("`inbox` has no items")? {
+            let conversation = item["conversation"]
+                .as_str()
+                .context("an inbox item has no conversation")?
+                .to_owned();
+            let unread = item["unread"]
+                .as_u64()
+                .context("an inbox item has no unread")?;
             let again = seen.insert(conversation, unread);
-            report.must(again.is_none(), format!("{item} is there twice"));
+            report.must(again.is_none(), format!("{item} is in the inbox twice"));
         }
         before = next;
         if before.is_none() {
@@ -120,7 +125,7 @@ fn check(
     report.must(
         seen == *expected,
         format!(
-            "{} conversations with {} unread messages, not {} with {}",
+            "the inbox has {} conversations with {} unread messages instead of {} with {}",
             seen.len(),
             seen.values().sum::<u64>(),
             expected.len(),
@@ -130,7 +135,7 @@ fn check(
     Ok(())
 }
 
-/// A page, and where the next one begins.
+/// Reads a page. Returns it and the cursor of the next one.
 fn page(reader: &mut Client, before: Option<&Value>) -> anyhow::Result<(Value, Option<Value>)> {
     let mut request = json!({"type": "inbox", "limit": PAGE});
     if let Some(before) = before {
@@ -141,7 +146,7 @@ fn page(reader: &mut Client, before: Option<&Value>) -> anyhow::Result<(Value, O
     Ok((page, next))
 }
 
-/// One page after the other, from the newest on and over again: how long each took, and the server's CPU.
+/// Reads one page after the other, from the newest on, over and over. Returns the latencies and the server's CPU.
 fn read(
     server: &Server,
     reader: &mut Client,

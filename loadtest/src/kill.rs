@@ -1,4 +1,5 @@
-//! Writes under load, kill -9, start again, and in the end: is everything acknowledged there, once, in order?
+//! Kills the gateway under load with kill -9 and starts it again. In the end every acknowledged message must be there,
+//! once and in order.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -20,12 +21,13 @@ use crate::{Common, client::Client, data::Data, report::Report, server::Server};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How often the gateway is killed
+    /// Kills of the gateway
     #[arg(long, default_value_t = 20)]
     rounds: usize,
+    /// Users who write, each to one conversation
     #[arg(long, default_value_t = 8)]
     writers: usize,
-    /// Writers share conversations by twos
+    /// Conversations, assigned to the writers in turn
     #[arg(long, default_value_t = 4)]
     conversations: usize,
     /// Messages acknowledged before each kill
@@ -33,14 +35,17 @@ pub(crate) struct Options {
     messages: u64,
 }
 
-/// Messages of one writer under way.
+/// Messages of one writer in flight.
 const WINDOW: usize = 64;
 
+/// What one writer saw.
 #[derive(Default)]
 struct Seen {
-    /// Where each message is, by its client id.
+    /// The acknowledged seq of each client id.
     acknowledged: HashMap<Uuid, u64>,
+    /// Client ids whose outcome is unknown. They are sent again after the restart.
     unknown: Vec<Uuid>,
+    /// Violations.
     wrong: Vec<String>,
 }
 
@@ -85,7 +90,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         let until = Instant::now() + Duration::from_secs(60);
         while total.load(Ordering::Relaxed) < target {
             if Instant::now() > until {
-                bail!("messages are not acknowledged any more");
+                bail!("the gateway did not acknowledge enough messages within 60 s");
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -115,7 +120,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             .collect();
         report.must(
             places.len() == log.len(),
-            format!("{conversation}: a message is there twice"),
+            format!("{conversation}: a message is in the log twice"),
         );
         let gapless = log.keys().copied().eq(1..=log.len() as u64);
         report.must(gapless, format!("{conversation}: the log has gaps"));
@@ -136,9 +141,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
                 .count();
             report.must(
                 lost == 0,
-                format!(
-                    "writer {w}: {lost} acknowledged messages are not where they were said to be"
-                ),
+                format!("writer {w}: {lost} acknowledged messages are not at their seq"),
             );
         }
         check_unread(&server.address, conversation, &log, &users, &mut report)?;
@@ -146,7 +149,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Sends until the connection breaks; what was not answered is sent again next time.
+/// Sends messages until the connection breaks. Unanswered ones are sent again after the restart.
 fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, total: &AtomicU64) {
     let mut window: VecDeque<(u32, Uuid)> = VecDeque::new();
     let again = {
@@ -162,7 +165,7 @@ fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, tota
                 let id = retry.unwrap_or_else(Uuid::new_v4);
                 let request = json!({"type": "send", "conversation": conversation, "client_id": id,
                     "body": id.to_string(), "retry": retry.is_some()});
-                // Noted first: if sending breaks, nobody knows whether it arrived.
+                // The message is noted first, because a failed send may have arrived.
                 window.push_back((0, id));
                 if retry.is_some() {
                     again.pop_front();
@@ -213,15 +216,20 @@ fn whole_log(address: &str, conversation: &str) -> anyhow::Result<Log> {
     let log = Client::connect(address, "reader", 0)?.whole_log(conversation)?;
     log.into_iter()
         .map(|(seq, message)| {
-            let client_id = message["client_id"].as_str().context("no client_id")?;
-            let sender = message["sender"].as_str().context("no sender")?.to_owned();
+            let client_id = message["client_id"]
+                .as_str()
+                .context("a message has no client_id")?;
+            let sender = message["sender"]
+                .as_str()
+                .context("a message has no sender")?
+                .to_owned();
             let client_id = client_id.parse()?;
             Ok((seq, Entry { client_id, sender }))
         })
         .collect()
 }
 
-/// Nobody marked anything as read, so unread follows from the log: what came after one's own last message.
+/// Checks the unread counts. Nobody sent `read`, so the messages after a user's own last one are unread.
 fn check_unread(
     address: &str,
     conversation: &str,
@@ -229,7 +237,7 @@ fn check_unread(
     users: &[String],
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    // In order of seq: the last one of each sender stays.
+    // The log is in the order of seqs, so the last message of each sender remains.
     let own: HashMap<&str, u64> = log
         .iter()
         .map(|(seq, entry)| (entry.sender.as_str(), *seq))
@@ -237,17 +245,17 @@ fn check_unread(
     for user in users {
         let mut client = Client::connect(address, user, 0)?;
         let inbox = client.ask(json!({"type": "inbox"}))?;
-        let items = inbox["items"].as_array().context("no items")?;
+        let items = inbox["items"].as_array().context("`inbox` has no items")?;
         let item: &Value = items
             .iter()
             .find(|i| i["conversation"] == conversation)
-            .context("not in the inbox")?;
+            .context("the conversation is not in the inbox")?;
         let unread = log.len() as u64 - own.get(user.as_str()).copied().unwrap_or(1);
         let right = item["unread"] == unread && item["last_seq"] == log.len() as u64;
         report.must(
             right,
             format!(
-                "{user}'s inbox says {item}, the log {unread} unread of {}",
+                "the inbox of {user} says {item}, but the log has {unread} unread messages of {}",
                 log.len()
             ),
         );

@@ -1,4 +1,4 @@
-//! One long conversation, imported: pages at its beginning, in its middle and at its end take the same time.
+//! Imports one long conversation. Pages at its beginning, in its middle and at its end must take the same time.
 
 use std::{
     fs::File,
@@ -22,20 +22,23 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
+    /// Messages of the conversation
     #[arg(long, default_value_t = 1_000_000)]
     messages: u64,
     /// Pages of each size at each place
     #[arg(long, default_value_t = 2000)]
     pages: u64,
-    /// Messages of the bare loop; only with --cassandra
+    /// Messages of the bare loop, which needs --cassandra
     #[arg(long, default_value_t = 20_000)]
     bare: u64,
 }
 
 const CONVERSATION: &str = "0199c0de-0000-7000-8000-00000000f00d";
+/// Goal for the medians of the three places, slowest / fastest.
 const RATIO_MAX: f64 = 1.2;
+/// Goal for the rate of the import, gateway / bare loop.
 const BARE_RATIO_MIN: f64 = 1.0;
-/// Entries that an owner has in memory anyway; pages are measured below them.
+/// Newest entries, which an owner has in memory. Only older pages are measured.
 const IN_MEMORY: u64 = 200;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -62,7 +65,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.figure("imported, durable and in order", rate, "messages/s");
     let bare_after = bare(common, &data, options, Writing::OneByOne)?;
     if let (Some(before), Some(after)) = (bare_before, bare_after) {
-        // Once before and once after: what the database compacts meanwhile weighs on both.
+        // The bare loop runs before and after, so that compaction of the database affects both alike.
         let one_by_one = (before + after) / 2.0;
         report.figure("bare loop of the same rows", one_by_one, "messages/s");
         if let Some(batches) = bare(common, &data, options, Writing::InBatches)? {
@@ -77,7 +80,10 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     for size in [10, 50] {
         let span = options.pages * size;
         if head < 3 * span + IN_MEMORY {
-            bail!("too few messages for {} pages of {size}", options.pages);
+            bail!(
+                "--messages is too small for --pages {} of {size} messages at three places",
+                options.pages
+            );
         }
         let places = [0, head / 2, head - IN_MEMORY - span];
         let mut times = [
@@ -85,7 +91,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             Histogram::new(3)?,
             Histogram::new(3)?,
         ];
-        // Each page once, the three places in turn: no page is in a cache, and noise is shared fairly.
+        // Each page is read once, so none is cached. The places take turns, so that noise affects all alike.
         for page in 0..options.pages {
             for turn in 0..places.len() {
                 let at = (turn + page as usize) % places.len();
@@ -94,12 +100,14 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
                 let begin = Instant::now();
                 let reply = client.ask(json!({"type": "history", "conversation": CONVERSATION, "after": after, "limit": size}))?;
                 time.record(begin.elapsed().as_micros() as u64)?;
-                let messages = reply["messages"].as_array().context("no messages")?;
+                let messages = reply["messages"]
+                    .as_array()
+                    .context("`history` has no messages")?;
                 let first = messages.first().and_then(|m| m["seq"].as_u64());
                 let right = messages.len() as u64 == size && first == Some(after + 1);
                 report.must(
                     right,
-                    format!("the page after {after} is not what it should be"),
+                    format!("the page after {after} has the wrong messages"),
                 );
             }
         }
@@ -129,7 +137,7 @@ fn body(number: u64) -> String {
     )
 }
 
-/// Messages per second of a loop that only writes their rows, with the same driver.
+/// Messages per second of a loop that only writes their rows with the same driver. `None` without a cluster.
 fn bare(
     common: &Common,
     data: &Data,

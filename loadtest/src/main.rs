@@ -1,7 +1,7 @@
-//! Load tester for the chat gateway. Starts its own gateway on loopback, counts every delivery, and measures
-//! beside a raw epoll loop in the same run. Exits with 1 when something was lost or a goal was missed.
+//! Load tester for the chat gateway. It starts its own gateway on loopback, counts every delivery, and measures a raw
+//! epoll loop in the same run for comparison. It exits with 1 if something was lost or a goal was missed.
 
-#![expect(clippy::disallowed_methods, reason = "real time is what is measured")]
+#![expect(clippy::disallowed_methods, reason = "measurements need real time")]
 
 mod abuse;
 mod attacks;
@@ -38,7 +38,7 @@ use clap::{Args, Parser, Subcommand};
 
 use report::Outputs;
 
-/// The gateway's: the bare store is measured beside it in this process.
+/// The gateway's allocator, because this process also measures the bare store for comparison.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -53,16 +53,16 @@ struct Arguments {
 
 #[derive(Args, Clone)]
 struct Common {
-    /// The gateway's program; without it, the one beside this program
+    /// Program of the gateway; by default chat-gateway in the folder of this program
     #[arg(long, global = true)]
     gateway: Option<PathBuf>,
-    /// Nodes of a Cassandra or ScyllaDB cluster to use instead of the embedded store: 127.0.0.1:9042,…
+    /// Nodes of a Cassandra or ScyllaDB cluster, used instead of the embedded store: 127.0.0.1:9042,…
     #[arg(long, global = true, value_delimiter = ',')]
     cassandra: Vec<String>,
-    /// A directory to keep the log of each gateway in
+    /// Directory to write the log of each gateway to
     #[arg(long, global = true)]
     logs: Option<PathBuf>,
-    /// Measure the gateway alone, nothing beside it: no raw loop, no bare store, no other servers
+    /// Measure only the gateway: no raw loop, no bare store, no other servers for comparison
     #[arg(long, global = true)]
     alone: bool,
     #[command(flatten)]
@@ -71,42 +71,42 @@ struct Common {
 
 #[derive(Subcommand)]
 enum Scenario {
-    /// One channel, many subscribers: paced, and as fast as it goes
+    /// Measure fan-out: one channel with many subscribers, paced and as fast as possible
     Fanout(fanout::Options),
-    /// Many connections that do nothing: memory and CPU of each
+    /// Measure idle connections: the memory and CPU of each
     Idle(idle::Options),
-    /// Writes under load, kill -9, and whether everything acknowledged is there
+    /// Kill the gateway under load with kill -9, and check that every acknowledged message is there
     Kill(kill::Options),
-    /// A channel with 100,000 participants: what a message costs the store
+    /// Measure what a message to a channel of 100,000 participants costs the store
     Celebrity(celebrity::Options),
-    /// A million messages, stored, beside the bare store; and pages at the beginning, in the middle and at the end
+    /// Import a million messages into one conversation, and read pages at its beginning, middle and end
     Load(load::Options),
-    /// Pairs of people at a human pace
+    /// Simulate direct chats at a human pace
     Dm(people::Options),
-    /// Groups at a human pace
+    /// Simulate groups at a human pace
     Groups(people::Options),
-    /// Direct chats, groups and a channel for all, at a human pace
+    /// Simulate direct chats, groups and a channel for everyone, at a human pace
     Mixed(people::Options),
-    /// Groups at a human pace while gateways are killed
+    /// Simulate groups at a human pace while gateways are killed
     Chaos(chaos::Options),
-    /// What reading an inbox costs, and whether it counts right
+    /// Measure what reading an inbox costs, and check its unread counts
     Inbox(inbox::Options),
-    /// What a stored message costs, beside the bare store; and how that grows
+    /// Measure what storing a message costs, compared with the bare store, and how the cost grows
     Store(store::Options),
-    /// Some subscribers stop reading: what that costs the server, and the others
+    /// Measure what subscribers that stop reading cost the server and the other subscribers
     SlowReaders(slow::Options),
-    /// All clients drop and come back with their cursors while messages flow
+    /// Drop all clients at once and reconnect them with their cursors while messages flow
     ReconnectStorm(storm::Options),
-    /// The same fan-out and idle connections beside NATS, Socket.IO and the raw loop; installs them
+    /// Compare fan-out and idle connections with NATS, Socket.IO and the raw loop; installs them
     Peers(peers::Options),
-    /// Ordinary people beside hostile sessions: what these cost the others, and what they make the gateway hold
+    /// Measure what hostile sessions cost ordinary users, and how much memory they make the gateway use
     Abuse(abuse::Options),
-    /// A scenario against this build and a base build in turn: what has become dearer
+    /// Compare this build with a base build, in turn: which costs have grown
     Pairs(pairs::Options),
-    /// The hostile sessions, in a process of their own
+    /// Run the hostile sessions, in a separate process
     #[command(hide = true)]
     Hostile,
-    /// The epoll loop that others are measured beside
+    /// Run the raw epoll loop, in a separate process
     #[command(hide = true)]
     RawServer,
 }

@@ -1,6 +1,6 @@
-//! A scenario against two builds of the gateway in turn, in pairs: how much more this build costs than a base build. The
-//! ratio of a pair compares two runs that were next to each other, and each build is first in every second pair, so
-//! what else the machine does meets both alike; the median of the ratios forgets the pairs in which it did not.
+//! Runs scenarios against two builds of the gateway in turn, in pairs, to see how much more this build costs than a
+//! base build. The ratio of a pair compares two runs next to each other, and each build is first in every second pair,
+//! so other work on the machine affects both alike. The median of the ratios ignores the pairs in which it did not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,27 +18,28 @@ use crate::{Common, data::Data, report::Report, server::beside, spread::Spread};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The program of the base build; this one is --gateway, or the one beside this program
+    /// Program of the base build; this build is --gateway, or chat-gateway in the folder of this program
     #[arg(long)]
     base: PathBuf,
+    /// Pairs of runs
     #[arg(long, default_value_t = 10)]
     pairs: usize,
-    /// The median of a figure's ratios, this build / base, above which the run fails
+    /// Median of a figure's ratios, this build / base build, above which the run fails
     #[arg(long, default_value_t = 1.05)]
     limit: f64,
-    /// After `--`: a scenario and its options; without one, `store`, `fanout` and `idle`, each short
+    /// Scenario and its options, after `--`; by default short runs of `store`, `fanout` and `idle`
     #[arg(last = true)]
     scenario: Vec<String>,
 }
 
-/// What is measured without a word: ten pairs of all three take some eight minutes.
+/// The default scenarios. Ten pairs of all three take about eight minutes.
 const SHORT: [&str; 3] = [
     "store --messages 60000 --longest 0",
     "fanout --seconds 3",
     "idle --connections 4000",
 ];
 
-/// The ratios of one figure, by pair. Above 1: this build is worse.
+/// The values and ratios of one figure, by pair. A ratio above 1 means that this build is worse.
 #[derive(Default)]
 struct Figure {
     unit: String,
@@ -47,7 +48,7 @@ struct Figure {
     ratios: Vec<f64>,
 }
 
-/// By scenario and name.
+/// Figures by the number of the scenario and the name.
 type Figures = BTreeMap<(usize, String), Figure>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
@@ -62,7 +63,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     } else {
         vec![options.scenario.clone()]
     };
-    // Whole: the gateway is asked for its settings elsewhere.
+    // The path must be absolute, because the program is also run in another directory.
     let base = options.base.canonicalize();
     let base = base.with_context(|| format!("--base {}", options.base.display()))?;
     let data = Data::directory()?;
@@ -88,13 +89,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         );
     }
     if figures.is_empty() {
-        bail!("nothing was measured");
+        bail!("--pairs {}: nothing was measured", options.pairs);
     }
     tell(&mut report, options, &scenarios, figures);
     report.finish()
 }
 
-/// Runs a scenario against one build, in a process of its own, and returns its figures that count.
+/// Runs a scenario against one build in a separate process. Returns the figures that can be compared.
 fn measure(
     common: &Common,
     data: &Data,
@@ -120,7 +121,9 @@ fn measure(
         );
     }
     let mut result: Value = serde_json::from_slice(&fs::read(&json)?)?;
-    let figures = result["results"].as_object_mut().context("no figures")?;
+    let figures = result["results"]
+        .as_object_mut()
+        .context("the run has no figures")?;
     figures.retain(|name, _| counts(scenario, name));
     if figures.is_empty() {
         bail!(
@@ -132,13 +135,14 @@ fn measure(
     Ok(std::mem::take(figures))
 }
 
-/// Whether two builds can be compared by a figure. Other servers beside the gateway are the same in both.
+/// Whether a figure can be compared. Figures of other servers cannot, because those servers are the same for both
+/// builds.
 fn counts(scenario: &[String], name: &str) -> bool {
     let beside_others = scenario.iter().any(|word| word == "peers");
     more_is_worse(name).is_some() && (!beside_others || name.contains("gateway"))
 }
 
-/// Whether more of a figure is worse; none if it says nothing of the gateway's cost, or too little.
+/// Whether a higher value of a figure is worse. `None` if the figure says too little about the gateway's cost.
 fn more_is_worse(name: &str) -> Option<bool> {
     let has = |what: &str| name.contains(what);
     if has("CPU_per") || has("memory_per_connection") {
@@ -161,7 +165,7 @@ fn note(
         let Some(worse) = more_is_worse(name) else {
             continue;
         };
-        // One that a build lacks is there without a ratio, and fails the run.
+        // A figure that one build lacks gets no ratio, which fails the run.
         let entry = figures.entry((scenario, name.clone())).or_default();
         let value = |of: &Map<String, Value>| of.get(name)?["value"].as_f64();
         let (Some(this), Some(base)) = (value(ours), value(theirs)) else {
@@ -178,7 +182,7 @@ fn note(
 
 fn tell(report: &mut Report, options: &Options, scenarios: &[Vec<String>], figures: Figures) {
     println!(
-        "ratios to {}, above 1 is worse, median of {} pairs:",
+        "ratios to {}, above 1 is worse, medians of {} pairs:",
         options.base.display(),
         options.pairs
     );
@@ -187,7 +191,7 @@ fn tell(report: &mut Report, options: &Options, scenarios: &[Vec<String>], figur
         let pairs = figure.ratios.len();
         report.must(
             pairs == options.pairs,
-            format!("{scenario}: {name} is there in {pairs} pairs only"),
+            format!("{scenario}: {name} was measured in only {pairs} pairs"),
         );
         let (this, base) = (Spread::of(figure.this), Spread::of(figure.base));
         let ratios = Spread::of(figure.ratios);
@@ -218,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_above_one_is_worse_whichever_way_a_figure_counts() {
+    fn a_ratio_above_one_is_worse_for_costs_and_rates() {
         let of = |cost: f64, rate: f64| {
             let figures = json!({
                 "gateway_paced_CPU_per_delivery": {"value": cost, "unit": "µs"},
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_one_build_lacks_does_not_drop_out() {
+    fn a_figure_that_one_build_lacks_is_kept_without_a_ratio() {
         let figures = json!({"stored_messages_one_recipient": {"value": 1.0, "unit": "/s"}});
         let (some, none) = (figures.as_object().unwrap(), Map::new());
         for (ours, theirs) in [(some, &none), (&none, some)] {
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_other_servers_only_figures_of_the_gateway_count() {
+    fn figures_of_other_servers_are_not_compared() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let (peers, store) = (words("peers --connections 100"), words("store"));
         assert!(counts(&peers, "gateway_paced_CPU_per_delivery"));

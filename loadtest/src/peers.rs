@@ -1,6 +1,6 @@
-//! The same fan-out and the same idle connections on servers that people compare with: NATS over WebSocket and
-//! Socket.IO, beside the gateway and the raw loop, in one run. They are installed by their own installers, started
-//! and stopped here. None of them stores anything; the gateway stores every message.
+//! Measures the same fan-out and the same idle connections on the gateway, the raw loop, NATS over WebSocket and
+//! Socket.IO, in one run. The other servers are installed with their own installers, and started and stopped here. None
+//! of them stores messages; the gateway stores every message.
 
 use std::{
     fs,
@@ -25,24 +25,25 @@ use crate::{
     source::Source,
 };
 
+/// The Go package of NATS.
 const NATS: &str = "github.com/nats-io/nats-server/v2@v2.15.2";
 
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     fanout: fanout::Options,
-    /// Idle connections of each server
+    /// Idle connections to each server
     #[arg(long, default_value_t = 8000)]
     connections: usize,
-    /// Where the others are installed, for the next time too; without it, a folder of the user's cache
+    /// Folder to install the other servers in, which is reused; by default in the user's cache
     #[arg(long)]
     installed: Option<PathBuf>,
-    /// The program of a NATS server that is there; without it, one is installed by Go
+    /// Program of an installed NATS server; by default one is installed with Go
     #[arg(long)]
     nats_server: Option<PathBuf>,
 }
 
-/// What is said of one server.
+/// The results of one server.
 struct Row {
     name: &'static str,
     paced: Part,
@@ -181,7 +182,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// One peer, with its subscribers.
+/// Starts another server and connects its subscribers.
 fn peer(
     name: &'static str,
     start: &dyn Fn() -> anyhow::Result<Server>,
@@ -199,19 +200,28 @@ fn peer(
     Subject::new(name, vec![server], crowd, source, &options.fanout)
 }
 
+/// The default folder of the other servers.
 fn cache() -> anyhow::Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+        None => PathBuf::from(
+            std::env::var_os("HOME")
+                .context("neither --installed, XDG_CACHE_HOME nor HOME is set")?,
+        )
+        .join(".cache"),
     };
     Ok(base.join("chat-gateway-loadtest"))
 }
 
+/// Runs an installer.
 fn installed(command: &mut Command, what: &str) -> anyhow::Result<()> {
     println!("installing {what}");
-    let output = command
-        .output()
-        .with_context(|| format!("{what} needs {:?}", command.get_program()))?;
+    let output = command.output().with_context(|| {
+        format!(
+            "{:?} could not be run, which installs {what}",
+            command.get_program()
+        )
+    })?;
     if !output.status.success() {
         bail!(
             "{what} could not be installed: {}",
@@ -221,7 +231,7 @@ fn installed(command: &mut Command, what: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns its program.
+/// Installs NATS unless it is installed. Returns its program.
 fn install_nats(folder: &Path) -> anyhow::Result<PathBuf> {
     let version = NATS.rsplit('@').next().unwrap_or_default();
     let bin = folder.join(format!("nats-{version}"));
@@ -234,7 +244,7 @@ fn install_nats(folder: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn start_nats(program: &Path, data: &Data) -> anyhow::Result<Server> {
-    // Free a moment ago.
+    // These ports were free a moment ago.
     let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let (clients, websocket) = (free()?, free()?);
     let config = data.write(
@@ -250,7 +260,7 @@ fn start_nats(program: &Path, data: &Data) -> anyhow::Result<Server> {
     Server::listening(&mut command, websocket.to_string())
 }
 
-/// Connected, and subscribed to the one subject.
+/// Opens a connection that is subscribed to the subject.
 fn open_nats(address: &str, number: usize) -> anyhow::Result<Client> {
     let mut client = Client::open(address, "/", number)?;
     let hello =
@@ -260,7 +270,7 @@ fn open_nats(address: &str, number: usize) -> anyhow::Result<Client> {
     Ok(client)
 }
 
-/// Its server, and which packages that needs.
+/// The files of the Socket.IO server: its code and its packages.
 const SOCKET_IO: [(&str, &str); 3] = [
     ("server.cjs", include_str!("../socket.io/server.cjs")),
     ("package.json", include_str!("../socket.io/package.json")),
@@ -270,7 +280,7 @@ const SOCKET_IO: [(&str, &str); 3] = [
     ),
 ];
 
-/// Returns the folder of its server.
+/// Installs Socket.IO. Returns the folder of its server.
 fn install_socket_io(folder: &Path) -> anyhow::Result<PathBuf> {
     let folder = folder.join("socket.io");
     fs::create_dir_all(&folder)?;
@@ -283,7 +293,7 @@ fn install_socket_io(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Connected, and in the one room.
+/// Opens a connection, which the server puts into its room.
 fn open_socket_io(address: &str, number: usize) -> anyhow::Result<Client> {
     let mut client = Client::open(address, "/socket.io/?EIO=4&transport=websocket", number)?;
     client.say(&text_frame("40"))?;

@@ -1,5 +1,5 @@
-//! Many people at a human pace: direct chats, groups, a channel for all. Every message must reach everyone in its
-//! conversation once and in order; how late it is counts from when it was due.
+//! Simulates many people at a human pace in direct chats, groups and a channel for everyone. Every message must reach
+//! every participant once and in order. Its latency counts from when it was due.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,11 @@ use crate::{
     server::{Server, total_cpu},
 };
 
-// Part of the options of another scenario too, where a group of this name would be there twice.
+// Another scenario flattens these options, where a second clap group with this name would be an error.
 #[derive(Args)]
 #[group(skip)]
 pub(crate) struct Options {
+    /// Users, each on a connection of their own
     #[arg(long, default_value_t = 1000)]
     pub(crate) users: usize,
     /// Messages per second of each user
@@ -33,12 +34,13 @@ pub(crate) struct Options {
     /// Bytes of a body
     #[arg(long, default_value_t = 100)]
     size: usize,
+    /// Seconds, after a warm-up
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u64,
     /// Gateways, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
     pub(crate) gateways: usize,
-    /// The same seed makes the same people say the same at the same times
+    /// Seed of who writes what, where and when
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -48,7 +50,7 @@ pub(crate) struct Options {
 pub(crate) enum Kind {
     Dm,
     Groups,
-    /// Both, and a channel in which everyone is.
+    /// Direct chats, groups, and a channel for everyone.
     Mixed,
 }
 
@@ -62,14 +64,14 @@ impl Kind {
     }
 }
 
-/// Direct chats and groups of each user, about.
+/// Approximate number of direct chats and of groups of each user.
 const CONVERSATIONS: usize = 3;
-/// Who can be named when a channel is made.
+/// Participants of the channel, which are named when it is created.
 const CHANNEL_MAX: usize = 3_000;
 
 struct Conversation {
     id: String,
-    /// Those who write in it, the one who made it first.
+    /// Users who write in it. The first one created it.
     writers: Vec<usize>,
     readers: usize,
 }
@@ -109,10 +111,10 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
 pub(crate) struct People {
     pub(crate) crowd: Crowd,
     conversations: Vec<Conversation>,
-    /// For each user, the conversations it may write in.
+    /// For each user, the conversations that they write in.
     places: Vec<Vec<usize>>,
     random: StdRng,
-    /// Between two messages, whoever writes them; on average.
+    /// Mean time between two messages of all users together.
     each: Duration,
     /// When the next message is due, since the crowd's epoch.
     due: Option<Duration>,
@@ -122,15 +124,15 @@ pub(crate) struct People {
     expected: u64,
 }
 
-/// What the people still wait for is not waited for longer than this.
+/// Time within which every message must arrive.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
-/// While replies are timed, one message in so many comes with a ping of somebody.
+/// While replies are timed, one message in this many comes with a ping of some user.
 const PING_EVERY: u64 = 5;
 /// Requests with ids below this are not timed.
 const TIMED_ID_MIN: u32 = 16;
 
 impl People {
-    /// Connects all of them, each with `connect` (address, user, number), and makes their conversations.
+    /// Connects all users with `connect` (address, user, number) and creates their conversations.
     pub(crate) fn gather(
         servers: &[Server],
         options: &Options,
@@ -139,7 +141,7 @@ impl People {
     ) -> anyhow::Result<Self> {
         anyhow::ensure!(
             options.users > options.participants,
-            "more users than one group has"
+            "--users must be more than --participants"
         );
         let mut random = StdRng::seed_from_u64(options.seed);
         let mut clients = Vec::new();
@@ -176,7 +178,8 @@ impl People {
         })
     }
 
-    /// They write for so long. People do not write in turn: the times between two messages are exponentially distributed.
+    /// Lets people write for `length`. The times between two messages are exponentially distributed, as of people who
+    /// write independently.
     pub(crate) fn talk(&mut self, length: Duration, progress: &ProgressBar) -> anyhow::Result<()> {
         let epoch = self.crowd.epoch;
         let mut due = self.due.unwrap_or_else(|| epoch.elapsed());
@@ -198,7 +201,7 @@ impl People {
         Ok(())
     }
 
-    /// Somebody writes somewhere.
+    /// Sends a message of a random user to one of their conversations.
     fn say(&mut self, due: Duration) -> anyhow::Result<()> {
         let user = self.random.random_range(0..self.places.len());
         let places = &self.places[user];
@@ -224,7 +227,8 @@ impl People {
         Ok(())
     }
 
-    /// Waits until everything is acknowledged and delivered, or for `SETTLED_WITHIN`. Who writes next does so at once.
+    /// Waits until everything is acknowledged and delivered, at most `SETTLED_WITHIN`. The next message is due at once
+    /// then.
     pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while (self.crowd.counts.delivered < self.expected
@@ -237,17 +241,18 @@ impl People {
         Ok(())
     }
 
-    /// Every message must have been acknowledged, and have reached everyone in its conversation once and in order.
+    /// Checks that every message was acknowledged and reached every participant once and in order.
     pub(crate) fn judge(&self, report: &mut Report) {
         let (sent, counts) = (self.sent, self.crowd.counts);
         let lost = counts.lost(self.expected);
         println!(
-            "  {sent} messages, {} acknowledged; {} delivered, {lost} lost, {} doubled, {} out of order, {} closed",
+            "  {sent} messages, {} acknowledged; {} delivered, {lost} lost, {} duplicated, {} out of order, {} connections closed",
             counts.acknowledged, counts.delivered, counts.doubled, counts.gaps, counts.closed
         );
         report.must(
             lost + counts.doubled + counts.gaps + counts.closed == 0 && counts.acknowledged == sent,
-            "a message or a delivery went wrong".to_owned(),
+            "messages or deliveries were lost, duplicated, out of order or not acknowledged"
+                .to_owned(),
         );
     }
 }
@@ -267,7 +272,7 @@ fn conversations(
     let progress = ProgressBar::new_spinner();
     let mut make = |kind: &str, members: Vec<usize>, everyone_writes: bool| {
         let [maker, others @ ..] = &members[..] else {
-            anyhow::bail!("nobody is in it")
+            anyhow::bail!("a conversation needs a participant")
         };
         let names: Vec<_> = others.iter().copied().map(name).collect();
         let mut create = json!({"type": "create", "kind": kind, "participants": names});

@@ -1,10 +1,10 @@
-//! Pictures for the report: lines over time, and latency by percentile.
+//! Plots for the report: values over time, latency by percentile, and growth.
 
 use plotters::{prelude::*, style::FontDesc};
 
 const SIZE: (u32, u32) = (640, 340);
 
-/// To be told apart on white, by the colour-blind too (Okabe and Ito, 2008).
+/// Colours that are distinct on white, also for colour-blind people (Okabe and Ito, 2008).
 const COLOURS: [(u8, u8, u8); 7] = [
     (0, 114, 178),
     (213, 94, 0),
@@ -20,23 +20,24 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// As text within HTML.
+/// Escapes text for HTML.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
 }
 
-/// What is below a picture.
+/// The horizontal axis of a plot.
 pub(crate) enum Axis {
     Seconds,
-    /// The nearer to all, the wider: as many nines as there are.
+    /// Percentiles on a scale of nines: 0, 90, 99, 99.9 have equal distances.
     Percentiles,
-    /// Of ten, of this.
+    /// Powers of ten of a quantity with this name.
     Powers(&'static str),
 }
 
 impl Axis {
+    /// Draws lines over this axis, as SVG.
     pub(crate) fn draw(&self, unit: &str, lines: &[Line]) -> anyhow::Result<String> {
         const NINES_MAX: f64 = 5.0;
         match self {
@@ -44,7 +45,7 @@ impl Axis {
             Self::Percentiles => {
                 let nines = |quantile: f64| (-(1.0 - quantile).log10()).min(NINES_MAX);
                 draw(unit, "percentile", lines, nines, |nines| {
-                    // 0, 90, 99, 99.9 …
+                    // Labels: 0, 90, 99, 99.9 …
                     let digits = (nines.round() as usize).saturating_sub(2);
                     whole(
                         nines,
@@ -59,7 +60,7 @@ impl Axis {
     }
 }
 
-/// Labels at whole numbers only.
+/// The label at a whole number, nothing elsewhere.
 fn whole(at: f64, label: String) -> String {
     if (at - at.round()).abs() < 0.01 {
         label
@@ -82,7 +83,8 @@ fn draw(
         let right = points().map(|&(x, _)| place(x)).fold(1.0, f64::max);
         let top = points().map(|&(_, y)| y).fold(f64::MIN_POSITIVE, f64::max) * 1.05;
         let font = || FontDesc::from(("sans-serif", 13));
-        let error = |e: DrawingAreaErrorKind<_>| anyhow::anyhow!("a plot could not be drawn: {e}");
+        let error =
+            |e: DrawingAreaErrorKind<_>| anyhow::anyhow!("the plot could not be drawn: {e}");
         let mut chart = ChartBuilder::on(&root)
             .margin(8)
             .x_label_area_size(36)

@@ -1,5 +1,5 @@
-//! What others are measured beside: one thread, one epoll, one pre-encoded frame, one write() per delivery.
-//! Checks nothing, stores nothing.
+//! The baseline for fan-out: one thread, one epoll, one pre-encoded frame, one write() per delivery. It checks nothing
+//! and stores nothing.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -16,14 +16,14 @@ const UPGRADED: &[u8] =
 
 struct Connection {
     stream: TcpStream,
-    /// The request's head, until it is whole.
+    /// The head of the request, until it is complete.
     head: Option<Vec<u8>>,
     frames: Frames,
     publishes: bool,
     unsent: VecDeque<u8>,
 }
 
-/// Serves until it is killed. Its first line of output is its address.
+/// Serves until the process is killed. The first line of output is the address.
 pub(crate) fn serve() -> anyhow::Result<()> {
     let mut poll = Poll::new()?;
     let mut listener = TcpListener::bind("127.0.0.1:0".parse()?)?;

@@ -1,4 +1,4 @@
-//! How long the replies to requests take, each known by its id.
+//! Latencies of replies, which are matched to requests by their ids.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,20 +7,21 @@ use memchr::memmem;
 
 use crate::crowd::{LATENCY_US_MAX, SENT, digits, latencies};
 
-/// A reply begins with this, then comes its id.
+/// Beginning of a reply, before its id.
 const ID: &[u8] = br#"{"id":"#;
 const PONG: &[u8] = br#""type":"pong""#;
 
+/// Requests without a reply, and latencies of replies.
 pub(crate) struct Replies {
-    /// When each request that has no reply yet was due, in microseconds, by its id.
+    /// When each request without a reply was due, in microseconds, by request id.
     due_us: HashMap<u32, u64>,
-    /// From due to acknowledged as stored, in microseconds.
+    /// Microseconds from due to acknowledged.
     pub(crate) sent: Histogram<u64>,
-    /// From due to the answer of a ping, in microseconds.
+    /// Microseconds from due to the answer of a ping.
     pub(crate) pong: Histogram<u64>,
-    /// Errors instead of replies.
+    /// Number of errors.
     pub(crate) refused: u64,
-    /// The first of them.
+    /// The first error.
     pub(crate) refusal: Option<String>,
 }
 
@@ -35,11 +36,12 @@ impl Replies {
         })
     }
 
+    /// Notes a request.
     pub(crate) fn expect(&mut self, id: u32, due: Duration) {
         self.due_us.insert(id, due.as_micros() as u64);
     }
 
-    /// Takes a frame that may be a reply.
+    /// Notes a frame, which may be a reply.
     pub(crate) fn note(&mut self, frame: &[u8], now_us: u64) {
         let Some(due_us) = id(frame).and_then(|id| self.due_us.remove(&id)) else {
             return;
@@ -56,7 +58,7 @@ impl Replies {
         }
     }
 
-    /// What was measured so far does not count.
+    /// Forgets the latencies so far.
     pub(crate) fn forget(&mut self) {
         self.sent.reset();
         self.pong.reset();

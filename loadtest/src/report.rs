@@ -1,5 +1,5 @@
-//! Results: printed, compared with their goals and with an earlier run, written as JSON, and as a page with plots that
-//! opens from disk.
+//! The results of a run. They are printed, compared with goals and with an earlier run, and written as JSON and as an
+//! HTML page with plots that needs no server.
 
 use std::{
     fs,
@@ -15,23 +15,24 @@ use crate::plot::{self, Axis, Line};
 
 #[derive(Args, Clone, Default)]
 pub(crate) struct Outputs {
-    /// Write the results to this file, as JSON
+    /// File to write the results to, as JSON
     #[arg(long, global = true)]
     json: Option<PathBuf>,
-    /// Write a report with plots to this file, as one HTML page
+    /// File to write a report with plots to, as one HTML page
     #[arg(long, global = true)]
     html: Option<PathBuf>,
-    /// Print the figures beside those of an earlier run's JSON
+    /// JSON of an earlier run to compare the figures with
     #[arg(long, global = true)]
     compare: Option<PathBuf>,
-    /// Fail if a figure is so: 'p99_ms>50'. A whole name, or its end; may be given several times
+    /// Fail if a figure, given by its name or the end of its name, is beyond a limit: 'p99_ms>50'; may be repeated
     #[arg(long, global = true, value_parser = Threshold::parse)]
     fail_if: Vec<Threshold>,
-    /// Measure, but call no figure too low; what is lost, and --fail-if, still fails
+    /// Do not fail if a goal is missed; lost messages and --fail-if still fail the run
     #[arg(long, global = true)]
     no_goals: bool,
 }
 
+/// A limit for figures, from --fail-if.
 #[derive(Clone, Debug)]
 struct Threshold {
     text: String,
@@ -44,7 +45,7 @@ impl Threshold {
     fn parse(text: &str) -> anyhow::Result<Self> {
         let at = text
             .find(['<', '>'])
-            .context("as in 'p99_ms>50' or 'deliveries_per_second<1000'")?;
+            .context("a limit has the form 'p99_ms>50' or 'deliveries_per_second<1000'")?;
         Ok(Self {
             text: text.to_owned(),
             figure: text[..at].trim().to_owned(),
@@ -53,6 +54,7 @@ impl Threshold {
         })
     }
 
+    /// Whether the limit applies to a figure: its text is the name, or the end of the name from a separator on.
     fn is_about(&self, name: &str) -> bool {
         name.strip_suffix(&self.figure)
             .is_some_and(|rest| rest.is_empty() || !rest.ends_with(char::is_alphanumeric))
@@ -63,13 +65,14 @@ impl Threshold {
 pub(crate) struct Report {
     scenario: &'static str,
     outputs: Outputs,
-    /// By name, with units.
+    /// Name, value and unit.
     figures: Vec<(String, f64, String)>,
     plots: Vec<Plot>,
+    /// Missed goals and violated checks.
     missed: Vec<String>,
 }
 
-/// What belongs into one picture.
+/// One plot.
 struct Plot {
     title: String,
     unit: String,
@@ -77,7 +80,7 @@ struct Plot {
     axis: Axis,
 }
 
-/// The percentiles of a picture, and of its tail.
+/// The quantiles of a latency plot, denser in the tail.
 const QUANTILES: [f64; 16] = [
     0.0, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999,
     1.0,
@@ -94,6 +97,7 @@ impl Report {
         }
     }
 
+    /// Prints and keeps a figure.
     pub(crate) fn figure(&mut self, name: &str, value: f64, unit: &str) {
         println!("  {name:<44} {value:>12.3} {unit}");
         self.keep(name, value, unit);
@@ -104,6 +108,7 @@ impl Report {
         self.figures.push((name, value, unit.to_owned()));
     }
 
+    /// Prints, keeps and plots a histogram of microseconds.
     pub(crate) fn latency(&mut self, name: &str, histogram: &Histogram<u64>) {
         let ms = |quantile| histogram.value_at_quantile(quantile) as f64 / 1000.0;
         let (p50, p99, p999) = (ms(0.5), ms(0.99), ms(0.999));
@@ -120,7 +125,7 @@ impl Report {
         self.plot("latency by percentile", "ms", Axis::Percentiles, line);
     }
 
-    /// A value over time, in seconds; those of the same title share a picture.
+    /// Plots values over time, in seconds. Values with the same title share a plot.
     pub(crate) fn over_time(
         &mut self,
         title: &str,
@@ -132,7 +137,7 @@ impl Report {
         self.plot(title, unit, Axis::Seconds, Line { name, points });
     }
 
-    /// How something grows with something else, over powers of ten.
+    /// Plots how a value grows with another one, over powers of ten.
     pub(crate) fn growth(
         &mut self,
         title: &str,
@@ -157,14 +162,14 @@ impl Report {
         }
     }
 
-    /// A figure that may be at most `most`.
+    /// Prints and keeps a figure with a goal: at most `most`.
     pub(crate) fn at_most(&mut self, name: &str, value: f64, most: f64, unit: &str) {
         self.figure(name, value, unit);
         let missed = format!("{name} is {value:.3} {unit}, more than {most}");
         self.goal(value <= most, format!("at most {most} {unit}"), missed);
     }
 
-    /// A figure that must be at least `least`.
+    /// Prints and keeps a figure with a goal: at least `least`.
     pub(crate) fn at_least(&mut self, name: &str, value: f64, least: f64, unit: &str) {
         self.figure(name, value, unit);
         let missed = format!("{name} is {value:.3} {unit}, less than {least}");
@@ -182,7 +187,7 @@ impl Report {
         }
     }
 
-    /// What may never be otherwise.
+    /// Fails the run with this text unless `holds`, also with --no-goals.
     pub(crate) fn must(&mut self, holds: bool, text: String) {
         if !holds {
             println!("  WRONG: {text}");
@@ -190,14 +195,14 @@ impl Report {
         }
     }
 
-    /// True if nothing was missed.
+    /// Compares and writes the results. True if nothing was missed.
     pub(crate) fn finish(mut self) -> anyhow::Result<bool> {
         let earlier = match &self.outputs.compare {
             Some(path) => Some(earlier(path)?),
             None => None,
         };
         if let Some(earlier) = &earlier {
-            println!("beside the earlier run:");
+            println!("compared with the earlier run:");
             for (name, value, unit) in &self.figures {
                 if let Some(before) = earlier.get(name).and_then(|f| f["value"].as_f64()) {
                     let ratio = value / before;
@@ -212,7 +217,10 @@ impl Report {
                 .filter(|(name, ..)| threshold.is_about(name));
             let about: Vec<_> = about.collect();
             if about.is_empty() {
-                bail!("--fail-if {:?}: there is no such figure", threshold.text);
+                bail!(
+                    "--fail-if {:?}: no figure has this name; --json lists the names",
+                    threshold.text
+                );
             }
             for (name, value, unit) in about {
                 let fails = if threshold.above {
@@ -305,7 +313,10 @@ fn earlier(path: &Path) -> anyhow::Result<Map<String, Value>> {
     let mut result: Value = serde_json::from_str(&text)?;
     match result["results"].take() {
         Value::Object(figures) => Ok(figures),
-        _ => bail!("{} is not a result of this program", path.display()),
+        _ => bail!(
+            "--compare {}: the file has no results of this program",
+            path.display()
+        ),
     }
 }
 
@@ -318,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threshold_is_about_a_whole_name_or_its_end() {
+    fn a_limit_applies_to_a_whole_name_or_its_end() {
         let threshold = Threshold::parse("p99_ms>50").unwrap();
         assert!(threshold.above && (threshold.limit - 50.0).abs() < f64::EPSILON);
         assert!(threshold.is_about("p99_ms"));
@@ -329,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_its_plots_and_nothing_from_elsewhere() {
+    fn the_page_has_its_plots_and_loads_nothing() {
         let mut report = Report::new("test", &Outputs::default());
         let mut histogram = Histogram::new_with_max(1_000_000, 3).unwrap();
         (1..1000).for_each(|n| histogram.saturating_record(n));
@@ -342,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_past_its_threshold_fails_the_run() {
+    fn a_figure_beyond_its_limit_fails_the_run() {
         let outputs = |text: &str| Outputs {
             fail_if: vec![Threshold::parse(text).unwrap()],
             ..Outputs::default()

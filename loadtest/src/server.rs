@@ -1,4 +1,4 @@
-//! The processes under test: started here, stopped here, their CPU and memory read from /proc.
+//! The server processes under test: starts and stops them, and reads their CPU and memory from /proc.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,18 +20,18 @@ use serde_json::json;
 
 use crate::{Common, data::Data, ending, report::Report};
 
-/// Only ever used on loopback, by gateways that this program starts.
+/// Secret of the gateways that this program starts on loopback.
 const SECRET: &str = "a secret of the load tester, on loopback only";
 
-/// A gateway that is told to end has ended by then.
+/// Time within which a gateway that was told to end must have ended.
 const DRAINED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A line of a log goes into its file, for as long as that takes lines.
+/// Writes a line of a log to its file. After an error it stops writing to that file.
 fn keep(file: &mut Option<fs::File>, line: &str) {
     if let Some(open) = file
         && let Err(error) = writeln!(open, "{line}")
     {
-        eprintln!("a gateway's log is no longer kept: {error}");
+        eprintln!("--logs: a gateway's log could not be written and ends here: {error}");
         *file = None;
     }
 }
@@ -40,24 +40,24 @@ fn child(process: &Mutex<Child>) -> MutexGuard<'_, Child> {
     process.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A server process, killed when dropped.
+/// A server process. Dropping it kills the process.
 pub(crate) struct Server {
     process: Arc<Mutex<Child>>,
-    /// Of the process.
+    /// Process id.
     id: u32,
     pub(crate) address: String,
-    /// Of health and metrics.
+    /// Address of health checks and metrics.
     internal: String,
     _output: Option<BufReader<ChildStdout>>,
 }
 
 impl Server {
-    /// A gateway over `data`, with limits that a load test does not run into.
+    /// Starts a gateway over `data`, with limits that a load test does not reach unless `data` says otherwise.
     pub(crate) fn gateway(common: &Common, data: &Data) -> anyhow::Result<Self> {
         Self::start(&mut command(common, data)?, common.logs.as_deref())
     }
 
-    /// So many gateways over the same data; one alone needs no cluster.
+    /// Starts this many gateways over the same data. More than one form a cluster.
     pub(crate) fn gateways(
         common: &Common,
         data: &Data,
@@ -68,15 +68,15 @@ impl Server {
             .collect()
     }
 
-    /// One of several, or one alone.
+    /// Starts one gateway, as a member of a cluster if it is one of several.
     pub(crate) fn one(common: &Common, data: &Data, of_several: bool) -> anyhow::Result<Self> {
         if !of_several {
             return Self::gateway(common, data);
         }
         if data.cluster.is_none() {
-            bail!("several gateways need a store that they share: --cassandra");
+            bail!("several gateways need a shared store: pass the nodes of one with --cassandra");
         }
-        // Free a moment ago.
+        // This port was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let mut command = command(common, data)?;
         command
@@ -107,12 +107,14 @@ impl Server {
         });
         let mut kept = kept.transpose()?;
         let Some(log) = child(&server.process).stderr.take() else {
-            bail!("the gateway has no log")
+            bail!("the standard error of the gateway is not connected")
         };
         let mut lines = BufReader::new(log).lines();
         (server.address, server.internal) = loop {
             let Some(line) = lines.next() else {
-                bail!("the gateway did not start: see its log")
+                bail!(
+                    "the gateway ended before it was ready: see its log above, or keep it with --logs"
+                )
             };
             let line = line?;
             keep(&mut kept, &line);
@@ -141,24 +143,24 @@ impl Server {
     pub(crate) fn import(common: &Common, data: &Data, file: &Path) -> anyhow::Result<()> {
         let status = command(common, data)?.arg("import").arg(file).status()?;
         if !status.success() {
-            bail!("the import failed");
+            bail!("`chat-gateway import` failed; its errors are above");
         }
         Ok(())
     }
 
-    /// Makes the tables of a gateway on a cluster.
+    /// Creates the gateway's tables with `chat-gateway schema apply`.
     pub(crate) fn make_tables(common: &Common, data: &Data) -> anyhow::Result<()> {
         let status = command(common, data)?
             .args(["schema", "apply"])
             .stdout(Stdio::null())
             .status()?;
         if !status.success() {
-            bail!("the tables could not be made");
+            bail!("`chat-gateway schema apply` failed; its errors are above");
         }
         Ok(())
     }
 
-    /// All its metrics, by name and labels.
+    /// All metrics of the gateway, by name with labels.
     pub(crate) fn metrics(&self) -> anyhow::Result<HashMap<String, f64>> {
         let mut stream = TcpStream::connect(&self.internal)?;
         stream
@@ -172,17 +174,17 @@ impl Server {
             .collect())
     }
 
-    /// The raw epoll loop, in a process of its own.
+    /// Starts the raw epoll loop in a process of its own.
     pub(crate) fn raw() -> anyhow::Result<Self> {
         Self::other(Command::new(std::env::current_exe()?).arg("raw-server"))
     }
 
-    /// A server of another kind; the first line that it prints is its address.
+    /// Starts another server. The first line of its output is its address.
     pub(crate) fn other(command: &mut Command) -> anyhow::Result<Self> {
         let process = ending::spawn(command.stdout(Stdio::piped()))?;
         let mut server = Self::new(process, String::new());
         let Some(output) = child(&server.process).stdout.take() else {
-            bail!("it has no output")
+            bail!("the standard output of the server is not connected")
         };
         let mut output = BufReader::new(output);
         output.read_line(&mut server.address)?;
@@ -191,19 +193,23 @@ impl Server {
         Ok(server)
     }
 
-    /// A server of another kind that listens on this address, when it does.
+    /// Starts another server and waits until it listens on this address, at most 20 s.
     pub(crate) fn listening(command: &mut Command, address: String) -> anyhow::Result<Self> {
         let server = Self::new(ending::spawn(command)?, address);
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(&server.address).is_err() {
             if Instant::now() > until {
-                bail!("nothing listens on {}", server.address);
+                bail!(
+                    "the server does not listen on {} after 20 s",
+                    server.address
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(server)
     }
 
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
         let mut process = child(&self.process);
         process.kill()?;
@@ -211,22 +217,25 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it as an operator does, with SIGTERM, and waits until it has let go of everything.
+    /// Ends the process with SIGTERM and waits until it has drained, at most `DRAINED_WITHIN`.
     pub(crate) fn drain(&self) -> anyhow::Result<()> {
         let told = Command::new("kill").arg(self.id.to_string()).status()?;
-        anyhow::ensure!(told.success(), "the gateway could not be told to end");
+        anyhow::ensure!(told.success(), "the gateway could not be sent SIGTERM");
         let until = Instant::now() + DRAINED_WITHIN;
         loop {
             if let Some(status) = child(&self.process).try_wait()? {
-                anyhow::ensure!(status.success(), "a drained gateway ended with {status}");
+                anyhow::ensure!(status.success(), "the drained gateway ended with {status}");
                 return Ok(());
             }
-            anyhow::ensure!(Instant::now() < until, "a gateway does not drain");
+            anyhow::ensure!(
+                Instant::now() < until,
+                "the gateway did not drain within 30 s"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// CPU time of all its threads, user and system.
+    /// CPU time of all threads, user and system.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         cpu(self.id)
     }
@@ -236,12 +245,12 @@ impl Server {
         resident_kib(self.id)
     }
 
-    /// Of the process.
+    /// Process id.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// Looks at its CPU and memory from now on.
+    /// Samples CPU and memory from now on, in a thread.
     pub(crate) fn watch(&self) -> Watch {
         const EACH: Duration = Duration::from_millis(250);
         let (process, running) = (self.id, Arc::new(AtomicBool::new(true)));
@@ -257,7 +266,7 @@ impl Server {
                     break;
                 };
                 let at = (now - began).as_secs_f64();
-                // A thread that has ended counts no longer.
+                // The total can fall: a thread that has ended no longer counts.
                 let cores =
                     cpu.saturating_sub(before.1).as_secs_f64() / (now - before.0).as_secs_f64();
                 usage.cores.push((at, cores));
@@ -270,12 +279,12 @@ impl Server {
     }
 }
 
-/// CPU time of all of them.
+/// CPU time of all servers together.
 pub(crate) fn total_cpu(servers: &[Server]) -> anyhow::Result<Duration> {
     servers.iter().map(Server::cpu).sum()
 }
 
-/// What a process used over time, in seconds.
+/// CPU and memory of a process, each with the time in seconds.
 #[derive(Default)]
 pub(crate) struct Usage {
     pub(crate) cores: Vec<(f64, f64)>,
@@ -289,6 +298,7 @@ impl Usage {
     }
 }
 
+/// A thread that samples CPU and memory of a process.
 pub(crate) struct Watch {
     running: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Usage>,
@@ -303,7 +313,7 @@ impl Watch {
 
 /// CPU time of all threads of a process, user and system.
 pub(crate) fn cpu(process: u32) -> anyhow::Result<Duration> {
-    // Nanoseconds on a CPU, per thread; /proc/…/stat counts only in hundredths of a second.
+    // schedstat counts nanoseconds for each thread; /proc/…/stat counts only hundredths of a second.
     let mut total = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
         let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
@@ -328,8 +338,11 @@ pub(crate) fn resident_kib(process: u32) -> anyhow::Result<f64> {
     let line = status
         .lines()
         .find(|l| l.starts_with("VmRSS:"))
-        .context("no VmRSS")?;
-    let kib = line.split_whitespace().nth(1).context("no VmRSS")?;
+        .context("/proc/…/status has no VmRSS")?;
+    let kib = line
+        .split_whitespace()
+        .nth(1)
+        .context("VmRSS has no value")?;
     Ok(kib.parse()?)
 }
 
@@ -339,7 +352,7 @@ impl Drop for Server {
     }
 }
 
-/// The gateway's program, configured for `data`.
+/// The command of a gateway that is configured for `data`.
 fn command(common: &Common, data: &Data) -> anyhow::Result<Command> {
     let program = match &common.gateway {
         Some(program) => program.clone(),
@@ -369,10 +382,10 @@ log = {{ format = "json", filter = "info" }}
     Ok(command)
 }
 
-/// What conversations, inboxes and pages may hold where the limits are the default ones: on a large machine they would
-/// hold more than a short run can fill, and no bound would be seen.
+/// `memory.mib` of gateways with default limits. The default of a large machine is more than a short run can fill, so
+/// the bound would not be tested.
 const MEMORY_MIB: u32 = 512;
-/// Limits that a load test does not run into. A build that does not know one of them, because it is older, would refuse it.
+/// Limits that a load test does not reach. Older builds do not know some of them, and would refuse to start with them.
 const LARGE: [(&str, u64); 14] = [
     ("limits.group_participants", 10_000),
     ("limits.requests_per_second", 1_000_000),
@@ -390,7 +403,7 @@ const LARGE: [(&str, u64); 14] = [
     ("limits.service_requests_burst", 1_000_000),
 ];
 
-/// Every setting of a build, by name.
+/// The names of all settings of a build.
 fn known_settings(program: &Path) -> anyhow::Result<HashSet<String>> {
     let output = Command::new(program)
         .args(["config", "show"])
@@ -401,24 +414,27 @@ fn known_settings(program: &Path) -> anyhow::Result<HashSet<String>> {
     let names = lines.lines().filter_map(|line| line.split_once(" = "));
     let known: HashSet<_> = names.map(|(name, _)| name.to_owned()).collect();
     if known.is_empty() {
-        bail!("{} does not say its settings", program.display());
+        bail!(
+            "`{} config show` prints no settings: is it a gateway?",
+            program.display()
+        );
     }
     Ok(known)
 }
 
-/// A program in the same folder as this one.
+/// The path of a program in the folder of this program.
 pub(crate) fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name(name);
     if !path.exists() {
         bail!(
-            "{} is not there: build it with cargo build --release",
+            "{} does not exist: build it with cargo build --release",
             path.display()
         );
     }
     Ok(path)
 }
 
-/// A token that gateways started here accept.
+/// A token for a user that the gateways of this program accept for an hour.
 pub(crate) fn token(user: &str) -> anyhow::Result<String> {
     let in_an_hour = std::time::UNIX_EPOCH.elapsed()?.as_secs() + 3600;
     let claims = json!({"sub": user, "exp": in_an_hour});

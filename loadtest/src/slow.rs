@@ -1,4 +1,5 @@
-//! Some subscribers stop reading: the server must not keep everything for them, and the others must not notice.
+//! Measures what happens when some subscribers stop reading. The server must not queue everything for them, and the
+//! other subscribers must not notice.
 
 use std::time::Duration;
 
@@ -16,9 +17,10 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
+    /// Subscribers of a channel
     #[arg(long, default_value_t = 300)]
     subscribers: usize,
-    /// Of these, how many stop reading
+    /// Subscribers that stop reading, of all subscribers
     #[arg(long, default_value_t = 30)]
     slow: usize,
     /// Messages per second
@@ -27,23 +29,26 @@ pub(crate) struct Options {
     /// Bytes of a body
     #[arg(long, default_value_t = 8000)]
     size: usize,
-    /// Seconds of each part: with all reading, and without those who do not
+    /// Seconds of each of two parts: all read, and some have stopped reading
     #[arg(long, default_value_t = 15)]
     seconds: u64,
 }
 
-/// The others' p99, with slow ones / without.
+/// Goal for the p99 of the others, with slow readers / without.
 const RATIO_MAX: f64 = 1.2;
-/// Of a slow reader: its queue (1 MiB) and what the kernel holds is not counted as the server's.
+/// Goal for the server's memory for each slow reader, in KiB: its queue of 1 MiB, without buffers of the kernel.
 const KIB_MAX: f64 = 1200.0;
-/// The kernel's buffer of a slow client: the server's queue is what is to be filled.
+/// Kernel receive buffer of a slow reader, small so that the server's queue fills.
 const RECEIVE_BUFFER: usize = 64 << 10;
-/// The gateway's counter of those whose queue was full (4003).
+/// The gateway's counter of sessions closed with 4003 because their queue was full.
 const TOO_SLOW: &str = "chat_sessions_closed_total{reason=\"too slow\"}";
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("slow-readers", &common.outputs);
-    anyhow::ensure!(options.slow < options.subscribers, "somebody must read");
+    anyhow::ensure!(
+        options.slow < options.subscribers,
+        "--slow must be less than --subscribers"
+    );
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
     let (publisher, channel, mut crowd) =
@@ -83,7 +88,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     println!("  {closed} of {} slow readers were closed", options.slow);
     report.must(
         closed as usize == options.slow,
-        "a slow reader was kept".to_owned(),
+        "a slow reader was not closed".to_owned(),
     );
     source.finish(&crowd, &mut report, "the others")?;
     crowd.draw(&mut report, "gateway");

@@ -1,4 +1,4 @@
-//! Who publishes to a crowd: when each message is due, whether all were acknowledged, and how long to wait for the last.
+//! Publishes numbered messages to a crowd, paced or saturated, and checks that all are acknowledged and delivered.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -16,15 +16,15 @@ use crate::{
     report::Report,
 };
 
-/// So long without anything new, and nothing more comes.
+/// Time without a new delivery after which no more is expected.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Waits until all that was sent has arrived, or nothing arrives any more.
+/// Waits until all `sent` messages have arrived everywhere, or nothing has arrived for `QUIET`.
 pub(crate) fn settle(crowd: &mut Crowd, sent: u64) -> anyhow::Result<()> {
     settle_while(crowd, sent, QUIET, |_| Ok(false))
 }
 
-/// As `settle`; what is done meanwhile says whether it did anything.
+/// Like `settle`, with another quiet time, and calls `meanwhile` again and again. Its `true` counts like a delivery.
 pub(crate) fn settle_while(
     crowd: &mut Crowd,
     sent: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Source<'a> {
     compose: Compose<'a>,
     /// Bytes of a body.
     size: usize,
-    /// Of the next message.
+    /// The number of the next message.
     pub(crate) number: u64,
     epoch: Instant,
 }
@@ -72,13 +72,15 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// Publishes a message.
     pub(crate) fn publish(&mut self, due: Duration) -> anyhow::Result<()> {
         let frame = (self.compose)(&body(self.number, due, self.size));
         self.number += 1;
         Ok(self.publisher.stream.write_all(&frame)?)
     }
 
-    /// Sent when due, however late the server is; late is counted from when it was due.
+    /// Publishes messages at a rate. Each is sent when it is due, even if the server is late, and its latency counts
+    /// from then.
     pub(crate) fn paced(
         &mut self,
         crowd: &mut Crowd,
@@ -102,7 +104,7 @@ impl<'a> Source<'a> {
         settle(crowd, self.number)
     }
 
-    /// As many as may be under way.
+    /// Publishes as fast as possible, with at most `window` messages in flight.
     pub(crate) fn saturated(
         &mut self,
         crowd: &mut Crowd,
@@ -123,7 +125,7 @@ impl<'a> Source<'a> {
         settle(crowd, self.number)
     }
 
-    /// Every message must have been acknowledged, and have reached everyone once and in order.
+    /// Checks that every message was acknowledged and reached everyone once and in order.
     pub(crate) fn finish(
         self,
         crowd: &Crowd,
@@ -139,36 +141,37 @@ impl<'a> Source<'a> {
         } = crowd.counts;
         let lost = crowd.counts.lost(self.number * crowd.len() as u64);
         println!(
-            "  {delivered} delivered, {lost} lost, {doubled} doubled, {gaps} out of order, {closed} closed"
+            "  {delivered} delivered, {lost} lost, {doubled} duplicated, {gaps} out of order, {closed} connections closed"
         );
         for case in crowd.lacking(self.number) {
             println!("  {case}");
         }
         report.must(
             lost + doubled + gaps + closed == 0,
-            format!("{name}: a delivery went wrong"),
+            format!("{name}: deliveries were lost, duplicated or out of order"),
         );
         self.publisher.finish(self.number)
     }
 }
 
-/// Sends, and reads what comes back in a thread of its own.
+/// A connection that sends messages. A thread reads the replies.
 struct Publisher {
     stream: TcpStream,
     replies: Option<std::thread::JoinHandle<Replies>>,
-    /// How many replies there will be; set in the end.
+    /// The number of replies. It is set when nothing more is sent.
     expected: Arc<OnceLock<u64>>,
 }
 
+/// The replies to a publisher.
 #[derive(Default)]
 struct Replies {
     sent: u64,
     refused: Vec<anyhow::Error>,
 }
 
-/// Answers that have not come after so long without any do not come.
+/// Time without a reply after which no more is expected.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// How long one read waits.
+/// Time-out of one read.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
 impl Publisher {
@@ -184,7 +187,7 @@ impl Publisher {
         })
     }
 
-    /// Every message must have been acknowledged.
+    /// Checks that every message was acknowledged.
     fn finish(mut self, sent: u64) -> anyhow::Result<()> {
         let Some(replies) = self.replies.take() else {
             return Ok(());
@@ -195,11 +198,14 @@ impl Publisher {
             refused,
         }) = replies.join()
         else {
-            bail!("the publisher's reader failed")
+            bail!("the thread that reads replies panicked")
         };
-        println!("  {acknowledged} of {sent} messages acknowledged as stored");
+        println!("  {acknowledged} of {sent} messages acknowledged");
         if let Some(why) = refused.first() {
-            bail!("{} messages, the first {why}", refused.len());
+            bail!(
+                "{} messages were refused, the first one: {why}",
+                refused.len()
+            );
         }
         if acknowledged != sent {
             bail!("{} messages were not acknowledged", sent - acknowledged);
@@ -208,7 +214,7 @@ impl Publisher {
     }
 }
 
-/// What comes back, until all is there or nothing comes any more.
+/// Reads replies until all have arrived or no more are expected.
 fn replies(mut reading: TcpStream, expected: &OnceLock<u64>) -> Replies {
     let (mut frames, mut buffer, mut replies) =
         (Frames::default(), vec![0; 64 << 10], Replies::default());

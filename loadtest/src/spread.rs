@@ -1,8 +1,8 @@
-//! The median of several measurements, and how far they lie from each other.
+//! The median and the spread of several measurements.
 
 use crate::report::Report;
 
-/// How far values lie from each other.
+/// Values in order, and their median.
 pub(crate) struct Spread {
     pub(crate) median: f64,
     values: Vec<f64>,
@@ -19,7 +19,7 @@ impl Spread {
         spread
     }
 
-    /// Between the two values that are nearest to this share of them.
+    /// A quantile, interpolated between the two nearest values. 0 without values.
     pub(crate) fn at(&self, quantile: f64) -> f64 {
         let Some(last) = self.values.len().checked_sub(1) else {
             return 0.0;
@@ -30,6 +30,7 @@ impl Spread {
         self.values[below] * (1.0 - share) + self.values[above] * share
     }
 
+    /// Reports the median, and prints the minimum and the maximum.
     pub(crate) fn tell(&self, report: &mut Report, name: &str, unit: &str) {
         report.figure(name, self.median, unit);
         println!(
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_lie_between_the_values() {
+    fn quantiles_are_interpolated() {
         let spread = Spread::of(vec![4.0, 1.0, 2.0, 3.0]);
         let all = [0.0, 0.25, 0.5, 1.0].map(|quantile| spread.at(quantile));
         assert_eq!(all, [1.0, 1.75, 2.5, 4.0]);

@@ -1,5 +1,5 @@
-//! What a stored message costs: beside the same rows and fsyncs on the bare embedded store, and how that grows with
-//! the participants and with the messages that a conversation has already.
+//! Measures what storing a message costs, compared with the same rows and fsyncs on the bare embedded store, and how
+//! the cost grows with the participants and with the messages of a conversation.
 
 use std::{
     fs::File,
@@ -30,43 +30,45 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Messages whose rate is measured; a tenth of them for each step of how the cost grows
+    /// Messages whose rate is measured; each step of the growth has a tenth of them
     #[arg(long, default_value_t = 300_000)]
     messages: usize,
-    /// Clients that send at once where the rate is measured, each to a conversation of its own
+    /// Clients that send at once in the measurement of the rate, each to a conversation of its own
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..))]
     senders: u8,
     /// Bytes of a body
     #[arg(long, default_value_t = 200)]
     size: usize,
-    /// Messages already in a conversation, at most; in steps of a hundred times
+    /// Messages of the longest conversation; the steps are 100, 10,000 and so on up to this
     #[arg(long, default_value_t = 1_000_000)]
     longest: u64,
 }
 
-/// Rate beside the bare store's.
+/// Goal for the rate, gateway / bare store.
 const BARE_RATIO_MIN: f64 = 0.8;
-/// Of a message to one recipient, all CPU of the process.
+/// Goal for the CPU of a message to one recipient, in microseconds.
 const CPU_US_MAX: f64 = 100.0;
-/// The same over Cassandra, the gateway's own.
+/// Goal for the gateway's CPU of such a message over Cassandra, in microseconds.
 const CASSANDRA_CPU_US_MAX: f64 = 120.0;
-/// The gateway and the bare store take turns, so that what else the machine does meanwhile meets both alike.
+/// Rounds in which the gateway and the bare store take turns, so that other work on the machine affects both alike.
 const ROUNDS: usize = 5;
-/// The gateway's, by default: `store.embedded.cache_mib`, and `JOURNAL_BYTES_MAX` of `src/store/embedded.rs`.
+/// The gateway's default of `store.embedded.cache_mib`.
 const CACHE_BYTES: u64 = 64 << 20;
+/// As `JOURNAL_BYTES_MAX` in `src/store/embedded.rs`.
 const JOURNAL_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of a row beside its body, about.
+/// Approximate bytes of a row without its body.
 const ROW_BYTES: usize = 60;
+/// Participants of the group in each step.
 const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
 
-/// Conversations that messages are sent to, and who sends to each.
+/// A gateway, and the senders, each with a conversation.
 struct Place {
     server: Server,
     senders: Vec<(Client, String)>,
     _data: Data,
 }
 
-/// What sending cost.
+/// The cost of sending messages.
 #[derive(Default)]
 struct Cost {
     messages: usize,
@@ -76,8 +78,8 @@ struct Cost {
     fsyncs: f64,
 }
 
-/// A loop that only writes as many rows, with as many fsyncs, and the gateway's settings. Its keys are as long and as alike
-/// as the gateway's, because the store compares them: a log in order, and for each send a row of a random place.
+/// A loop that only writes as many rows with as many fsyncs, with the gateway's store settings. Its keys are like the
+/// gateway's, because the store compares keys: the log is in order, and each send adds a row at a random place.
 struct Bare {
     database: Database,
     log: Keyspace,
@@ -155,7 +157,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Groups with so many participants, none of whom is connected but the sender.
+/// Creates `count` groups with this many participants. Only the sender of each is connected.
 fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<Place> {
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
@@ -175,7 +177,7 @@ fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<
     })
 }
 
-/// A group of two with so many messages.
+/// Imports a group of two with this many messages.
 fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
     let data = Data::new(common)?;
     let conversation = Uuid::new_v4().to_string();
@@ -200,12 +202,13 @@ fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
 }
 
 impl Place {
-    /// What a message costs, after a warm-up.
+    /// The CPU of a message in microseconds, after a warm-up.
     fn cpu_us(&mut self, messages: usize, size: usize) -> anyhow::Result<f64> {
         self.send(messages / 10, size)?;
         Ok(self.send(messages, size)?.cpu_us())
     }
 
+    /// Sends messages from all senders at once.
     fn send(&mut self, messages: usize, size: usize) -> anyhow::Result<Cost> {
         let Self {
             server, senders, ..
@@ -227,7 +230,7 @@ impl Place {
                 .collect();
             sending
                 .into_iter()
-                .try_for_each(|sent| sent.join().map_err(|_| anyhow!("a sender failed"))?)
+                .try_for_each(|sent| sent.join().map_err(|_| anyhow!("a sender panicked"))?)
         })?;
         let (time, cpu, after) = (begin.elapsed(), server.cpu()? - cpu, counters(server)?);
         Ok(Cost {
@@ -253,13 +256,13 @@ impl Cost {
         self.messages as f64 / self.time.as_secs_f64()
     }
 
-    /// Of each message.
+    /// Microseconds of CPU of each message.
     fn cpu_us(&self) -> f64 {
         self.cpu.as_secs_f64() * 1e6 / self.messages as f64
     }
 }
 
-/// Rows written and fsyncs made.
+/// Rows and fsyncs that the gateway has written so far.
 fn counters(server: &Server) -> anyhow::Result<(f64, f64)> {
     let metrics = server.metrics()?;
     let rows = metrics
@@ -294,7 +297,7 @@ impl Bare {
         })
     }
 
-    /// Writes what the gateway wrote.
+    /// Writes as many rows, with as many fsyncs, as the gateway did.
     fn write(&mut self, cost: &Cost) -> anyhow::Result<()> {
         const EPOCH: [u8; 8] = [0; 8];
         let commits = (cost.fsyncs as usize).max(1);

@@ -1,5 +1,5 @@
-//! All clients drop at once and come back with their cursors, while messages flow: how long until everyone has
-//! everything, whether anything was missed, and what it costs the store.
+//! Drops all clients at once and reconnects them with their cursors while messages flow. Measures how long it takes
+//! until everyone has everything, and what that costs the store, and checks that nothing is missed.
 
 use std::time::Duration;
 
@@ -20,12 +20,13 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Participants of one channel, all connected
+    /// Participants of a channel, all connected
     #[arg(long, default_value_t = 15_000)]
     subscribers: usize,
-    /// Messages per second, before, meanwhile and after
+    /// Messages per second, before, during and after the storm
     #[arg(long, default_value_t = 4.0)]
     rate: f64,
+    /// Bytes of a body
     #[arg(long, default_value_t = 200)]
     size: usize,
     /// Seconds before the storm, and after it
@@ -55,7 +56,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     connecting.finish_and_clear();
     let compose = |body: &str| send_frame(&channel, body);
     let epoch = crowd.epoch;
-    // Its first connection has answered no ping meanwhile.
+    // The owner's first connection has answered no pings meanwhile, so it may be closed.
     let publisher = Client::connect(&servers[0].address, "celebrity", 0)?.into_stream();
     let mut source = Source::new(publisher, true, compose, options.size, epoch)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
@@ -63,7 +64,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let progress = spinner();
     let (quiet, quiet_reads) = (epoch.elapsed(), reads(&servers)?);
     source.paced(&mut crowd, options.rate, WARM_UP + length, &progress)?;
-    // The storm. One thread opens them all, so it is as hard as this program can make it.
+    // The storm begins. One thread reconnects all clients, as fast as it can.
     let (reads, cpu) = (reads(&servers)?, total_cpu(&servers)?);
     let began = epoch.elapsed();
     let reads_per_second = (reads - quiet_reads) / (began - quiet).as_secs_f64();
@@ -111,7 +112,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     if data.cluster.is_some() {
         report.figure("store reads during the storm", reads, "");
-        // Gateways look after each other all the time.
+        // Gateways always read the ring and each other's heartbeats.
         let anyway = reads_per_second * caught_up.as_secs_f64();
         report.at_most(
             "store reads per client, beyond those of quiet",
@@ -121,7 +122,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         );
     }
 
-    // What came both as missed and as an event: clients drop it by its seq.
+    // A message can arrive both in the resume and as an event. Clients ignore a seq that they have.
     let twice = std::mem::take(&mut crowd.counts.doubled);
     report.figure("came twice while coming back", twice as f64, "");
     let progress = spinner();
@@ -139,13 +140,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// A storm costs the store next to nothing, however many come back.
+/// Goal for the reads of the store for each client: next to nothing.
 const READS_PER_CLIENT_MAX: f64 = 0.1;
-/// So long without anything new, and nobody is on the way back.
+/// Time without a delivery or a reconnect after which no more is expected.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Waits until all that was sent has arrived everywhere, or nothing arrives any more; whoever was refused comes again.
-/// How many times somebody did.
+/// Waits until all messages have arrived everywhere, or nothing has arrived for `QUIET`. Refused clients connect again.
+/// Returns the number of these attempts.
 fn insist(
     crowd: &mut Crowd,
     sent: u64,
@@ -164,7 +165,7 @@ fn insist(
     Ok(again)
 }
 
-/// Reads that the gateways made of a shared store.
+/// Reads of the shared store by all gateways.
 fn reads(servers: &[Server]) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for server in servers {

@@ -8,7 +8,7 @@ from support import Gateway, clean
 
 @pytest.fixture
 def start():
-    """Starts gateways that end with the test."""
+    """Returns a function that starts a gateway. All gateways it started are stopped at the end of the test."""
     started = []
 
     def go(data=None, config=None, **settings):
@@ -25,7 +25,7 @@ def start():
 
 @pytest.fixture(scope="session")
 def shared_gateway():
-    """Over Cassandra it is three: every client that connects comes to another one."""
+    """The gateway of the `gateway` fixture. Over Cassandra it is three gateways, which take connections in turn."""
     kind = support.Three if support.STORE == "cassandra" else Gateway
     gateway = kind(**support.UNLIMITED).start()
     yield gateway
@@ -35,7 +35,7 @@ def shared_gateway():
 
 @pytest.fixture
 def gateway(shared_gateway):
-    """One gateway for all tests that don't change its settings or stop it. Users are new in each test."""
+    """One gateway for all tests that neither change its settings nor stop it. Each test uses users of its own."""
     return shared_gateway
 
 
@@ -46,7 +46,7 @@ def codec(request):
 
 @pytest.fixture
 def names():
-    """Users nobody else uses."""
+    """Returns a function that makes user names unique to this test."""
     import uuid
 
     suffix = uuid.uuid4().hex[:8]
@@ -55,7 +55,7 @@ def names():
 
 @pytest.fixture
 async def people(gateway, codec, names):
-    """Connects users with fresh names; closes them at the end."""
+    """Returns a function that connects users with unique names. All are closed at the end of the test."""
     clients = []
 
     async def connect(*who):

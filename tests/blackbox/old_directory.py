@@ -1,4 +1,4 @@
-"""Fills the data directory of an earlier build, which test_upgrade.py opens with this one. To make it again:
+"""Fills a data directory with an earlier build, for test_upgrade.py. To create the archive again:
 
     CHAT_GATEWAY=PROGRAM tests/.venv/bin/python tests/blackbox/old_directory.py tests/blackbox/old_directory.tar.xz
 """
@@ -12,7 +12,7 @@ from support import Gateway, uuid4
 
 
 async def fill(gateway):
-    """Conversations of each kind, with everything that a row can hold. Returns what must be found again."""
+    """Creates conversations of each kind, whose rows use every column. Returns what a later build must find."""
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     dm = await alice.create("dm", "bob")
     group = await alice.create("group", "bob", "carol", name="Lunch")
@@ -41,7 +41,7 @@ def main(archive):
     directory = tempfile.mkdtemp()
     gateway = Gateway(directory).start()
     found = asyncio.run(fill(gateway))
-    gateway.kill()  # What was acknowledged is there without a shutdown.
+    gateway.kill()  # Acknowledged messages are stored without a shutdown.
     with open(f"{directory}/found.json", "w") as file:
         json.dump(found, file)
     with tarfile.open(archive, "w:xz") as tar:

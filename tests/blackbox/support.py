@@ -1,6 +1,6 @@
-"""Starts real gateways and speaks to them as a stranger would: the package `websockets`, literal frames.
+"""Starts real gateways and talks to them with the package `websockets` and literal frames.
 
-Nothing here knows the gateway's code; what it knows is docs/protocol.md.
+This module knows docs/protocol.md and nothing of the gateway's code.
 """
 import asyncio
 import concurrent.futures
@@ -29,12 +29,12 @@ BINARY = os.environ.get("CHAT_GATEWAY", str(ROOT / "target/release/chat-gateway"
 STORE = os.environ.get("CHAT_TEST_STORE", "embedded")
 CASSANDRA_NODES = os.environ["CASSANDRA_NODES"].split(",") if STORE == "cassandra" else []
 PATIENCE = 60.0  # seconds until an awaited event is a failure; never a measure of speed
-# For tests that ask for more than a person does.
+# Settings for tests that make more requests than the default rates allow.
 UNLIMITED = {f"limits__{name}": 1 << 30 for name in ("requests_per_second", "requests_burst", "request_bytes_per_second", "request_bytes_burst")}
 
 
 def cassandra(directory):
-    """Settings for a keyspace that stands for a directory."""
+    """Settings of a gateway whose data is in the keyspace of this directory."""
     return {
         "store__kind": "cassandra",
         "store__cassandra__nodes": json.dumps(CASSANDRA_NODES),
@@ -44,7 +44,7 @@ def cassandra(directory):
 
 @functools.cache
 def cql():
-    """A session of an independent driver."""
+    """A session of the Python driver, which is independent of the gateway's."""
     from cassandra.cluster import Cluster, ExecutionProfile, EXEC_PROFILE_DEFAULT
     from cassandra.query import dict_factory
 
@@ -54,21 +54,21 @@ def cql():
 
 
 def clean(directory):
-    """What a gateway's store left."""
+    """Deletes the data of a gateway and frees its keyspace for another test."""
     shutil.rmtree(directory, ignore_errors=True)
     keyspace = keyspaces.pop(str(directory), None)
     if keyspace and keyspace not in abandoned_keyspaces:
         used_keyspaces.append(keyspace)
 
 
-keyspaces = {}  # by directory
-used_keyspaces = []  # to create one takes a cluster ten times as long as to empty it
+keyspaces = {}  # directory -> keyspace
+used_keyspaces = []  # free for reuse: creating a keyspace takes ten times as long as emptying one
 abandoned_keyspaces = set()
 
 
 def keyspace_of(directory):
     if str(directory) not in keyspaces:
-        # The one that rested longest: what a slow replica gets late, even after a TRUNCATE, should find nobody.
+        # A slow replica can apply old writes even after a TRUNCATE, so the keyspace unused for longest is the safest.
         keyspaces[str(directory)] = emptied(used_keyspaces.pop(0)) if len(used_keyspaces) > 2 else new_keyspace()
     return keyspaces[str(directory)]
 
@@ -82,12 +82,12 @@ def emptied(keyspace):
 
 
 def abandon_keyspaces():
-    """Nodes are about to miss writes: hints and repairs bring them later, after a TRUNCATE too. Nobody uses these again."""
+    """Excludes the present keyspaces from reuse: nodes will miss writes, and hints may apply them after a TRUNCATE."""
     abandoned_keyspaces.update(keyspaces.values())
 
 
 def new_keyspace():
-    """Never dropped: while a node that came back is given what it missed, a drop can break its schema (Cassandra 5.0)."""
+    """Name of a new keyspace. It is never dropped: a drop can break the schema of a node that is catching up (5.0)."""
     return "test_" + uuid.uuid4().hex
 
 
@@ -107,7 +107,7 @@ class Gateway:
             **settings,
         }
         self.process = None
-        self.prefix = []  # of the command, as `ip netns exec`
+        self.prefix = []  # command to start the gateway with, such as `ip netns exec`
 
     def env(self):
         env = {k: v for k, v in os.environ.items() if not k.startswith("CHAT__")}
@@ -129,7 +129,7 @@ class Gateway:
             if self.process.poll() is not None:
                 break
             time.sleep(0.01)
-        raise AssertionError("the gateway did not start:\n" + open(self.log_path).read())
+        raise AssertionError("the gateway did not become ready; its log:\n" + open(self.log_path).read())
 
     def log(self):
         lines = []
@@ -143,7 +143,7 @@ class Gateway:
         self.process.wait()
 
     def stop(self):
-        """SIGTERM, and the exit code."""
+        """Stops the gateway with SIGTERM and returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
 
@@ -165,7 +165,7 @@ class Gateway:
         return self.command("token", user, *arguments).stdout.strip()
 
     def dev_token(self, user):
-        """As `token`, without starting a process each time."""
+        """Returns a development token over HTTP, which is faster than `token`: no process is started."""
         request = urllib.request.Request(
             f"http://{self.client}/v1/tokens",
             data=json.dumps({"user": user}).encode(),
@@ -183,7 +183,7 @@ class Gateway:
         return values
 
     async def open(self, codec="json", subprotocols="default", **options):
-        """A WebSocket without `connect`."""
+        """Opens a WebSocket without sending `connect`."""
         if subprotocols == "default":
             subprotocols = [f"chat.v1.{codec}"]
         socket = await websockets.connect(
@@ -197,14 +197,14 @@ class Gateway:
         return Client(self, socket, codec)
 
     async def connect(self, user, codec="json", **fields):
-        """A connected client."""
+        """Opens a WebSocket, sends `connect` as this user and returns the client."""
         client = await self.open(codec)
         await client.connect(user, **fields)
         return client
 
 
 def free_port(host="127.0.0.1"):
-    """Below those that connections get: it must still be free when a gateway comes back to it."""
+    """A free port below the ephemeral range, so that no connection takes it while its gateway restarts."""
     while True:
         port = random.randrange(12000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ def free_port(host="127.0.0.1"):
 
 
 def member(host="127.0.0.1", **settings):
-    """Settings of a gateway of a cluster."""
+    """Settings of a gateway that is a member of a cluster."""
     address = f"{host}:{free_port('127.0.0.1')}"
     return {
         "cluster__enabled": "true",
@@ -225,23 +225,23 @@ def member(host="127.0.0.1", **settings):
 
 
 class Three(Gateway):
-    """Three gateways on one store, seen as one: each connection goes to the next of them."""
+    """Three gateways on one store, used like one: each connection goes to the next gateway."""
 
     def __init__(self, data=None, config=None, **settings):
         super().__init__(data, config, **settings)
-        # The same directory: development tokens of one are good for all.
+        # With the same directory, all of them accept the same development tokens.
         self.nodes = [Gateway(self.directory, config, **member(**settings)) for _ in range(3)]
         self.turn = itertools.cycle(self.nodes)
 
     def start(self):
-        first = self.nodes[0].start()  # It makes the key of the development tokens.
+        first = self.nodes[0].start()  # The first one creates the key of the development tokens.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: node.start(), self.nodes[1:]))
         self.client, self.internal, self.process, self.log_path = first.client, first.internal, first.process, first.log_path
         return self
 
     def close(self):
-        with contextlib.ExitStack() as closing:  # All of them, whatever one says.
+        with contextlib.ExitStack() as closing:  # closes all, even if one raises
             for node in self.nodes:
                 closing.callback(node.close)
 
@@ -257,13 +257,13 @@ class Three(Gateway):
 
 
 class Apart(Three):
-    """As Three, each in a network namespace of its own on the bridge CHAT_TEST_BRIDGE: any two can be cut off."""
+    """Three gateways, each in a network namespace on the bridge CHAT_TEST_BRIDGE, so that any two can be cut off."""
 
-    NOBODY = "02:00:00:00:00:99"  # a MAC address that nothing has
+    NOBODY = "02:00:00:00:00:99"  # a MAC address that no interface has
 
     def __init__(self, **settings):
         directory = tempfile.mkdtemp(prefix="chat-test-")
-        # Development tokens are for loopback only.
+        # Development tokens work on loopback only.
         self.key = "a key for tests in network namespaces"
         config = pathlib.Path(directory, "gateway.toml")
         config.write_text(f'[[auth.keys]]\nalgorithm = "HS256"\nsecret = "{self.key}"\n')
@@ -301,11 +301,12 @@ class Apart(Three):
         return jwt.encode({"sub": user, "exp": time.time() + 3600}, self.key, algorithm="HS256")
 
     def cut(self, n, hosts):
-        """What a gateway sends to these goes nowhere from now on, without an error."""
+        """Drops silently everything that gateway `n` sends to these hosts, until `mend`."""
         for host in hosts:
             ip("-n", self.spaces[n], "neigh", "replace", host, "lladdr", self.NOBODY, "nud", "permanent", "dev", "eth0")
 
     def mend(self, n):
+        """Ends what `cut` began for gateway `n`."""
         ip("-n", self.spaces[n], "neigh", "flush", "nud", "permanent", "dev", "eth0")
 
 
@@ -337,8 +338,8 @@ class Client:
                 frame = self.decode(raw)
                 if "id" in frame:
                     waiting = self.replies.get(frame["id"])
-                    assert waiting is not None, f"a reply nobody asked for: {frame}"
-                    assert not waiting.done(), f"a second reply: {frame}"
+                    assert waiting is not None, f"a reply without a request: {frame}"
+                    assert not waiting.done(), f"a second reply to one request: {frame}"
                     waiting.set_result(frame)
                 elif self.is_new(frame):
                     self.events.append(frame)
@@ -352,7 +353,7 @@ class Client:
             self.wake.set()
 
     def is_new(self, event):
-        """Rule of the protocol: ignore a message whose seq you already have. One gateway alone must not need it."""
+        """Whether the event is new. Clients ignore a message whose seq they have; a single gateway never repeats one."""
         if event["type"] != "message" or STORE != "cassandra":
             return True
         place = event["conversation"], event["seq"]
@@ -371,19 +372,19 @@ class Client:
         await self.socket.send(raw)
 
     async def post(self, **frame):
-        """Sends a frame, in this client's encoding."""
+        """Sends a frame in this client's encoding."""
         raw = json.dumps(frame) if self.codec == "json" else msgpack.packb(frame)
         await self.socket.send(raw)
 
     async def begin(self, type, **fields):
-        """Sends a request; returns the future of its reply."""
+        """Sends a request and returns the future of its reply."""
         id = next(self.ids)
         reply = self.replies[id] = asyncio.get_running_loop().create_future()
         await self.post(type=type, id=id, **fields)
         return reply
 
     async def ask(self, type, **fields):
-        """Sends a request and returns its reply, or raises Refused."""
+        """Sends a request and returns its reply. Raises Refused if it is an error."""
         reply = await asyncio.wait_for(await self.begin(type, **fields), PATIENCE)
         if reply["type"] == "error":
             raise Refused(reply)
@@ -404,7 +405,7 @@ class Client:
         return await self.ask("send", conversation=conversation, client_id=client_id, body=body, **fields)
 
     async def event(self, type, which=lambda event: True):
-        """Waits for an event and takes it."""
+        """Waits for an event and removes it from `events`."""
 
         async def wait():
             while True:
@@ -413,13 +414,13 @@ class Client:
                         return self.events.pop(i)
                 self.wake.clear()
                 if self.reader.done():
-                    raise ConnectionError(f"closed while waiting for {type}")
+                    raise ConnectionError(f"the connection closed while waiting for {type}")
                 await self.wake.wait()
 
         try:
             return await asyncio.wait_for(wait(), PATIENCE)
         except TimeoutError:
-            raise AssertionError(f"no {type}; there are {self.events}") from None
+            raise AssertionError(f"no {type} came within {PATIENCE} s; events: {self.events}") from None
 
     async def message(self, conversation=None, body=None):
         return await self.event(
@@ -428,7 +429,7 @@ class Client:
         )
 
     async def quiet(self):
-        """After a round trip everything that was published before has come."""
+        """Returns the events so far, after a round trip: everything published before it has arrived."""
         await self.ask("ping")
         return self.events
 
@@ -442,7 +443,7 @@ class Client:
         return await self.ask("history", conversation=conversation, **fields)
 
     async def everything(self, conversation):
-        """The whole log, page by page."""
+        """Reads the whole log of a conversation, page by page."""
         messages, after = [], 0
         while True:
             page = await self.history(conversation, after=after, limit=200)
@@ -452,7 +453,7 @@ class Client:
             after = messages[-1]["seq"]
 
     async def closed(self):
-        """Waits for the end; the close code."""
+        """Waits until the connection closes and returns its close code."""
         await asyncio.wait_for(self.socket.wait_closed(), PATIENCE)
         return self.socket.close_code
 
@@ -462,7 +463,7 @@ class Client:
 
 
 def readable(value):
-    """MessagePack's 16-byte ids as text, so that one test serves both encodings."""
+    """Converts MessagePack's 16-byte ids to text, so that a test can compare both encodings alike."""
     if isinstance(value, dict):
         return {readable(k): readable(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -477,11 +478,11 @@ def uuid4():
 
 
 async def eventually(check):
-    """Waits until an awaited value is true; for what no event announces."""
+    """Calls `check` until it returns a true value, and returns that. For changes that no event announces."""
     deadline = time.monotonic() + PATIENCE
     while True:
         value = await check()
         if value:
             return value
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, f"not true within {PATIENCE} s"
         await asyncio.sleep(0.02)

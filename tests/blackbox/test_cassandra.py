@@ -1,4 +1,4 @@
-"""What is promised on a cluster of three Cassandra nodes, with nodes killed, paused and revived by the test."""
+"""The guarantees over three Cassandra nodes, which the tests kill, pause and revive."""
 import asyncio
 import json
 import os
@@ -31,7 +31,7 @@ async def in_thread(*command):
 
 @pytest.fixture
 def cluster():
-    """All three nodes are up again after the test."""
+    """Brings all three nodes up again after the test."""
     yield
     nodes("resume", 1, 2, 3)
     nodes("revive", 1, 2, 3)
@@ -45,7 +45,7 @@ def ready(gateway):
 
 
 class Stubborn(Writer):
-    """A writer that goes on, with the same client id, until each message is acknowledged."""
+    """A writer that repeats each message with the same client id until it is acknowledged."""
 
     def __init__(self, user, conversation):
         super().__init__(user, conversation)
@@ -65,25 +65,25 @@ class Stubborn(Writer):
                     await asyncio.sleep(random.random() / 5)
                     continue
                 self.acknowledged[id] = reply["seq"]
-                # Load, but not all that the machine has: a node that starts needs some of it.
+                # A pause leaves a starting node some CPU.
                 await asyncio.sleep(random.random() / 10)
                 break
         await client.close()
 
 
 async def check(gateway, conversations, writers, reads):
-    """Everything acknowledged is at its place, once; no gaps; inbox and unread are exact."""
+    """Checks that acknowledged messages are at their seqs, once, without gaps, and that inbox and unread are exact."""
     users = sorted({w.user for w in writers})
     clients = {user: await gateway.connect(user) for user in users}
     for conversation in conversations:
         log = await clients[users[0]].everything(conversation)
-        assert [m["seq"] for m in log] == list(range(1, len(log) + 1)), "no gaps"
+        assert [m["seq"] for m in log] == list(range(1, len(log) + 1)), "the log has gaps"
         places = {m["client_id"]: m["seq"] for m in log}
-        assert len(places) == len(log), "nothing twice"
+        assert len(places) == len(log), "a message is in the log twice"
         for writer in writers:
             if writer.conversation == conversation:
                 for id, seq in writer.acknowledged.items():
-                    assert places.get(id) == seq, "what was acknowledged is where it was said to be"
+                    assert places.get(id) == seq, "an acknowledged message is not at its seq"
         for user, client in clients.items():
             mine = [m["seq"] for m in log if m["sender"] == user]
 
@@ -121,7 +121,7 @@ async def test_nodes_die_pause_and_come_back_under_load(start, cluster):
     reader = asyncio.create_task(reading())
 
     async def progress(messages=100):
-        """Until so many more are acknowledged: the cluster serves."""
+        """Waits until that many more messages are acknowledged."""
         target = sum(len(w.acknowledged) for w in writers) + messages
 
         async def there():
@@ -153,13 +153,13 @@ async def test_nodes_die_pause_and_come_back_under_load(start, cluster):
         await client.close()
     assert ready(gateway) == 200
     await check(gateway, conversations, writers, reads)
-    # And as a gateway sees it that was not there.
+    # A new gateway has nothing in memory and must read the same from the store.
     assert gateway.stop() == 0
     gateway = start(gateway.directory, **UNLIMITED)
     await check(gateway, conversations, writers, reads)
 
 
-async def test_without_a_quorum_sends_are_refused_in_time_and_it_recovers_by_itself(start, cluster):
+async def test_without_a_quorum_sends_are_refused_in_time_until_it_is_back(start, cluster):
     gateway = start(session__request_timeout_ms=3000, store__cassandra__timeout_ms=1000, **UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     dm = await alice.create("dm", "bob")
@@ -173,7 +173,7 @@ async def test_without_a_quorum_sends_are_refused_in_time_and_it_recovers_by_its
         return ready(gateway) == 503
 
     await eventually(not_ready)
-    assert (await alice.ask("ping"))["type"] == "pong", "the gateway stays up"
+    assert (await alice.ask("ping"))["type"] == "pong", "the gateway is down"
     await refused(asyncio.wait_for(bob.send(dm, "no"), 10), "unavailable")
     await in_thread("revive", 2, 3)
 
@@ -221,7 +221,7 @@ async def test_unread_is_exact_at_every_quiet_point(gateway, names):
 
 
 async def test_late_and_repeated_writes_of_old_rows_change_nothing(start):
-    """Written by hand, with an independent driver, as a hint that a node replays days later would be."""
+    """Repeats old writes with an independent driver, like hints that a node replays days later."""
     gateway = start(**UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     group = await alice.create("group", "bob", name="first")
@@ -237,7 +237,7 @@ async def test_late_and_repeated_writes_of_old_rows_change_nothing(start):
         return sorted((dict(row) for row in found), key=str)
 
     async def written():
-        # Inbox rows are written behind.
+        # Inbox rows are written in the background.
         return all(row["seq"] == 13 for row in rows("user_conversations"))
 
     tables = ["messages", "sends", "conversations", "participants", "user_conversations"]
@@ -262,7 +262,7 @@ async def test_late_and_repeated_writes_of_old_rows_change_nothing(start):
         after = rows(table)
         for row in after:
             if table == "conversations" and row.get("head_bucket") == 0:
-                row["head_bucket"] = None  # as good as none
+                row["head_bucket"] = None  # 0 means the same as no value
         assert after == before[table], table
     gateway.kill()
     gateway = start(gateway.directory, **UNLIMITED)
@@ -276,7 +276,7 @@ async def test_late_and_repeated_writes_of_old_rows_change_nothing(start):
 
 
 def virtual(table, keyspace, column):
-    """One of a node's own tables, from each node: the numbers of `nodetool tablestats`."""
+    """Reads a virtual table of each node (the numbers of `nodetool tablestats`). Returns each table's maximum."""
     from cassandra.policies import WhiteListRoundRobinPolicy
     from cassandra.cluster import Cluster, ExecutionProfile, EXEC_PROFILE_DEFAULT
 
@@ -294,7 +294,7 @@ def virtual(table, keyspace, column):
 
 
 async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
-    keyspace = new_keyspace()  # What it counts, it counts from the beginning.
+    keyspace = new_keyspace()  # The counters of a new keyspace begin at 0.
     settings = {"store__cassandra__keyspace": keyspace, **UNLIMITED}
     gateway = start(**settings)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
@@ -317,13 +317,13 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
     assert (await bob.history(dm, limit=1))["head"] == last
     session = cql()
     rows = virtual("rows_per_read", keyspace, "max")
-    assert 50 <= rows["messages"] <= 200, "a page or a takeover reads no more than it needs"
+    assert 50 <= rows["messages"] <= 200, "a page or a takeover reads too many or too few rows"
     from cassandra.query import TraceUnavailable
 
     counts = {row["bucket"]: row["count"] for row in session.execute(
         f"SELECT bucket, count(*) AS count FROM {keyspace}.messages WHERE conversation_id = {dm} GROUP BY conversation_id, bucket ALLOW FILTERING")}
     assert counts == {0: 4095, 1: 4096, 2: 101}
-    # A read of each table, traced: what the nodes say they came across.
+    # The trace of a read says how many tombstones it met.
     for query in [
         f"SELECT * FROM {keyspace}.messages WHERE conversation_id = {dm} AND bucket = 1",
         f"SELECT * FROM {keyspace}.user_conversations WHERE user_id = 'bob'",
@@ -332,7 +332,7 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
     ]:
 
         async def told(query=query):
-            # A node writes its trace after its answer, and not always all of it.
+            # A node writes its trace after its answer, and sometimes only a part of it.
             try:
                 trace = session.execute(query, trace=True).get_query_trace(5)
             except TraceUnavailable:
@@ -342,13 +342,13 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
         reads = await eventually(told)
         assert all(" 0 tombstone" in read for read in reads), reads
     tombstones = virtual("tombstones_per_read", keyspace, "max")
-    # Its lowest bucket is called 1; the traces above tell 0 from 1.
+    # The lowest bucket of this histogram is 1; the traces above distinguish 0 from 1.
     assert all(tombstones[t] <= 1 for t in ("messages", "user_conversations", "participants", "conversations")), tombstones
     await bob.close()
     gateway.close()
 
 
-def test_the_schema_is_made_once_and_printed_for_others(start, tmp_path):
+def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):
     keyspace = new_keyspace()
     gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace)
     environment = gateway.env()
@@ -367,7 +367,7 @@ def test_the_schema_is_made_once_and_printed_for_others(start, tmp_path):
     for log in ("messages", "sends"):
         assert options[log]["read_repair"] == "BLOCKING"
     assert not any("TimeWindow" in str(o["compaction"]) for o in options.values())
-    # As a person would apply it.
+    # The printed schema can be applied with another client.
     other = keyspace + "b"
     gateway.settings["store__cassandra__keyspace"] = other
     printed = gateway.command("schema", "print").stdout
@@ -379,7 +379,7 @@ def test_the_schema_is_made_once_and_printed_for_others(start, tmp_path):
     assert {tuple(r.values()) for r in session.execute(columns, [other])} == applied
 
 
-async def test_a_second_gateway_is_refused_and_one_that_was_paused_gives_way(start):
+async def test_a_second_gateway_is_refused_and_a_paused_one_is_replaced(start):
     gateway = start(**UNLIMITED)
     alice = await gateway.connect("alice")
     dm = await alice.create("dm", "bob")
@@ -391,7 +391,7 @@ async def test_a_second_gateway_is_refused_and_one_that_was_paused_gives_way(sta
     successor = start(gateway.directory, **UNLIMITED)
     bob = await successor.connect("bob")
     assert (await bob.send(dm, "second"))["seq"] == 2
-    # What was under way in the paused one is refused, and it ends by itself.
+    # The paused gateway must refuse the request it had received, and exit.
     pending = await alice.begin("send", conversation=dm, client_id=uuid4(), body="from the past")
     gateway.process.send_signal(signal.SIGCONT)
     with pytest.raises((Refused, ConnectionError)):
@@ -405,8 +405,8 @@ async def test_a_second_gateway_is_refused_and_one_that_was_paused_gives_way(sta
     await bob.close()
 
 
-async def test_of_two_that_start_at_once_one_serves(start):
-    """Neither hears the other's heart yet: both wait for the lease of one that was killed."""
+async def test_of_two_gateways_that_start_at_once_one_serves(start):
+    """Neither has seen a heartbeat of the other yet: both wait until the lease of a killed gateway has ended."""
     killed = start(**UNLIMITED)
     alice = await killed.connect("alice")
     dm = await alice.create("dm", "bob")
@@ -426,7 +426,7 @@ async def test_of_two_that_start_at_once_one_serves(start):
             gateway.close()
 
 
-def test_a_gateway_waits_for_a_cluster_that_is_not_there(tmp_path):
+def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
     import socket
 
     with socket.socket() as probe:
@@ -456,7 +456,7 @@ def test_a_gateway_waits_for_a_cluster_that_is_not_there(tmp_path):
 
 
 async def test_tls_and_a_password(tmp_path):
-    """A node of its own that takes nothing else."""
+    """Starts a node that accepts only TLS and a password."""
     home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
     net = f"127.78.{1 + os.getpid() % 250}"
     environment = {**os.environ, "CASSANDRA_HOME_DIR": str(tmp_path / "secure"), "CASSANDRA_LIB": f"{home}/lib",
@@ -492,7 +492,7 @@ async def test_tls_and_a_password(tmp_path):
         subprocess.run([script, "clean"], env=environment, check=True, timeout=60)
 
 
-async def test_the_driver_can_be_watched(gateway, people):
+async def test_metrics_of_the_driver(gateway, people):
     [alice] = [await people("alice")]
     dm = await alice.create("dm", "bob")
     await alice.send(dm, "hello")
@@ -509,8 +509,8 @@ async def test_the_driver_can_be_watched(gateway, people):
     assert metrics["chat_store_batch_rows_count"] > 0
 
 
-def test_the_nodes_had_nothing_to_complain_of():
-    """The last of this file: batches and partitions stayed below what Cassandra warns of."""
+def test_the_nodes_logged_no_warnings_about_sizes():
+    """Runs last in this file: all batches and partitions stayed below Cassandra's warning thresholds."""
     home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
     for node in (1, 2, 3):
         log = open(f"{home}/node{node}/log/system.log").read()

@@ -1,4 +1,4 @@
-"""Three gateways on one store: what is promised when one of them dies, stops, leaves, is cut off, or comes back."""
+"""The guarantees of three gateways on one store when one of them dies, pauses, leaves, is cut off, or comes back."""
 import asyncio
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ GONE = (ConnectionError, OSError, TimeoutError, urllib.error.URLError, websocket
 
 @pytest.fixture
 def up():
-    """Starts clusters that end with the test, with all their processes awake and all database nodes there."""
+    """Returns a function that starts a cluster. After the test all database nodes are up and the clusters are stopped."""
     started = []
 
     def go(kind):
@@ -45,8 +45,8 @@ def three(up):
 
 
 class Person:
-    """Writes and listens, on whichever gateway answers; the same message until it is acknowledged. Keeps the rules for a
-    client that misses nothing: cursors, what it has dropped by seq, `history` where a seq jumps."""
+    """A user who writes and listens through any gateway that answers, and repeats a message until it is acknowledged.
+    Like every client that must miss nothing, it sends cursors, ignores known seqs, and reads `history` at a gap."""
 
     def __init__(self, name, cluster, conversations):
         self.name, self.cluster = name, cluster
@@ -70,7 +70,7 @@ class Person:
         client.socket.transport.abort()
 
     async def listen(self):
-        """Takes what has come."""
+        """Handles the events received so far."""
         events, self.client.events = self.client.events, []
         for event in events:
             if event["type"] == "message":
@@ -116,7 +116,7 @@ class Person:
 
 
 async def settle(people):
-    """When all is quiet, every history is the same, whole, and has what was acknowledged; everyone online has it all."""
+    """Stops all writers. Then histories must be equal and complete, and every user must have every message."""
     for person in people:
         person.stop = True
     await asyncio.gather(*(person.task for person in people))
@@ -125,9 +125,9 @@ async def settle(people):
     places = {}
     for conversation in people[0].seen:
         seen = [[(m["seq"], m["client_id"]) for m in await p.client.everything(conversation)] for p in people]
-        assert all(log == seen[0] for log in seen), "every gateway tells the same"
-        assert [seq for seq, _ in seen[0]] == list(range(1, len(seen[0]) + 1)), "no gaps"
-        assert len({id for _, id in seen[0]}) == len(seen[0]), "nothing twice"
+        assert all(log == seen[0] for log in seen), "gateways return different histories"
+        assert [seq for seq, _ in seen[0]] == list(range(1, len(seen[0]) + 1)), "the log has gaps"
+        assert len({id for _, id in seen[0]}) == len(seen[0]), "a message is in the log twice"
         places |= {id: (conversation, seq) for seq, id in seen[0]}
         for person in people:
 
@@ -135,15 +135,15 @@ async def settle(people):
                 await person.listen()
                 return person.upto[conversation] == len(seen[0])
 
-            assert await eventually(all_seen), "who is online has everything"
+            assert await eventually(all_seen), "a connected user lacks messages"
 
             async def exact():
                 return (await person.client.inbox(conversation))["last_seq"] == len(seen[0])
 
-            assert await eventually(exact), "the inbox says the same"
+            assert await eventually(exact), "the inbox differs from the log"
     for person in people:
         for id, place in person.acknowledged.items():
-            assert places.get(id) == place, "what was acknowledged is where it was said to be"
+            assert places.get(id) == place, "an acknowledged message is not at its seq"
         await person.client.close()
 
 
@@ -179,7 +179,7 @@ async def progress(people, messages=100):
 
 
 class Probe:
-    """One more participant, on a gateway that stays: when does each conversation take messages?"""
+    """One more session, on a gateway that stays up, which measures when each conversation accepts messages."""
 
     async def begin(self, people, node):
         self.client = await node.connect(people[0].name)
@@ -187,7 +187,7 @@ class Probe:
         return self
 
     async def accepted(self, since):
-        """Seconds from then until each conversation has stored a message sent after it; the longest of them."""
+        """Sends a message to each conversation. Returns the seconds from `since` until the last is acknowledged."""
 
         async def one(conversation):
             id, retry = uuid4(), {}
@@ -202,7 +202,7 @@ class Probe:
         return max(await asyncio.gather(*map(one, self.conversations)))
 
     async def slowest(self, until):
-        """The longest time that a message took while something went on."""
+        """Sends messages until the task `until` is done. Returns the longest seconds from sent to acknowledged."""
         longest = 0
         while not until.done():
             longest = max(longest, await self.accepted(time.monotonic()))
@@ -240,7 +240,7 @@ async def stopped(cluster, people, victim):
 
 
 async def cut_off(cluster, people, victim, hosts):
-    """From some hosts, longer than a lease, and than the others wait for a sign of life or a link."""
+    """Cuts a gateway off from hosts for 12 s: longer than a lease, and than peers wait for a heartbeat or a link."""
     began = time.monotonic()
     cluster.cut(victim, hosts)
     try:
@@ -272,7 +272,7 @@ CHAOS = (killed, parted, without_store, stopped, killed, alone, store_node_kille
 
 
 async def whole(cluster):
-    """Until every gateway is ready."""
+    """Waits until every gateway is ready. Prints their logs if one does not become ready."""
 
     async def ready():
         try:
@@ -288,7 +288,7 @@ async def whole(cluster):
         raise
 
 
-async def test_gateways_die_stop_and_are_cut_off_and_nothing_is_lost(up):
+async def test_nothing_is_lost_when_gateways_die_pause_or_are_cut_off(up):
     cluster = up(Apart)
     takeovers = []
     async with crowd(cluster) as people:
@@ -302,7 +302,7 @@ async def test_gateways_die_stop_and_are_cut_off_and_nothing_is_lost(up):
         acknowledged = sum(len(p.acknowledged) for p in people)
         await settle(people)
     takeovers = sorted(round(took, 2) for took in takeovers)
-    print(f"{acknowledged} messages; seconds until all was accepted again, after kill -9: {takeovers}", flush=True)
+    print(f"{acknowledged} messages acknowledged; seconds from kill -9 until every conversation accepted messages: {takeovers}", flush=True)
 
 
 async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
@@ -318,13 +318,13 @@ async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
             await progress(people)
             await asyncio.to_thread(node.start)
             await progress(people)
-        refusals = sum(p.refusals for p in people)  # None, unless the machine is so slow that leases end.
+        refusals = sum(p.refusals for p in people)  # 0, unless the machine is so slow that leases end.
         await settle(people)
-    print(f"{refusals} refusals, each gone at the next try; the longest time that a message took while a gateway left:",
-        [round(t, 3) for t in pauses], "and in the second before:", [round(t, 3) for t in usual], flush=True)
+    print(f"{refusals} refusals, each accepted when repeated; slowest message while a gateway left, in seconds:",
+        [round(t, 3) for t in pauses], "and in the second before it left:", [round(t, 3) for t in usual], flush=True)
 
 
-async def test_whoever_does_not_know_the_secret_is_kept_out(three):
+async def test_a_gateway_without_the_cluster_secret_is_refused(three):
     stranger = Gateway(three.directory, **member(**QUICK))
     stranger.settings["cluster__secret"] = "something else, that is also long enough"
     try:
@@ -348,7 +348,7 @@ def test_a_cluster_needs_a_shared_store_and_a_secret(tmp_path):
         assert refused.returncode != 0 and key.replace("__", ".") in refused.stderr, refused.stderr
 
 
-async def test_the_cluster_can_be_watched(gateway, people):
+async def test_metrics_and_status_of_the_cluster(gateway, people):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.hello["user"])
     await alice.send(dm, "hello")
@@ -359,7 +359,7 @@ async def test_the_cluster_can_be_watched(gateway, people):
         return links == (6, 0) and metrics["chat_ring_lease_seconds"] > 0 and metrics
 
     metrics = await eventually(told)
-    assert metrics["chat_ring_members"] == 9, "three say that there are three"
+    assert metrics["chat_ring_members"] == 9, "each of three gateways reports three members"
     assert metrics["chat_peer_frames_sent_total"] > 0 and metrics["chat_takeovers_total"] > 0
     shown = gateway.nodes[0].command("cluster", "status").stdout
     assert shown.count("alive") == 3, shown

@@ -1,4 +1,4 @@
-"""What was acknowledged is there: across restarts, kill -9, a full disk, and imports."""
+"""Acknowledged messages survive restarts, kill -9, a full disk, and imports."""
 import asyncio
 import json
 import random
@@ -12,7 +12,7 @@ from support import ROOT, STORE, UNLIMITED, Gateway, Refused, uuid4
 from test_messages import refused
 
 
-async def test_everything_is_there_after_a_restart(start, codec):
+async def test_a_restart_loses_nothing(start, codec):
     gateway = start(**UNLIMITED)
     alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)
     dm = await alice.create("dm", "bob")
@@ -35,9 +35,9 @@ async def test_everything_is_there_after_a_restart(start, codec):
     assert await alice.inbox() == before
     assert {c["name"]: c["unread"] for c in await bob.inbox()} == {"alice": 50, "G": 2, "C": 1}
     again = await alice.send(dm, "x", ids[0], retry=True)
-    assert (again["seq"], again["duplicate"]) == (1, True), "found in the store"
+    assert (again["seq"], again["duplicate"]) == (1, True), "the duplicate was not found in the store"
     again = await alice.send(dm, "x", ids[-1])
-    assert (again["seq"], again["duplicate"]) == (200, True), "found in memory"
+    assert (again["seq"], again["duplicate"]) == (200, True), "the duplicate was not found in memory"
     assert (await alice.send(dm, "next"))["seq"] == 201
     carol = await gateway.connect("carol", codec)
     await refused(carol.history(group), "forbidden")
@@ -50,7 +50,7 @@ async def test_everything_is_there_after_a_restart(start, codec):
 
 
 class Writer:
-    """Sends into one conversation through kill after kill, retrying what was not answered."""
+    """Sends to one conversation. After a kill it repeats the messages that were not answered."""
 
     def __init__(self, user, conversation):
         self.user, self.conversation, self.acknowledged, self.unknown = user, conversation, {}, []
@@ -81,14 +81,14 @@ class Writer:
                     self.unknown.append(id)
 
 
-async def test_kill_under_load_again_and_again_loses_and_doubles_nothing(start):
+async def test_repeated_kills_under_load_lose_and_duplicate_nothing(start):
     gateway = start(**UNLIMITED)
     alice, bob, carol = [await gateway.connect(u) for u in ("alice", "bob", "carol")]
     conversations = [await alice.create("dm", "bob"), await alice.create("group", "bob", "carol"),
                      await bob.create("channel", "alice", "carol")]
     writers = [Writer(u, c) for c in conversations for u in ("alice", "bob")]
     reads = {}
-    # Over Cassandra, each start waits for the lease of the one before.
+    # Over Cassandra each start waits until the lease of the killed process has ended.
     for round in range(20 if STORE == "embedded" else 5):
         running = [asyncio.create_task(w.run(gateway)) for w in writers]
         reader = await gateway.connect("carol" if round % 2 else "bob")
@@ -107,15 +107,15 @@ async def test_kill_under_load_again_and_again_loses_and_doubles_nothing(start):
     total = 0
     for conversation in conversations:
         log = await alice.everything(conversation)
-        assert [m["seq"] for m in log] == list(range(1, len(log) + 1)), "no gaps"
+        assert [m["seq"] for m in log] == list(range(1, len(log) + 1)), "the log has gaps"
         ids = [m["client_id"] for m in log]
-        assert len(set(ids)) == len(ids), "nothing twice"
+        assert len(set(ids)) == len(ids), "a message is in the log twice"
         places = {m["client_id"]: m["seq"] for m in log}
         for writer in writers:
             if writer.conversation == conversation:
                 total += len(writer.acknowledged)
                 for id, seq in writer.acknowledged.items():
-                    assert places.get(id) == seq, "what was acknowledged is where it was said to be"
+                    assert places.get(id) == seq, "an acknowledged message is not at its seq"
         for client in (alice, bob, carol):
             item = await client.inbox(conversation)
             if item is None:
@@ -125,22 +125,22 @@ async def test_kill_under_load_again_and_again_loses_and_doubles_nothing(start):
             read = max([item["joined_seq"], reads.get((client.user, conversation), 0), *mine])
             assert item["last_seq"] == len(log)
             assert item["last_message"]["message_id"] == log[-1]["message_id"]
-            assert (item["read_seq"], item["unread"]) == (read, len(log) - read), "unread is exact"
+            assert (item["read_seq"], item["unread"]) == (read, len(log) - read), "unread is wrong"
     assert total > 100
     for client in (alice, bob, carol):
         await client.close()
 
 
 @pytest.mark.embedded
-async def test_a_full_disk_refuses_and_keeps_what_it_acknowledged(start, tmp_path):
-    """The store's directory is a small file system of its own, filled until nothing more fits."""
+async def test_a_full_disk_refuses_writes_and_keeps_acknowledged_messages(start, tmp_path):
+    """Fills a small file system that holds only the store's directory."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
     try:
         data = disk / "data"
         gateway = Gateway(str(data), **UNLIMITED)
-        gateway.directory = str(tmp_path)  # logs go elsewhere
+        gateway.directory = str(tmp_path)  # the logs must not need the full disk
         gateway.start()
         alice = await gateway.connect("alice")
         dm = await alice.create("dm", "bob")
@@ -150,7 +150,7 @@ async def test_a_full_disk_refuses_and_keeps_what_it_acknowledged(start, tmp_pat
                 acknowledged.append((await alice.send(dm, str(random.random()) * 600))["seq"])
         assert refusal.value.code == "unavailable"
         await refused(alice.send(dm, "and no more"), "unavailable")
-        assert (await alice.ask("ping"))["type"] == "pong", "the gateway stays up"
+        assert (await alice.ask("ping"))["type"] == "pong", "the gateway is down"
         import httpx
 
         ready = httpx.get(f"http://{gateway.internal}/health/ready")
@@ -198,7 +198,7 @@ async def test_import_is_idempotent_and_names_bad_lines(start, tmp_path, names):
     log = await alice.everything(group)
     assert [m["sender"] for m in log] == ["carol", "carol", "dave", "alice", "bob", "carol"]
     assert (log[1]["at"], log[1]["attachments"][0]["name"]) == (1790003700000, "plan.pdf")
-    assert (await alice.inbox(group))["unread"] == 2, "alice wrote the fourth"
+    assert (await alice.inbox(group))["unread"] == 2, "alice wrote the fourth entry, so two are unread"
     done = running.command("import", str(sample), check=False)
     assert done.returncode == 1 and ("in use by another process" in done.stderr or "is running on this store" in done.stderr)
     await alice.close()

@@ -1,4 +1,4 @@
-"""Who gets in, what is too much, and how a gateway says goodbye."""
+"""Authentication, limits, draining, and the HTTP interface for services."""
 import asyncio
 import json
 import signal
@@ -20,7 +20,7 @@ SECRET = "a secret of more than thirty-two bytes"
 
 
 async def turned_away(gateway, token, codec="json"):
-    """Connects with a token that is not accepted: the error and the close code."""
+    """Connects with a token that must be refused. Returns the error code and the close code."""
     client = await gateway.open(codec)
     with pytest.raises(Refused) as refusal:
         await client.ask("connect", token=token)
@@ -31,7 +31,7 @@ def token(key=SECRET, algorithm="HS256", headers=None, **claims):
     return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, key, algorithm=algorithm, headers=headers)
 
 
-async def test_tokens_of_every_algorithm_and_none_else(start, tmp_path, codec):
+async def test_only_valid_tokens_of_known_algorithms_are_accepted(start, tmp_path, codec):
     keys = {
         "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
         "ES256": ec.generate_private_key(ec.SECP256R1()),
@@ -73,11 +73,11 @@ async def test_tokens_of_every_algorithm_and_none_else(start, tmp_path, codec):
         assert await turned_away(gateway, bad, codec) == ("unauthorized", close), what
     async with httpx.AsyncClient() as http:
         response = await http.post(f"http://{gateway.client}/v1/tokens", json={"user": "alice"})
-        assert response.status_code == 404, "no development tokens beside real keys"
+        assert response.status_code == 404, "development tokens exist beside real keys"
 
 
 def forged(public_pem, claims):
-    """The classic: a public key used as an HMAC secret."""
+    """A token signed with a public key as its HMAC secret, the well-known attack on JWT."""
     import base64
     import hashlib
     import hmac
@@ -94,7 +94,7 @@ def unsigned(claims):
     return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, None, algorithm="none")
 
 
-async def test_an_expired_token_closes_and_a_refresh_keeps_open(start, codec):
+async def test_an_expired_token_closes_and_a_refreshed_one_does_not(start, codec):
     gateway = start(auth__leeway_s=0)
 
     def short(user, seconds):
@@ -117,7 +117,7 @@ async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     hasty = await gateway.open(codec)
     await refused(hasty.ask("ping"), "unauthorized")
     assert await hasty.closed() == 4501
-    # Nobody looks at more than the type of these.
+    # Before `connect` the gateway looks only at the type of a frame.
     for type, fields in {"watch": {"users": "nonsense"}, "nonsense": {}}.items():
         hasty = await gateway.open(codec)
         await refused(hasty.ask(type, **fields), "unauthorized")
@@ -150,7 +150,7 @@ async def test_origins(start):
         assert refusal.value.response.status_code == 403
 
 
-async def test_bad_frames_close_with_4500_and_hurt_nobody_else(people, gateway, names, codec):
+async def test_bad_frames_close_with_4500_and_affect_no_other_session(people, gateway, names, codec):
     bystander = await people("bystander")
     binary = codec == "msgpack"
     noise = [b"\xff\xff", b"", b"null", b"[]", b"{", b'{"type":7}', b'{"type":"ping","id":-1}', b'{"type":"ping","id":4294967296}']
@@ -186,7 +186,7 @@ async def test_rate_limits_refuse_and_then_close(start, codec):
     assert await alice.closed() == 4004
 
 
-async def test_a_user_has_so_many_connections(start, codec):
+async def test_connections_of_a_user_are_limited(start, codec):
     gateway = start(limits__connections_per_user=2)
     first = [await gateway.connect("alice", codec) for _ in range(2)]
     client = await gateway.open(codec)
@@ -207,13 +207,13 @@ async def test_a_user_has_so_many_connections(start, codec):
         await client.close()
 
 
-async def test_connections_that_still_send_cursors_count_too(start, codec):
+async def test_connections_still_sending_cursors_count_too(start, codec):
     gateway = start(limits__connections_per_user=2)
     token = gateway.dev_token("alice")
     connected = await gateway.connect("alice", codec)
     others = [await gateway.open(codec) for _ in range(2)]
     replies = [await other.begin("connect", token=token, cursors={}, more=True) for other in others]
-    # Whichever comes last is closed, while the other one may still send.
+    # The later one is closed; the other one may still send.
     ends = [asyncio.ensure_future(other.closed()) for other in others]
     ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     assert [end.result() for end in ended] == [4005]
@@ -226,7 +226,7 @@ async def test_connections_that_still_send_cursors_count_too(start, codec):
         await client.close()
 
 
-async def test_a_gateway_has_so_many_connections(start):
+async def test_connections_of_a_gateway_are_limited(start):
     gateway = start(limits__connections=2)
     clients = [await gateway.open() for _ in range(2)]
     with pytest.raises(websockets.InvalidStatus) as refusal:
@@ -236,7 +236,7 @@ async def test_a_gateway_has_so_many_connections(start):
         await client.close()
 
 
-async def test_an_address_connects_so_often(start):
+async def test_an_address_has_a_connect_rate(start):
     gateway = start(limits__connects_per_second_per_address=1, limits__connects_burst_per_address=3)
     clients = [await gateway.open() for _ in range(3)]
     with pytest.raises(websockets.InvalidStatus) as refusal:
@@ -248,7 +248,7 @@ async def test_an_address_connects_so_often(start):
 
 
 def slow_socket(gateway, user):
-    """A client that connects and then reads nothing: raw, with a tiny receive buffer."""
+    """A raw socket with a tiny receive buffer that connects as a user and then reads nothing."""
     host, port = gateway.client.rsplit(":", 1)
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -286,13 +286,13 @@ async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(st
     tail = b""
     while chunk := slow.recv(65536):
         tail = (tail + chunk)[-200:]
-    assert struct.pack("!H", 4003) in tail, "when it reads at last, it is told why"
+    assert struct.pack("!H", 4003) in tail, "the close code does not follow the queued frames"
     slow.close()
     for client in (alice, bob):
         await client.close()
 
 
-async def test_a_dead_client_is_noticed_by_its_silence(start):
+async def test_a_client_that_answers_no_ping_is_offline(start):
     gateway = start(session__ping_interval_ms=200)
     raw = slow_socket(gateway, "alice")
     bob = await gateway.connect("bob")
@@ -335,9 +335,9 @@ async def test_a_drain_loses_nothing(start, codec):
     await back.close()
 
 
-async def test_who_asked_before_the_drain_gets_an_answer(start):
+async def test_connections_made_before_a_drain_are_answered(start):
     gateway = start(limits__connects_burst_per_address=1000)
-    # The kernel takes connections and what is sent on them; the gateway finds them together with the signal.
+    # The kernel accepts the connections and their bytes; the gateway finds them together with the signal.
     gateway.process.send_signal(signal.SIGSTOP)
     host, port = gateway.client.split(":")
     sockets = [await asyncio.open_connection(host, port) for _ in range(50)]
@@ -395,7 +395,7 @@ def service(gateway, user=None):
     return httpx.AsyncClient(base_url=f"http://{gateway.client}", headers=headers, timeout=20)
 
 
-async def test_back_ends_do_the_same_over_http(gateway, people):
+async def test_services_can_do_the_same_over_http(gateway, people):
     alice, bob = await people("alice", "bob")
     async with service(gateway, alice.user) as http:
         created = await http.post("/v1/conversations", json={"kind": "group", "participants": [bob.user], "name": "Ops"})
@@ -440,7 +440,7 @@ async def test_back_ends_do_the_same_over_http(gateway, people):
 
 
 @pytest.mark.embedded
-def test_wrong_settings_are_named_with_their_place(tmp_path):
+def test_invalid_settings_are_named_with_their_source(tmp_path):
     gateway = Gateway(str(tmp_path))
 
     def refused_with(*texts, file=None, **settings):

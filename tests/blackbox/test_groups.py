@@ -1,4 +1,4 @@
-"""Groups and channels: who is in, who may do what, and what everyone hears of it."""
+"""Groups and channels: participants, permissions, and the events that participants get."""
 import asyncio
 
 from support import eventually, uuid4
@@ -28,7 +28,7 @@ async def test_a_group_begins_with_its_creation(people):
         3, 1, "member", alice.user)
 
 
-async def test_creating_with_an_own_id_twice_is_one_group(people):
+async def test_creating_twice_with_one_id_makes_one_group(people):
     alice, bob, mallory = await people("alice", "bob", "mallory")
     mine = uuid4()
     replies = await asyncio.gather(*(
@@ -52,9 +52,9 @@ async def test_members_come_and_go(people):
     entry = await carol.message(group)
     assert (entry["seq"], system(entry)) == (3, {"change": "added", "user": carol.user})
     item = await carol.inbox(group)
-    assert (item["joined_seq"], item["unread"]) == (3, 0), "who joins starts with nothing unread"
-    assert len((await carol.history(group))["messages"]) == 3, "and sees what was said before"
-    assert (await alice.ask("add", conversation=group, user=carol.user))["seq"] == 3, "twice is once"
+    assert (item["joined_seq"], item["unread"]) == (3, 0), "a new participant has unread messages"
+    assert len((await carol.history(group))["messages"]) == 3, "a new participant lacks earlier messages"
+    assert (await alice.ask("add", conversation=group, user=carol.user))["seq"] == 3, "the second add has an effect"
 
     await alice.ask("remove", conversation=group, user=carol.user)
     assert system(await carol.event("message", lambda e: e["seq"] == 4)) == {"change": "removed", "user": carol.user}
@@ -76,7 +76,7 @@ async def test_members_come_and_go(people):
     assert (await bob.ask("conversation", conversation=group))["participant_count"] == 2
 
 
-async def test_roles_decide(people):
+async def test_roles_decide_who_may_do_what(people):
     alice, bob, carol = await people("alice", "bob", "carol")
     group = await alice.create("group", bob.user, carol.user)
     for request in (
@@ -115,7 +115,7 @@ async def test_update_renames_everywhere_and_closes_posting(people):
     await refused(alice.ask("update", conversation=group), "bad_request")
 
 
-async def test_a_dm_stays_as_it_is(people):
+async def test_a_dm_cannot_be_changed(people):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     for request in (
@@ -127,7 +127,7 @@ async def test_a_dm_stays_as_it_is(people):
     await refused(alice.create("dm"), "bad_request")
 
 
-async def test_a_group_has_a_limit(start, codec):
+async def test_the_size_of_a_group_is_limited(start, codec):
     gateway = start(limits__group_participants=5)
     alice = await gateway.connect("alice", codec)
     await refused(alice.create("group", *[f"u{i}" for i in range(5)]), "too_large")
@@ -136,7 +136,7 @@ async def test_a_group_has_a_limit(start, codec):
     await alice.close()
 
 
-async def test_participants_are_paged(people):
+async def test_participants_come_in_pages(people):
     alice = await people("alice")
     users = sorted(f"user-{i:03}" for i in range(120))
     for kind in ("group", "channel"):
@@ -151,7 +151,7 @@ async def test_participants_are_paged(people):
         assert sorted(seen) == sorted([alice.user, *users])
 
 
-async def test_a_busy_channel_is_written_to_together_in_order_and_to_all_that_were_in_it(start, codec):
+async def test_coalescing_keeps_the_order_and_reaches_only_participants(start, codec):
     gateway = start(fanout__coalesce_us_per_socket=200_000, fanout__coalesce_ms_max=400)
     alice, bob, carol = [await gateway.connect(user, codec) for user in ("alice", "bob", "carol")]
     channel = await alice.create("channel", "bob", "carol")
@@ -191,7 +191,7 @@ async def test_a_public_channel_is_listed_joined_and_left(people, gateway, codec
     item = await bob.inbox(channel)
     assert (item["kind"], item["name"], item["last_seq"], item["unread"], item["joined_seq"]) == ("channel", "news", 3, 1, 2)
     assert item["last_message"]["preview"] == "news!"
-    assert (await bob.ask("join", conversation=channel))["seq"] == 2, "twice is once"
+    assert (await bob.ask("join", conversation=channel))["seq"] == 2, "the second join has an effect"
     await bob.ask("read", conversation=channel, seq=3)
     assert (await bob.inbox(channel))["unread"] == 0
     await bob.ask("leave", conversation=channel)
@@ -206,7 +206,7 @@ async def test_a_public_channel_is_listed_joined_and_left(people, gateway, codec
     await tablet.close()
 
 
-async def test_an_inbox_follows_what_passes_in_its_channels(people):
+async def test_an_inbox_follows_its_channels(people):
     alice, bob = await people("alice", "bob")
     channel = await alice.create("channel", bob.user, name="news")
     for seq in range(2, 5):
@@ -235,7 +235,7 @@ async def find_public(client, conversation):
             return None
 
 
-async def test_looking_into_a_public_channel_without_joining(people):
+async def test_subscribing_to_a_public_channel_without_joining(people):
     alice, bob = await people("alice", "bob")
     channel = await alice.create("channel", name="open", public=True)
     for i in range(5):
@@ -253,7 +253,7 @@ async def test_looking_into_a_public_channel_without_joining(people):
     await bob.ask("subscribe", conversation=channel)
     await bob.ask("unsubscribe", conversation=channel)
     await alice.send(channel, "for members")
-    assert (await bob.message(channel, "for members"))["seq"] == 10, "who is in it still gets its messages"
+    assert (await bob.message(channel, "for members"))["seq"] == 10, "unsubscribing stops the messages of a channel that the user has joined"
     group = await alice.create("group", bob.user)
     await refused(bob.ask("subscribe", conversation=group), "bad_request")
     private = await alice.create("channel", name="closed")

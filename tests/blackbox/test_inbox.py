@@ -1,4 +1,4 @@
-"""Inbox, unread counts, receipts, typing, presence, and coming back with cursors."""
+"""Inbox, unread counts, receipts, typing, presence, and reconnecting with cursors."""
 import asyncio
 import random
 
@@ -20,14 +20,14 @@ async def test_inbox_is_newest_first_with_preview_and_unread(people):
         "dm", alice.user, 2, 2, 0, 0)
     last = item["last_message"]
     assert (last["seq"], last["sender"], last["preview"]) == (2, alice.user, "ý" * 100)
-    assert (await alice.inbox(dm))["unread"] == 0, "who sends has read"
+    assert (await alice.inbox(dm))["unread"] == 0, "a sender has unread messages"
     await later(bob)
     await carol.send(group, "newer")
     assert [i["conversation"] for i in await bob.inbox()] == [group, dm]
 
 
 async def later(client):
-    """Until the clock has moved on from the newest message: inboxes are ordered by the millisecond."""
+    """Waits until the clock is past the newest message, because inboxes are ordered by milliseconds."""
     newest = (await client.inbox())[0]["last_message"]["at"]
     while (await client.ask("ping"))["time"] <= newest:
         pass
@@ -61,11 +61,11 @@ async def test_read_on_one_device_clears_unread_on_the_other(people, gateway, co
         assert (receipt["user"], receipt["read_seq"], receipt["delivered_seq"]) == (phone.user, 2, 2)
     assert (await laptop.inbox(dm))["unread"] == 1
     await phone.ask("read", conversation=dm, seq=1)
-    assert (await laptop.inbox(dm))["read_seq"] == 2, "watermarks only go up"
+    assert (await laptop.inbox(dm))["read_seq"] == 2, "a watermark went down"
     await laptop.close()
 
 
-async def test_sent_delivered_and_read_can_be_told_for_each_recipient(people):
+async def test_each_recipient_is_at_sent_delivered_or_read(people):
     alice, bob, carol, dave = await people("alice", "bob", "carol", "dave")
     group = await alice.create("group", bob.user, carol.user, dave.user)
     seq = (await alice.send(group, "who has seen this?"))["seq"]
@@ -107,7 +107,7 @@ async def test_unread_is_exact_under_concurrent_sends_and_reads(people):
         assert item["read_seq"] == participants[client.user]["read_seq"]
         assert item["unread"] == 81 - item["read_seq"]
         mine = max((m["seq"] for m in log if m["sender"] == client.user), default=1)
-        assert item["read_seq"] >= mine, "who sends has read what came before"
+        assert item["read_seq"] >= mine, "a sender has unread messages before their own"
 
 
 async def test_typing_reaches_the_others_at_most_every_three_seconds(people):
@@ -116,7 +116,7 @@ async def test_typing_reaches_the_others_at_most_every_three_seconds(people):
     for _ in range(5):
         await alice.post(type="typing", conversation=dm)
     await alice.send(dm, "what came of it")
-    await bob.message(dm, "what came of it")  # It overtakes nothing.
+    await bob.message(dm, "what came of it")  # Frames keep their order, so every typing event came before.
     assert [e["user"] for e in bob.events if e["type"] == "typing"] == [alice.user]
 
 
@@ -130,7 +130,7 @@ async def test_presence_with_last_seen(people, gateway, codec, names):
     assert (await alice.event("presence"))["online"] is True
     await bob.close()
     [item] = (await alice.ask("watch", users=[bob_name]))["items"]
-    assert item["online"] is True, "another session is still there"
+    assert item["online"] is True, "the user is offline although another session is connected"
     await tablet.close()
     gone = await alice.event("presence")
     assert gone["online"] is False and gone["last_seen"] >= bob.hello["time"]
@@ -147,7 +147,7 @@ async def test_presence_with_last_seen(people, gateway, codec, names):
     await refused(alice.ask("watch", users=[f"u{i}" for i in range(501)]), "too_large")
 
 
-async def test_coming_back_with_cursors_misses_nothing(people, gateway, codec):
+async def test_reconnecting_with_cursors_misses_nothing(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     group = await alice.create("group", bob.user)
@@ -171,7 +171,7 @@ async def test_coming_back_with_cursors_misses_nothing(people, gateway, codec):
     await back.close()
 
 
-async def test_too_much_to_push_is_a_resync(people, gateway, codec):
+async def test_a_gap_too_large_to_push_is_a_resync(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     await bob.close()
@@ -185,7 +185,7 @@ async def test_too_much_to_push_is_a_resync(people, gateway, codec):
     await almost.close()
 
 
-async def test_a_cursor_of_a_conversation_one_is_no_longer_in(people, gateway, codec):
+async def test_a_cursor_for_a_conversation_the_user_is_not_in(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     group = await alice.create("group", bob.user)
     empty = await alice.create("dm", bob.user)
@@ -198,7 +198,7 @@ async def test_a_cursor_of_a_conversation_one_is_no_longer_in(people, gateway, c
     await back.close()
 
 
-async def test_made_up_cursors_are_ignored(people, gateway, codec):
+async def test_cursors_for_invented_conversations_are_ignored(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     await alice.send(dm, "real")
@@ -211,7 +211,7 @@ async def test_made_up_cursors_are_ignored(people, gateway, codec):
 
 
 async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
-    """A client comes and goes while messages flow; after dropping by seq it has each exactly once."""
+    """A client reconnects while messages flow. After ignoring known seqs it has every message exactly once."""
     alice, bob = await people("alice", "bob")
     group = await alice.create("group", bob.user)
     channel = await alice.create("channel", bob.user)
@@ -229,7 +229,7 @@ async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
         finished = done.is_set()
         client = await gateway.connect(bob.user, codec, cursors={c: [s, 0] for c, s in seen.items()})
         await client.quiet()
-        await asyncio.sleep(random.random() * 0.02)  # a life of random length: the point of the test
+        await asyncio.sleep(random.random() * 0.02)  # connections of random length: the point of the test
         await client.close()
         for event in client.events:
             if event["type"] == "message":
@@ -242,7 +242,7 @@ async def test_nothing_is_lost_between_resume_and_live(people, gateway, codec):
     assert seen == {group: total + 1, channel: total + 1}
 
 
-async def test_what_is_remembered_of_who_comes_back_follows_every_change(people, gateway, codec):
+async def test_what_a_home_remembers_of_a_user_follows_every_change(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     both = [await alice.create("group", bob.user), await alice.create("channel", bob.user)]
     await bob.close()

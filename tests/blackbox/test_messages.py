@@ -14,7 +14,7 @@ async def refused(awaitable, code):
     return refusal.value.error
 
 
-async def test_connected_says_who_and_what_is_allowed(people):
+async def test_connected_has_the_user_and_the_limits(people):
     alice = await people("alice")
     hello = alice.hello
     assert hello["user"] == alice.user
@@ -25,13 +25,13 @@ async def test_connected_says_who_and_what_is_allowed(people):
     assert hello["session"] and uuid.UUID(hello["gateway"])
 
 
-async def test_a_dm_is_one_conversation_whoever_asks(people):
+async def test_a_dm_is_the_same_conversation_for_both(people):
     alice, bob = await people("alice", "bob")
     ids = await asyncio.gather(alice.create("dm", bob.user), bob.create("dm", alice.user))
     assert ids[0] == ids[1]
     again = await alice.ask("create", kind="dm", participants=[bob.user])
     assert again == {"id": again["id"], "type": "created", "conversation": ids[0], "existed": True}
-    assert (await alice.history(ids[0]))["messages"] == [], "a dm starts empty"
+    assert (await alice.history(ids[0]))["messages"] == [], "a new dm is not empty"
     details = await bob.ask("conversation", conversation=ids[0])
     assert (details["kind"], details["participant_count"], details["message_count"]) == ("dm", 2, 0)
 
@@ -97,14 +97,14 @@ async def test_hundreds_of_messages_at_once_have_one_order(people):
             replies.append(await client.begin(
                 "send", conversation=group, client_id=uuid4(), body=f"{client.user} {i}"))
     seqs = [(await reply)["seq"] for reply in replies]
-    assert sorted(seqs) == list(range(2, 302)), "no gaps, nothing twice"
+    assert sorted(seqs) == list(range(2, 302)), "a seq is missing or used twice"
     for client in (alice, bob, carol):
         got = [(await client.event("message", lambda e: e["conversation"] == group))["seq"] for _ in range(301)]
-        assert got == list(range(1, 302)), "everyone sees the same order"
+        assert got == list(range(1, 302)), "a client sees another order"
     log = await bob.everything(group)
     for client in (alice, bob, carol):
         mine = [m["body"] for m in log if m["sender"] == client.user and m["kind"] == "text"]
-        assert mine == [f"{client.user} {i}" for i in range(100)], "each sender's own order is kept"
+        assert mine == [f"{client.user} {i}" for i in range(100)], "the order of one sender changed"
 
 
 async def test_a_repeated_client_id_is_one_message(people):
@@ -118,8 +118,8 @@ async def test_a_repeated_client_id_is_one_message(people):
             first["seq"], first["message_id"], first["at"], True)
     twice = uuid4()
     both = [await alice.begin("send", conversation=dm, client_id=twice, body="x") for _ in range(2)]
-    assert [(await r)["seq"] for r in both] == [2, 2], "even while the first is under way"
-    assert (await bob.send(dm, "mine", client_id))["seq"] == 3, "another sender's id is another message"
+    assert [(await r)["seq"] for r in both] == [2, 2], "a repeat while the first is in flight is another message"
+    assert (await bob.send(dm, "mine", client_id))["seq"] == 3, "the id of another sender is taken for a repeat"
     assert len((await bob.history(dm))["messages"]) == 3
 
 
@@ -144,7 +144,7 @@ async def test_history_pages(people):
     assert await seqs(after=250) == []
     assert await seqs(around=100, limit=5) == [98, 99, 100, 101, 102]
     assert await seqs(around=1, limit=5) == [1, 2, 3, 4, 5]
-    assert len(await seqs(limit=100_000)) == 200, "a page has a limit"
+    assert len(await seqs(limit=100_000)) == 200, "a page is longer than its limit"
     await refused(bob.history(dm, limit=0), "bad_request")
     await refused(bob.history(dm, before=1, after=1), "bad_request")
 
@@ -167,7 +167,7 @@ async def test_strangers_learn_nothing(people):
     assert await mallory.quiet() == []
 
 
-async def test_limits_and_nonsense_are_refused(people):
+async def test_oversized_and_invalid_requests_are_refused(people):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     await alice.send(dm, "x" * 16384)
@@ -192,18 +192,18 @@ async def test_unknown_fields_are_ignored(people):
     assert (await alice.send(dm, "hi", color="red"))["seq"] == 1
 
 
-async def test_pages_of_large_messages_are_shorter_and_still_complete(people, gateway, codec):
+async def test_pages_of_large_messages_are_shorter_and_have_no_gaps(people, gateway, codec):
     alice, bob = await people("alice", "bob")
     dm = await alice.create("dm", bob.user)
     await bob.close()
-    # Each control character becomes six bytes in JSON: more than a frame from a JSON client may be.
+    # Each control character becomes six bytes in JSON. A JSON client cannot send so many: its frame would be too long.
     long = '"' if codec == "json" else "\x01"
     bodies = [long * 16_384 if i % 3 == 0 else "y" * 16_384 for i in range(120)]
     for i in range(0, 120, 20):
         for reply in [await alice.begin("send", conversation=dm, client_id=uuid4(), body=b) for b in bodies[i:i + 20]]:
             await reply
     back = await gateway.connect(bob.user, codec, cursors={dm: [0, 0]})
-    assert [(await back.message(dm))["body"] for _ in range(120)] == bodies, "a resume may be long"
+    assert [(await back.message(dm))["body"] for _ in range(120)] == bodies, "the resume is not complete"
     assert [m["body"] for m in await back.everything(dm)] == bodies
     for ask, near in (({"before": 60}, 59), ({"after": 60}, 61), ({"around": 60}, 60), ({}, 120)):
         seqs = [m["seq"] for m in (await back.history(dm, limit=100, **ask))["messages"]]

@@ -1,4 +1,4 @@
-"""Clients that misuse the gateway, by mistake or on purpose: they read nothing that is not theirs, and hold up nobody."""
+"""Clients that misuse the gateway, by mistake or on purpose, can neither read other users' data nor slow them down."""
 import asyncio
 import base64
 import contextlib
@@ -16,7 +16,7 @@ from test_messages import refused
 
 
 class Raw:
-    """A WebSocket client on a blocking socket: it sends what a library would not, and reads only when told to."""
+    """A WebSocket client on a blocking socket. It sends frames that a library would not, and reads only when asked to."""
 
     def __init__(self, gateway, receive_buffer=None):
         host, port = gateway.client.rsplit(":", 1)
@@ -48,7 +48,7 @@ class Raw:
 
     @staticmethod
     def frame(opcode, payload, final=True):
-        """Masked with zeros."""
+        """A client's frame. Its mask is zero, so the payload stays as it is."""
         size = len(payload)
         length = bytes([0x80 | size]) if size < 126 else b"\xfe" + struct.pack(">H", size) if size < 1 << 16 else b"\xff" + struct.pack(">Q", size)
         return bytes([opcode | (0x80 if final else 0)]) + length + b"\0\0\0\0" + payload
@@ -57,7 +57,7 @@ class Raw:
         self.socket.sendall(self.frame(1, json.dumps(frame).encode()))
 
     def read(self):
-        """The next frame: opcode and payload. Pings and pongs are passed over."""
+        """Returns the opcode and payload of the next frame. Skips pings and pongs."""
         while True:
             while len(self.buffer) < 2:
                 self.more()
@@ -80,7 +80,7 @@ class Raw:
         return json.loads(payload)
 
     def close_code(self):
-        """Reads until the gateway closes."""
+        """Reads until the gateway sends a close frame, and returns its code."""
         while True:
             opcode, payload = self.read()
             if opcode == 8:
@@ -92,23 +92,23 @@ class Raw:
 
 
 def cpu(gateway):
-    """Seconds of CPU that a gateway has used."""
+    """CPU time of a gateway's threads, in seconds."""
     tasks = pathlib.Path(f"/proc/{gateway.process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def memory(gateway):
-    """Bytes that a gateway holds."""
+    """Resident memory of a gateway, in bytes."""
     status = pathlib.Path(f"/proc/{gateway.process.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) << 10
 
 
-# Reading what is not one's own
+# Reading other users' data
 
 
 @pytest.mark.embedded
-async def test_unsubscribing_from_a_strangers_channel_shows_nothing(start, codec):
-    """What waits to go out together is for those who are subscribed."""
+async def test_unsubscribing_from_a_private_channel_reveals_nothing(start, codec):
+    """Frames that wait to be coalesced go to subscribers only."""
     gateway = start(fanout__coalesce_us_per_socket=500_000, fanout__coalesce_ms_max=1000)
     alice, bob, mallory, removed = [await gateway.connect(user, codec) for user in ("alice", "bob", "mallory", "removed")]
     channel = await alice.create("channel", bob.user, removed.user, name="secrets")
@@ -124,7 +124,7 @@ async def test_unsubscribing_from_a_strangers_channel_shows_nothing(start, codec
         assert not [e for e in await stranger.quiet() if "secret" in e.get("body", "")]
 
 
-async def test_a_channel_made_private_is_hidden_from_those_who_only_look_in(people):
+async def test_a_channel_made_private_is_hidden_from_subscribers_who_never_joined(people):
     alice, bob, carol, dave = await people("alice", "bob", "carol", "dave")
     channel = await alice.create("channel", name="open", public=True)
     lookers = [bob, carol, dave, await alice.gateway.connect(dave.user, alice.codec)]
@@ -142,7 +142,7 @@ async def test_a_channel_made_private_is_hidden_from_those_who_only_look_in(peop
             assert not [e for e in await looker.quiet() if "hidden" in e.get("body", "")]
             await refused(looker.ask("subscribe", conversation=channel), "not_found")
             await refused(looker.history(channel), "not_found")
-    # It may be opened again, and looked into again.
+    # Once the channel is public again, users can subscribe again.
     await alice.ask("update", conversation=channel, public=True)
     await bob.ask("subscribe", conversation=channel)
     await alice.send(channel, "seen")
@@ -150,8 +150,8 @@ async def test_a_channel_made_private_is_hidden_from_those_who_only_look_in(peop
     await lookers[-1].close()
 
 
-async def test_nothing_sent_after_a_removal_is_acknowledged_reaches_who_was_removed(people):
-    """Over Cassandra this is over several gateways. The race itself is hardly ever met here: the simulation forces it
+async def test_a_removed_user_gets_nothing_sent_after_the_removal(people):
+    """Over Cassandra this runs on several gateways. The race is rare here; the simulation forces it
     (tests/rust/cluster.rs, `Mutation::Private`)."""
     alice, bob = await people("alice", "bob")
     phones = [await alice.gateway.connect(bob.user, alice.codec) for _ in range(3)]
@@ -169,11 +169,11 @@ async def test_nothing_sent_after_a_removal_is_acknowledged_reaches_who_was_remo
         await phone.close()
 
 
-# Holding up others
+# Slowing other users down
 
 
 @pytest.mark.embedded
-async def test_lists_are_bounded_and_cost_what_they_hold(start, codec):
+async def test_lists_are_bounded_and_their_cost_is_linear(start, codec):
     gateway = start(limits__creations_burst=100000, **UNLIMITED)
     mallory = await gateway.connect("mallory", codec)
 
@@ -187,9 +187,9 @@ async def test_lists_are_bounded_and_cost_what_they_hold(start, codec):
         return cpu(gateway) - before
 
     await cost(2000)
-    # The least of each: what else the machine does only adds to it.
+    # The minimum of three runs: other work on the machine only adds to a run.
     small, large = [min([await cost(count) for _ in range(3)]) for count in (2000, 8000)]
-    assert large < 9 * small, f"four times as many cost {large / small:.1f} times as much"
+    assert large < 9 * small, f"four times as many users cost {large / small:.1f} times as much CPU"
     await mallory.close()
 
 
@@ -211,7 +211,7 @@ async def test_a_refused_watch_changes_nothing(people, names):
     await late.close()
 
 
-async def test_failed_subscriptions_use_up_no_places(people):
+async def test_failed_subscriptions_do_not_count_against_the_limit(people):
     alice, bob = await people("alice", "bob")
     for _ in range(110):
         await refused(bob.ask("subscribe", conversation=uuid4()), "not_found")
@@ -225,31 +225,31 @@ async def test_failed_subscriptions_use_up_no_places(people):
 
 
 @pytest.mark.embedded
-async def test_a_user_in_thousands_of_channels_joins_no_more(start):
+async def test_a_user_in_thousands_of_channels_cannot_join_another(start):
     gateway = start(**UNLIMITED, limits__creations_per_minute=1 << 20, limits__creations_burst=1 << 20)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     channel = await alice.create("channel", name="one more", public=True)
     for _ in range(0, 5_000, 25):
         await asyncio.gather(*(bob.create("channel", name="mine") for _ in range(25)))
     await refused(bob.ask("join", conversation=channel), "too_large")
-    await bob.ask("subscribe", conversation=channel)  # Looking in is bounded by itself.
+    await bob.ask("subscribe", conversation=channel)  # Subscriptions have a bound of their own.
 
 
 @pytest.mark.embedded
-async def test_a_flood_of_pings_outlives_no_token_and_counts_as_requests(start):
+async def test_a_flood_of_pings_ends_with_the_token_and_counts_as_requests(start):
     gateway = start(limits__requests_per_second=100_000_000, limits__requests_burst=100_000_000, auth__leeway_s=0)
     pings = Raw.frame(9, b"") * 2000
     request = Raw.frame(1, b'{"type":"ping","id":2}')
     short = gateway.token("mallory", "--ttl", "2s")
 
     def until_closed(raw, flood):
-        """Sends a flood for at most ten seconds; the last that came before the connection ended, None if it did not."""
+        """Sends a flood for at most 10 s. Returns the last bytes before the connection ended, None if it did not end."""
         ends = time.monotonic() + 10
         raw.socket.setblocking(False)
         received, left = b"", b""
         while time.monotonic() < ends:
-            left = left or flood  # Only whole frames: what was sent in part goes on.
-            # Where nothing can be sent any more, the close code may still be there to read.
+            left = left or flood  # Continues a partly sent frame.
+            # If sending fails, the close code can still be in the receive buffer.
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 left = left[raw.socket.send(left) :]
             try:
@@ -265,11 +265,11 @@ async def test_a_flood_of_pings_outlives_no_token_and_counts_as_requests(start):
 
     raw = Raw(gateway)
     raw.connect(short)
-    # Many bytes without a message would be an end too, and a sooner one.
+    # Many bytes without a message would also close the connection, and earlier than the token.
     ended = await asyncio.to_thread(until_closed, raw, pings + request)
-    assert ended is not None, "it lives longer than its token"
+    assert ended is not None, "the connection outlives its token"
     assert struct.pack(">H", 4002) in ended
-    # At the default rate nobody goes on like this.
+    # At the default rate the flood exceeds the rate limit.
     gateway = start()
     raw = Raw(gateway)
     raw.connect(gateway.dev_token("mallory"))
@@ -278,7 +278,7 @@ async def test_a_flood_of_pings_outlives_no_token_and_counts_as_requests(start):
 
 
 @pytest.mark.embedded
-async def test_tiny_pieces_of_a_frame_come_to_an_end(start):
+async def test_endless_tiny_fragments_of_a_frame_are_refused(start):
     gateway = start()
     raw = Raw(gateway)
     raw.connect(gateway.dev_token("mallory"))
@@ -288,7 +288,7 @@ async def test_tiny_pieces_of_a_frame_come_to_an_end(start):
         try:
             raw.socket.sendall(pieces)
         except ConnectionError:
-            pass  # The code may have come all the same.
+            pass  # The close code can have arrived before.
         return raw.close_code()
 
     raw.socket.settimeout(10)
@@ -340,7 +340,7 @@ async def test_creating_and_inviting_have_rates_of_their_own(start, codec):
         await client.close()
 
 
-# What a client asked for itself never ends it
+# A session is never closed because of replies to its own requests
 
 
 @pytest.mark.embedded
@@ -354,7 +354,7 @@ async def test_a_slow_reader_gets_every_page_it_asked_for(start):
     raw.connect(gateway.dev_token("alice"))
     for n in range(40):
         raw.post(type="history", id=100 + n, conversation=channel, limit=200)
-    # The gateway has had time to fill whatever it fills: another client's requests have been answered.
+    # These round trips give the gateway time to fill its queues.
     for _ in range(50):
         await alice.history(channel, limit=1)
 
@@ -373,21 +373,21 @@ async def test_a_slow_reader_gets_every_page_it_asked_for(start):
 
 
 @pytest.mark.parametrize("how", ["history", "subscribe"])
-async def test_who_asks_for_too_many_bytes_waits_alone_and_reconnecting_gains_nothing(start, codec, how):
-    # Nothing comes back while the test runs, so that a wait is as long as it may be: 5 s.
+async def test_a_user_over_the_byte_rate_waits_alone_and_also_after_reconnecting(start, codec, how):
+    # The allowance does not refill during the test, so each wait has the maximum of 5 s.
     gateway = start(limits__request_bytes_per_second=1, limits__request_bytes_burst=1 << 20)
     alice, bob = [await gateway.connect(user, codec) for user in ("alice", "bob")]
     channel = await bob.create("channel", name="large", public=True)
     for _ in range(16):
         await bob.send(channel, "x" * 15_000)
-    # The fourth of these is too much. It still comes.
+    # The fourth exceeds the allowance, and is still answered: only the next request waits.
     for _ in range(4):
         if how == "history":
             assert len((await alice.history(channel, limit=200))["messages"]) > 10
         else:
             await alice.ask("subscribe", conversation=channel, after=0)
     if how == "subscribe":
-        # Nobody rests for what is only pushed, but for the next that asks for as much.
+        # Pushed messages delay nothing by themselves, only the next request for as much.
         await alice.ask("subscribe", conversation=channel, after=0)
     arrived = []
     pong = asyncio.ensure_future(alice.ask("ping"))
@@ -430,7 +430,7 @@ async def test_five_thousand_cursors_come_in_parts(gateway, codec, names):
 
 
 @pytest.mark.embedded
-async def test_parts_of_cursors_need_a_token_and_come_to_an_end(start, codec):
+async def test_cursors_in_parts_need_a_token_and_are_bounded(start, codec):
     gateway = start(session__connect_timeout_ms=1500)
     stranger = await gateway.open(codec)
     await refused(stranger.ask("connect", token="nonsense", cursors={}, more=True), "unauthorized")
@@ -452,7 +452,7 @@ async def test_parts_of_cursors_need_a_token_and_come_to_an_end(start, codec):
 
 @pytest.mark.embedded
 async def test_an_oversized_frame_gets_its_close_code_and_no_reset(start):
-    """The client is still sending when the gateway has seen enough: it must be able to go on, and read why."""
+    """A client still sending when its frame is refused must be able to finish sending and to read the close code."""
     gateway = start()
     token = gateway.dev_token("alice")
     name = 'chat_sessions_closed_total{reason="bad frame"}'
@@ -471,6 +471,6 @@ async def test_an_oversized_frame_gets_its_close_code_and_no_reset(start):
             await eventually(seen)
             for at in range(8000, size, size // 5):
                 raw.socket.sendall(frame[at : at + size // 5])
-                gateway.metrics()  # A round trip: a reset would have come by now.
+                gateway.metrics()  # After this round trip a reset would have arrived.
             assert await asyncio.to_thread(raw.close_code) == 4500
             raw.socket.close()

@@ -1,4 +1,4 @@
-"""Three gateways, and answers between them that are longer than one frame (16 MiB), or would be."""
+"""Answers between gateways that exceed one frame (16 MiB), or would without a bound."""
 import uuid
 
 import pytest
@@ -21,12 +21,12 @@ def three():
 
 
 def connections(cluster):
-    """How often the gateways have connected to each other."""
+    """Number of connections that the gateways have made to each other."""
     return cluster.metrics()["chat_peer_connections_total"]
 
 
 def fill_inbox(cluster, user):
-    """Makes the user one of very many groups with long names, as far as the inbox says."""
+    """Writes inbox rows that make the user a participant of ROWS groups with long names."""
     from cassandra.concurrent import execute_concurrent_with_args
 
     insert = cql().prepare(
@@ -42,13 +42,13 @@ async def test_an_inbox_longer_than_a_frame_is_served_by_every_gateway(three):
     before = connections(three)
     user = f"popular-{uuid4()}"
     fill_inbox(three, user)
-    # One of the three is the user's home; the others ask it, for the places first and then for the inbox.
+    # One of the three is the user's home. The others ask it for the user's conversations, and then for the inbox.
     for node in three.nodes:
         client = await node.connect(user)
         items = await client.inbox()
         assert items and all(item["name"] == "n" * 256 for item in items)
         await client.close()
-    assert connections(three) == before, "no link broke"
+    assert connections(three) == before, "a link between gateways broke"
 
 
 async def test_a_resume_of_very_large_messages_is_a_resync_on_every_gateway(three):
@@ -60,10 +60,10 @@ async def test_a_resume_of_very_large_messages_is_a_resync_on_every_gateway(thre
         await writer.send(group, "ten links", attachments=[link] * 10)
     for node in three.nodes:
         reader = await node.connect("reader", cursors={group: [1, 0]})
-        # As many as a resume may have, but more bytes than it reads: the first are pushed, then it is told to read the others.
+        # A resume may have as many messages, but not as many bytes: the first are pushed, a `resync` announces the rest.
         await reader.event("resync", lambda e: e["conversation"] == group)
         pushed = [e["seq"] for e in await reader.quiet() if e["type"] == "message" and e["conversation"] == group]
         assert pushed == list(range(2, 2 + len(pushed))) and len(pushed) < 499
         assert [m["seq"] for m in await reader.everything(group)] == list(range(1, 502))
         await reader.close()
-    assert connections(three) == before, "no link broke"
+    assert connections(three) == before, "a link between gateways broke"

@@ -1,4 +1,4 @@
-"""HTTP, tokens and sockets in the hands of people who mean no good."""
+"""Misuse of HTTP, tokens and sockets."""
 import asyncio
 import json
 import os
@@ -33,14 +33,14 @@ def service(gateway, scope=EVERY_SCOPE, user=None, sub="backend", **claims):
 
 
 def with_keys(start, **settings):
-    """A gateway with a real key, and clients that sign with it."""
+    """Starts a gateway with a real key. Its clients get tokens signed with that key."""
     gateway = start(auth__keys=KEYS, **settings)
     gateway.dev_token = token
     return gateway
 
 
 async def raw(gateway, said=b"", source=None):
-    """A connection, byte by byte."""
+    """Opens a TCP connection and sends these bytes."""
     host, port = gateway.client.rsplit(":", 1)
     local = (source, 0) if source else None
     reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)
@@ -50,7 +50,7 @@ async def raw(gateway, said=b"", source=None):
 
 
 async def everything(reader):
-    """What comes until the end; None if the connection stays open."""
+    """Reads until the connection ends. Returns None if it stays open."""
     try:
         return await asyncio.wait_for(reader.read(), PATIENCE)
     except ConnectionError:
@@ -70,7 +70,7 @@ def code(answer):
 # Development tokens.
 
 
-async def test_development_tokens_only_for_who_asks_this_machine_itself(start):
+async def test_development_tokens_are_given_to_direct_local_requests_only(start):
     gateway = start()
     port = gateway.client.rsplit(":", 1)[1]
 
@@ -130,7 +130,7 @@ def test_development_is_an_explicit_choice(start, tmp_path):
 
 
 def test_a_health_check_needs_no_keys(start):
-    """The one of the container image: it has the environment, but not the file."""
+    """The health check of the container image has the environment variables, but not the configuration file."""
     gateway = start()
     gateway.settings = {"client__listen": "0.0.0.0:8080", "internal__listen": gateway.internal}
     assert gateway.command("health").stdout.strip() == '{"status":"ready"}'
@@ -149,13 +149,13 @@ async def test_a_body_that_never_comes_ends_with_408(start):
         b"POST /v1/conversations HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + bearer
         + b"content-length: 100\r\n\r\n{",
     ]
-    # A body that nobody wants is not waited for.
+    # The gateway does not wait for the body of a request that it refuses anyway.
     for request in (b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", heads[0]):
         unwanted, _ = await raw(gateway, request)
         assert status(await everything(unwanted)) == 404
     open_ones = [await raw(gateway if bearer in head else development, head) for head in heads]
     for answer in await asyncio.gather(*(everything(reader) for reader, _ in open_ones)):
-        assert answer is not None, "it stays open"
+        assert answer is not None, "the connection stays open"
         assert status(answer) == 408 and code(answer) == "bad_request"
 
 
@@ -163,7 +163,7 @@ def open_files(gateway):
     return len(os.listdir(f"/proc/{gateway.process.pid}/fd"))
 
 
-async def test_who_reads_no_response_is_closed(start):
+async def test_a_client_that_reads_no_response_is_closed(start):
     gateway = start()
     before = open_files(gateway)
     host, port = gateway.client.rsplit(":", 1)
@@ -172,7 +172,7 @@ async def test_who_reads_no_response_is_closed(start):
     deaf.connect((host, int(port)))
     deaf.setblocking(False)
     request = b"GET /page.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100
-    # Until neither requests nor responses move any more.
+    # Sends until all buffers are full in both directions.
     full = 0
     while full < 20:
         try:
@@ -191,7 +191,7 @@ async def test_who_reads_no_response_is_closed(start):
     deaf.close()
 
 
-async def test_every_socket_counts_before_it_says_anything(start):
+async def test_every_socket_counts_before_its_first_byte(start):
     gateway = start(limits__connections=3)
     silent = [await raw(gateway) for _ in range(3)]
     reader, writer = await raw(gateway)
@@ -216,7 +216,7 @@ async def test_every_socket_counts_before_it_says_anything(start):
         writer.close()
 
 
-async def test_an_address_has_so_many_sockets(start):
+async def test_sockets_of_an_address_are_limited(start):
     gateway = start(limits__connections_per_address=2)
     mine = [await raw(gateway) for _ in range(2)]
     reader, _ = await raw(gateway)
@@ -228,20 +228,20 @@ async def test_an_address_has_so_many_sockets(start):
         writer.close()
 
 
-async def test_who_has_not_said_who_it_is_has_fewer_places(start):
+async def test_unauthenticated_sockets_have_a_lower_limit(start):
     gateway = with_keys(start, limits__unauthenticated_connections=8)
-    # With a valid `connect`, or a valid token, a socket does not count any more.
+    # A socket with a valid `connect` or a valid token does not count as unauthenticated.
     clients = [await gateway.connect(f"user{n}") for n in range(5)]
     backend = service(gateway)
     assert (await backend.get("/v1/public")).status_code == 200
     mine = [await raw(gateway) for _ in range(2)]
     reader, _ = await raw(gateway)
     answer = await everything(reader)
-    assert answer and status(answer) == 429, "a quarter of them for one address"
+    assert answer and status(answer) == 429, "one address has more than a quarter of them"
     others = [await raw(gateway, source=f"127.0.0.{n}") for n in (2, 2, 3, 3, 4, 4)]
     reader, _ = await raw(gateway, source="127.0.0.5")
     answer = await everything(reader)
-    assert answer and status(answer) == 503, "and so many in all"
+    assert answer and status(answer) == 503, "all addresses together exceed the limit"
     assert (await backend.get("/v1/public")).status_code == 200
     for client in clients:
         assert (await client.ask("ping"))["type"] == "pong"
@@ -251,7 +251,7 @@ async def test_who_has_not_said_who_it_is_has_fewer_places(start):
     await backend.aclose()
 
 
-async def test_sockets_never_take_the_files_of_the_store(start, tmp_path):
+async def test_sockets_leave_open_files_to_the_store(start, tmp_path):
     gateway = Gateway(str(tmp_path / "data"))
     gateway.prefix = ["prlimit", "--nofile=1000:1000"]
     try:
@@ -279,7 +279,7 @@ async def test_sockets_never_take_the_files_of_the_store(start, tmp_path):
         gateway.close()
 
 
-def test_too_few_open_files_are_an_error_that_says_so(tmp_path):
+def test_too_low_a_limit_of_open_files_is_an_error(tmp_path):
     gateway = Gateway(str(tmp_path))
     gateway.prefix = ["prlimit", "--nofile=500:500"]
     with pytest.raises(AssertionError, match="limit of open files is 500"):
@@ -290,7 +290,7 @@ def test_too_few_open_files_are_an_error_that_says_so(tmp_path):
 
 
 async def opens(gateway, forwarded_for, header="x-forwarded-for"):
-    """The status of an attempt to connect through a proxy."""
+    """Tries to connect through a proxy and returns the HTTP status."""
     try:
         client = await gateway.open(additional_headers={header: forwarded_for})
     except websockets.InvalidStatus as refusal:
@@ -300,7 +300,7 @@ async def opens(gateway, forwarded_for, header="x-forwarded-for"):
 
 
 async def until_refused(attempt):
-    """The statuses of attempts 0, 1, …, up to the first 429: on a slow machine a rate lets through more than at once."""
+    """Attempts 0, 1, … until the first 429; returns all statuses. A slow machine may be allowed more than the burst."""
     statuses = []
     while 429 not in statuses and len(statuses) < 50:
         statuses.append(await attempt(len(statuses)))
@@ -308,26 +308,26 @@ async def until_refused(attempt):
     return statuses
 
 
-async def test_a_trusted_proxy_says_which_address_a_client_has(start):
+async def test_a_trusted_proxy_names_the_address_of_a_client(start):
     limits = {"limits__connects_per_second_per_address": 1, "limits__connects_burst_per_address": 3}
     gateway = start(client__trusted_proxies='["127.0.0.0/8", "10.0.0.0/8"]', **limits)
 
     async def refused(*ways):
-        """Attempts in each of the ways have the same address."""
+        """Attempts with any of these headers count for one address."""
         for n, way in enumerate(ways):
             statuses = await until_refused(lambda attempt: opens(gateway, way.format(attempt)))
             assert n > 0 or statuses[:3] == [101] * 3
 
-    # What a client wrote itself stands left of what the proxy saw; proxies behind that one stand right of it.
+    # Left of the address that the proxy saw are entries of the client, right of it are further proxies.
     await refused("203.0.113.1", "198.51.100.{}, 203.0.113.1", "203.0.113.1, 10.2.3.{}")
     assert await opens(gateway, "203.0.113.2") == 101
     assert await opens(gateway, "for=203.0.113.3;proto=https", "forwarded") == 101
-    # A network of IPv6 is one address.
+    # An IPv6 /64 network counts as one address.
     await refused("2001:db8:1:2::{}")
     assert await opens(gateway, "2001:db8:1:3::1") == 101
 
 
-async def test_nobody_else_says_so(start):
+async def test_forwarding_headers_of_untrusted_clients_are_ignored(start):
     gateway = start(limits__connects_per_second_per_address=1, limits__connects_burst_per_address=3)
     statuses = await until_refused(lambda n: opens(gateway, f"203.0.113.{n}"))
     assert statuses[:3] == [101] * 3
@@ -359,7 +359,7 @@ async def test_the_proxy_protocol(start):
 
     assert (await until_refused(got))[:3] == [200] * 3
     assert status(await answer(proxied("203.0.113.2", rest=b"\x04\0\x01x") + GET)) == 200
-    # The proxy's own health checks come without an address.
+    # A proxy sends its own health checks without an address.
     assert status(await answer(proxied("203.0.113.1", command=0) + GET)) == 200
     assert status(await answer(proxied("203.0.113.3") + TOKEN)) == 404
     for said in (
@@ -367,18 +367,18 @@ async def test_the_proxy_protocol(start):
         b"PROXY TCP4 203.0.113.1 127.0.0.1 1234 80\r\n" + GET,  # version 1
         b"\r\n\r\n\0\r\nQUIT\n" + struct.pack("!BBH", 0x21, 0x11, 60_000) + GET,  # too long
         b"\r\n\r\n\0\r\nQUIT\n" + struct.pack("!BBH", 0x21, 0x11, 4) + b"1234" + GET,  # cut short
-        proxied("203.0.113.4")[:20],  # nothing more: a time-out
+        proxied("203.0.113.4")[:20],  # incomplete: times out
     ):
         assert await answer(said) == b"", said
 
 
-async def test_the_proxy_protocol_of_strangers(start):
+async def test_the_proxy_protocol_from_an_untrusted_address(start):
     gateway = start(client__proxy_protocol="true", client__trusted_proxies='["10.0.0.0/8"]')
     reader, _ = await raw(gateway, proxied("203.0.113.1") + GET)
     assert await everything(reader) == b""
 
 
-# Rates of back ends.
+# Rates of services.
 
 
 async def test_a_service_has_a_rate(start):
@@ -410,7 +410,7 @@ async def test_guessing_tokens_has_a_rate(start):
         assert answers[-1].json()["code"] == "rate_limited" and "retry-after" in answers[-1].headers
 
 
-# What is said.
+# Logs and errors.
 
 
 async def test_strangers_do_not_fill_the_log(start):
@@ -428,7 +428,7 @@ async def test_strangers_do_not_fill_the_log(start):
     assert len(written) <= 15 and line["left_out"] >= 40
 
 
-async def test_a_back_end_acts_for_any_user_there_may_be(start):
+async def test_a_service_can_act_for_a_user_with_any_valid_id(start):
     gateway = with_keys(start)
     user = "Åsa·日本"
     asa = await gateway.connect(user)
@@ -476,14 +476,14 @@ async def test_every_error_has_the_same_body(start):
 
 
 def operations(document):
-    """Every operation that is for services, with the scope that it asks for."""
+    """Yields every operation for services with its required scopes: method, path, scopes."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             for requirement in operation.get("security", []):
                 yield method, path, requirement["service"]
 
 
-async def test_a_service_may_do_what_its_scopes_say(start):
+async def test_a_service_may_do_what_its_scopes_allow(start):
     gateway = with_keys(start)
     user, group = "alice", uuid4()
 
@@ -498,7 +498,7 @@ async def test_a_service_may_do_what_its_scopes_say(start):
     every = list(operations(document))
     assert len(every) == 17
     for method, path, scopes in every:
-        assert len(scopes) == 1, f"{method} {path} names its scope"
+        assert len(scopes) == 1, f"{method} {path} must name one scope, not {scopes}"
         [scope] = scopes
         other = " ".join(s for s in EVERY_SCOPE.split() if s != scope)
         for lacking in (None, "", other, f"{scope}x", scope.upper()):
@@ -529,7 +529,7 @@ async def test_only_named_keys_sign_for_services(start, tmp_path):
         refused = await asked(kid, keys["users"])
         assert refused.status_code == 403 and "auth.service_keys" in refused.json()["message"]
     assert (await asked("backend", keys["users"])).status_code == 401
-    # The command line signs with a key that may.
+    # The command line signs with a key that may sign for services.
     gateway.arguments = []
     made = gateway.command("--config", str(file), "token", "x", "--role", "service", "--scope", "presence:read").stdout
     assert jwt.get_unverified_header(made.strip())["kid"] == "backend"
@@ -548,7 +548,7 @@ async def test_the_command_line_makes_tokens_with_scopes(start):
         assert (done.returncode == 0) == (wrong == ["--scope", ""]), done.stderr
 
 
-async def test_each_act_of_a_service_is_in_the_log(start):
+async def test_each_request_of_a_service_is_in_the_audit_log(start):
     gateway = with_keys(start)
     secret_text = "what nobody else may read"
     async with service(gateway, user="alice", jti="token-7") as http, service(gateway, "presence:read") as weak:

@@ -1,4 +1,4 @@
-"""What one client can make a gateway hold: conversations that are open, pages that are read, client ids."""
+"""Bounds on the memory that one client can make a gateway use: open conversations, pages of history, client ids."""
 import asyncio
 import itertools
 import os
@@ -19,14 +19,14 @@ FAST = {
 
 
 def resident_mib(gateway):
-    """Physical memory of the gateway's process."""
+    """Resident memory of the gateway, in MiB."""
     lines = open(f"/proc/{gateway.process.pid}/status").read().splitlines()
     kib = next(line.split()[1] for line in lines if line.startswith("VmRSS:"))
     return int(kib) / 1024
 
 
 async def many(client, count, request, at_once=60):
-    """Makes requests, some at once; returns the replies, errors too."""
+    """Makes `count` requests, `at_once` in parallel. Returns all replies, including errors."""
     numbers, replies = iter(range(count)), []
 
     async def some():
@@ -39,7 +39,7 @@ async def many(client, count, request, at_once=60):
 
 
 async def insist(client, type, **fields):
-    """As a client that is told to ask again."""
+    """Repeats a request until it succeeds, after the time that each refusal names."""
     while True:
         try:
             return await client.ask(type, **fields)
@@ -48,7 +48,7 @@ async def insist(client, type, **fields):
             await asyncio.sleep(error.error["retry_after_ms"] / 1000)
 
 
-async def test_one_user_opens_thousands_and_others_do_not_notice(start):
+async def test_one_user_opening_thousands_of_conversations_affects_no_other(start):
     gateway = start(limits__open_conversations=100, **FAST)
     mallory = await gateway.connect("mallory")
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
@@ -65,7 +65,7 @@ async def test_one_user_opens_thousands_and_others_do_not_notice(start):
         await bob.send(group, "hello")
         sent += 1
     replies = await flood
-    assert sent > 5, "it took a while"
+    assert sent > 5, "the flood ended before the others could send"
     created = [reply for reply in replies if reply["type"] == "created"]
     assert len(created) == 2_000, [reply for reply in replies if reply["type"] != "created"][:3]
     assert gateway.metrics()["chat_conversations_open"] <= 100
@@ -73,7 +73,7 @@ async def test_one_user_opens_thousands_and_others_do_not_notice(start):
     assert [m["body"] for m in messages] == [str(n) for n in range(sent)][:200]
 
 
-async def test_many_users_open_more_than_there_is_room_for(start):
+async def test_many_users_can_use_more_conversations_than_may_be_open(start):
     gateway = start(limits__open_conversations=10, **FAST)
     people = [await gateway.connect(f"user-{n}") for n in range(20)]
     for round in range(3):
@@ -83,7 +83,7 @@ async def test_many_users_open_more_than_there_is_room_for(start):
     assert gateway.metrics()["chat_conversations_open"] <= 10
 
 
-async def test_evicted_conversations_are_as_they_were(start):
+async def test_evicted_conversations_lose_nothing(start):
     gateway = start(limits__open_conversations=64, **FAST)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     group = await alice.create("group", "bob", name="G")
@@ -107,7 +107,7 @@ async def test_evicted_conversations_are_as_they_were(start):
     assert (await late.event("message"))["body"] == "next"
 
 
-async def test_a_busy_conversation_is_evicted_in_the_middle_and_nothing_is_lost_or_out_of_order(start):
+async def test_evicting_a_busy_conversation_loses_and_reorders_nothing(start):
     gateway = start(limits__open_conversations=2, **FAST)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     mallory = await gateway.connect("mallory")
@@ -153,7 +153,7 @@ async def test_pages_of_long_links_do_not_pile_up(start):
     for group in groups:
         await send_linked(alice, group, 200)
     reader = await gateway.connect("alice")
-    # What one read of each makes the process hold is not what is asked about.
+    # The first read of each group fills caches, which must not count.
     await many(reader, 4, lambda c, n: c.begin("history", conversation=groups[n % 4], before=100, limit=200), 4)
     before = resident_mib(gateway)
     replies = await many(
@@ -163,11 +163,11 @@ async def test_pages_of_long_links_do_not_pile_up(start):
     for reply in replies:
         seqs = [m["seq"] for m in reply["messages"]]
         assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
-    # At most 64 MiB are kept, and some are on their way.
+    # At most 64 MiB of pages are kept; the rest is for pages in flight.
     assert grown < 160, f"{grown:.0f} MiB"
 
 
-async def test_a_page_of_long_links_has_those_that_were_asked_for(start):
+async def test_a_page_of_long_links_has_the_requested_messages(start):
     gateway = start(**FAST)
     alice = await gateway.connect("alice")
     group = await alice.create("group", name="g")
@@ -200,11 +200,11 @@ async def test_resuming_after_hundreds_of_long_links_is_a_resync(start):
 
 
 def entries_read(gateway):
-    """Messages that were read from the store."""
+    """Number of messages that the gateway has read from the store."""
     return gateway.metrics().get("chat_history_entries_read_total", 0)
 
 
-async def test_what_is_too_much_to_push_is_not_read(start):
+async def test_messages_too_many_to_push_are_not_read(start):
     gateway = start(**FAST)
     alice = await gateway.connect("alice")
     group, channel = await alice.create("group", name="g"), await alice.create("channel", name="c", public=True)
@@ -222,7 +222,7 @@ async def test_what_is_too_much_to_push_is_not_read(start):
     assert entries_read(gateway) == before
 
 
-async def test_a_client_that_takes_nothing_makes_the_gateway_read_no_further(start):
+async def test_the_gateway_reads_no_further_for_a_client_that_reads_nothing(start):
     gateway = start(**FAST)
     alice = await gateway.connect("alice")
     groups = [await alice.create("group", name=f"g{n}") for n in range(4)]
@@ -235,12 +235,12 @@ async def test_a_client_that_takes_nothing_makes_the_gateway_read_no_further(sta
     cursors = {group: [1, 0] for group in groups}
     await asyncio.to_thread(late.connect, gateway.dev_token("alice"), cursors=cursors)
     seen = 0
-    while True:  # Until the sockets' buffers are full.
+    while True:  # Waits until the buffers of the socket are full.
         await asyncio.sleep(1)
         seen, last = entries_read(gateway) - before, seen
         if seen and seen == last:
             break
-    assert seen < 900, "what follows is read when the client takes what came before"
+    assert seen < 900, "the gateway reads ahead of a client that takes nothing"
 
     def rest():
         return [(event["conversation"], event["seq"]) for event in (late.reply() for _ in range(4 * 250))]
@@ -259,7 +259,7 @@ async def test_client_ids_and_entries_of_many_conversations_stay_within_the_sett
     for group in groups:
         await many(alice, 100, lambda c, n: c.begin(
             "send", conversation=group, client_id=str(uuid4()), body=body), 50)
-    # 60 times 64 entries of 4 KB are 15 MiB: twice what open conversations may weigh.
+    # 60 conversations with 64 entries of 4 KB in memory have 15 MiB, twice their share of memory.mib.
     async def is_within():
         return 0 < gateway.metrics().get("chat_conversations_open_bytes", 0) <= 8 << 20
 
@@ -270,7 +270,7 @@ async def test_client_ids_and_entries_of_many_conversations_stay_within_the_sett
         assert (history["head"], len(history["messages"])) == (101, 10)
 
 
-def test_the_setting_has_a_default_and_a_minimum(start, tmp_path):
+def test_memory_mib_has_a_default_and_a_minimum(start, tmp_path):
     gateway = start()
     line = next(line for line in gateway.log() if line["message"].startswith("memory for conversations"))
     assert line["mib"] >= 256

@@ -1,9 +1,9 @@
-"""What an owner shows of others, and what one request may cost it."""
+"""What the owner of a conversation reveals about other users, and what one request may cost."""
 from support import uuid4
 from test_messages import refused
 
 
-async def test_watermarks_in_a_channel_are_ones_own(people):
+async def test_in_a_channel_a_user_sees_only_their_own_watermarks(people):
     alice, bob, mallory = await people("alice", "bob", "mallory")
     channel = await alice.create("channel", bob.user, public=True)
     seq = (await alice.send(channel, "who reads this?"))["seq"]
@@ -21,7 +21,7 @@ async def test_watermarks_in_a_channel_are_ones_own(people):
     assert all("read_seq" in item and "delivered_seq" in item for item in items)
 
 
-async def test_what_is_not_public_is_passed_over_and_the_list_ends(people):
+async def test_the_public_list_skips_private_conversations_and_ends(people):
     alice, bob = await people("alice", "bob")
     shown = [await alice.create("channel", public=True) for _ in range(5)]
     hidden = [await alice.create("channel") for _ in range(5)]
@@ -41,6 +41,6 @@ async def test_a_list_of_too_many_is_refused_before_it_is_walked(people):
     many = [f"u{n}" for n in range(6000)]
     frame = {"kind": "channel", "participants": many, "conversation": uuid4()}
     await refused(alice.ask("create", **frame), "too_large")
-    # The same user again and again is one.
+    # The same user counts once.
     group = await alice.create("group", *["bob"] * 200)
     assert (await alice.ask("conversation", conversation=group))["participant_count"] == 2

@@ -1,4 +1,4 @@
-"""The README's quickstart, word for word (but for the port, which must be a free one)."""
+"""Runs the commands of README.md and docs/quickstart.md word for word, except for the port, which must be a free one."""
 import os
 import re
 import subprocess
@@ -32,14 +32,14 @@ def test_the_quickstart_does_what_the_page_shows(start, tmp_path):
 
 
 @pytest.mark.embedded
-def test_the_gateway_serves_at_once_without_any_setting(tmp_path):
-    """`cargo run --release` in an empty directory: the defaults, if their ports are free here."""
+def test_the_gateway_serves_without_any_setting(tmp_path):
+    """Does what `cargo run --release` does in an empty directory. The default ports must be free."""
     import socket
 
     for port in (8080, 9090):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                raise AssertionError(f"port {port} is taken: the defaults cannot be tried")
+                raise AssertionError(f"port {port} is in use, so the default settings cannot be tested: stop the process that listens on it")
     gateway = Gateway(str(tmp_path))
     gateway.settings = {"log__format": "json"}
     os.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What an earlier build stored, this one opens, shows as it was, and goes on with."""
+"""This build opens the data of an earlier build, serves the same content, and continues from there."""
 import json
 import pathlib
 import tarfile

@@ -1,4 +1,5 @@
-//! ARCHITECTURE.md says which rooms a room may use, and what must not be. These tests keep it true.
+//! Checks the rules of ARCHITECTURE.md: which layers a layer may use, how long a file may be, what a pure file must not
+//! do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,9 +7,10 @@ use std::{
     path::Path,
 };
 
-/// Values that every room may use: words, time, tasks.
+/// Modules that every layer may use.
 const COMMON: &[&str] = &["model", "clock", "tasks"];
 
+/// The layers, which are the folders of `src`, each with the other layers and modules that it may use.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("protocol", &[]),
@@ -24,15 +26,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// More lines hold two ideas. Those listed hold one, and a reason.
+/// Lines of a file. A longer one probably holds two ideas.
 const LINES_MAX: usize = 600;
+/// Files that may be longer, each with its bound and its reason.
 const LONGER: &[(&str, usize)] = &[
-    // Session: one loop, and what it does with each thing that wakes it.
+    // One loop, with a branch for each event that wakes it.
     ("src/gateway/session.rs", 700),
-    // One mapping of all tables to cells, read top to bottom.
+    // One mapping of all tables to cells, to be read from top to bottom.
     ("src/store/cells.rs", 900),
 ];
 
+/// The Rust files in a folder and its subfolders: path and text.
 fn sources(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -49,8 +53,8 @@ fn sources(folder: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// The rooms that a text names: `crate::room`, alone or in a group.
-fn rooms_used(text: &str) -> Vec<String> {
+/// The top-level modules that a text names, as `crate::module` or `crate::{module, …}`.
+fn layers_used(text: &str) -> Vec<String> {
     let mut used = Vec::new();
     for (at, _) in text.match_indices("crate::") {
         let rest = &text[at + "crate::".len()..];
@@ -86,26 +90,26 @@ fn rooms_used(text: &str) -> Vec<String> {
 
 #[test]
 fn imports_point_one_way() {
-    let rooms: Vec<&str> = MAY_USE.iter().map(|(room, _)| *room).collect();
-    for (room, allowed) in MAY_USE {
-        for (file, text) in sources(&Path::new("src").join(room)) {
-            for used in rooms_used(&text) {
-                let known = rooms.contains(&used.as_str())
+    let layers: Vec<&str> = MAY_USE.iter().map(|(layer, _)| *layer).collect();
+    for (layer, allowed) in MAY_USE {
+        for (file, text) in sources(&Path::new("src").join(layer)) {
+            for used in layers_used(&text) {
+                let known = layers.contains(&used.as_str())
                     || ["auth", "config", "node"].contains(&used.as_str());
                 let fine = !known
-                    || used == *room
+                    || used == *layer
                     || COMMON.contains(&used.as_str())
                     || allowed.contains(&used.as_str());
                 assert!(
                     fine,
-                    "{file} uses {used}; {room} may use only {allowed:?} and {COMMON:?}"
+                    "{file} uses {used}, but {layer} may use only {allowed:?} and {COMMON:?}"
                 );
             }
         }
     }
 }
 
-/// The modules of `src`, by path, with the code of each: no comments, no tests, no spaces.
+/// The modules of `src`, by path, each with its code without comments and tests.
 fn modules() -> BTreeMap<Vec<String>, String> {
     let mut modules = BTreeMap::new();
     for (file, text) in sources(Path::new("src")) {
@@ -124,7 +128,7 @@ fn modules() -> BTreeMap<Vec<String>, String> {
     modules
 }
 
-/// The paths of a `use` tree that begins here, and what follows it.
+/// The paths of the `use` tree at the beginning of the text, and the rest of the text.
 fn paths_at(text: &str) -> (Vec<Vec<String>>, &str) {
     if let Some(mut rest) = text.strip_prefix('{') {
         let mut all = Vec::new();
@@ -166,7 +170,7 @@ fn paths_at(text: &str) -> (Vec<Vec<String>>, &str) {
     (vec![vec![word]], rest)
 }
 
-/// The modules that a module names, other than those above and below it: parent and child are one.
+/// The modules that a module names, except its parents and children, which count as the same module.
 fn names(
     module: &[String],
     code: &str,
@@ -203,17 +207,20 @@ fn names(
     named
 }
 
-/// Files that need each other are one file in two parts, and nobody can read one without the other.
+/// Files that import each other cannot be read or changed one at a time.
 #[test]
-fn no_files_import_each_other_in_a_circle() {
+fn imports_have_no_cycles() {
     let modules = modules();
     let mut left: BTreeMap<_, _> = modules
         .iter()
         .map(|(module, code)| (module.clone(), names(module, code, &modules)))
         .collect();
     let edges: usize = left.values().map(BTreeSet::len).sum();
-    assert!(edges > 200, "the imports are not read: {edges}");
-    // What names nothing that is left is in no circle, nor is what nothing that is left names.
+    assert!(
+        edges > 200,
+        "only {edges} imports were found: the parser of this test misses most of them"
+    );
+    // A module that imports no remaining module, or that none imports, is in no cycle.
     loop {
         let before = left.len();
         let named: BTreeSet<_> = left.values().flatten().cloned().collect();
@@ -233,23 +240,26 @@ fn no_files_import_each_other_in_a_circle() {
             format!("{} uses {}", module.join("::"), names.join(", "))
         })
         .collect();
-    assert!(circles.is_empty(), "in circles: {circles:#?}");
+    assert!(circles.is_empty(), "import cycles: {circles:#?}");
 }
 
 #[test]
-fn a_file_holds_one_idea() {
+fn files_stay_short() {
     for (file, text) in sources(Path::new("src")) {
         let max = LONGER
             .iter()
             .find(|(name, _)| *name == file)
             .map_or(LINES_MAX, |(_, max)| *max);
         let lines = text.lines().count();
-        assert!(lines <= max, "{file} has {lines} lines of at most {max}");
+        assert!(
+            lines <= max,
+            "{file} has {lines} lines, more than {max}: split it by idea"
+        );
     }
 }
 
 #[test]
-fn what_is_pure_neither_waits_nor_asks_the_time() {
+fn pure_files_neither_await_nor_read_a_clock() {
     for file in [
         "src/chat/log.rs",
         "src/chat/participants.rs",
@@ -259,13 +269,16 @@ fn what_is_pure_neither_waits_nor_asks_the_time() {
         let text = fs::read_to_string(file).unwrap();
         let rules = text.split("#[cfg(test)]").next().unwrap();
         for word in ["async ", ".await", "Instant::now", "clock::wall"] {
-            assert!(!rules.contains(word), "{file} has {word:?}");
+            assert!(
+                !rules.contains(word),
+                "{file} contains {word:?}; a pure file neither awaits nor reads a clock"
+            );
         }
     }
 }
 
 #[test]
-fn each_rule_of_the_log_stands_at_the_line_that_keeps_it() {
+fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
     let code: String = sources(Path::new("src/chat"))
         .into_iter()
         .map(|(_, text)| text)
@@ -285,11 +298,11 @@ fn each_rule_of_the_log_stands_at_the_line_that_keeps_it() {
         assert_eq!(
             code.matches(&tag).count(),
             1,
-            "{tag} stands in the code once"
+            "{tag} must be in src/chat exactly once"
         );
         assert!(
             storage.contains(&format!("[{rule}]")),
-            "docs/storage.md explains [{rule}]"
+            "docs/storage.md must explain [{rule}]"
         );
     }
 }

@@ -1,6 +1,6 @@
-//! The protocol's frames, word for word and byte for byte: `tests/golden/frames.json` is read by this test and by
-//! the SDK's (`client-js/test/golden.test.ts`), so neither side can change alone. Requests are written by the SDK,
-//! replies and events by the gateway; `GOLDEN=write` replaces the own part after a change that is meant.
+//! Compares every frame of the protocol with `tests/golden/frames.json`, byte for byte. The SDK's tests
+//! (`client-js/test/golden.test.ts`) read the same file, so neither side can change alone. The SDK writes the requests,
+//! the gateway the replies and events: after an intended change `GOLDEN=write` rewrites a side's own part.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -327,9 +327,9 @@ fn replies_and_events_are_the_golden_ones() {
     }
 }
 
-/// Both encodings mean the same request, and no field of it is overlooked.
+/// Both encodings decode to the same request, and no field is lost.
 #[test]
-fn golden_requests_are_understood() {
+fn golden_requests_are_decoded() {
     let file: Value = serde_json::from_slice(&fs::read(path()).unwrap()).unwrap();
     let requests = file["requests"].as_array().unwrap();
     assert!(!requests.is_empty());

@@ -1,5 +1,5 @@
-//! Bad input over real sockets: thousands of malformed, oversized, deep and random frames. Each is answered
-//! with a reply, an `error`, or the right close code; the process never panics; a bystander never notices.
+//! Sends thousands of malformed, oversized, deeply nested and random frames over real sockets. The gateway must answer
+//! each with a reply, an `error` or the right close code. It must never panic, and another session must not notice.
 
 use std::{
     io::{BufRead, BufReader},
@@ -52,7 +52,10 @@ impl Gateway {
         let mut process = command().stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let client = loop {
-            let line = lines.next().expect("the gateway starts").unwrap();
+            let line = lines
+                .next()
+                .expect("the gateway ended before it was ready")
+                .unwrap();
             let line: Value = serde_json::from_str(&line).unwrap();
             if line["message"] == "ready" {
                 break line["clients"].as_str().unwrap().to_owned();
@@ -115,7 +118,8 @@ fn message(binary: bool, frame: &Value) -> Message {
     }
 }
 
-/// After a hostile frame: a ping that is still answered, or a close code that fits.
+/// Sends a ping after a hostile frame. True if it is answered, false if the connection was closed with an allowed code.
+/// An error for any other close code, or if nothing comes within `PATIENCE`.
 async fn survives(socket: &mut Socket, binary: bool) -> Result<bool, String> {
     let ping = json!({"type": "ping", "id": 4_000_000_000_u32});
     if socket.send(message(binary, &ping)).await.is_err() {
@@ -124,7 +128,7 @@ async fn survives(socket: &mut Socket, binary: bool) -> Result<bool, String> {
     loop {
         let next = timeout(PATIENCE, socket.next())
             .await
-            .map_err(|_| "silence".to_owned())?;
+            .map_err(|_| "neither a pong nor a close frame".to_owned())?;
         match next {
             Some(Ok(Message::Close(Some(close)))) => {
                 let code = u16::from(close.code);
@@ -135,7 +139,7 @@ async fn survives(socket: &mut Socket, binary: bool) -> Result<bool, String> {
                     Err(format!("closed with {code}"))
                 };
             }
-            // A connection that breaks a WebSocket's own rules may just end.
+            // A violation of the WebSocket protocol may end the connection without a close frame.
             None | Some(Err(_) | Ok(Message::Close(None))) => return Ok(false),
             Some(Ok(reply)) => {
                 let bytes = reply.into_data();
@@ -173,7 +177,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A frame of a real type with fields of any kind: the nearest miss.
+/// A frame with a valid type and random fields, which comes close to a valid one.
 fn near_miss() -> impl Strategy<Value = Value> {
     const TYPES: &[&str] = &[
         "connect",
@@ -270,7 +274,7 @@ fn hostile() -> impl Strategy<Value = Hostile> {
             2 => prop::collection::vec(any::<u8>(), 0..200),
             2 => value().prop_map(move |v| encoded(binary, &v)),
             6 => near_miss().prop_map(move |v| encoded(binary, &v)),
-            // A frame cut short, or with one byte changed.
+            // A frame that is cut short, or has one changed byte.
             3 => (near_miss(), any::<prop::sample::Index>(), any::<u8>()).prop_map(move |(v, at, byte)| {
                 let mut bytes = encoded(binary, &v);
                 let at = at.index(bytes.len());
@@ -288,11 +292,11 @@ fn hostile() -> impl Strategy<Value = Hostile> {
 }
 
 #[test]
-fn hostile_frames_hurt_nobody() {
+fn hostile_frames_affect_no_other_session() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let gateway = Gateway::start();
     let bystander = std::cell::Cell::new(Some(runtime.block_on(gateway.connect(false))));
-    // Connections are used again until one is closed.
+    // A connection is reused until the gateway closes it, so that hostile frames follow each other.
     let sockets: std::cell::RefCell<[Option<Socket>; 2]> = [None, None].into();
     let mut runner = TestRunner::new(ProptestConfig {
         cases: 3_000,
@@ -326,10 +330,10 @@ fn hostile_frames_hurt_nobody() {
                 if alive && connected {
                     sockets.borrow_mut()[usize::from(binary)] = Some(socket);
                 }
-                let mut quiet = bystander.take().expect("it is put back each time");
+                let mut quiet = bystander.take().expect("each case puts it back");
                 let heard = survives(&mut quiet, false).await;
                 bystander.set(Some(quiet));
-                prop_assert_eq!(heard, Ok(true), "the bystander is unharmed");
+                prop_assert_eq!(heard, Ok(true), "the bystander's ping was not answered");
                 prop_assert!(!gateway.log.lock().unwrap().contains("panicked"));
                 Ok(())
             })

@@ -1,7 +1,7 @@
-//! What is tested in Rust: the rules, the stores, and bad input. The front door is tested from outside,
-//! in `tests/blackbox`.
+//! Tests that need the types of the gateway: rules, stores, simulations, hostile input. `tests/blackbox` tests the
+//! running program from outside.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod architecture;
 mod cluster;

@@ -1,4 +1,4 @@
-//! A panic in one place leaves nothing dead behind elsewhere.
+//! Checks that a session that panics is cleaned up for all other sessions.
 
 use std::time::Duration;
 
@@ -19,12 +19,13 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Sends a request.
 async fn ask(socket: &mut Socket, frame: Value) {
     let text = Message::Text(frame.to_string().into());
     socket.send(text).await.unwrap();
 }
 
-/// The next frame of this type; `None` if the connection ends first.
+/// Waits for the next frame of this type. `None` if the connection ends first.
 async fn next(socket: &mut Socket, kind: &str) -> Option<Value> {
     timeout(PATIENCE, async {
         while let Some(Ok(message)) = socket.next().await {
@@ -41,9 +42,9 @@ async fn next(socket: &mut Socket, kind: &str) -> Option<Value> {
     .unwrap()
 }
 
-/// On one thread, because that is where rules are broken.
+/// Runs on one thread, because a rule is broken for one thread only.
 #[tokio::test]
-async fn a_session_that_panics_is_gone_for_everyone() {
+async fn a_session_that_panics_goes_offline_for_everyone() {
     let data = tempfile::tempdir().unwrap();
     let mut config = Config::default();
     config.client.listen = ([127, 0, 0, 1], 0).into();

@@ -1,6 +1,8 @@
-//! `tests/models/model_ring.py` with the real rules: gateways join, leave, crash, pause and are removed; reads of the ring row
-//! are slow, news arrive late. Checked: once a gateway has acted for a key under a version, no other acts for that key under an
-//! older one. Every choice comes from the seed. `RING_SEEDS=10000 cargo test --release --test all ring` runs more.
+//! Simulates `tests/models/model_ring.py` with the real rules. Gateways join, leave, crash, pause and are removed,
+//! reads of the ring row are slow, and announcements of versions arrive late. The test checks that once a gateway has
+//! acted for a key under a version, no other gateway acts for that key under an older one.
+//!
+//! Every choice comes from the seed. `RING_SEEDS=10000 cargo test --release --test all ring` runs more seeds.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -13,18 +15,21 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Duration, Instant};
 use uuid::Uuid;
 
+/// Between two reads of the ring.
 const POLL: Duration = Duration::from_millis(500);
+/// Between two reads of the others' heartbeats.
 const LISTEN: Duration = Duration::from_millis(250);
+/// Between two acts for a key.
 const SERVE: Duration = Duration::from_millis(30);
 const KEYS: usize = 12;
 
-/// What is broken on purpose.
+/// The rule that is broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Nothing,
-    /// What is newly owned is served at once.
+    /// A newly owned key is served at once.
     Wait,
-    /// A lease counts from the end of the read.
+    /// A lease begins at the end of the read instead of its start.
     Start,
     /// The ring is read before the heartbeat is written.
     Beat,
@@ -55,12 +60,12 @@ impl Ord for Event {
 struct Gateway {
     id: GatewayId,
     membership: Option<Membership>,
-    /// Conversations served, and under which version they were begun or went on.
+    /// The keys that it serves.
     ready: [bool; KEYS],
     dead: bool,
     leaving: bool,
     paused_until: Instant,
-    /// Written, as others read it.
+    /// Heartbeats written.
     beats: u64,
 }
 
@@ -72,7 +77,7 @@ struct World {
     ring: RingRow,
     gateways: Vec<Gateway>,
     keys: [ConversationId; KEYS],
-    /// By key: the newest version acted under, and by whom.
+    /// For each key the newest version that a gateway acted under, and that gateway.
     acted: BTreeMap<usize, (Epoch, GatewayId)>,
     broken: Broken,
     findings: Vec<String>,
@@ -168,7 +173,7 @@ impl World {
         self.after(next, Self::churn);
     }
 
-    /// A paused process runs nothing until it wakes.
+    /// Whether the gateway can run a step now. If it is paused, the step is scheduled for when it wakes.
     fn runs(&mut self, g: usize, again: fn(&mut Self, usize)) -> bool {
         let Gateway {
             dead, paused_until, ..
@@ -210,7 +215,7 @@ impl World {
         self.after(LISTEN, move |w| w.listen(g));
     }
 
-    /// Writes the heartbeat, and then reads the ring: both renew the lease.
+    /// Writes the heartbeat and then reads the ring. Together they renew the lease.
     fn poll(&mut self, g: usize) {
         if !self.runs(g, Self::poll) {
             return;
@@ -313,7 +318,7 @@ impl World {
         });
     }
 
-    /// Peers pass the news on; no lease comes with it.
+    /// Takes in a version that a peer announced, which renews no lease.
     fn news(&mut self, g: usize, row: RingRow) {
         let Gateway {
             dead, paused_until, ..
@@ -362,7 +367,7 @@ impl World {
         }
     }
 
-    /// Acts for every key it owns, all the time.
+    /// Acts for every key that the gateway owns, and checks that no other has acted under a newer version.
     fn serve(&mut self, g: usize) {
         if !self.runs(g, Self::serve) {
             return;
@@ -421,7 +426,7 @@ fn no_two_gateways_act_for_one_conversation() {
     println!("{checks} acts under a lease of {LEASE:?}, {versions} ring versions");
     assert!(
         checks > 100_000 && versions > 1_000,
-        "something happens: {checks}, {versions}"
+        "too few acts or versions to prove anything: {checks}, {versions}"
     );
 }
 
@@ -436,7 +441,7 @@ fn each_broken_rule_of_the_ring_is_found() {
         Broken::Rule(Rule::Reread),
     ] {
         let found = (0..4_000).find(|&seed| !simulate(seed, broken).findings.is_empty());
-        println!("{broken:?} shows at seed {found:?}");
-        assert!(found.is_some(), "{broken:?} is not found");
+        println!("broken rule {broken:?}: found at seed {found:?}");
+        assert!(found.is_some(), "no seed finds the broken rule {broken:?}");
     }
 }

@@ -1,10 +1,10 @@
-//! `tests/models/model.py` with the real owner: one conversation over three replicas that lose, delay and
-//! resurrect writes, with owners that are deposed and clients that retry. The checker sees only what
-//! clients saw: an acknowledged message stays at its seq, once; every history is a prefix of one sequence. Participants
-//! come and go meanwhile: who is in the group in the end is who the log says.
+//! Simulates `tests/models/model.py` with the real owner: one conversation over three replicas that lose, delay and
+//! resurrect writes, with owners that are deposed, clients that retry, and participants that come and go. The checker
+//! sees only what clients see: an acknowledged message stays at its seq, once; every history is a prefix of one
+//! sequence; in the end the participants are those of the log.
 //!
-//! Time is paused and every choice comes from the seed; a failing seed is printed and replays.
-//! `SEEDS=2000 cargo test --release --test all simulation` runs more.
+//! Time is paused and every choice comes from the seed. A failing seed is printed, and `SEEDS=1 FROM=<seed>` replays
+//! it. `SEEDS=2000 cargo test --release --test all simulation` runs more seeds.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -38,14 +38,16 @@ use uuid::Uuid;
 
 const CLIENTS: usize = 3;
 const MESSAGES_EACH: usize = 25;
+/// Users whom the host adds and removes.
 const GUESTS: u64 = 4;
+/// Additions and removals of one run.
 const CHANGES: usize = 20;
 
-/// What clients saw.
+/// What clients saw, and what was wrong with it.
 #[derive(Default)]
 struct Checker {
     acknowledged: HashMap<ClientId, Seq>,
-    /// The one sequence that every history must be a prefix of.
+    /// The sequence that every history must be a prefix of.
     canon: Vec<ClientId>,
     findings: Vec<String>,
 }
@@ -59,7 +61,7 @@ impl Checker {
         }
     }
 
-    /// The entries from `first` on, as some reader or subscriber saw them.
+    /// Checks the entries from `first` on that a reader or a subscriber saw.
     fn saw<'a>(&mut self, first: Seq, entries: impl Iterator<Item = &'a Arc<Entry>>) {
         for (seq, entry) in (first..).zip(entries) {
             if entry.seq != seq {
@@ -75,14 +77,14 @@ impl Checker {
                 }
                 Some(_) => {}
                 None if index == self.canon.len() => self.canon.push(entry.client_id),
-                // Seen live before what precedes it was read: its turn comes.
+                // A live entry after a gap is compared once its predecessors have been read.
                 None => {}
             }
         }
     }
 }
 
-/// Publications are what subscribers see.
+/// Passes publications, which subscribers see, to the checker.
 struct Watching(Arc<Mutex<Checker>>);
 
 impl Publish for Watching {
@@ -101,19 +103,19 @@ struct World {
     conversation: ConversationId,
     store: Arc<dyn Store>,
     checker: Arc<Mutex<Checker>>,
-    /// The newest owner last.
+    /// All owners so far. The newest is the last.
     owners: Mutex<Vec<(Conversations, Lease)>>,
     random: Mutex<StdRng>,
-    /// The newest one.
+    /// The newest epoch.
     epoch: AtomicU64,
     rules: Rules,
 }
 
-/// Broken on purpose, to see that the checker finds it.
+/// The rule that is broken on purpose, if any, which the checker must find.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rules {
     Kept,
-    /// A lease that had ended goes on under its old epoch.
+    /// A lease that has ended is resumed under its old epoch.
     OldEpoch,
     Broken(Mutation),
 }
@@ -147,7 +149,7 @@ impl World {
         owners.push((conversations, lease));
     }
 
-    /// Mostly the newest owner, sometimes one that was deposed and does not know it.
+    /// Mostly the newest owner, sometimes a deposed one that does not know it.
     fn some_owner(&self) -> Conversations {
         let back = if self.random(9) < 3 {
             self.random(2) as usize
@@ -182,14 +184,14 @@ impl World {
                 }
                 sleep(Duration::from_millis(5 + self.random(60))).await;
                 if self.random(19) == 0 {
-                    break; // gives up
+                    break; // The client gives up.
                 }
             }
             sleep(Duration::from_millis(self.random(80))).await;
         }
     }
 
-    /// Adds guests and removes them again.
+    /// Adds guests and removes them again. The log decides which of these requests succeeded.
     async fn host(self: Arc<Self>) {
         for _ in 0..CHANGES {
             let guest = user(CLIENTS + self.random(GUESTS - 1) as usize);
@@ -198,7 +200,6 @@ impl World {
             } else {
                 Operation::Remove { user: guest }
             };
-            // Whether it was done, the log tells.
             let owner = self.some_owner();
             drop(owner.ask(self.conversation, user(0), operation).await);
             sleep(Duration::from_millis(self.random(150))).await;
@@ -215,8 +216,8 @@ impl World {
         }
     }
 
-    /// Deposes owners: the old one's lease ends, perhaps with writes in flight, and a new one begins, there or
-    /// elsewhere.
+    /// Deposes owners. A lease ends, perhaps with writes in flight, and a new one begins on the same or another
+    /// gateway.
     async fn ring(self: Arc<Self>, tasks: Tasks) {
         loop {
             sleep(Duration::from_millis(20 + self.random(380))).await;
@@ -227,7 +228,7 @@ impl World {
                 self.new_owner(&tasks);
                 continue;
             }
-            // The same gateway again: it could not read the ring in time, and now it can.
+            // The same gateway continues: it could not read the ring in time, and now it can.
             let owners = self.owners.lock().unwrap();
             let lease = &owners.last().unwrap().1;
             let epoch = match self.rules {
@@ -254,7 +255,7 @@ async fn history(owner: &Conversations, conversation: ConversationId) -> Option<
     }
 }
 
-/// Who is in the group, as an owner says.
+/// The participants that an owner returns.
 async fn participants(
     owner: &Conversations,
     conversation: ConversationId,
@@ -269,7 +270,7 @@ async fn participants(
     }
 }
 
-/// Who is in the group, as the log says.
+/// The participants according to the log.
 fn participants_of(entries: &[Arc<Entry>]) -> BTreeSet<UserId> {
     let mut present = BTreeSet::new();
     for entry in entries {
@@ -325,7 +326,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     }
     ring.abort();
     reader.abort();
-    // A last owner, and the whole log as it sees it.
+    // A last owner must serve the whole log.
     world
         .owners
         .lock()
@@ -347,20 +348,23 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     });
     let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
     let Ok((entries, present)) = whole.await else {
-        checker.findings.push("the last owner never served".into());
+        checker
+            .findings
+            .push("the last owner did not serve within 60 s".into());
         return (checker.findings, 0);
     };
     checker.saw(1, entries.iter());
     let expected = participants_of(&entries);
     if present != expected {
-        let finding = format!("{present:?} are in the group, {expected:?} by its log");
+        let finding =
+            format!("the owner says that {present:?} are in the group, the log {expected:?}");
         checker.findings.push(finding);
     }
     let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
     if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
         checker
             .findings
-            .push("a client id stands in the log twice".into());
+            .push("a client id is in the log twice".into());
     }
     for (client, seq) in &checker.acknowledged {
         let at = ids.get(usize::try_from(seq - 1).unwrap());
@@ -401,19 +405,19 @@ fn each_broken_rule_of_the_log_is_found() {
         Mutation::Apply,
     ] {
         let found = (0..1_000).find(|&seed| !simulate(seed, Rules::Broken(broken)).0.is_empty());
-        println!("{broken:?} shows at seed {found:?}");
-        assert!(found.is_some(), "{broken:?} is not found");
+        println!("broken rule {broken:?}: found at seed {found:?}");
+        assert!(found.is_some(), "no seed finds the broken rule {broken:?}");
     }
 }
 
 #[test]
-fn a_lease_that_ended_and_goes_on_under_its_old_epoch_is_found() {
+fn a_lease_resumed_under_its_old_epoch_is_found() {
     let found = (0..300).any(|seed| !simulate(seed, Rules::OldEpoch).0.is_empty());
-    assert!(found, "the checker does not see it");
+    assert!(found, "no seed finds the resumed lease");
 }
 
 #[test]
-fn owners_come_and_go_and_nothing_is_lost_doubled_or_reordered() {
+fn nothing_is_lost_duplicated_or_reordered_when_owners_change() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first: u64 = number("FROM").unwrap_or(0);
     let seeds: u64 = number("SEEDS").unwrap_or(200);
@@ -428,12 +432,12 @@ fn owners_come_and_go_and_nothing_is_lost_doubled_or_reordered() {
     println!("{seeds} seeds, {acknowledged} acknowledged messages");
     assert!(
         failed.is_empty(),
-        "{} of {seeds} seeds: {:?}",
+        "{} of {seeds} seeds fail: {:?}",
         failed.len(),
         &failed[..failed.len().min(5)]
     );
     assert!(
         acknowledged as u64 > seeds * 40,
-        "most messages get through: {acknowledged}"
+        "too few messages were acknowledged: {acknowledged}"
     );
 }

@@ -1,4 +1,4 @@
-//! One suite for every store.
+//! Runs the conformance suite of `Store` on every store.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,10 +24,10 @@ async fn the_embedded_store_keeps_its_promises() {
     conformance::check(&store).await.unwrap();
     store.close().await.unwrap();
     drop(store);
-    // And again over what is there by now.
+    // The suite must also pass on a store that already has data.
     let store = Embedded::open(directory.path(), CACHE).unwrap();
     let before = store.ring().await.unwrap();
-    assert!(before.is_some(), "the ring is still there");
+    assert!(before.is_some(), "the ring is lost");
     conformance::check(&store).await.unwrap();
 }
 
@@ -39,7 +39,7 @@ async fn the_simulated_store_keeps_its_promises() {
 }
 
 #[tokio::test]
-async fn a_closed_store_says_so() {
+async fn a_closed_store_refuses_writes() {
     let directory = tempfile::tempdir().unwrap();
     let store = Embedded::open(directory.path(), CACHE).unwrap();
     store.close().await.unwrap();
@@ -66,12 +66,12 @@ fn cassandra(keyspace: &str, nodes: &[String]) -> Settings {
     }
 }
 
-/// Three gateways start at once on a cluster that knows nothing yet, each through another node.
+/// Three gateways open an empty cluster at once, each through another node.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a cluster: CASSANDRA_NODES=127.0.0.1:9042,… after tests/cassandra/cassandra start 3"]
+#[ignore = "needs a cluster: run tests/cassandra/cassandra start 3 and set CASSANDRA_NODES=127.0.0.1:9042,…"]
 async fn cassandra_keeps_its_promises() {
     let nodes =
-        std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES names the nodes of a cluster");
+        std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES must name the nodes of a cluster");
     let mut nodes: Vec<String> = nodes.split(',').map(Into::into).collect();
     let keyspace = format!("conformance_{}", uuid::Uuid::new_v4().simple());
     let tasks = Tasks::default();
