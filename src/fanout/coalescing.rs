@@ -1,7 +1,6 @@
-//! What is published to a busy topic with many sockets goes out together: one write for each socket instead of one for
-//! each event, because the writes are what fan-out costs. The first event after a rest goes at once; what follows it
-//! sooner than the window is held back until the window is over, in order. (Nagle's idea, RFC 896, for a topic; as
-//! `write_delay` of Centrifugo.)
+//! Coalescing: events of a busy topic with many sockets are written together, because fan-out costs one write per
+//! socket and not one per event. The first event after a pause is sent at once. Events that follow within the window
+//! wait until it ends, in order. (Nagle's algorithm, RFC 896, for a topic; like `write_delay` of Centrifugo.)
 
 use std::{
     sync::{Arc, Mutex},
@@ -14,24 +13,24 @@ use foldhash::quality::RandomState;
 use super::encoded::{Encoded, Frame};
 use crate::{model::Topic, protocol::Codec};
 
-/// About as many bytes are held back at most.
+/// Bytes of a topic, approximately, at which its waiting events are flushed before the window ends.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Shorter than this nothing is held back: timers are not finer.
+/// The shortest window. Timers are not more precise, so shorter ones are treated as none.
 const WINDOW_MIN: Duration = Duration::from_millis(1);
 
-/// How long events of a topic are held back: from the end of one write to its sockets to the next.
+/// The settings of the window: the time from the end of one write to a topic's sockets until the next.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Coalesce {
-    /// For each socket, because each is a write: so a topic's writes have a bounded part of a processor's time, whatever
-    /// is published, and who is among few waits for little.
+    /// The window per socket. Each socket costs a write, so the writes of one topic use a bounded part of a processor's
+    /// time, and events of a small topic wait only briefly.
     pub per_socket: Duration,
-    /// However many there are. Zero: nothing is ever held back.
+    /// The longest window, for any number of sockets. Zero turns coalescing off.
     pub max: Duration,
 }
 
 impl Coalesce {
-    /// None: with so few sockets, nothing is held back.
+    /// Returns the window of a topic with this many sockets. `None` means that its events are sent at once.
     pub(super) fn window(&self, sockets: usize) -> Option<Duration> {
         let sockets = u32::try_from(sockets).unwrap_or(u32::MAX);
         let window = self.per_socket.saturating_mul(sockets).min(self.max);
@@ -39,33 +38,34 @@ impl Coalesce {
     }
 }
 
-/// What is held back now, by topic.
+/// The events that wait now, by topic.
 #[derive(Default)]
 pub(super) struct Coalescing {
     pub(super) when: Coalesce,
     topics: DashMap<Topic, Held, RandomState>,
 }
 
-/// Of one topic, from the first event that came too soon until a window ends without any.
+/// The waiting events of one topic. It exists from the first event that came within the window until a window ends
+/// without any.
 struct Held {
-    /// None: all have been flushed.
+    /// `None` if all events are flushed.
     events: Option<Encoded>,
     bytes: usize,
     flushing: Flushing,
 }
 
-/// Locked while what was held back of a topic is written or queued: two flushes would overtake each other.
+/// A topic's flush lock. It is held while the waiting events are written or queued, so that no flush overtakes another.
 pub(super) type Flushing = Arc<Mutex<()>>;
 
-/// What is to become of an event.
+/// The decision about an event.
 pub(super) enum Fate {
-    /// It goes out now.
+    /// It is sent now.
     Now,
-    /// It is held back with others, whose flush is under way.
+    /// It waits with others, and their flush is scheduled.
     Held,
-    /// It is the first one held back: a flush is to begin when it is time.
+    /// It is the first one that waits: the caller must schedule a flush.
     First(Flushing),
-    /// It is one of many: they are to be flushed now.
+    /// [`HELD_BYTES_MAX`] is reached: the caller must flush now.
     Full(Flushing),
 }
 
@@ -77,7 +77,8 @@ impl Coalescing {
         }
     }
 
-    /// Holds an event back if others of its topic are, or if it comes `soon` after the last one.
+    /// Adds an event to the waiting ones of its topic. If none wait, it does so only if the event comes `soon` after
+    /// the last write.
     pub(super) fn hold(&self, topic: &Topic, event: &Encoded, soon: bool) -> Fate {
         let bytes = event.bytes();
         match self.topics.entry(topic.clone()) {
@@ -107,25 +108,26 @@ impl Coalescing {
         }
     }
 
-    /// Set while events of the topic are held back, or flushed.
+    /// Returns the flush lock while events of the topic wait or are flushed.
     pub(super) fn flushing(&self, topic: &Topic) -> Option<Flushing> {
         self.topics.get(topic).map(|held| held.flushing.clone())
     }
 
-    /// What is held back now, for who does not wait for the flush.
+    /// Returns the waiting events without taking them, for a session that ends its subscription before the flush.
     pub(super) fn held(&self, topic: &Topic, codec: Codec) -> Option<Frame> {
         let held = self.topics.get(topic)?;
         Some(held.events.as_ref()?.frame(codec).clone())
     }
 
-    /// To be called with `flushing` locked, until they are written or queued.
+    /// Takes the waiting events. The caller holds `flushing` until they are written or queued.
     pub(super) fn take(&self, topic: &Topic) -> Option<Encoded> {
         let mut held = self.topics.get_mut(topic)?;
         held.bytes = 0;
         held.events.take()
     }
 
-    /// True if nothing was held back since the last flush: what comes next is a first one again.
+    /// Forgets the topic if no event came since the last flush. Returns true if it did: the next event is a first one
+    /// again.
     pub(super) fn ended(&self, topic: &Topic) -> bool {
         self.topics
             .remove_if(topic, |_, held| held.events.is_none())

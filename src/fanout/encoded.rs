@@ -1,4 +1,4 @@
-//! Events, encoded at most once per codec, however many sockets get them.
+//! Events, encoded at most once per codec for any number of sockets.
 
 use std::{iter, sync::OnceLock};
 
@@ -13,10 +13,10 @@ use crate::protocol::{Codec, Event};
 
 /// The longest header of a WebSocket frame from a server (RFC 6455, 5.2).
 const HEADER_MAX: usize = 10;
-/// Room for a frame without growing, but for its body.
+/// The initial capacity for a frame without its body, large enough for most frames.
 const FRAME_BYTES: usize = 320;
 
-/// One frame as it is on the wire, with its WebSocket header, or some that go out together; clones share the bytes.
+/// The bytes of one or more frames as they are on the wire, with their WebSocket headers. Clones share the bytes.
 #[derive(Clone, Debug)]
 pub struct Frame {
     bytes: Bytes,
@@ -28,7 +28,7 @@ impl Frame {
         Self::encode_in(FRAME_BYTES, codec, frame)
     }
 
-    /// As `encode`, beginning with so much room.
+    /// Encodes a frame like `encode`, with this initial capacity.
     fn encode_in<T: Serialize>(room: usize, codec: Codec, frame: &T) -> Self {
         let mut bytes = Vec::with_capacity(room);
         bytes.resize(HEADER_MAX, 0);
@@ -67,14 +67,14 @@ impl Frame {
         &self.bytes
     }
 
-    /// How many frames these are.
+    /// The number of frames in these bytes.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.into()
     }
 }
 
-/// An event on its way to many sockets, or some that go together.
+/// One or more events on their way to many sockets.
 #[derive(Clone, Debug)]
 pub struct Encoded {
     event: Event,
@@ -94,7 +94,7 @@ impl Encoded {
         }
     }
 
-    /// These go behind.
+    /// Appends the events of `others`.
     pub(super) fn append(&mut self, others: Self) {
         self.more.push(others.event);
         self.more.extend(others.more);
@@ -105,7 +105,7 @@ impl Encoded {
         1 + self.more.len() as u64
     }
 
-    /// About as many as they have encoded.
+    /// The size of the encoded events, approximately.
     pub(super) fn bytes(&self) -> usize {
         iter::once(&self.event).chain(&self.more).map(room).sum()
     }

@@ -1,4 +1,5 @@
-//! Topic → local sockets: the concurrent map. No lock is held longer than it takes to push, or to write to a few sockets.
+//! The concurrent map from topics to local sockets. Its locks are held only to queue frames, or to write to a few
+//! sockets.
 
 mod subscriptions;
 
@@ -34,15 +35,16 @@ use crate::{
     tasks::{Tasks, contain},
 };
 
-/// One session, as far as publications are concerned. Behind an `Arc`'s two counts, what every frame needs of the outbox
-/// is in the same 64 bytes: of a large topic's subscribers, the nearest caches do not hold all.
+/// A session as the receiver of publications. With the layout of [`Outbox`], everything that each frame needs is in the
+/// first 64 bytes after the two counters of an `Arc`, because the subscribers of a large topic do not fit into the
+/// nearest caches.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Subscriber {
     pub outbox: Outbox,
     pub session: SessionId,
     pub user: UserId,
-    /// `None` once it has left, so that nothing subscribes it again.
+    /// `None` once the session has left, so that nothing subscribes it again.
     subscriptions: Mutex<Option<Subscriptions>>,
 }
 
@@ -59,28 +61,30 @@ impl Subscriber {
     }
 }
 
-/// Of larger topics frames are queued: whoever publishes is not to be held up by so many writes.
+/// Sockets of a topic up to which frames are written at once. Above this size frames are queued for the sessions to
+/// write, so that publishing stays fast.
 const AT_ONCE_MAX: usize = 2_000;
-/// Up to so many subscribers are written to while the map is locked; of more, a copy is made first.
+/// Sockets of a topic up to which frames are written while the map is locked. Above this size they are written to from
+/// a copy of the list.
 const HELD_MAX: usize = 4;
 type Sessions = IndexMap<SessionId, Arc<Subscriber>>;
 
-/// Who is subscribed to a topic, and how long it takes to write to all of them.
+/// The subscribers of a topic, and the time that writing to all of them takes.
 #[derive(Default)]
 struct Subscribers {
-    /// Dense, because it is walked for every message; by session, because sessions leave.
+    /// Dense, because each publication walks it. Keyed by session, so that a session can be removed.
     sessions: Sessions,
-    /// The same, to be walked without holding the map; made when it is needed.
+    /// A copy of `sessions`, to be walked without locking the map. It is made when it is needed.
     shared: OnceLock<Arc<[Arc<Subscriber>]>>,
-    /// Sessions that ask to look into a channel. They count as interested, and are sent nothing yet.
+    /// Sessions that request to see a channel. They count as interested, but receive nothing yet.
     asking: Option<Box<Sessions>>,
     pace: Pace,
-    /// It was large once: something may be held back.
+    /// The topic was once large enough for coalescing, so events may wait.
     coalesced: AtomicBool,
 }
 
 impl Subscribers {
-    /// With room for one: what most topics have, their user's own.
+    /// Creates an empty list with capacity for one: most topics have one subscriber, the session of their user.
     fn of_one() -> Self {
         Self {
             sessions: IndexMap::with_capacity(1),
@@ -98,7 +102,7 @@ impl Subscribers {
         asking.is_some_and(|asking| asking.contains_key(&session))
     }
 
-    /// True if the session was asking, which it is not any more.
+    /// Ends the request of a session. Returns true if it had one.
     fn asks_no_more(&mut self, session: SessionId) -> bool {
         let Some(asking) = &mut self.asking else {
             return false;
@@ -110,19 +114,19 @@ impl Subscribers {
         asked
     }
 
-    /// All sessions that are subscribed, or ask to be.
+    /// Returns all sessions that are subscribed or request to be.
     fn everyone(&self) -> Vec<Arc<Subscriber>> {
         let asking = self.asking.iter().flat_map(|asking| asking.values());
         self.sessions.values().chain(asking).cloned().collect()
     }
 
-    /// How many those are.
+    /// The number of sessions that are subscribed or request to be.
     fn count(&self) -> usize {
         self.sessions.len() + self.asking.as_ref().map_or(0, |asking| asking.len())
     }
 }
 
-/// All subscriptions of this gateway's sessions.
+/// The subscriptions of all sessions of this gateway.
 pub struct Hub {
     topics: DashMap<Topic, Subscribers, RandomState>,
     coalescing: Coalescing,
@@ -134,7 +138,7 @@ pub struct Hub {
     tasks: Tasks,
 }
 
-/// Holds nothing back.
+/// A hub without coalescing.
 impl Default for Hub {
     fn default() -> Self {
         Self::new(Coalesce::default(), Tasks::default())
@@ -156,7 +160,7 @@ impl Hub {
         }
     }
 
-    /// Everything that any session is subscribed to.
+    /// Returns all topics that a session is subscribed to.
     #[must_use]
     pub fn topics(&self) -> Vec<Topic> {
         self.topics.iter().map(|t| t.key().clone()).collect()
@@ -173,21 +177,21 @@ impl Hub {
         }
     }
 
-    /// How many sessions are subscribed to the topic, or ask to be.
+    /// The number of sessions that are subscribed to the topic or request to be.
     #[must_use]
     pub fn subscribers(&self, topic: &Topic) -> usize {
         self.topics.get(topic).map_or(0, |s| s.count())
     }
 
-    /// The sessions of a user here.
+    /// Returns the sessions of a user on this gateway.
     #[must_use]
     pub fn sessions_of(&self, user: &UserId) -> Vec<Arc<Subscriber>> {
         let sessions = self.topics.get(&Topic::User(user.clone()));
         sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
     }
 
-    /// Writes an event to every subscriber of the topic, or queues it: now, or in a moment together with others. Events
-    /// keep the order of these calls, one after the other.
+    /// Writes an event to each subscriber of the topic, or queues it; with coalescing, it does so later and together
+    /// with others. Events keep the order of the calls, which must not be concurrent.
     pub fn deliver(self: &Arc<Self>, topic: &Topic, event: &Encoded) {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
@@ -211,7 +215,7 @@ impl Hub {
                         hub.clone()
                             .flush_later(topic.clone(), left, flushing.clone())
                     };
-                    // After a panic, what it had taken is missing, as a gap shows; what comes next is not.
+                    // A panic loses only the events that this flush had taken. Clients see the gap and fetch them.
                     while contain("a flush", "held-back events", later())
                         .await
                         .is_none()
@@ -223,7 +227,7 @@ impl Hub {
         self.events_held.increment(1);
     }
 
-    /// Flushes what is held back of a topic, window by window, until there was none in one.
+    /// Flushes the waiting events of a topic after each window, until a window ends without any.
     async fn flush_later(self: Arc<Self>, topic: Topic, left: Duration, flushing: Flushing) {
         let mut window = left;
         loop {
@@ -250,7 +254,7 @@ impl Hub {
         }
     }
 
-    /// One buffer, shared by all.
+    /// Writes or queues an event for each subscriber. All of them share one buffer per codec.
     fn send(&self, topic: &Topic, subscribers: Ref<'_, Topic, Subscribers>, event: &Encoded) {
         let count = subscribers.sessions.len();
         let began = self.now_us();
@@ -288,7 +292,7 @@ impl Hub {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or_default()
     }
 
-    /// Closes all sessions of a user here; returns how many.
+    /// Closes all sessions of a user on this gateway. Returns their number.
     pub fn disconnect(&self, user: &UserId, code: CloseCode) -> usize {
         let sessions = self.sessions_of(user);
         for session in &sessions {
@@ -297,7 +301,7 @@ impl Hub {
         sessions.len()
     }
 
-    /// Counts a session in. Counted out when what this returns is dropped.
+    /// Counts a session until the returned value is dropped.
     #[must_use]
     pub fn admit(self: &Arc<Self>) -> Admitted {
         self.sessions.fetch_add(1, Ordering::AcqRel);
@@ -310,7 +314,7 @@ impl Hub {
     }
 }
 
-/// A session that is counted.
+/// A counted session.
 pub struct Admitted(Arc<Hub>);
 
 impl Drop for Admitted {
@@ -351,7 +355,8 @@ pub(super) mod tests {
         }))
     }
 
-    /// A hub that holds back for 2 ms what goes to two sockets, and nothing that goes to one; a topic with two.
+    /// Returns a topic with two subscribers, and a hub that coalesces for 2 ms with two sockets and not at all with
+    /// one.
     fn coalescing() -> (Arc<Hub>, Topic, [Arc<Subscriber>; 2]) {
         let coalesce = Coalesce {
             per_socket: Duration::from_micros(999),
@@ -366,7 +371,7 @@ pub(super) mod tests {
         (hub, topic, both)
     }
 
-    /// Of all that is queued, how many frames go out together each time.
+    /// Takes everything queued. Returns how many frames each write contains.
     fn counts(subscriber: &Subscriber) -> Vec<u64> {
         let mut frames = VecDeque::new();
         let taken = subscriber.outbox.take(&mut frames).now_or_never();

@@ -1,5 +1,5 @@
-//! The sockets of this gateway: who is subscribed to what, the queue of each socket, and the way past it. A publication
-//! is encoded once per codec and shared by all of them.
+//! The fan-out of events to this gateway's sockets: the subscriptions, a queue for each socket, and writes past that
+//! queue. Each event is encoded once per codec, and all sockets share the bytes.
 
 mod coalescing;
 mod encoded;

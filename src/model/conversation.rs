@@ -1,4 +1,4 @@
-//! What a conversation is, and who is in it.
+//! Conversations and their participants.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,15 +7,15 @@ use super::{Millis, Seq, UserId};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Two users (or one with themselves). Nobody joins or leaves.
+    /// A direct conversation of two users, or of one user with themselves. Nobody joins or leaves it.
     Dm,
-    /// Up to a configured number of participants; fans out on write.
+    /// A conversation with a configured maximum of participants; it fans out on write.
     Group,
-    /// Participants without bound; fans out on read.
+    /// A conversation without a maximum of participants; it fans out on read.
     Channel,
 }
 
-/// Who may do what: an owner everything, an admin all but make owners, a member post.
+/// The rights of a participant: a member posts, an admin does everything but appoint owners, an owner does everything.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, utoipa::ToSchema,
 )]
@@ -26,7 +26,7 @@ pub enum Role {
     Owner,
 }
 
-/// Who may send messages.
+/// The participants who may send messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Posting {
@@ -44,24 +44,24 @@ pub struct Details {
     #[schema(value_type = String)]
     pub created_by: UserId,
     pub posting: Posting,
-    /// Listed, and anyone may join.
+    /// Listed for everyone, and open for everyone to join.
     pub public: bool,
 }
 
-/// A user in a conversation, or one who was.
+/// A current or former participant of a conversation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Participant {
     pub user: UserId,
     pub role: Role,
     pub joined_seq: Seq,
-    /// Set when they left; higher than `joined_seq` means that they are gone.
+    /// The seq at which they last left. They are gone if it is higher than `joined_seq`.
     pub left_seq: Option<Seq>,
     pub delivered_seq: Seq,
     pub read_seq: Seq,
 }
 
 impl Participant {
-    /// Who joins starts with everything before read.
+    /// Returns a participant who joins at `seq`. Everything before `seq` counts as read.
     #[must_use]
     pub fn joining(user: UserId, role: Role, seq: Seq) -> Self {
         Self {

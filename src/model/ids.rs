@@ -1,4 +1,4 @@
-//! Who and what: identifiers, each its own type so that none is mistaken for another.
+//! Identifiers. Each has its own type, so that the compiler finds a confusion.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -15,13 +15,15 @@ pub enum InvalidId {
     Characters,
 }
 
-/// A user, by the name the token's `sub` gives: 1 to 64 bytes, no white space, no control characters.
+/// A user id, from the token's `sub`: 1 to [`USER_ID_BYTES_MAX`] bytes without white space and control characters.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UserId(Arc<str>);
 
 impl UserId {
+    /// Checks `text` and makes it a user id.
+    ///
     /// # Errors
-    /// [`InvalidId`] when `text` is empty, too long, or holds a character that is not allowed.
+    /// [`InvalidId`] if `text` is empty, too long, or contains a character that is not allowed.
     pub fn new(text: &str) -> Result<Self, InvalidId> {
         if text.is_empty() || text.len() > USER_ID_BYTES_MAX {
             return Err(InvalidId::Length(text.len()));
@@ -32,7 +34,7 @@ impl UserId {
         Ok(Self(text.into()))
     }
 
-    /// No person: for what gateways do by themselves. Whoever is called so may do no more than anybody.
+    /// Returns the actor of the gateways' own operations. A user with the same id gets no additional rights.
     #[must_use]
     pub fn gateway() -> Self {
         Self("gateway".into())
@@ -88,7 +90,7 @@ impl<'de> Deserialize<'de> for UserId {
     }
 }
 
-/// A UUID on the wire: text in readable formats, 16 bytes in binary ones; either is understood in both.
+/// Defines a UUID type. It is text in readable formats and 16 bytes in binary ones; both are read in both.
 macro_rules! uuid_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -157,28 +159,28 @@ impl de::Visitor<'_> for AnyUuid {
 }
 
 uuid_id! {
-    /// A conversation. A dm's is computed from its two users (version 5), every other one is random
-    /// (version 4 or 7), so that nobody can take a dm's id for a group.
+    /// A conversation. The id of a dm is computed from its two users (version 5). All others are random (version 4 or
+    /// 7), so that nobody can create a group with the id of a dm.
     ConversationId
 }
 uuid_id! {
-    /// Made up by the sender for each message: the same id is the same message, however often it is sent.
+    /// A message's id, chosen by its sender. Two requests with the same id are the same message.
     ClientId
 }
 uuid_id! {
-    /// A time UUID (version 1). For people and other systems; order never depends on it.
+    /// A time UUID (version 1), for people and other systems. Order never depends on it.
     MessageId
 }
 uuid_id! {
-    /// One gateway process; a new one at each start.
+    /// A gateway process. Each start has a new id.
     GatewayId
 }
 
-/// The name space of dm ids; part of the on-disk format, never to change.
+/// The name space of dm ids. It is part of the stored format and must never change.
 const DM_NAMESPACE: Uuid = Uuid::from_u128(0x6d9c_5d0e_0b0f_4a53_8a0e_6d2f_3c41_77d1);
 
 impl ConversationId {
-    /// The one dm of these two users, whichever asks first. A user may have one with themselves.
+    /// Returns the id of the dm of these two users, in either order. A user may have one with themselves.
     #[must_use]
     pub fn dm(one: &UserId, other: &UserId) -> Self {
         let (low, high) = if one <= other {
@@ -186,7 +188,7 @@ impl ConversationId {
         } else {
             (other, one)
         };
-        // User ids hold no control characters: the separator cannot be part of one.
+        // User ids contain no control characters, so the separator cannot be part of one.
         let name = format!("{low}\u{0}{high}");
         Self(Uuid::new_v5(&DM_NAMESPACE, name.as_bytes()))
     }
@@ -203,7 +205,7 @@ impl ConversationId {
     }
 }
 
-/// One client connection of this gateway.
+/// A client connection of this gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
@@ -213,14 +215,14 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// What a session can be subscribed to and a gateway interested in.
+/// A subject that sessions subscribe to, and gateways with such sessions are interested in.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Topic {
-    /// Everything addressed to one user: messages of dms and groups, receipts, typing.
+    /// All events for one user: messages of dms and groups, receipts, typing.
     User(UserId),
     /// The messages of one channel.
     Channel(ConversationId),
-    /// One user's going online and offline.
+    /// The presence of one user: online or offline.
     Presence(UserId),
 }
 
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!(id, ConversationId::dm(&user("bob"), &user("alice")));
         assert_ne!(id, ConversationId::dm(&user("alice"), &user("bobby")));
         assert!(!id.may_be_chosen());
-        // Part of the format: the same in every version.
+        // The id is part of the stored format: it must be the same in every version.
         assert_eq!(id.to_string(), "3ed719bc-703a-5957-93c7-9bce59d4ad0e");
     }
 

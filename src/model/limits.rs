@@ -1,48 +1,50 @@
-//! Every bound that is not a setting: its name, its unit, its reason.
+//! All limits that are not settings, each with its unit and its reason.
 
 /// Bytes of a user id. It is part of keys and of every event.
 pub const USER_ID_BYTES_MAX: usize = 64;
 
-/// Entries of one conversation between their append and the moment they are settled (committed, and their
-/// membership changes applied). A takeover has at most this many uncertain entries to look at.
+/// Entries of one conversation that are appended but not settled (committed, with their membership changes applied). A
+/// takeover has at most this many uncertain entries to settle.
 pub const APPENDS_IN_FLIGHT_MAX: usize = 64;
 
-/// Entries a takeover reads below the newest row, and an owner keeps in memory at least as client ids:
-/// twice the window, so that a repeated client id within it is always noticed.
+/// Entries that a takeover reads below the newest row, and the minimum of client ids that an owner keeps in memory. It
+/// is twice the window of uncertain entries, so that a repeated client id in the window is always noticed.
 pub const TAIL_ENTRIES: u64 = 2 * APPENDS_IN_FLIGHT_MAX as u64;
 
-/// Newest entries an owner keeps in memory for history and resume.
+/// Newest entries that an owner keeps in memory for history and resume.
 pub const RECENT_ENTRIES: usize = 64;
 
-/// Client ids an owner remembers; older ones are found in `sends` when the frame says `retry`.
+/// Client ids that an owner remembers. It finds older ones in `sends` if the frame says `retry`.
 pub const RECENT_CLIENT_IDS: usize = 1024;
 
-/// Operations waiting for one conversation's owner, and read and delivered marks that it is storing; one more is refused
-/// with `unavailable`.
+/// Operations that wait for one conversation's owner, plus the read and delivered marks that it is storing. Above this,
+/// requests are refused with `unavailable`.
 pub const MAILBOX_OPERATIONS_MAX: usize = 1024;
-/// Of these, what is kept free of reads: however many want to read, there is room for messages.
+/// The part of [`MAILBOX_OPERATIONS_MAX`] that reads may not use, so that there is always room for messages.
 pub const MAILBOX_OPERATIONS_KEPT: usize = 256;
 
-/// Questions to the store that one conversation's owner has open at once.
+/// Store queries that one conversation's owner runs at once.
 pub const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
 
-/// One user's share of `limits.open_conversations`: a 16th, and at least 64, is open because of their requests. For one
-/// more, the one of these that was not used for longest is evicted.
+/// One user's share of `limits.open_conversations`: a 16th, but at least [`USER_OPEN_MIN`]. These are open because of
+/// that user's requests. Above the share, the user's least recently used one is evicted.
 pub const USER_OPEN_PART: usize = 16;
 pub const USER_OPEN_MIN: usize = 64;
-/// Conversations that wait until one more of their user's has been evicted: as many as one session may ask for at once.
+/// Conversations of one user that wait until another one of that user is evicted: as many as one session can request at
+/// once.
 pub const OPENING_OF_USER_MAX: usize = REQUESTS_IN_FLIGHT_MAX;
-/// Conversations of all users that wait until others have been evicted; for one more, requests get `unavailable`.
+/// Conversations of all users that wait until others are evicted. Above this, requests are refused with `unavailable`.
 pub const OPENING_MAX: usize = 4_096;
-/// One user's part of those that may still wait: a 32nd, so that nobody has less than their 64 before half of them wait, and
-/// there is something left for one who comes later.
+/// One user's part of the places that are free in [`OPENING_MAX`]: a 32nd. A user can always have
+/// [`OPENING_OF_USER_MAX`] waiting until half of all places are taken, and some places stay free for later users.
 pub const OPENING_PART: usize = OPENING_MAX / 2 / OPENING_OF_USER_MAX;
 
-/// Conversations that are loaded at once; more wait. Each reads up to [`TAIL_ENTRIES`] entries, which are counted only when
-/// they are read: of the largest messages (16 KiB of text and ten long links) 4.7 MB, and for a moment twice that. With those
-/// below 16 at once, so 75 MB, and for a moment twice that.
+/// Conversations that load at once; more wait. Each load reads up to [`TAIL_ENTRIES`] entries, which are counted only
+/// once they are read. With the largest messages (16 KiB of text and ten long links) that is 4.7 MB, and for a moment
+/// twice that. Together with [`LOADS_AGAIN_MAX`] 16 load at once: 75 MB, and for a moment twice that.
 pub const LOADS_MAX: usize = 12;
-/// Loads that go on at once after the store did not answer them, besides those above: they hold up no others.
+/// Additional loads that retry at once because the store did not answer. They have their own limit so that they delay
+/// no others.
 pub const LOADS_AGAIN_MAX: usize = 4;
 
 /// Participants of a channel whose role an owner keeps in memory.
@@ -51,88 +53,90 @@ pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;
 /// Entries of one page of history, whatever the client asks for.
 pub const PAGE_ENTRIES_MAX: usize = 200;
 
-/// Entries of one page of history when the client does not say.
+/// Entries of one page of history if the client names no number.
 pub const PAGE_ENTRIES_DEFAULT: usize = 50;
 
-/// Entries that are being read from the store for pages at once, by all sessions; more wait. Of the largest messages
+/// Entries that all sessions together read from the store for pages at once; more reads wait. With the largest messages
 /// (16 KiB of text and ten long links) these are 90 MB.
 pub const READ_ENTRIES_MAX: usize = 1_600;
 
-/// Items of one page of inbox, participants or public conversations.
+/// Items of one page of the inbox, of participants or of public conversations.
 pub const PAGE_ITEMS_MAX: usize = 500;
 
-/// Rows that one request for participants or public conversations looks at: it passes over those of former participants,
-/// and of what is not public any more, and answers with what it has found by then and from where to go on.
+/// Rows that one request for participants or public conversations reads. It skips rows of former participants and of
+/// conversations that are private again. At this limit it answers with the items found and where to continue.
 pub const SCAN_ROWS_MAX: usize = 2_000;
 
-/// Entries pushed for one cursor at resume; more is a `resync`.
+/// Entries pushed for one cursor at resume. Above this, the client gets a `resync`.
 pub const RESUME_ENTRIES_MAX: u64 = 500;
 
-/// Bytes of these entries in memory; after so many a `resync` follows. They are read a page at a time.
+/// Bytes in memory of the entries pushed for one cursor at resume. They are read page by page; above this, a `resync`
+/// follows.
 pub const RESUME_BYTES_MAX: usize = 4 << 20;
 
-/// Entries pushed for all cursors of one resume; conversations beyond that get a `resync` each.
+/// Entries pushed for all cursors of one resume. Each conversation beyond that gets a `resync`.
 pub const RESUME_ENTRIES_TOTAL_MAX: u64 = 2_000;
 
 /// Cursors of one `connect`.
 pub const CURSORS_MAX: usize = 5_000;
 
-/// Cursors of one `connect` for conversations that are not in the user's inbox; more are ignored.
+/// Cursors of one `connect` for conversations that are not in the user's inbox. More are ignored.
 pub const UNKNOWN_CURSORS_MAX: usize = 100;
 
 /// Bytes of a conversation's name.
 pub const NAME_BYTES_MAX: usize = 256;
 
-/// The most that the setting `limits.group_participants` may allow: a group's creation names all of them in one entry.
+/// The largest value of the setting `limits.group_participants`. The entry that creates a group names all participants.
 pub const GROUP_PARTICIPANTS_MAX: usize = 10_000;
 
-/// Links of one message.
+/// Attachments of one message.
 pub const ATTACHMENTS_MAX: usize = 10;
 
-/// Bytes of an attachment's link, and of its name and type together.
+/// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 
-/// Characters of a body shown in the inbox.
+/// Characters of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 
-/// Users one session may watch.
+/// Users that one session may watch.
 pub const WATCHED_MAX: usize = 500;
 
-/// Channels one session may look into without having joined.
+/// Channels that one session may subscribe to without having joined them.
 pub const SUBSCRIPTIONS_MAX: usize = 100;
 
 /// Other conversations or users that one request asks about at once.
 pub const HEADS_AT_ONCE: usize = 16;
 
-/// Channels that a user may be in and still join one more: each of their sessions keeps a place in each.
+/// Channels that a user may be in and still join another. Each of the user's sessions is subscribed to each of them.
 pub const CHANNELS_JOINED_MAX: usize = 5_000;
 
-/// Channels that a session begins or ends to follow while the others who do so wait.
+/// Channels that a session subscribes to or leaves in one step, while other sessions that do the same wait.
 pub const CHANNELS_AT_ONCE: usize = 100;
 
-/// Channels that a user may be removed from while one of their sessions connects; at one more it must connect again.
+/// Channels that a user may be removed from while one of their sessions connects. Above this, the session is closed and
+/// must connect again.
 pub const REMOVED_WHILE_CONNECTING_MAX: usize = 100;
 
-/// Requests of one session under way at once; with more, its socket is not read.
+/// Concurrent requests of one session. At this number its socket is not read.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 64;
 
 /// Conversations whose inbox rows wait to be written. At this number, appends are refused with `unavailable`.
 pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
 
-/// Files of the embedded store that stay open. Others are opened when they are read.
+/// Files that the embedded store keeps open. It opens others when it reads them.
 pub const STORE_FILES_OPEN_MAX: usize = 256;
 
-/// Open files that client connections never take: those of the store, and 512 for what it writes, links to other gateways,
-/// nodes of Cassandra, the internal port, and connections that are being refused.
+/// Open files that client connections never use: those of the store, and 512 for its writes, links to other gateways,
+/// Cassandra nodes, the internal port, and connections that are being refused.
 pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;
 
-/// What a `connect` costs, counted as bytes asked for: a token is checked, an inbox read, other gateways are told.
+/// The cost of a `connect` in the byte rate of its user: it checks a token, reads an inbox and informs other gateways.
 pub const CONNECT_BYTES: usize = 128 << 10;
 
 /// Connections of the internal port.
 pub const INTERNAL_CONNECTIONS_MAX: usize = 128;
 
-/// Connections above a limit that are told so at the same time; any more are closed without a word.
+/// Connections above a limit that are answered with the reason at once. More are closed without an answer.
 pub const REFUSALS_AT_ONCE_MAX: usize = 64;
 
 const _: () = assert!(INTERNAL_CONNECTIONS_MAX + 2 * REFUSALS_AT_ONCE_MAX <= 256);

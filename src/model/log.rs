@@ -1,41 +1,41 @@
-//! A conversation is a log of entries, numbered without gaps; its seq is the only clock.
+//! The log of a conversation: entries numbered without gaps. The seq is its only clock.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ClientId, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS};
 
-/// An entry's place in its conversation: 1, 2, 3 … without gaps.
+/// The position of an entry in its conversation: 1, 2, 3 … without gaps.
 pub type Seq = u64;
 
-/// A change's place in the log of edits, deletions and reactions of its conversation.
+/// The position of a change in its conversation's log of edits, deletions and reactions.
 pub type Rev = u64;
 
-/// The ring version under which an owner wrote.
+/// The ring version under which an owner wrote a row.
 pub type Epoch = u64;
 
-/// Milliseconds since 1970, UTC. For people; nothing is ordered by it.
+/// Milliseconds since 1970, UTC. It is shown to people; nothing is ordered by it.
 pub type Millis = i64;
 
-/// How far a client has got in one conversation. On the wire: `[seq, rev]`.
+/// The position that a client has reached in one conversation. On the wire: `[seq, rev]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Cursor(pub Seq, pub Rev);
 
-/// A link to something stored elsewhere.
+/// A link to a file that is stored elsewhere.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Attachment {
-    /// Where it is: `https://…` or `http://…`.
+    /// The address of the file: `https://…` or `http://…`.
     pub url: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its media type, such as `image/png`.
+    /// The media type of the file, such as `image/png`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mime: Option<String>,
-    /// Its size in bytes.
+    /// The size of the file in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
 }
 
-/// What an entry says.
+/// The content of an entry: a message or a change of the conversation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Content {
     Text {
@@ -47,7 +47,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// Text, and nothing else.
+    /// Returns a message of text only, without attachments.
     pub fn text(body: impl Into<String>) -> Self {
         Self::Text {
             body: body.into(),
@@ -56,7 +56,7 @@ impl Content {
         }
     }
 
-    /// Whether the conversation is not public once this has happened, whatever it was before.
+    /// Whether this entry makes the conversation private, whatever it was before.
     #[must_use]
     pub fn makes_private(&self) -> bool {
         matches!(
@@ -69,7 +69,7 @@ impl Content {
     }
 }
 
-/// Something that happened to the conversation itself.
+/// A change of the conversation or of its participants.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "change", rename_all = "snake_case")]
 pub enum SystemChange {
@@ -78,7 +78,7 @@ pub enum SystemChange {
         name: Option<String>,
         posting: Posting,
         public: bool,
-        /// Everyone who is in it from the start, the creator first.
+        /// All initial participants, the creator first.
         #[schema(value_type = Vec<String>)]
         participants: Vec<UserId>,
     },
@@ -107,19 +107,19 @@ pub enum SystemChange {
     },
 }
 
-/// Not yet accepted: it has no place in the log.
+/// A message that is not accepted yet and so has no position in the log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Draft {
     pub sender: UserId,
     pub client_id: ClientId,
     pub content: Content,
-    /// When it was written, if that is not now: an imported message.
+    /// The time at which an imported message was written. `None` means now.
     pub at: Option<Millis>,
-    /// The sender may have sent it before: look further back than memory goes.
+    /// The sender may have sent the message before, so the owner also searches stored client ids.
     pub retry: bool,
 }
 
-/// It has its place.
+/// A message or system change with its position in the log.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub seq: Seq,
@@ -131,7 +131,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What the inbox shows of it.
+    /// Returns the text that the inbox shows for this entry: at most [`PREVIEW_CHARS`] characters.
     #[must_use]
     pub fn preview(&self) -> String {
         let whole = match &self.content {
@@ -144,7 +144,7 @@ impl Entry {
             Content::System(_) => "",
         };
         let first = match whole.as_bytes().first_chunk::<PREVIEW_CHARS>() {
-            // No more characters than bytes.
+            // Text of fewer bytes also has fewer characters.
             None => whole,
             Some(bytes) if bytes.is_ascii() => &whole[..PREVIEW_CHARS],
             Some(_) => {

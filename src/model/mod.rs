@@ -1,4 +1,4 @@
-//! The words of the domain: plain values, no I/O, no clock. Every room speaks them; this one imports nothing.
+//! The domain's values: plain types without I/O or a clock. Every module may use them; they use no other module.
 
 mod conversation;
 mod ids;

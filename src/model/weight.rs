@@ -1,8 +1,8 @@
-//! How many bytes of memory values hold. Counted high rather than low: what several share, each of them counts.
+//! The memory that values use, in bytes. Estimates are high: every holder of a shared value counts all of it.
 
 use super::{Attachment, Content, Entry, Last, Participant, SystemChange, UserId};
 
-/// What an allocation costs besides its bytes: the counters of an `Arc`, rounding, the allocator's own records.
+/// The overhead of one allocation: the counters of an `Arc`, rounding, and the allocator's own records.
 pub const ALLOCATION_BYTES: usize = 32;
 
 fn text(text: &str) -> usize {
@@ -14,7 +14,7 @@ fn optional(value: Option<&String>) -> usize {
 }
 
 impl UserId {
-    /// Bytes held besides the value itself.
+    /// The bytes used in addition to the value itself.
     #[must_use]
     pub fn weight(&self) -> usize {
         text(self.as_str())
@@ -53,7 +53,7 @@ impl SystemChange {
 }
 
 impl Content {
-    /// Bytes held besides the value itself.
+    /// The bytes used in addition to the value itself.
     #[must_use]
     pub fn weight(&self) -> usize {
         match self {
@@ -71,7 +71,7 @@ impl Content {
 }
 
 impl Entry {
-    /// Bytes held by an entry in an `Arc`.
+    /// The bytes that an entry in an `Arc` uses.
     #[must_use]
     pub fn weight(&self) -> usize {
         ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + self.content.weight()
@@ -79,7 +79,7 @@ impl Entry {
 }
 
 impl Last {
-    /// Bytes held by one in an `Arc`.
+    /// The bytes that a `Last` in an `Arc` uses.
     #[must_use]
     pub fn weight(&self) -> usize {
         ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + text(&self.preview)
@@ -87,7 +87,7 @@ impl Last {
 }
 
 impl Participant {
-    /// Bytes held by a participant in a map by its user.
+    /// The bytes that a participant uses in a map keyed by user.
     #[must_use]
     pub fn weight(&self) -> usize {
         size_of::<(UserId, Self)>() + self.user.weight()

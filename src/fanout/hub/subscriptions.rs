@@ -1,4 +1,4 @@
-//! What one session is subscribed to, and why.
+//! The subscriptions of one session, and their reasons.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -9,18 +9,19 @@ use crate::{
     protocol::CloseCode,
 };
 
-/// Why a session is subscribed to a topic.
+/// The reason why a session is subscribed to a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reason {
-    /// Its user is in the channel, or the topic is the user's own.
+    /// The user participates in the channel, or the topic is the user's own.
     Participant,
-    /// It asked for it, and the request is still under way. Of a channel, nothing is sent to it yet.
+    /// The session requested the topic, and the request is not confirmed yet. Events of a channel are not sent to it
+    /// yet.
     Asking,
-    /// It asked for it: a spectator of a public channel, or somebody who watches a user.
+    /// The session requested the topic: as a spectator of a public channel, or to watch a user.
     Asked,
 }
 
-/// The session would have asked for more topics than it may.
+/// The error of a request for more topics than one session may have.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany;
 
@@ -33,14 +34,14 @@ pub(super) struct Subscription {
 #[derive(Debug)]
 pub(super) struct Subscriptions {
     pub list: Vec<Subscription>,
-    /// How many of the list were asked for.
+    /// The numbers of requested topics in `list`: channels, then users.
     channels_requested: u32,
     users_requested: u32,
-    /// `None` once it is connected.
+    /// Removals that arrived while the session connects. `None` once it is connected.
     removed: Option<Box<Removed>>,
 }
 
-/// Channels that a session's user was removed from while it connects.
+/// The channels from which a session's user was removed while the session connects.
 #[derive(Debug, Default)]
 struct Removed(Vec<Topic>);
 
@@ -54,7 +55,7 @@ impl Subscriptions {
         }
     }
 
-    /// How many topics of this one's kind the session asked for.
+    /// The number of requested topics of the same kind as `like`.
     pub(super) fn requested(&mut self, like: &Topic) -> &mut u32 {
         match like {
             Topic::Channel(_) => &mut self.channels_requested,
@@ -62,7 +63,7 @@ impl Subscriptions {
         }
     }
 
-    /// How many topics were not asked for: channels that its user is in, and the user's own.
+    /// The number of topics that were not requested: the channels of the user, and the user's own topic.
     fn rights(&self) -> usize {
         let requested = self.channels_requested + self.users_requested;
         self.list.len() - requested as usize
@@ -73,13 +74,13 @@ impl Subscriptions {
             *self.requested(&topic) += 1;
         }
         if self.list.is_empty() {
-            // What most sessions have: their user's own topic.
+            // Most sessions have only their user's own topic.
             self.list.reserve_exact(1);
         }
         self.list.push(Subscription { topic, reason });
     }
 
-    /// The session is subscribed already: a spectator who joins is a participant from now on.
+    /// Changes the reason of an existing subscription if a spectator becomes a participant.
     pub(super) fn promote(&mut self, topic: &Topic, reason: Reason) {
         let known = self.list.iter_mut().find(|known| known.topic == *topic);
         if let Some(known) = known
@@ -91,14 +92,14 @@ impl Subscriptions {
         }
     }
 
-    /// Its user was added again.
+    /// Forgets that the user was removed from the channel, because the user was added again.
     pub(super) fn not_removed(&mut self, topic: &Topic) {
         if let Some(removed) = &mut self.removed {
             removed.0.retain(|known| known != topic);
         }
     }
 
-    /// Takes those of these topics that are subscribed to for such a reason, in one pass.
+    /// Removes the subscriptions to these topics whose reason matches, in one pass. Returns their topics.
     pub(super) fn end(&mut self, topics: &[Topic], which: impl Fn(Reason) -> bool) -> Vec<Topic> {
         let topics: HashSet<&Topic> = topics.iter().collect();
         let ends = |known: &mut Subscription| topics.contains(&known.topic) && which(known.reason);
@@ -113,19 +114,19 @@ impl Subscriptions {
 }
 
 impl Subscriber {
-    /// How many channels the session is subscribed to because its user is in them.
+    /// The number of channels to which the session is subscribed as a participant.
     #[must_use]
     pub fn channels(&self) -> usize {
         let subscriptions = lock(&self.subscriptions);
         let rights = subscriptions.as_ref().map_or(0, Subscriptions::rights);
-        // One is the user's own topic.
+        // One of them is the user's own topic.
         rights.saturating_sub(1)
     }
 }
 
 impl Hub {
-    /// Subscribes a session, unless it has left, because of who its user is: a channel's participant, or the user of a
-    /// topic of their own. Twice is harmless. A spectator becomes a participant.
+    /// Subscribes a session by right: to a channel of its user, or to the user's own topic. It makes a spectator a
+    /// participant. It is idempotent, and does nothing for a session that has left.
     pub fn subscribe(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
             subscriptions.not_removed(topic);
@@ -133,8 +134,8 @@ impl Hub {
         }
     }
 
-    /// Subscribes a session that connects to channels its user is in, but for those that the user was removed from since
-    /// it was registered: that news may have come before this.
+    /// Subscribes a session that connects to the channels of its user, except those from which the user was removed
+    /// since the session was registered: the removal may arrive before this call.
     pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
             let removed = subscriptions.removed.take();
@@ -149,19 +150,20 @@ impl Hub {
         }
     }
 
-    /// The session follows all channels that its user is in: from now on it is subscribed to a channel or it is not.
+    /// Ends the connecting phase: the session is subscribed to all channels of its user, so removals need not be
+    /// remembered.
     pub fn followed(&self, subscriber: &Subscriber) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
             subscriptions.removed = None;
         }
     }
 
-    /// Notes that a session asks for topics, which are of one kind: all of them, or none. Users are watched at once. Of a
-    /// channel nothing is sent before the request is confirmed: until then it may turn out that the session may not look
-    /// into it, or may not any more.
+    /// Subscribes a session to topics that it requests, all of one kind: to all of them or to none. Presence events are
+    /// sent at once. Events of a channel are sent only after `confirm`, because the session may turn out not to be
+    /// allowed to see them.
     ///
     /// # Errors
-    /// If the session would have asked for more than `max` topics of this kind.
+    /// [`TooMany`] if the session would exceed `max` requested topics of this kind.
     pub fn request(
         &self,
         topics: &[Topic],
@@ -186,7 +188,7 @@ impl Hub {
         Ok(())
     }
 
-    /// A request for these topics succeeded: what is published from now on is sent to the session. False if one of the
+    /// Confirms a request: from now on, events of these topics are sent to the session. Returns false if one of the
     /// subscriptions has ended meanwhile.
     #[must_use]
     pub fn confirm(&self, topics: &[Topic], subscriber: &Arc<Subscriber>) -> bool {
@@ -204,7 +206,7 @@ impl Hub {
         missing.is_empty()
     }
 
-    /// Sends a session that asked for the topic what is published from now on.
+    /// Makes a session that requested the topic a receiver of its events.
     fn activate(&self, topic: &Topic, subscriber: &Arc<Subscriber>) {
         if let Some(mut subscribers) = self.topics.get_mut(topic)
             && subscribers.asks_no_more(subscriber.session)
@@ -215,17 +217,18 @@ impl Hub {
         }
     }
 
-    /// Ends what a request began that failed, unless another one for the same succeeded. Returns what has ended.
+    /// Ends the subscriptions of a request that failed, except those that another request confirmed. Returns the ended
+    /// ones.
     pub fn give_up(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
         self.end(topics, subscriber, |reason| reason == Reason::Asking)
     }
 
-    /// Ends what a session asked for; not what it has as a participant. Returns what has ended.
+    /// Ends requested subscriptions to these topics, but not those of a participant. Returns the ended ones.
     pub fn end_requested(&self, topics: &[Topic], subscriber: &Subscriber) -> Vec<Topic> {
         self.end(topics, subscriber, |reason| reason != Reason::Participant)
     }
 
-    /// Its user is no longer in the channel.
+    /// Ends the subscription of a session whose user was removed from the channel.
     pub fn removed(&self, channel: &Topic, subscriber: &Subscriber) {
         let mut subscriptions = lock(&subscriber.subscriptions);
         let Some(subscriptions) = &mut *subscriptions else {
@@ -233,7 +236,7 @@ impl Hub {
         };
         let channel = std::slice::from_ref(channel);
         self.end_of(subscriptions, channel, subscriber, |_| true);
-        // Also if it was subscribed: the news that its user was added may have come while it connects, too.
+        // A subscribed session needs this too: while it connects, an older list may still subscribe it again.
         if let Some(Removed(removed)) = subscriptions.removed.as_deref_mut() {
             if removed.len() < REMOVED_WHILE_CONNECTING_MAX {
                 removed.extend_from_slice(channel);
@@ -243,7 +246,7 @@ impl Hub {
         }
     }
 
-    /// Ends the subscriptions of everyone who is not in the channel; returns these sessions.
+    /// Ends the subscriptions of all spectators of the channel. Returns their sessions.
     pub fn end_spectators(&self, channel: &Topic) -> Vec<Arc<Subscriber>> {
         let sessions = self.topics.get(channel).map(|s| s.everyone());
         let mut spectators = sessions.unwrap_or_default();
@@ -262,7 +265,7 @@ impl Hub {
         })
     }
 
-    /// Whether what is published is sent to the session.
+    /// Whether events of the topic are sent to the session.
     #[must_use]
     pub fn is_sent(&self, topic: &Topic, session: SessionId) -> bool {
         let subscribers = self.topics.get(topic);
@@ -313,7 +316,7 @@ impl Hub {
         }
     }
 
-    /// Ends those of these subscriptions that the session has for such a reason.
+    /// Ends those subscriptions to these topics whose reason matches. Returns their topics.
     fn end_of(
         &self,
         subscriptions: &mut Subscriptions,
@@ -325,7 +328,7 @@ impl Hub {
         for topic in &ended {
             let flushing = self.coalescing.flushing(topic);
             let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
-            // It was published while this session was subscribed.
+            // The waiting events were published while this session was subscribed.
             let outbox = &subscriber.outbox;
             if self.is_sent(topic, subscriber.session)
                 && let Some(held) = self.coalescing.held(topic, outbox.codec())
@@ -337,14 +340,15 @@ impl Hub {
         ended
     }
 
-    /// What a session that leaves is subscribed to, of which [`Hub::left`] is to be told. Nothing subscribes it again.
+    /// Ends all subscriptions of a session that leaves; nothing subscribes it again. The caller passes the returned
+    /// topics to [`Hub::left`].
     pub fn leave(&self, subscriber: &Subscriber) -> Vec<Topic> {
         let subscriptions = lock(&subscriber.subscriptions).take();
         let subscriptions = subscriptions.map_or_else(Vec::new, |s| s.list);
         subscriptions.into_iter().map(|s| s.topic).collect()
     }
 
-    /// Ends subscriptions of a session that leaves.
+    /// Removes a session that leaves from the subscribers of these topics.
     pub fn left(&self, topics: &[Topic], subscriber: &Subscriber) {
         for topic in topics {
             self.remove(topic, subscriber.session);
@@ -382,8 +386,7 @@ mod tests {
         assert_eq!(subscriptions.end(&[channel], |_| true).len(), 1);
     }
 
-    /// The news that a user was removed from a channel may come before their session has followed the channels that the
-    /// user was in.
+    /// A removal from a channel may arrive before the session that connects is subscribed to its user's channels.
     #[tokio::test]
     async fn who_is_removed_while_connecting_follows_nothing() {
         let hub = Arc::new(Hub::default());
@@ -399,9 +402,9 @@ mod tests {
         hub.followed(&one);
         let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
         assert_eq!(counts, [0, 1, 1]);
-        // One of the two is its own topic, were it a session of the gateway.
+        // `channels` assumes that one of the two is the user's own topic, which this test does not subscribe to.
         assert_eq!(one.channels(), 1);
-        // Once connected, it is subscribed or not: there is nothing to remember.
+        // A connected session is subscribed or it is not: no removal is remembered.
         hub.removed(&gone, &one);
         hub.subscribe(&gone, &one);
         assert_eq!(hub.subscribers(&gone), 1);
