@@ -218,7 +218,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       } catch (thrown) {
         const error = thrown as ChatError;
         if (error.closeCode === BAD_FRAME && ++faults > 1)
-          throw new ChatError('bad_request', `${request.type}: it closed the connection twice`);
+          throw new ChatError('bad_request', `${request.type} closed the connection twice`);
         if (error.temporary && error.code !== 'lost') last = error;
         throw error;
       }
@@ -379,7 +379,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     this.#log('error', message, error);
     if (!this.hasListener('error') && !this.#options.logger && !this.#warned) {
       this.#warned = true;
-      globalThis.console?.warn(`chat: ${message} (on('error') tells all)`);
+      globalThis.console?.warn(`chat: ${message} (see on('error'))`);
     }
     this.emit('error', error);
   }

@@ -178,7 +178,7 @@ export class Connection {
     return new Promise((resolve, reject) => {
       if (this.#socket?.readyState !== 1) return reject(lost());
       const asked = this.#asked.size + this.#queue.length;
-      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait already`));
+      if (asked >= ASKED_MAX) return reject(new ChatError('rate_limited', `${asked} requests wait for an answer`));
       const id = this.#nextId++;
       const data = this.#encode({ ...request, id });
       const send = () => {

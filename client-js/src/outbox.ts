@@ -94,7 +94,7 @@ export class Outbox {
   /** Queues a message. Resolves with its acknowledgement. */
   add(draft: Draft): Promise<Sent> {
     const sent = new Promise<Sent>((resolve, reject) => {
-      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `${OUTBOX_MAX} messages wait already`));
+      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
       else {
         const clientId = uuid();
         this.#waiting.set(clientId, { resolve, reject });
@@ -230,7 +230,7 @@ export class Outbox {
 
   /** Reports once that this tab cannot coordinate with others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.#failed(new Error(`This tab sends on its own: ${error}`));
+    if (!this.#told) this.#failed(new Error(`Tabs cannot share the outbox: ${error}`));
     this.#told = true;
   }
 
@@ -374,7 +374,7 @@ export class Outbox {
     entry.tried = true;
     try {
       if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'it may have been stored: look, then retry or discard it');
+        throw new ChatError('expired', 'it may have been stored: check, then retry or discard it');
       if (entry.dm) {
         await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
         this.dms.delete(conversation);

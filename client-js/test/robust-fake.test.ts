@@ -188,7 +188,7 @@ describe('several tabs', () => {
     await client.connect();
     await client.conversation('c').send('one');
     await client.conversation('c').send('two');
-    expect(errors).toEqual([expect.stringContaining('This tab sends on its own')]);
+    expect(errors).toEqual([expect.stringContaining('Tabs cannot share the outbox')]);
   });
 });
 
