@@ -3,10 +3,10 @@ import { defineConfig } from 'vite';
 const gateway = process.env.GATEWAY ?? 'http://127.0.0.1:8080';
 
 export default defineConfig({
-  // Relative, so that a proxy may serve the page under a path of its own.
+  // Relative URLs let a proxy serve the page under any path.
   base: './',
   build: {
-    // In the repository, and in the gateway: src/gateway/page.rs names each file.
+    // The files are committed and compiled into the gateway: src/gateway/page.rs names each one.
     outDir: 'dist',
     emptyOutDir: true,
     assetsInlineLimit: 0,
@@ -15,7 +15,7 @@ export default defineConfig({
     chunkSizeWarningLimit: 1000,
     rollupOptions: {
       output: {
-        // One file of the page's own: the gateway serves these files, and no others.
+        // The gateway serves a fixed list of files, so all code but MessagePack is in one.
         manualChunks: (id) => (/msgpack/.test(id) ? undefined : 'page'),
         entryFileNames: 'page.js',
         chunkFileNames: '[name].js',

@@ -227,7 +227,7 @@ test('what cannot be loaded says so and can be tried again; nobody sees a field 
   });
   const alice = await people.signIn(context, a);
   await alice.getByRole('button', { name: /Only news/ }).click();
-  await alice.getByText('Only admins post here.').waitFor();
+  await alice.getByText('Only admins can post here.').waitFor();
   expect(await alice.evaluate(() => (globalThis as { seen?: string[] }).seen)).toEqual([]);
   expect(alice.url()).toContain(news.id);
 

@@ -263,7 +263,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
 
   await alice.getByRole('button', { name: 'Details' }).click();
   await alice.getByLabel('Who may post').selectOption('admins');
-  await bob.getByText('Only admins post here.').waitFor();
+  await bob.getByText('Only admins can post here.').waitFor();
   await alice.getByLabel(`Role of ${b}`).selectOption('admin');
   await bob.getByLabel('Message', { exact: true }).waitFor();
   await alice.getByRole('button', { name: `Remove ${c}` }).click();
@@ -290,7 +290,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await write(alice, 'Extra, extra!');
   await carol.locator('.body', { hasText: 'Extra, extra!' }).waitFor();
   await carol.getByRole('button', { name: 'Join' }).click();
-  await carol.getByText('Only admins post here.').waitFor();
+  await carol.getByText('Only admins can post here.').waitFor();
   await carol.getByRole('button', { name: new RegExp(`News ${a}`) }).waitFor();
 });
 

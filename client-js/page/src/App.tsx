@@ -30,7 +30,7 @@ export function App() {
   return <Chat key={session.user} session={session} onSignOut={signOut} />;
 }
 
-/** What the address says: `#/conversation`. */
+/** Returns the conversation that the address names (`#/id`), and a function that changes it. */
 function useRoute(): [string | undefined, (id: string | undefined) => void] {
   const read = () => location.hash.match(/^#\/([0-9a-f-]{36})$/)?.[1];
   const [route, setRoute] = useState(read);
@@ -42,7 +42,7 @@ function useRoute(): [string | undefined, (id: string | undefined) => void] {
   return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
-/** Some browsers throw where storage is forbidden. Messages then wait in memory only. */
+/** Returns the storage of the outbox: IndexedDB, or memory if there is none. Some browsers throw where storage is forbidden. */
 function storageOfBrowser(): OutboxStorage {
   try {
     if (globalThis.indexedDB) return indexedDbStorage();
@@ -55,7 +55,7 @@ function storageOfBrowser(): OutboxStorage {
 function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: string) => void }) {
   const { user, token } = session;
   const [chat, storage] = useMemo(() => {
-    // `/?codec=msgpack`: the smaller frames, which the browser's tools do not show as text.
+    // JSON is the default because the browser's tools show it as text; `/?codec=msgpack` has smaller frames.
     const codec = new URLSearchParams(location.search).get('codec') === 'msgpack' ? 'msgpack' : 'json';
     const storage = storageOfBrowser();
     const chat = new ChatClient(socketUrl(), {
@@ -78,7 +78,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     user,
     storage,
     onSignedOut: (problem) => {
-      // The next user is not in this conversation.
+      // The next user may not be in this conversation.
       history.replaceState(null, '', '#/');
       onSignOut(problem);
     },
@@ -94,7 +94,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       document.title = 'Chat';
     };
   }, [unread]);
-  // Alt and an arrow lead through the conversations, but inside a field they move the cursor.
+  // Alt with an arrow key selects the next conversation, except in a field, where it moves the cursor.
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (!event.altKey || (event.key !== 'ArrowUp' && event.key !== 'ArrowDown')) return;

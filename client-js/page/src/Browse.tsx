@@ -3,7 +3,7 @@ import type { ChatClient, PublicConversation } from '../../src/index.js';
 import { Avatar, Dialog, Skeleton } from './parts.js';
 import { Name } from './words.js';
 
-/** Public groups and channels, to look into. */
+/** The dialog that lists public groups and channels. */
 export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (id: string) => void; onClose: () => void }) {
   const [items, setItems] = useState<PublicConversation[]>([]);
   const [state, setState] = useState<'loading' | 'more' | 'end' | string>('loading');
@@ -20,7 +20,7 @@ export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (i
       setState((error as Error).message);
     }
   };
-  // biome-ignore lint/correctness/useExhaustiveDependencies: once.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once.
   useEffect(() => {
     pages.current = undefined;
     setItems([]);

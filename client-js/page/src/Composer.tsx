@@ -13,6 +13,7 @@ interface Props {
   onSent: () => void;
 }
 
+/** The field to write a message in. */
 export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply, onSent }: Props) {
   const [text, setText] = useState(() => draftOf(user, conversation.id));
   const onTouch = useMedia('(pointer: coarse)');
@@ -20,13 +21,13 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
   const body = text.trim();
   const tooLong = new TextEncoder().encode(body).length > bodyBytes;
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: as high as its text.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the height follows the text.
   useLayoutEffect(() => {
     const area = field.current!;
     area.style.height = 'auto';
     area.style.height = `${Math.min(area.scrollHeight, 200)}px`;
   }, [text]);
-  // Not on a phone, where the keyboard would cover the messages.
+  // On a phone the keyboard would cover the messages, so there the field takes no focus by itself.
   useEffect(() => {
     if (replyTo || matchMedia('(hover: hover)').matches) field.current?.focus();
   }, [replyTo]);
@@ -38,7 +39,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
   };
   const send = () => {
     if (!body || tooLong) return;
-    // What becomes of it, the list shows.
+    // The list shows whether it was sent.
     conversation.send(body, replyTo?.seq ? { replyTo: replyTo.seq } : {}).catch(() => {});
     setText('');
     keepDraft(user, conversation.id, '');
@@ -52,10 +53,10 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
   const pressed = (event: KeyboardEvent) => {
     if (event.key === 'Escape' && replyTo) onCancelReply();
     if (event.key !== 'Enter' || event.shiftKey) return;
-    // In input methods Enter chooses a word. Safari ends the composition before it reports that key: `isComposing` is false
-    // by then, and only the key code 229 is left.
+    // In an input method Enter chooses a word. Safari ends the composition before it reports the key: `isComposing` is then
+    // false, and only the key code 229 tells.
     if (event.nativeEvent.isComposing || event.keyCode === 229) return;
-    // Keyboards on a screen have no Shift and Enter: there Enter begins a new line, and the button sends.
+    // Keyboards on a screen have no Shift+Enter, so there Enter begins a new line and the button sends.
     if (onTouch && !event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
     send();

@@ -14,7 +14,7 @@ interface Props {
   onJump: (seq: number) => void;
 }
 
-/** The place of the details beside the conversation. It takes the focus, and Escape closes it. */
+/** The panel beside the conversation. It takes the focus, and Escape closes it. */
 export function Panel({ onClose, children }: { onClose: () => void; children: ReactNode }) {
   const panel = useRef<HTMLElement>(null);
   useEffect(() => panel.current!.focus(), []);
@@ -25,7 +25,7 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
       aria-label="Details"
       tabIndex={-1}
       onKeyDown={(event) => {
-        // A dialog inside it closes with Escape by itself.
+        // Escape in a dialog inside the panel closes the dialog only.
         if (event.key === 'Escape' && !(event.target as Element).closest('dialog')) onClose();
       }}
     >
@@ -40,12 +40,12 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
   );
 }
 
-/** What a conversation is, who is in it, and what one may change. */
+/** The details and members of a conversation, and the controls to change them. */
 export function Details({ conversation, details, user, title, onJump }: Props) {
   const [members, setMembers] = useState<Participant[]>();
   const [more, setMore] = useState(false);
   const [problem, setProblem] = useState<string>();
-  /** What is to be confirmed: to leave, or to remove somebody. */
+  /** The action to confirm: removing a member, or without `remove` leaving. */
   const [asking, setAsking] = useState<{ remove?: string }>();
   const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const { kind, role } = details;
@@ -57,7 +57,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
       const from = pages.current;
       try {
         const { value = [], done } = await from.next();
-        // The list was begun anew meanwhile.
+        // The list began again meanwhile, so this page is outdated.
         if (from !== pages.current) return;
         setMembers((before = []) => (again ? value : [...before, ...value]));
         setMore(!done && value.length === PAGE);
@@ -67,7 +67,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
     },
     [conversation],
   );
-  // biome-ignore lint/correctness/useExhaustiveDependencies: whenever somebody came, went or has another role.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: loads again when the members or their roles change.
   useEffect(() => {
     void load(true);
   }, [load, details]);

@@ -1,16 +1,16 @@
-/** The messages, from any place to any other, ten at a time. At most some hundreds are in the document; whatever comes
- * or goes above what is looked at, that stays where it is. */
+/** The list of messages. It loads ten at a time in both directions and keeps some hundreds in the document. The messages in
+ * sight do not move when others are added or removed above them. */
 import { Fragment, memo, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import type { ConversationView } from '../../src/react.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
 import { bodyOf, dayName, dayOf, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
 
-/** Messages of one sender within this are one group. */
+/** The time within which messages of one sender form a group. */
 const GROUP_MS = 5 * 60 * 1000;
-/** Nearer to the end than this is at the end. */
+/** The distance from the end that still counts as being at the end, in pixels. */
 const END_PX = 48;
-/** More is loaded when less than so many screens are left. */
+/** The number of screens before an end at which more is loaded. */
 const AHEAD = 1.5;
 
 interface Props {
@@ -19,24 +19,25 @@ interface Props {
   connected: boolean;
   unreadFrom: number | undefined;
   withSenders: boolean;
-  /** A place to show; a new object to show it again. */
+  /** The message to scroll to. A new object scrolls to it again. */
   target: { seq: number } | undefined;
   onReply: (message: ChatMessage) => void;
   onSeenAll: () => void;
 }
 
+/** The messages of a conversation, in a box that scrolls. */
 export function MessageList({ user, view, connected, unreadFrom, withSenders, target, onReply, onSeenAll }: Props) {
   const { conversation, messages } = view;
   const box = useRef<HTMLDivElement>(null);
-  /** The first and the last row, and where they end: their beginning changes with what comes before them. */
+  /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
   const edges = useRef<{ key: string; end: number }[]>([]);
   const atBottom = useRef(true);
   const [away, setAway] = useState(false);
   const placed = useRef(false);
-  /** The place to be shown as soon as it is in the document. */
+  /** The seq to scroll to as soon as it is in the document. */
   const goal = useRef<number>(undefined);
 
-  /** What could not be loaded. While there is such a thing, nothing else is asked for without being told to. */
+  /** The load that failed. Until it succeeds, nothing else is loaded automatically. */
   const [problem, setProblem] = useState<{ message: string; again: () => void }>();
   const failing = useRef(false);
   const attempt = useCallback(async (load: () => Promise<void>): Promise<boolean> => {
@@ -51,20 +52,20 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       return false;
     }
   }, []);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: once for each connection.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once for each connection.
   useEffect(() => {
     if (connected) problem?.again();
   }, [connected]);
 
   const rows = useCallback(() => box.current!.querySelectorAll<HTMLElement>('[data-key]'), []);
 
-  /** Notes what is in sight, marks it as read, and asks for more where it gets scarce. */
+  /** Notes the position, marks messages in sight as read, and loads more near an end. */
   const look = useCallback(() => {
     const scroller = box.current;
     if (!scroller) return;
     const { scrollTop, clientHeight, scrollHeight } = scroller;
     const all = rows();
-    // The first row that ends below the upper edge.
+    // Binary search for the first row that ends below the upper edge.
     let [low, high] = [0, all.length];
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -86,7 +87,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
   }, [conversation, rows, attempt]);
 
   const toEnd = useCallback(() => {
-    // It has gone when its size changes for the last time, or when a page comes too late.
+    // The box is gone when its last resize is reported, or when a page arrives after the list was closed.
     const scroller = box.current;
     if (scroller) scroller.scrollTop = scroller.scrollHeight;
   }, []);
@@ -102,12 +103,12 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     return true;
   }, []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: after each change of the list.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs after each change of the list.
   useLayoutEffect(() => {
     const scroller = box.current!;
     const rowOf = (key: string) => scroller.querySelector<HTMLElement>(`[data-key="${CSS.escape(key)}"]`);
     const line = scroller.querySelector<HTMLElement>('.unread-line');
-    // What was the first or the last row, and is still there: by as much as it has moved, all in sight has.
+    // The former first or last row, whichever is still there, has moved as far as all messages in sight.
     const edge = edges.current.map(({ key, end }) => ({ row: rowOf(key), end })).find(({ row }) => row);
     if (!placed.current && messages.length) {
       placed.current = true;
@@ -135,7 +136,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     };
   }, [look, toEnd]);
 
-  /** Shows a place, wherever it is. */
+  /** Scrolls to a message, and loads it if it is not in the list. */
   const jump = useCallback(
     async (seq: number) => {
       goal.current = seq;
@@ -166,7 +167,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
         ref={box}
         className="messages"
         onScroll={look}
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls with the keys.
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
         tabIndex={0}
         role="log"
         aria-live="off"
@@ -202,7 +203,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
           })}
         </div>
       </div>
-      {/* What comes is read out; what is paged through is not. */}
+      {/* Screen readers announce new messages, but not those that the user scrolls through. */}
       <p className="sr-only" aria-live="polite">
         {conversation.atEnd && last && last.sender !== user && last.kind === 'text' && `${last.sender}: ${last.body.slice(0, 200)}`}
       </p>
@@ -235,7 +236,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
   );
 }
 
-/** In the scrolled document, to a part of a pixel: `offsetTop` is rounded. */
+/** Returns where a row ends inside the scrolled content. `offsetTop` would be rounded to whole pixels. */
 const endOf = (row: HTMLElement, scroller: HTMLElement) => row.getBoundingClientRect().bottom + scroller.scrollTop;
 
 interface RowProps {
@@ -270,7 +271,7 @@ const Row = memo(function Row({ conversation, message, own, follows, withSender,
             <Name of={sender} />
           </p>
         ) : (
-          // Seen from its side and from what is above it; not heard.
+          // Its side and the message above show the sender; a screen reader needs the name.
           <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
         )}
         {replyTo && (
@@ -325,7 +326,7 @@ const Row = memo(function Row({ conversation, message, own, follows, withSender,
   );
 });
 
-/** What a message answers; read when it is not in the list. */
+/** The message that another one answers. Loaded if it is not in the list. */
 function Quote({ conversation, seq }: { conversation: Conversation; seq: number }) {
   const here = conversation.messages.find((message) => message.seq === seq);
   const [read, setRead] = useState<{ sender: string; body: string } | undefined>(here);

@@ -4,6 +4,7 @@ import { Dialog } from './parts.js';
 
 const kinds = { dm: 'Direct chat', group: 'Group', channel: 'Channel' } as const;
 
+/** The dialog to create a conversation. */
 export function NewConversation({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (id: string) => void; onClose: () => void }) {
   const [kind, setKind] = useState<keyof typeof kinds>('dm');
   const [error, setError] = useState<string>();

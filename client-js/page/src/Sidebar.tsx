@@ -7,7 +7,7 @@ import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
 import { Name, previewOf, shortTime, titleOf } from './words.js';
 
-/** Items rendered at first, and more whenever the end comes near. */
+/** The number of items to render at first, and to add near the end. */
 const STEP = 60;
 
 interface Props {
@@ -22,6 +22,7 @@ interface Props {
   children: ReactNode;
 }
 
+/** The inbox, with the buttons above it. */
 export function Sidebar({ chat, user, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
   const [dialog, setDialog] = useState<'new' | 'browse'>();
   const [filter, setFilter] = useState('');
@@ -36,7 +37,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
     if (shown < items.length) setShown(shown + STEP);
     else if (chat.inbox.more) chat.inbox.loadMore().catch(() => {});
   };
-  /** Arrows lead from item to item. */
+  /** Moves the focus between items with the arrow keys. */
   const pressed = (event: KeyboardEvent) => {
     if (event.altKey || (event.key !== 'ArrowDown' && event.key !== 'ArrowUp')) return;
     const buttons = [...list.current!.querySelectorAll('button')];
@@ -109,7 +110,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
         )}
         {loaded && !found.length && (
           <li className="none">
-            {wanted ? 'Nothing by this name' : 'No conversations yet'}
+            {wanted ? 'No conversation has this name' : 'No conversations yet'}
             {!wanted && (
               <button type="button" onClick={() => setDialog('new')}>
                 Start a conversation

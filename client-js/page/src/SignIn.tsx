@@ -1,6 +1,7 @@
 import { type FormEvent, useState } from 'react';
 import { developmentToken, NoDevelopmentTokens, type Session, userOf } from './session.js';
 
+/** The page that asks for a name, or for a token. */
 export function SignIn({ onSession, problem }: { onSession: (session: Session) => void; problem?: string | undefined }) {
   const [text, setText] = useState('');
   const [withToken, setWithToken] = useState(false);
@@ -45,7 +46,7 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
         <label>
           {withToken ? 'Token' : 'Name'}
           <input
-            // biome-ignore lint/a11y/noAutofocus: the only thing on the page.
+            // biome-ignore lint/a11y/noAutofocus: it is the only field of the page.
             autoFocus
             name="user"
             value={text}

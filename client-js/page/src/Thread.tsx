@@ -15,11 +15,11 @@ interface Props {
   onSelect: (id: string | undefined) => void;
 }
 
-/** One conversation: its head, its messages, and where to write. It is not rendered again for each change of the inbox. */
+/** A conversation: its title, its messages, and the field to write in. `memo` keeps changes of the inbox from rendering it. */
 export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) {
   const conversation = chat.conversation(id);
   const item = conversation.item;
-  // Where the unread messages began when it was opened: the list begins there, under a line.
+  // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
   const [replyTo, setReplyTo] = useState<ChatMessage>();
@@ -33,7 +33,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   const outside = isOutside(conversation);
   const connected = useConnection(chat).at === 'connected';
 
-  // A public channel is looked into without joining.
+  // A user who has not joined a public channel gets its messages by a subscription.
   useEffect(() => {
     if (!outside || details?.kind !== 'channel') return;
     conversation.subscribe().catch(() => {});
@@ -59,8 +59,8 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
       : details &&
         `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
 
-  // Until it is known whether one may post, there is neither a field nor a reason why there is none. Without a connection it
-  // may stay unknown for long, and what is written then is sent later; and a field does not go away under the fingers.
+  // Until it is known whether the user may post, there is neither a field nor a text in its place. There are two exceptions:
+  // without a connection it may stay unknown for long, and a field that the user writes in must not disappear.
   const known = maySend(conversation);
   const wasWriting = useRef(false);
   const isWriting = known ?? (wasWriting.current || (!connected && item?.kind === 'group'));
@@ -73,14 +73,14 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   const closeDetails = useCallback(() => setShowsDetails(false), []);
   const hadDetails = useRef(false);
   useEffect(() => {
-    // The focus goes back to where it came from, or else would be nowhere.
+    // Closing the panel would leave the focus nowhere.
     if (hadDetails.current && !showsDetails) (detailsButton.current ?? footer.current)?.focus();
     hadDetails.current = showsDetails;
   }, [showsDetails]);
   useEffect(() => {
     if (removed) setShowsDetails(false);
   }, [removed]);
-  // Where the window is narrow, the details lie over the conversation.
+  // In a narrow window the details cover the conversation.
   const isNarrow = useMedia('(width < 1000px)');
   return (
     <>
@@ -163,7 +163,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
           />
         ) : (
           <footer ref={footer} className="outside" tabIndex={-1}>
-            {known === false && <p>Only admins post here.</p>}
+            {known === false && <p>Only admins can post here.</p>}
           </footer>
         )}
       </main>

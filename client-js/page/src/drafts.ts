@@ -1,4 +1,4 @@
-/** What was begun and not sent: by user and conversation, in this tab, also over a reload. */
+/** Drafts: unsent text of each user and conversation. They are kept in this tab and survive a reload. */
 import { base } from './session.js';
 
 const prefixOf = (user: string) => `chat-draft ${base.pathname} ${user} `;
@@ -12,11 +12,11 @@ export function keepDraft(user: string, conversation: string, text: string): voi
     if (text) sessionStorage.setItem(key, text);
     else sessionStorage.removeItem(key);
   } catch {
-    // The browser's storage is full. The text is still in the field, and must not be lost by an exception here.
+    // The browser's storage is full. The text is still in the field, where an exception would lose it.
   }
 }
 
-/** Deletes everything this user began in this tab. */
+/** Deletes all drafts of this user in this tab. */
 export function deleteDrafts(user: string): void {
   for (const key of Object.keys(sessionStorage)) if (key.startsWith(prefixOf(user))) sessionStorage.removeItem(key);
 }

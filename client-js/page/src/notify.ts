@@ -3,13 +3,13 @@ import { useCallback, useEffect, useState } from 'react';
 import type { ChatClient, Message } from '../../src/index.js';
 import { base } from './session.js';
 
-/** Messages are gathered for so long; meanwhile another tab or device may have read them. */
+/** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
 const GATHER_MS = 1_000;
 const BODY_MAX = 150;
 
 const keyOf = (user: string) => `chat-notify ${base.pathname} ${user}`;
 
-/** The notifications of this page that are on the screen. */
+/** The notifications of this page that are shown now. */
 const shown = new Set<Notification>();
 
 function show(title: string, options: NotificationOptions): Notification {
@@ -23,12 +23,13 @@ function closeAll(): void {
   for (const notification of shown) notification.close();
 }
 
-/** Forgets that this user wanted notifications. */
+/** Deletes this user's choice to get notifications. */
 export const forgetNotifications = (user: string): void => localStorage.removeItem(keyOf(user));
 
+/** The switch for notifications. */
 export interface Notifying {
   on: boolean;
-  /** Why they cannot be turned on. */
+  /** Why notifications cannot be turned on, as a sentence. */
   problem: string | undefined;
   toggle: () => void;
 }
@@ -38,7 +39,7 @@ const blocked = () =>
     ? "The browser blocks notifications of this page. Allow them in the browser's settings for this site."
     : 'Browsers show notifications only for pages that are served over HTTPS.';
 
-/** Undefined in a browser without notifications. */
+/** Shows notifications while the page is hidden. Returns the switch; undefined in a browser without notifications. */
 export function useNotifications(chat: ChatClient, user: string, onOpen: (id: string) => void): Notifying | undefined {
   const [on, setOn] = useState(
     () => 'Notification' in globalThis && Notification.permission === 'granted' && localStorage.getItem(keyOf(user)) === 'on',
@@ -56,10 +57,10 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
   );
   const toggle = useCallback(async () => {
     if (on) return turn(false);
-    // Only a click asks: browsers refuse a page that asks by itself.
+    // Browsers refuse the request of a page unless a click caused it.
     if ((await Notification.requestPermission()) !== 'granted') return turn(false, blocked());
     try {
-      // It shows what to expect, and throws where pages may not show any.
+      // A first notification shows the user what to expect. It throws in a browser where pages may not show any.
       show('Chat', { body: 'Notifications are on.', tag: 'on' });
       turn(true);
     } catch {
@@ -78,7 +79,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
         if (!item || item.readSeq >= message.seq || !document.hidden) continue;
         const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
         const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
-        // One for each conversation: a later one takes the place of the earlier one.
+        // The tag makes a later notification of a conversation replace the earlier one.
         const notification = show(title, { body, tag: message.conversation });
         notification.onclick = () => {
           focus();
@@ -97,7 +98,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
       if (!document.hidden) closeAll();
     };
     document.addEventListener('visibilitychange', seen);
-    // A page that is gone can neither close them nor open what they are about.
+    // After the page has gone, nothing would close its notifications or react to a click.
     addEventListener('pagehide', closeAll);
     return () => {
       off();

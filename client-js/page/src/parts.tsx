@@ -1,4 +1,4 @@
-/** Small pieces that several places use. */
+/** Components and hooks that several views use. */
 import { type ReactNode, useCallback, useId, useLayoutEffect, useRef, useState, useSyncExternalStore } from 'react';
 import { hueOf, initialsOf } from './words.js';
 
@@ -25,7 +25,7 @@ const paths = {
   clock: 'M12 7v5l3 2M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z',
   check: 'M5 13l4 4L19 7',
   checks: 'M2 13l4 4L15 8M10 16l1 1L21 7',
-  // A filled circle, and the check left out of it: it differs from the others by its shape, not by its colour alone.
+  // A filled circle with the check cut out: it differs from the others by its shape, not only by its colour.
   seen: 'M12 2a10 10 0 1 0 0 20 10 10 0 0 0 0-20zM10.500 16.800l-4.400-4.400 1.700-1.700 2.700 2.700 5.700-5.700 1.700 1.700z',
   bell: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4',
   quiet: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4M3 3l18 18',
@@ -40,20 +40,20 @@ export function Icon({ name }: { name: keyof typeof paths }) {
   );
 }
 
-/** A modal window: the browser's own, which holds the focus and closes with Escape. */
+/** A modal dialog. It is the browser's own, which keeps the focus inside and closes with Escape. */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
-  // Closed while it is still in the document: only then does the browser give the focus back to where it was.
+  // A layout effect closes it before it leaves the document. Otherwise the browser would not restore the focus.
   useLayoutEffect(() => {
     const dialog = ref.current!;
     if (!dialog.open) dialog.showModal();
-    // The browser takes the first button, which closes; React's `autoFocus` comes before the dialog is shown.
+    // The browser would focus the first button, which closes. React's `autoFocus` acts before the dialog is shown.
     dialog.querySelector<HTMLElement>('[data-first]')?.focus();
     return () => dialog.close();
   }, []);
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: Escape closes it.
+    // biome-ignore lint/a11y/useKeyWithClickEvents: Escape closes it too.
     <dialog
       ref={ref}
       aria-labelledby={id}
@@ -78,15 +78,15 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
 
 interface ConfirmProps {
   title: string;
-  /** What follows from it. */
+  /** The consequence of the action. */
   children: ReactNode;
-  /** The verb on the button. */
+  /** The label of the button. */
   action: string;
   onConfirm: () => Promise<unknown>;
   onClose: () => void;
 }
 
-/** Asks before something that cannot simply be undone. Stays open, and says why, if it fails. */
+/** The question before an action that is hard to undo. If the action fails, it stays open and shows why. */
 export function Confirm({ title, children, action, onConfirm, onClose }: ConfirmProps) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState<string>();
@@ -121,19 +121,19 @@ export function Confirm({ title, children, action, onConfirm, onClose }: Confirm
   );
 }
 
-/** Grey shapes in the place of rows that are being loaded. What loads is said by `aria-busy` of the list. */
+/** Grey shapes in the place of rows that are being loaded. Screen readers use `aria-busy` of the list instead. */
 export function Skeleton({ rows }: { rows: number }) {
   return (
     <div className="skeleton" aria-hidden="true">
       {Array.from({ length: rows }, (_, i) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: they are all alike.
+        // biome-ignore lint/suspicious/noArrayIndexKey: all items are the same.
         <span key={i} className="bone" />
       ))}
     </div>
   );
 }
 
-/** Whether a media query holds, also after it changes. */
+/** Returns whether a media query matches, and renders again when that changes. */
 export function useMedia(query: string): boolean {
   return useSyncExternalStore(
     useCallback(

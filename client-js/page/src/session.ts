@@ -1,28 +1,30 @@
-/** Where the gateway is, and who is signed in: in this tab, and in the next new one. */
+/** The address of the gateway, and the user who is signed in. */
 import { UnauthorizedError } from '../../src/index.js';
 
+/** The user who is signed in. */
 export interface Session {
   user: string;
-  /** Pasted in, where the gateway gives no development tokens. */
+  /** The token that the user pasted, if the gateway issues no development tokens. */
   token?: string;
 }
 
-/** The address of the page without its query. A proxy may serve the page and the gateway under a path; two of them on one
- * host do not share what the browser keeps. */
+/** The address of the page without its file name and query. A proxy may serve several gateways of one host under paths, so
+ * storage keys contain the path. */
 export const base = new URL('.', location.href);
 
-/** The WebSocket of the gateway that serves this page. */
+/** Returns the WebSocket URL of the gateway that serves this page. */
 export function socketUrl(): string {
   const url = new URL('v1/ws', base);
   url.protocol = url.protocol === 'https:' ? 'wss:' : 'ws:';
   return url.href;
 }
 
-/** Names the gateway in what the client stores: without it, those under several paths of one host would share an outbox. */
+/** The scope of the outbox. It contains the path, so that gateways under several paths of one host have separate outboxes. */
 export const scope = new URL('.', socketUrl().replace(/v1\/ws$/, '')).href.replace(/\/$/, '');
 
 const KEY = `chat-session ${base.pathname}`;
 
+/** Returns the session of this tab, or else the one that the browser remembers for new tabs. */
 export function remembered(): Session | undefined {
   const text = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
   try {
@@ -32,19 +34,20 @@ export function remembered(): Session | undefined {
   }
 }
 
+/** Stores a session for this tab and for new tabs. */
 export function remember(session: Session): void {
   sessionStorage.setItem(KEY, JSON.stringify(session));
-  // A pasted token is for this tab only.
+  // A pasted token is a secret and stays in this tab.
   if (!session.token) localStorage.setItem(KEY, JSON.stringify(session));
 }
 
-/** Another tab may have another user since, whom a new tab is to find. */
+/** Deletes the session of this tab. The one for new tabs stays if another user signed in meanwhile. */
 export function forget(user: string): void {
   sessionStorage.removeItem(KEY);
   if (remembered()?.user === user) localStorage.removeItem(KEY);
 }
 
-/** Gateways in development give anybody's token to pages of this machine. */
+/** Returns a token of any user. Only a gateway in development issues them, to pages of the same machine. */
 export async function developmentToken(user: string, signal?: AbortSignal): Promise<string> {
   const answer = await fetch(new URL('v1/tokens', base), {
     method: 'POST',
@@ -52,7 +55,7 @@ export async function developmentToken(user: string, signal?: AbortSignal): Prom
     body: JSON.stringify({ user }),
     ...(signal && { signal }),
   }).catch((error: Error) => {
-    // The browser's own words ("Failed to fetch") differ from one to the next, and help nobody.
+    // Each browser has another text for this ("Failed to fetch"), and none helps the user.
     throw error.name === 'TypeError' ? new Error('The gateway cannot be reached.') : error;
   });
   const text = await answer.json();
@@ -62,10 +65,10 @@ export async function developmentToken(user: string, signal?: AbortSignal): Prom
   throw new Error(text.message);
 }
 
-/** Tokens come from a back end of one's own. */
+/** The error of a gateway that issues no development tokens: the application's back end issues them. */
 export class NoDevelopmentTokens extends UnauthorizedError {}
 
-/** Whose token it is; only to be shown, the gateway checks it. */
+/** Returns the user of a token, for display only: the gateway checks the token. */
 export function userOf(token: string): string | undefined {
   try {
     const part = token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/');

@@ -1,4 +1,4 @@
-/** Leaves nothing of a user behind: on a shared computer the next one must not find it. */
+/** Signing out. It deletes everything of the user, so that the next user of a shared computer finds nothing. */
 import { useEffect, useRef, useState } from 'react';
 import type { ChatClient, OutboxEntry, OutboxStorage } from '../../src/index.js';
 import { deleteDrafts } from './drafts.js';
@@ -6,18 +6,18 @@ import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
 import { base, scope } from './session.js';
 
-/** A storage that does not answer in this time holds nobody up: they sign out without being asked. */
+/** The time limit for counting unsent messages. After it the user is signed out without a question. */
 const STORAGE_TIMEOUT_MS = 2_000;
 
 interface Props {
   chat: ChatClient;
   user: string;
-  /** Where the client keeps the messages that are not sent. */
+  /** The storage of the client's outbox. */
   storage: OutboxStorage;
   onSignedOut: (problem?: string) => void;
 }
 
-/** Deletes what is stored for this user. Returns what could not be deleted, as a sentence. */
+/** Deletes everything that is stored for this user. Returns a sentence for the user if that failed. */
 async function clear(chat: ChatClient, user: string): Promise<string | undefined> {
   try {
     await chat.logout();
@@ -30,13 +30,13 @@ async function clear(chat: ChatClient, user: string): Promise<string | undefined
   }
 }
 
-/** Signs out in all tabs of this user. `ask` begins, and `question` is what it asks where messages would be lost. */
+/** Signs out in all tabs of this user. `ask` begins it; `question` is the dialog if unsent messages would be deleted. */
 export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
-  /** Messages that are not sent yet, while the user is asked about them. */
+  /** The number of unsent messages that the dialog asks about; 0 without a dialog. */
   const [unsent, setUnsent] = useState(0);
-  /** The other tabs of this user. A channel does not hear what it says itself. */
+  /** The other tabs of this user. A channel does not receive its own messages. */
   const others = useRef<BroadcastChannel>(undefined);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `onSignedOut` is another function each time, and does the same.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `onSignedOut` is a new function in each rendering, and always does the same.
   useEffect(() => {
     const tabs = new BroadcastChannel(`chat-page ${base.pathname} ${user}`);
     tabs.onmessage = () => void clear(chat, user).then(onSignedOut);
@@ -52,7 +52,7 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
   const ask = async () => {
     const late = new Promise<OutboxEntry[]>((resolve) => setTimeout(resolve, STORAGE_TIMEOUT_MS, []));
     const entries = await Promise.race([storage.entries(user).catch(() => []), late]);
-    // Those that were written for another gateway stay: signing out here does not delete them.
+    // Signing out does not delete the messages for other gateways, so they are not counted.
     const here = entries.filter(({ gateway }) => gateway === undefined || gateway === scope);
     if (here.length) setUnsent(here.length);
     else await signOut();

@@ -1,4 +1,4 @@
-/** How things are said: names, times, system entries. All of it is text; nothing becomes markup. */
+/** Texts for names, times and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
 import type { ChatMessage, InboxItem, Presence, SystemChange } from '../../src/index.js';
 
@@ -12,7 +12,7 @@ const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle:
 
 const DAY = 24 * 3600 * 1000;
 
-/** The local day, to be compared. */
+/** Returns a number for the local day, to compare days. */
 export function dayOf(at: number): number {
   const day = new Date(at);
   return day.getFullYear() * 10_000 + day.getMonth() * 100 + day.getDate();
@@ -28,7 +28,7 @@ export function dayName(at: number, now = Date.now()): string {
   return fullDate.format(at);
 }
 
-/** Short, for the inbox. */
+/** Returns a short time or date, for the inbox. */
 export function shortTime(at: number, now = Date.now()): string {
   if (dayOf(at) === dayOf(now)) return clock.format(at);
   if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
@@ -36,7 +36,7 @@ export function shortTime(at: number, now = Date.now()): string {
   return (new Date(at).getFullYear() === new Date(now).getFullYear() ? date : dateOfYear).format(at);
 }
 
-/** Somebody's name, which may have a direction of its own. */
+/** A name, isolated because it may have another text direction than the page. */
 export const Name = ({ of }: { of: string }) => <bdi>{of}</bdi>;
 
 export function titleOf(item: InboxItem, me: string): string {
@@ -67,7 +67,7 @@ export function typingText(users: string[]): ReactNode {
   );
 }
 
-/** What a system entry says. */
+/** Returns the text of a system entry. */
 export function systemText(sender: string, system: SystemChange, me: string): ReactNode {
   const who = sender === me ? 'You' : <Name of={sender} />;
   const whom = 'user' in system ? system.user === me ? 'you' : <Name of={system.user} /> : '';
@@ -114,7 +114,7 @@ export function systemText(sender: string, system: SystemChange, me: string): Re
         <>
           {who}{' '}
           {changes.map((change, i) => (
-            // biome-ignore lint/suspicious/noArrayIndexKey: they are never in another order.
+            // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
             <span key={i}>
               {i ? ', ' : ''}
               {change}
@@ -145,7 +145,7 @@ export function previewOf(item: InboxItem, me: string): ReactNode {
 
 const LINK = /https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/g;
 
-/** The text of a message, with its links. Everything else stays text. */
+/** Returns the text of a message with its URLs as links. */
 export function bodyOf(body: string): ReactNode {
   const parts: ReactNode[] = [];
   let end = 0;
@@ -171,7 +171,7 @@ export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
   failed: 'not sent',
 };
 
-/** One of eight colours, the same for the same name. */
+/** Returns the number of one of eight colours, always the same for a name. */
 export function hueOf(name: string): number {
   let hash = 0;
   for (const c of name) hash = (hash * 31 + c.codePointAt(0)!) | 0;
@@ -180,7 +180,7 @@ export function hueOf(name: string): number {
 
 const graphemes = typeof Intl.Segmenter === 'function' ? new Intl.Segmenter() : undefined;
 
-/** What stands for it in a circle: one or two letters, never half of an emoji. */
+/** Returns one or two letters for the avatar of a name. An emoji is never cut in half. */
 export function initialsOf(name: string): string {
   const letters = (word: string) => (graphemes ? [...graphemes.segment(word)].map((s) => s.segment) : [...word]);
   const words = name.split(/[\s._-]+/u).filter((word) => /[\p{L}\p{N}\p{Emoji}]/u.test(word));
