@@ -8,6 +8,6 @@ export default defineConfig({
   dts: true,
   fixedExtension: false,
   hash: false,
-  // Constants are written where they are used, which not every bundler does. The rest stays readable.
+  // Constants are inlined, because not every bundler does that. The rest stays readable.
   outputOptions: { minify: { compress: { sequences: false, joinVars: false }, mangle: false, codegen: false } },
 });

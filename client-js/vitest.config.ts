@@ -1,7 +1,7 @@
 import { defineConfig } from 'vitest/config';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
 
-/** So that none is left to run alone. */
+/** Runs the longest file first, so that it does not run alone at the end. */
 class LongestFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
     const isLongest = (file: TestSpecification) => Number(file.moduleId.endsWith('network.test.ts'));
@@ -14,7 +14,7 @@ export default defineConfig({
     include: ['test/**/*.test.ts'],
     testTimeout: 120_000,
     hookTimeout: 120_000,
-    // Two cores, and real gateways and browsers.
+    // Each file runs a real gateway or browser, which need the other cores.
     maxWorkers: 2,
     sequence: { sequencer: LongestFirst },
     reporters: ['default'],

@@ -1,5 +1,5 @@
 // A chat in the terminal: node examples/node.mjs ws://127.0.0.1:8080/v1/ws TOKEN bob
-// A token for development: target/release/chat-gateway token alice. Needs `npm run build`; try it without the network, too.
+// `target/release/chat-gateway token alice` prints a token for development. Run `npm run build` first.
 import { createInterface } from 'node:readline';
 import WebSocket from 'ws';
 import { ChatClient } from '../dist/index.js';
@@ -26,7 +26,7 @@ lines.on('line', (text) => {
     (error) => console.error(`· not sent: ${error.message}`),
   );
 });
-// What is written is sent before it ends.
+// Pending messages are sent before the program ends.
 lines.on('close', async () => {
   while (dm.messages.some(({ state }) => state === 'sending')) await new Promise((wait) => setTimeout(wait, 50));
   chat.disconnect();

@@ -1,11 +1,11 @@
-// What an application that uses everything of the core ships: bundled, minified, gzipped. Fails above the limit.
+// Prints the size of the core as an application ships it: bundled, minified and gzipped. Fails above the limit.
 import { resolve } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
 const LIMIT = 12 * 1024;
 
-/** The entry with all that it imports, and beside it each file that is loaded when it is first used. */
+/** Returns the size of an entry with its static imports, and of each file that it loads later. */
 const bundle = async (entry) => {
   const { outputFiles, metafile } = await build({
     entryPoints: [entry],
@@ -37,11 +37,11 @@ const bundle = async (entry) => {
 
 const core = await bundle('dist/index.js');
 const react = await bundle('dist/react.js');
-console.log(`core with JSON: ${core.gzipped} bytes gzipped (${core.bytes} minified), of at most ${LIMIT}`);
-for (const { path, gzipped } of core.later) console.log(`when it is used: ${gzipped} bytes gzipped, ${path.replace(/.*\/(.*)-.*/, '$1')}`);
+console.log(`core with JSON: ${core.gzipped} bytes gzipped (${core.bytes} minified); the limit is ${LIMIT}`);
+for (const { path, gzipped } of core.later) console.log(`loaded later:   ${gzipped} bytes gzipped, ${path.replace(/.*\/(.*)-.*/, '$1')}`);
 console.log(`react hooks:    ${react.gzipped} bytes gzipped (${react.bytes} minified)`);
 
-// For <script src>: `const { ChatClient } = chatGateway`.
+// Builds the file for `<script src>`, used as `const { ChatClient } = chatGateway`.
 await build({
   entryPoints: ['dist/index.js'],
   bundle: true,
@@ -52,6 +52,6 @@ await build({
   outfile: 'dist/chat-gateway.global.js',
 });
 if (core.gzipped > LIMIT) {
-  console.error('too large');
+  console.error(`the core is ${core.gzipped - LIMIT} bytes too large: shorten it, or load a part later`);
   process.exit(1);
 }

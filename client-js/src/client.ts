@@ -284,7 +284,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     return pages((after: ConversationId | undefined) => this.request({ type: 'public', limit, after }, { signal }));
   }
 
-  /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns what ends it. */
+  /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
   watch(users: readonly UserId[]): Dispose {
     const watch = [...users];
     this.#watches.add(watch);

@@ -164,7 +164,7 @@ export abstract class List<Events> extends Emitter<Events> {
     }
   }
 
-  /** @internal Begins a live list anew at the newest message, because the client missed too many. */
+  /** @internal Restarts a live list at the newest message, because the client missed too many. */
   resync(head: Seq): void {
     const live = this.atEnd;
     this.reaches(head);
@@ -204,7 +204,7 @@ export abstract class List<Events> extends Emitter<Events> {
       this.timeline.append(page);
       this.#catchUp();
       if (this.timeline.last === after) {
-        // Either the list is full and its reader is elsewhere, or the messages between cannot be read: it begins anew after them.
+        // Either the list is full and its reader is elsewhere, or the messages between cannot be read: then it restarts after them.
         if (!this.following || page[0]?.seq === after + 1) break;
         this.timeline.reset(await read({ limit: FIRST_PAGE }));
         this.#catchUp();

@@ -1,4 +1,4 @@
-/** States, tokens, signs of life: against a server that does what a test says, on a clock that a test moves. */
+/** States, tokens and signs of life, against a fake server and with a fake clock. */
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { next, type State } from '../src/connection.js';
 import { ChatClient, ChatError, type ChatOptions, UnauthorizedError } from '../src/index.js';
@@ -9,34 +9,40 @@ const lost = (code: number, fresh = false) => ({ on: 'lost', code, reason: '', f
 const connected: State = { at: 'connected', attempt: 3, since: 1000 };
 const connecting: State = { at: 'connecting', attempt: 3, token: 'initial' };
 
-describe('what leads from one state to the next', () => {
+describe('the steps between states', () => {
   test.each([
     ['a broken connection waits, longer each time', connected, lost(1006), 2000, { at: 'waiting', attempt: 4, until: 2000 + 4000 }],
-    ['one that held begins anew', connected, lost(1006), 40_000, { at: 'waiting', attempt: 0, until: 40_250 }],
-    ['waiting has a bound', { ...connecting, attempt: 90 }, lost(1006), 0, { at: 'waiting', attempt: 91, until: 10_000 }],
+    ['a connection that held resets the back-off', connected, lost(1006), 40_000, { at: 'waiting', attempt: 0, until: 40_250 }],
+    ['the wait is bounded', { ...connecting, attempt: 90 }, lost(1006), 0, { at: 'waiting', attempt: 91, until: 10_000 }],
     ['a drain reconnects at once', connected, lost(1012), 40_000, { at: 'connecting', attempt: 0, token: 'initial' }],
-    ['so does a second one', { ...connected, attempt: 0 }, lost(1012), 2000, { at: 'connecting', attempt: 1, token: 'initial' }],
-    ['one after the other waits', { ...connected, attempt: 1 }, lost(1012), 2000, { at: 'waiting', attempt: 2, until: 3000 }],
+    [
+      'a second drain reconnects at once too',
+      { ...connected, attempt: 0 },
+      lost(1012),
+      2000,
+      { at: 'connecting', attempt: 1, token: 'initial' },
+    ],
+    ['a third drain in a row waits', { ...connected, attempt: 1 }, lost(1012), 2000, { at: 'waiting', attempt: 2, until: 3000 }],
     ['an expired token is replaced', connected, lost(4002), 2000, { at: 'connecting', attempt: 3, token: 'rejected' }],
     ['a refused token is replaced', connecting, lost(4501), 2000, { at: 'connecting', attempt: 3, token: 'rejected' }],
-    ['too slow waits', connected, lost(4003), 2000, { at: 'waiting', attempt: 4, until: 6000 }],
+    ['a client that is too slow waits', connected, lost(4003), 2000, { at: 'waiting', attempt: 4, until: 6000 }],
     [
-      'connect() ends waiting',
+      'connect() ends the wait',
       { at: 'waiting', attempt: 5, until: 9000 },
       { on: 'connect' },
       1,
       { at: 'connecting', attempt: 0, token: 'initial' },
     ],
     [
-      'the time ends waiting',
+      'the end of the time ends the wait',
       { at: 'waiting', attempt: 5, until: 9000 },
       { on: 'time' },
       9000,
       { at: 'connecting', attempt: 5, token: 'initial' },
     ],
-    ['no token waits', connecting, { on: 'no_token', error: new Error('offline') }, 0, { at: 'waiting', attempt: 4, until: 4000 }],
-    ['what is late changes nothing', { at: 'idle' }, { on: 'opened' }, 0, { at: 'idle' }],
-    ['nor does a loss of what is gone', { at: 'idle' }, lost(1006), 0, { at: 'idle' }],
+    ['a missing token waits', connecting, { on: 'no_token', error: new Error('offline') }, 0, { at: 'waiting', attempt: 4, until: 4000 }],
+    ['a late `opened` changes nothing', { at: 'idle' }, { on: 'opened' }, 0, { at: 'idle' }],
+    ['a loss without a connection changes nothing', { at: 'idle' }, lost(1006), 0, { at: 'idle' }],
   ] as const)('%s', (_, state, step, now, expected) => {
     expect(next(state as State, step as never, now, half)).toMatchObject(expected);
   });
@@ -44,7 +50,7 @@ describe('what leads from one state to the next', () => {
   test.each([
     ['a fresh token that is refused', lost(4501, true), 'unauthorized'],
     ['a fresh token that has expired', lost(4002, true), 'unauthorized'],
-    ['an administrator', lost(4502), 'closed'],
+    ['a close by an administrator', lost(4502), 'closed'],
     ['a frame that the gateway does not know', lost(4500), 'closed'],
     ['UnauthorizedError from token()', { on: 'no_token', error: new UnauthorizedError() }, 'unauthorized'],
   ] as const)('%s closes for good', (_, step, code) => {
@@ -62,7 +68,7 @@ describe('a client', () => {
     client = new ChatClient('ws://fake', { token: 'a token', WebSocket: server.WebSocket, ...options });
     return client;
   };
-  /** Lets what is under way happen, without moving the clock. */
+  /** Lets pending promises settle without moving the clock. */
   const settle = () => vi.advanceTimersByTimeAsync(0);
 
   beforeEach(() => {
@@ -72,12 +78,12 @@ describe('a client', () => {
   });
   afterEach(() => {
     client.disconnect();
-    expect(vi.getTimerCount(), 'nothing is left behind').toBeLessThanOrEqual(0);
+    expect(vi.getTimerCount(), 'no timer is left').toBeLessThanOrEqual(0);
     vi.useRealTimers();
     vi.restoreAllMocks();
   });
 
-  test('asks for a token once, and not again because a connection broke', async () => {
+  test('asks for a token once, and not again after a broken connection', async () => {
     const token = vi.fn(async () => 'a token');
     await make({ token }).connect();
     for (let i = 0; i < 3; i++) {
@@ -89,7 +95,7 @@ describe('a client', () => {
     expect(token).toHaveBeenCalledTimes(1);
   });
 
-  test('keeps a token that nothing has refused while the gateway is away', async () => {
+  test('keeps its token while the gateway is away', async () => {
     const token = vi.fn(async () => 'a token');
     make({ token })
       .connect()
@@ -104,7 +110,7 @@ describe('a client', () => {
     expect(token).toHaveBeenCalledTimes(1);
   });
 
-  test('asks for another token when one is refused, and then gives up', async () => {
+  test('asks for another token after a refusal, and then gives up', async () => {
     const token = vi.fn(async () => 'a token');
     await make({ token }).connect();
     const answer = server.answers.connect!;
@@ -121,14 +127,14 @@ describe('a client', () => {
     await expect(client.request({ type: 'ping' })).rejects.toMatchObject({ code: 'unauthorized' });
   });
 
-  test('a static token that has expired ends it', async () => {
+  test('is closed when a static token expires', async () => {
     await make().connect();
     server.socket.end(4002);
     await settle();
     expect(client.state).toMatchObject({ at: 'closed', error: { code: 'unauthorized' } });
   });
 
-  test('tries again when token() fails, and stops at UnauthorizedError', async () => {
+  test('retries a failed token(), and stops at UnauthorizedError', async () => {
     let error: Error = new Error('no network');
     const token = vi.fn(async () => {
       throw error;
@@ -142,7 +148,7 @@ describe('a client', () => {
     await failed;
   });
 
-  test('replaces a token before it expires, on the same connection', async () => {
+  test('renews a token before it expires, on the same connection', async () => {
     let tokens = 0;
     server.changes = { expires_at: Date.now() + 3_600_000 };
     await make({ token: async () => `token ${++tokens}` }).connect();
@@ -155,7 +161,7 @@ describe('a client', () => {
     expect(server.sockets).toHaveLength(1);
   });
 
-  test('notices that nothing comes any more', async () => {
+  test('notices a dead connection', async () => {
     await make().connect();
     server.socket.silent = true;
     await vi.advanceTimersByTimeAsync(51_000);
@@ -166,7 +172,7 @@ describe('a client', () => {
     expect(client.state.at).toBe('connected');
   });
 
-  test('pings only where nothing else comes', async () => {
+  test('pings only if no other frame comes', async () => {
     await make().connect();
     for (let i = 0; i < 20; i++) {
       await vi.advanceTimersByTimeAsync(10_000);
@@ -175,7 +181,7 @@ describe('a client', () => {
     expect(server.received('ping')).toHaveLength(0);
   });
 
-  test('gives up a socket that does not open', async () => {
+  test('drops a socket that does not open in time', async () => {
     make()
       .connect()
       .catch(() => {});
@@ -188,7 +194,7 @@ describe('a client', () => {
     expect(server.sockets.length).toBeGreaterThan(tried);
   });
 
-  test('looks at once whether it lives when the page is back', async () => {
+  test('probes at once when the page is back', async () => {
     const page = new EventTarget() as EventTarget & { visibilityState: string };
     page.visibilityState = 'visible';
     vi.stubGlobal('document', page);
@@ -196,14 +202,14 @@ describe('a client', () => {
     vi.stubGlobal('addEventListener', listeners.addEventListener.bind(listeners));
     vi.stubGlobal('removeEventListener', listeners.removeEventListener.bind(listeners));
     await make().connect();
-    // Dead without anybody having said so, as after sleep.
+    // The connection is dead and was not closed, as after sleep.
     server.socket.silent = true;
     listeners.dispatchEvent(new Event('visibilitychange'));
     await vi.advanceTimersByTimeAsync(5_900);
     expect(client.state.at).toBe('connected');
     await vi.advanceTimersByTimeAsync(200);
     expect(client.state.at).toBe('waiting');
-    // The network is back: no more waiting.
+    // When the network is back, the client connects at once.
     listeners.dispatchEvent(new Event('online'));
     await settle();
     expect(client.state.at).toBe('connected');
@@ -214,7 +220,7 @@ describe('a client', () => {
     vi.unstubAllGlobals();
   });
 
-  test('does not come back after disconnect()', async () => {
+  test('does not reconnect after disconnect()', async () => {
     await make().connect();
     client.disconnect();
     await vi.advanceTimersByTimeAsync(600_000);
@@ -224,13 +230,13 @@ describe('a client', () => {
     expect(client.state.at).toBe('connected');
   });
 
-  test('a token of somebody else is refused', async () => {
+  test('refuses a token of another user', async () => {
     make({ user: 'bob' });
     await expect(client.connect()).rejects.toBeInstanceOf(UnauthorizedError);
     expect(client.state.at).toBe('closed');
   });
 
-  test('tries requests again: after a loss, when told to wait, until the time is up', async () => {
+  test('retries requests after a loss and when told to wait, until the time limit', async () => {
     await make().connect();
     let tries = 0;
     server.answers.public = () => {
@@ -255,7 +261,7 @@ describe('a client', () => {
     await expect(client.request({ type: 'public' })).rejects.toMatchObject({ code: 'forbidden', temporary: false });
   });
 
-  test('a request ends with its signal', async () => {
+  test('ends a request when its signal is aborted', async () => {
     await make().connect();
     server.answers.public = () => undefined;
     const stop = new AbortController();
@@ -265,7 +271,7 @@ describe('a client', () => {
     await failed;
   });
 
-  test('a frame that is none ends the connection, not the client', async () => {
+  test('an invalid frame ends the connection, not the client', async () => {
     await make().connect();
     server.socket.onmessage!({ data: '{' });
     await vi.advanceTimersByTimeAsync(1_000);
@@ -273,7 +279,7 @@ describe('a client', () => {
     expect(client.state.at).toBe('connected');
   });
 
-  test('a handler that throws harms nobody else', async () => {
+  test('a handler that throws does not stop the others', async () => {
     await make().connect();
     const errors: unknown[] = [];
     const caught = (error: unknown) => errors.push(error);

@@ -1,4 +1,4 @@
-/** Lists without gaps, the inbox, receipts: against a real gateway, and a fake one for what a real one does not do. */
+/** Lists without gaps, the inbox and receipts, against a real gateway, and against a fake one where a test needs control. */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { ChatClient, type Conversation, type Message } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
@@ -27,7 +27,7 @@ afterEach(disconnectAll);
 afterAll(() => gateway.close());
 
 const seqs = (conversation: Conversation) => conversation.messages.map(({ seq }) => seq!);
-/** Contiguous from the first to the last. */
+/** Whether the list has no gap. */
 const whole = (conversation: Conversation) => seqs(conversation).every((seq, i, all) => !i || seq === all[i - 1]! + 1);
 
 describe('a list', () => {
@@ -52,7 +52,7 @@ describe('a list', () => {
     expect(hers.messages.map(({ state }) => state)).toEqual([undefined, expect.any(String), undefined]);
   });
 
-  test('begins empty, and with the first message of all', async () => {
+  test('begins empty, and then has the first message', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
     const dm = await alice.dm(b);
@@ -65,7 +65,7 @@ describe('a list', () => {
     expect(dm.messages[0]!.seq).toBe(1);
   });
 
-  test('of an empty dm has the first messages, written while there was no connection', async () => {
+  test('of an empty dm has the first messages, which were sent while it was not connected', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const proxy = new BadNetwork(gateway.address);
     const [alice, bob] = [await gateway.connect(a, {}, await proxy.start()), await gateway.connect(b)];
@@ -81,7 +81,7 @@ describe('a list', () => {
     await proxy.close();
   });
 
-  test('walks through a long log in both directions, and lets go of what is far', async () => {
+  test('pages through a long log in both directions, and drops distant messages', async () => {
     const reader = await gateway.connect('reader');
     const long = reader.conversation(LONG);
     long.open();
@@ -109,7 +109,7 @@ describe('a list', () => {
     expect(long.atEnd).toBe(true);
   });
 
-  test('is let go some time after nobody uses it, and not while it is used', async () => {
+  test('is released some time after it was closed, and not while it is open', async () => {
     const reader = await gateway.connect('reader');
     const long = reader.conversation(LONG);
     const [one, two] = [long.open(), long.open()];
@@ -152,7 +152,7 @@ describe('a list', () => {
     await until(() => !hers.typing.length);
   });
 
-  test('a public channel can be looked into, over new connections too', async () => {
+  test('a public channel can be subscribed to, also over new connections', async () => {
     const [alice, guest] = [await gateway.connect(user('alice')), await gateway.connect(user('guest'))];
     const channel = await alice.createChannel({ name: 'News', public: true });
     const looked = guest.conversation(channel.id);
@@ -190,7 +190,7 @@ describe('states of messages', () => {
     expect(stateOf()).toBe('sent');
     await bob.connect();
     const his = bob.conversation(hers.id);
-    // Bob's client did not know of the conversation: it opens it.
+    // Bob's client did not know the conversation, so it opens it now.
     his.open();
     await his.loaded();
     await hers.send('Hello?');
@@ -201,7 +201,7 @@ describe('states of messages', () => {
     expect(bob.inbox.get(hers.id)!.unread).toBe(0);
   });
 
-  test('in a group by everyone, those who come and go included', async () => {
+  test('in a group by everyone, with members who join and leave', async () => {
     const names = [user('alice'), user('bob'), user('carol')] as const;
     const [alice, bob, carol] = await Promise.all(names.map((name) => gateway.connect(name)));
     const hers = await alice!.createGroup({ name: 'G', participants: names.slice(1) });
@@ -221,7 +221,7 @@ describe('states of messages', () => {
 });
 
 describe('the inbox', () => {
-  test('is in order and exact, on all devices', async () => {
+  test('is in order and exact on all devices', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const [phone, laptop, bob] = [await gateway.connect(a), await gateway.connect(a), await gateway.connect(b)];
     const dm = await bob.dm(a);
@@ -241,7 +241,7 @@ describe('the inbox', () => {
     await until(() => !laptop.inbox.get(group.id));
   });
 
-  test('what happened while away is there after coming back', async () => {
+  test('has missed messages after a reconnect', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
     const old = await bob.createGroup({ name: 'old', participants: [a] });
@@ -270,7 +270,7 @@ describe('the inbox', () => {
   });
 });
 
-test('presence is followed until nobody wants to know', async () => {
+test('presence is watched until the last watch ends', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const alice = await gateway.connect(a);
   const [one, two] = [alice.watch([b]), alice.watch([b])];
@@ -283,7 +283,7 @@ test('presence is followed until nobody wants to know', async () => {
   expect(alice.presence(b)).toBeUndefined();
 });
 
-test('an event is newer than the answer that comes after it', async () => {
+test('a presence event is newer than an answer that comes after it', async () => {
   const server = new FakeServer();
   server.answers.watch = () => {
     server.socket.say({ type: 'presence', user: 'bob', online: true });
@@ -317,7 +317,7 @@ describe('messages that come out of order', () => {
     return { client, seen, say: (...list: number[]) => list.forEach((seq) => server.socket.say(message(seq))) };
   };
 
-  test('are put in order, once, and what is missing is asked for', async () => {
+  test('are put in order, once, and missing ones are loaded', async () => {
     const server = new FakeServer();
     let asked = 0;
     server.answers.history = (request) => {
@@ -339,7 +339,7 @@ describe('messages that come out of order', () => {
     client.disconnect();
   });
 
-  test('are left out up to a resync, and go on after it', async () => {
+  test('are skipped up to a resync, and continue after it', async () => {
     const server = new FakeServer();
     const { client, seen, say } = await setUp(server);
     say(1);

@@ -1,5 +1,5 @@
-/** The documents, tried as a new user would: every fenced block of them is run as it is written, but for ports and folders, and
- * the examples are driven in Chromium. `NGINX` and `CADDY` are these programs, if they are not on the path. */
+/** The documents, as a new user tries them. Every fenced block runs as it is written, except for ports and folders, and the
+ * examples run in Chromium. `NGINX` and `CADDY` name these programs if they are not on the path. */
 import { execFile, execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -35,7 +35,7 @@ const fences: Fence[] = PAGES.flatMap((page) =>
     tried: false,
   })),
 );
-/** The blocks of a page that have this in them, which are then tried. */
+/** Returns the blocks of a page that contain a text, and marks them as tried. */
 function blocks(page: string, language: string, having = ''): string[] {
   const found = fences.filter((fence) => fence.page === page && fence.language === language && fence.code.includes(having));
   for (const fence of found) fence.tried = true;
@@ -54,7 +54,7 @@ let secret: string;
 let browser: Browser;
 const programs: { end: () => Promise<void> }[] = [];
 
-/** Addresses and folders of this test instead of those that a page names. */
+/** Replaces the addresses and folders that a page names by those of this test. */
 const here = (code: string) =>
   code
     .replaceAll('127.0.0.1:8080', gateway.address)
@@ -67,14 +67,14 @@ const bash = async (code: string, cwd = repository, env: NodeJS.ProcessEnv = {})
   return stdout;
 };
 
-/** Runs commands of which the last is a server, until the test ends; waits until `ready` is answered. */
+/** Runs commands, of which the last is a server, until the test ends. Resolves when the URL `ready` answers. */
 async function serve(code: string, ready: string, env: NodeJS.ProcessEnv = {}): Promise<{ end: () => Promise<void> }> {
   const options = { cwd: repository, env: { ...process.env, CHAT_SECRET: secret, ...env }, detached: true } as const;
   const child = spawn('bash', ['-euc', here(code)], options);
   let said = '';
   for (const stream of [child.stdout!, child.stderr!]) stream.on('data', (text) => (said += text));
   const ended = new Promise<void>((resolve) => child.once('exit', () => resolve()));
-  // The whole group: a shell need not pass on a signal.
+  // The signal goes to the whole group, because a shell may not pass it on.
   const end = async () => {
     if (child.exitCode === null && child.signalCode === null) process.kill(-child.pid!, 'SIGKILL');
     await ended;
@@ -82,7 +82,7 @@ async function serve(code: string, ready: string, env: NodeJS.ProcessEnv = {}): 
   const program = { end };
   programs.push(program);
   await until(async () => {
-    if (child.exitCode !== null) throw new Error(`it ended: ${said}`);
+    if (child.exitCode !== null) throw new Error(`the server ended before it answered. Its output: ${said}`);
     return fetch(ready).then(
       ({ ok }) => ok,
       () => false,
@@ -93,7 +93,7 @@ async function serve(code: string, ready: string, env: NodeJS.ProcessEnv = {}): 
 const backEnd = (having: string) =>
   serve(block('docs/application.md', 'sh', having), `http://localhost:${port}/chat-token`, { PORT: String(port) });
 
-/** Opens a page of the back end; returns what it says on the console. */
+/** Opens a page of the back end. Returns its lines on the console. */
 async function open(page: Page, path: string): Promise<string[]> {
   const said: string[] = [];
   page.on('console', (message) => said.push(message.text()));
@@ -104,7 +104,7 @@ async function open(page: Page, path: string): Promise<string[]> {
 
 beforeAll(async () => {
   port = await freePort();
-  // What the commands of the first step set.
+  // The variables that the commands of the first step set.
   const start = block('docs/application.md', 'sh', 'cargo run --release');
   const set = execFileSync('bash', ['-euc', start.replace('cargo run --release', 'env -0')], { encoding: 'utf8' });
   const { CHAT_SECRET, CHAT__AUTH__KEYS, CHAT__CLIENT__ORIGINS } = Object.fromEntries(
@@ -116,7 +116,7 @@ beforeAll(async () => {
     client__origins: CHAT__CLIENT__ORIGINS!.replace('3000', String(port)),
   });
   await gateway.start();
-  // A copy of what the pages speak of, so that nothing is left in the repository.
+  // The commands run in a copy, so that nothing is left in the repository.
   mkdirSync(join(repository, 'target'), { recursive: true });
   cpSync(join(ROOT, 'examples'), join(repository, 'examples'), { recursive: true, filter: (path) => !path.endsWith('node_modules') });
   symlinkSync(join(ROOT, 'client-js'), join(repository, 'client-js'));
@@ -134,7 +134,7 @@ afterAll(async () => {
   rmSync(work, { recursive: true, force: true });
 });
 
-test('a visitor asks in the widget, the desk answers in React; a restart of the gateway loses nothing', async () => {
+test('a visitor asks in the widget, the desk answers, and a restart of the gateway loses nothing', async () => {
   const server = await backEnd('server.mjs');
   const visitor = await (await browser.newContext()).newPage();
   const desk = await (await browser.newContext({ httpCredentials: { username: 'support', password: PASSWORD } })).newPage();
@@ -170,7 +170,7 @@ test('a visitor asks in the widget, the desk answers in React; a restart of the 
   await visitor.getByText('You: Thank you! (read)').waitFor();
   expect(await visitor.getByRole('listitem').count()).toBe(3);
 
-  // A visitor who reloads the page is the same one, and finds everything again.
+  // A visitor who reloads the page is the same user, and sees all messages again.
   await visitor.reload();
   await visitor.getByText('Questions?').click();
   await visitor.getByText('support: It is.').waitFor();
@@ -203,7 +203,7 @@ test.each([['server.py'], ['go run .']])('a token of the back end %s is accepted
   await server.end();
 });
 
-test('what the page shows of the back ends is in them', () => {
+test('the lines of the back ends that the page shows are in the files', () => {
   const lines = (text: string) => text.split('\n').flatMap((line) => line.trim().replace(/;$/, '') || []);
   for (const [language, file] of [
     ['js', 'server.mjs'],
@@ -215,7 +215,7 @@ test('what the page shows of the back ends is in them', () => {
   }
 });
 
-test('back ends without a secret say what to do', async () => {
+test('a back end without a valid secret says what to do', async () => {
   await expect(bash('cd examples/backend && CHAT_SECRET=short node server.mjs')).rejects.toThrow('openssl rand -base64 48');
 });
 
@@ -237,7 +237,7 @@ test('a back end sends with curl', async () => {
   expect(page.messages.at(-1)).toMatchObject({ sender: 'support', body: 'Your order has been sent.' });
 });
 
-/** What connects from this address through a proxy: the status of the upgrade, and the socket if there is one. */
+/** Connects from an address through a proxy. Returns the status of the upgrade, and the socket if there is one. */
 function through(proxy: number, from: string, headers: Record<string, string> = {}): Promise<{ status: number; socket?: WebSocket }> {
   const agent: Agent = new HttpsAgent({ localAddress: from, rejectUnauthorized: false, servername: 'chat.example.org' });
   const socket = new WebSocket(`wss://127.0.0.1:${proxy}/v1/ws`, 'chat.v1.json', { agent, headers });
@@ -301,13 +301,13 @@ test.each(['nginx', 'caddy'])('%s in front, as configured: TLS, WebSocket, addre
     const answered = new Promise((resolve) => first!.socket!.once('message', (text) => resolve(JSON.parse(String(text)))));
     first!.socket!.send(JSON.stringify({ type: 'connect', id: 1, token }));
     expect(await answered).toMatchObject({ type: 'connected', user: 'alice' });
-    // One socket for each address: another one of the same is refused, whatever it says of itself; another address is not.
+    // The limit is one socket per address. A second one is refused, whatever its headers say; another address is accepted.
     expect((await through(proxy, '127.0.0.2', { host })).status).toBe(429);
     const claims = { 'x-forwarded-for': '203.0.113.9', forwarded: 'for=203.0.113.9' };
     expect((await through(proxy, '127.0.0.2', { host, ...claims })).status).toBe(429);
     const other = await through(proxy, '127.0.0.3', { host });
     expect(other.status).toBe(101);
-    // A page of elsewhere.
+    // The page has an origin that is not allowed.
     expect((await through(proxy, '127.0.0.4', { host, origin: 'https://elsewhere.example' })).status).toBe(403);
     for (const { socket } of [first!, other]) socket!.close();
   } finally {
@@ -326,7 +326,7 @@ test('the settings that the pages show are accepted', () => {
   }
 });
 
-test('the commands that docs/deployment.md lists are those of the program', () => {
+test('docs/deployment.md lists the commands of the program', () => {
   const help = execFileSync(BINARY, ['--help'], { encoding: 'utf8' });
   const commands = [...help.split('Options:')[0]!.matchAll(/^ {2}(\w+) /gm)].map(([, name]) => name);
   const listed = block('docs/deployment.md', '', 'chat-gateway [serve]').matchAll(/^chat-gateway \[?(\w+)/gm);
@@ -378,7 +378,7 @@ test('the id of a direct chat is the one that docs/protocol.md computes', async 
   expect((await bob.dm('alice')).id).toBe(id);
 });
 
-test('the SDK is installed in each of the ways of its README, and one React with it', async () => {
+test('the SDK can be installed in each way of its README, with a single React', async () => {
   const sdk = 'client-js/README.md';
   for (const [name, having] of [
     ['packed', 'npm pack'],
@@ -454,10 +454,10 @@ test('the widget has at most 60 lines', () => {
 
 test('every block of the pages was tried', () => {
   const elsewhere = [
-    // `tests/run` does it before these tests, with everything that these need.
+    // `tests/run` runs it before these tests.
     'npm ci && npm run build',
     'npm run page',
-    // A container, and the token of the page's own example, which the one with curl signs too.
+    // One needs a container. The other prints a token that the example with curl signs too.
     'docker run',
     'token notifier',
   ];

@@ -1,6 +1,6 @@
-/** The protocol's frames, word for word and byte for byte: `tests/golden/frames.json` is read by this test and by the
- * gateway's (`tests/rust/golden.rs`), so neither side can change alone; and every frame and field of docs/protocol.md
- * is in it. `GOLDEN=write` replaces the requests, which the SDK writes, after a change that is meant. */
+/** The golden frames of the protocol. This test and the gateway's (`tests/rust/golden.rs`) both read
+ * `tests/golden/frames.json`, so neither side can change alone. It has every frame and field of docs/protocol.md. After an
+ * intended change, `GOLDEN=write` replaces the requests, which the SDK encodes. */
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -26,7 +26,7 @@ interface Golden {
 }
 const golden = () => JSON.parse(readText(FILE)) as Golden;
 
-/** Every request with every field. */
+/** Every request, with all its fields. */
 const requests: Request[] = [
   { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] } },
   { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] }, more: true },
@@ -66,7 +66,7 @@ const requests: Request[] = [
   { type: 'ping' },
 ];
 
-/** What each request is answered with, and every event: the compiler sees to it that none is left out. */
+/** The type of the answer to each request, and every event. The compiler checks that none is missing. */
 const replyOf: { [Type in keyof Replies]: string } = {
   connect: 'connected',
   cursors: 'none',
@@ -107,7 +107,7 @@ const events: { [Type in ServerEvent['type']]: true } = {
 const hex = (bytes: Uint8Array) => Buffer.from(bytes).toString('hex');
 const bytes = (text: string) => new Uint8Array(Buffer.from(text, 'hex')).buffer;
 
-test('requests are the golden ones', () => {
+test('requests equal the golden ones', () => {
   const is: Vector[] = requests.map((request, i) => {
     const frame = toWire({ ...request, id: i + 1 });
     return { frame: json.decode(json.encode(frame) as string), msgpack: hex(msgpack.encode(frame) as Uint8Array) };
@@ -133,7 +133,7 @@ test('golden replies and events mean the same in both encodings', () => {
   }
 });
 
-/** The rows of a table of docs/protocol.md. */
+/** Returns the rows of a table of docs/protocol.md. */
 function rows(heading: string): string[][] {
   const [, part] = readText('docs/protocol.md').split(`\n## ${heading}\n`);
   const lines = part!.split('\n## ')[0]!.split('\n');
@@ -141,7 +141,7 @@ function rows(heading: string): string[][] {
   return table.map((line) => line.split('|').slice(1, -1));
 }
 const quoted = (cell: string) => [...cell.matchAll(/`(\w+)\??`/g)].map(([, word]) => word!);
-/** The outermost braces of `reply {a, b?, c {d}}`. */
+/** Returns the fields in the outermost braces of a text like `reply {a, b?, c {d}}`. */
 const braced = (cell: string) =>
   (cell.match(/\{(.*)\}/)?.[1] ?? '')
     .replace(/\{.*?\}/g, '')
@@ -179,7 +179,7 @@ test('every event of docs/protocol.md is in the golden file, and has a type', ()
   expect(new Set(changes)).toEqual(new Set(rows('Messages').flatMap(([names]) => quoted(names!))));
 });
 
-test('the codes that the client acts on are those of docs/protocol.md', () => {
+test('the close codes that the client handles are those of docs/protocol.md', () => {
   const codes = rows('Close codes').map(([code]) => Number(code));
   for (const code of [RESTART, TOKEN_EXPIRED, UNAUTHORIZED, FINAL]) expect(codes).toContain(code);
 });

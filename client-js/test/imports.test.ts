@@ -1,4 +1,4 @@
-/** The structure of the sources. */
+/** Source files must not import each other in a circle, not even for types. */
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';

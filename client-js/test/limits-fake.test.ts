@@ -1,4 +1,4 @@
-/** What is waited for has an end, and what is ended leaves nothing behind: on a clock that a test moves. */
+/** Every wait has a time limit, and a client that ended leaves no work behind. The tests move a fake clock. */
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { Connection } from '../src/connection.js';
 import { ChatClient, type ChatOptions, memoryStorage } from '../src/index.js';
@@ -24,7 +24,7 @@ afterEach(() => {
   vi.restoreAllMocks();
 });
 
-test('a gateway that closes at once with 1012, again and again, is not asked without a pause', async () => {
+test('a gateway that repeatedly closes with 1012 at once is not reconnected to without a pause', async () => {
   const client = make();
   client.on('state', ({ at }) => at === 'connected' && server.sockets.length < 100 && server.socket.end(1012));
   void client.connect();
@@ -33,7 +33,7 @@ test('a gateway that closes at once with 1012, again and again, is not asked wit
   expect(server.sockets.length).toBeGreaterThan(3);
 });
 
-test('the result of a token() that was under way is thrown away by logout()', async () => {
+test('logout() discards the result of a running token()', async () => {
   const give: ((token: string) => void)[] = [];
   const client = make({ token: () => new Promise<string>((resolve) => give.push(resolve)) });
   void client.connect();
@@ -73,7 +73,7 @@ test('loading the codec has a time limit', async () => {
   connection.step({ on: 'disconnect' });
 });
 
-test('logout() has a time limit, and closes the outbox all the same', async () => {
+test('logout() has a time limit, and closes the outbox even then', async () => {
   const client = make({ storage: { ...memoryStorage(), put: never, entries: never } });
   void client.connect();
   await vi.advanceTimersByTimeAsync(6_000);
@@ -84,7 +84,7 @@ test('logout() has a time limit, and closes the outbox all the same', async () =
   await sent;
 });
 
-test('the rate follows a clock that nobody sets back', async () => {
+test('the rate limit uses a monotonic clock', async () => {
   server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
   const client = make();
   await client.connect();
@@ -98,7 +98,7 @@ test('the rate follows a clock that nobody sets back', async () => {
   await after;
 });
 
-test('an inbox that could not be loaded is not asked for again after disconnect()', async () => {
+test('a failed load of the inbox is not retried after disconnect()', async () => {
   server.answers.inbox = () => ({ type: 'error', code: 'internal', message: 'broken' });
   const client = make();
   await client.connect();
@@ -124,7 +124,7 @@ const page = (...seqs: number[]) => ({
   head: seqs.at(-1),
 });
 
-test('a list that could not begin anew after a resync tries again', async () => {
+test('a list that could not restart after a resync is retried', async () => {
   server.answers.history = () => page(1, 2);
   const client = make();
   await client.connect();
@@ -141,13 +141,13 @@ test('a list that could not begin anew after a resync tries again', async () => 
   expect([list.atEnd, list.error]).toEqual([true, undefined]);
 });
 
-test('a list that nobody looks at any more is not tried again', async () => {
+test('a list that is not open any more is not retried', async () => {
   server.answers.history = () => undefined;
   const client = make();
   await client.connect();
   const list = client.conversation('c');
   const close = list.open();
-  // The first try and four more: the next one is 8 s away.
+  // Five attempts: the next one would come after 8 s.
   for (let i = 0; i < 5; i++) await vi.advanceTimersByTimeAsync(15_000 + 500 * 2 ** i - 10);
   const tried = server.received('history').length;
   close();

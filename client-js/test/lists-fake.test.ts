@@ -1,4 +1,4 @@
-/** Work that lists, the inbox and watermarks cause, counted against a fake gateway. */
+/** The work that lists, the inbox and watermarks cause, counted with a fake gateway. */
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { afterEach, expect, test } from 'vitest';
@@ -36,7 +36,7 @@ async function connect(server: FakeServer, options = {}): Promise<ChatClient> {
   await client.connect();
   return client;
 }
-/** A log of so many messages. */
+/** Makes the server answer `history` from a log of this length. */
 function log(server: FakeServer, conversation: string, head: () => number): void {
   server.answers.history = ({ before, after, limit }) => {
     const from = after === undefined ? Math.max(1, ((before as number) ?? head() + 1) - (limit as number)) : (after as number) + 1;
@@ -46,7 +46,7 @@ function log(server: FakeServer, conversation: string, head: () => number): void
   };
 }
 
-test('a spectator asks for the inbox once or twice, however many messages come', async () => {
+test('a subscriber loads the inbox once or twice, however many messages come', async () => {
   const server = new FakeServer();
   await connect(server);
   await settled();
@@ -58,7 +58,7 @@ test('a spectator asks for the inbox once or twice, however many messages come',
   expect(server.received('inbox').length - before).toBeLessThanOrEqual(2);
 });
 
-test('reading in a handler of changes ends, and nothing is told where nothing changed', async () => {
+test('read() in a `change` handler ends, and without a change there is no event', async () => {
   const server = new FakeServer();
   server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 5)] });
   const client = await connect(server);
@@ -79,7 +79,7 @@ test('reading in a handler of changes ends, and nothing is told where nothing ch
   expect(changes).toBe(0);
 });
 
-test('a first load of the inbox that fails is shown and tried again', async () => {
+test('a failed first load of the inbox is shown and retried', async () => {
   const server = new FakeServer();
   let failures = 2;
   server.answers.inbox = () =>
@@ -91,7 +91,7 @@ test('a first load of the inbox that fails is shown and tried again', async () =
   expect(client.inbox.items).toHaveLength(1);
 });
 
-test('watermarks are told one at a time, and a failed one is tried again without a flood', async () => {
+test('watermarks are sent one at a time, and a failed one is retried without a flood', async () => {
   const server = new FakeServer();
   const ids = Array.from({ length: 150 }, (_, i) => `c${i}`);
   server.answers.inbox = () => ({ type: 'inbox', items: ids.map((id) => item(id, 3)) });
@@ -109,7 +109,7 @@ test('watermarks are told one at a time, and a failed one is tried again without
   expect(server.received('delivered')).toHaveLength(153);
 });
 
-test('a confirmed message has the time of the gateway, and nothing of the outbox', async () => {
+test('an acknowledged message has the time of the gateway and no field of the outbox', async () => {
   const server = new FakeServer();
   log(server, 'c', () => 0);
   server.answers.send = () => ({ type: 'sent', seq: 1, message_id: 'm', at: 42, duplicate: false });
@@ -123,7 +123,7 @@ test('a confirmed message has the time of the gateway, and nothing of the outbox
   for (const name of ['tried', 'unsaved', 'waiting', 'sent', 'failed', 'user']) expect(shown).not.toHaveProperty(name);
 });
 
-test('10,000 messages cost a list few changes, and each message little', async () => {
+test('10,000 messages cause few changes of a list, and little work each', async () => {
   const server = new FakeServer();
   let head = 300;
   log(server, 'c', () => head);
@@ -159,7 +159,7 @@ test('10,000 messages cost a list few changes, and each message little', async (
   expect(looks).toBeLessThan(10 * 10_000);
 });
 
-test('the window is an option, and a reader of its older half keeps what they read', async () => {
+test('the window is an option, and a reader of its older half keeps their messages', async () => {
   const server = new FakeServer();
   let head = 200;
   log(server, 'c', () => head);
@@ -179,12 +179,12 @@ test('the window is an option, and a reader of its older half keeps what they re
   expect(list.messages).toHaveLength(50);
 });
 
-test('what comes while the first page is on its way is in the list', async () => {
+test('a message that comes while the first page is loaded is in the list', async () => {
   const server = new FakeServer();
   log(server, 'c', () => 100);
   const page = server.answers.history!;
   server.answers.history = (request) => {
-    // The page was read before these were stored; the answer comes after them.
+    // The page was read before these were stored, and its answer comes after them.
     const answer = page(request);
     if (request.after === undefined) for (let seq = 101; seq <= 110; seq++) server.socket.say(message('c', seq));
     return answer;
@@ -197,7 +197,7 @@ test('what comes while the first page is on its way is in the list', async () =>
   expect(list.atEnd).toBe(true);
 });
 
-test('a list that is opened again has what came in between', async () => {
+test('a list that is opened again has the messages that came in between', async () => {
   const server = new FakeServer();
   let head = 30;
   log(server, 'c', () => head);
@@ -213,7 +213,7 @@ test('a list that is opened again has what came in between', async () => {
   expect(list.atEnd).toBe(true);
 });
 
-test('a list that is far behind is filled up to the newest message', async () => {
+test('a list that is far behind catches up to the newest message', async () => {
   const server = new FakeServer();
   let head = 30;
   log(server, 'c', () => head);
@@ -230,7 +230,7 @@ test('a list that is far behind is filled up to the newest message', async () =>
   expect(list.atEnd).toBe(true);
 });
 
-test('a conversation is one object while it is held, and says what it is', async () => {
+test('a conversation is one object while it is held, and has its properties', async () => {
   const server = new FakeServer();
   server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 2)] });
   const client = await connect(server);
@@ -242,7 +242,7 @@ test('a conversation is one object while it is held, and says what it is', async
   expect(held.canSend).toBe(false);
 });
 
-test('conversations that nobody holds are dropped', async () => {
+test('conversations without a holder are collected', async () => {
   const server = new FakeServer();
   log(server, 'c', () => 30);
   const client = await connect(server);
@@ -263,7 +263,7 @@ test('conversations that nobody holds are dropped', async () => {
   const before = process.memoryUsage().heapUsed;
   for (let i = 0; i < COUNT; i++) closing.push(await visit(`visited ${i}`));
   server.requests.length = 0;
-  // In a function of its own: a suspended one would keep the last of them.
+  // A separate function, because a suspended one would keep the last conversation alive.
   const closeAll = () => {
     for (const close of closing.splice(0)) close();
   };

@@ -1,4 +1,4 @@
-/** Live lists reach the newest message, whatever the network does: against a real gateway. */
+/** Live lists reach the newest message over any network, against a real gateway. */
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import type { Conversation } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
@@ -37,7 +37,7 @@ test('a list follows a busy conversation behind a network that batches for 25 ms
   proxy.close();
 });
 
-test('who was removed and added again sees what follows, and their own messages', async () => {
+test('a user who was removed and added again gets new messages, also their own', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
   const hers = await alice.createGroup({ name: 'G', participants: [b] });
@@ -48,7 +48,7 @@ test('who was removed and added again sees what follows, and their own messages'
   await until(() => his.removed);
   for (let i = 0; i < 5; i++) await hers.send(`without ${i}`);
   await hers.add(b);
-  await until(() => !his.removed && his.atEnd, 'the list goes on');
+  await until(() => !his.removed && his.atEnd, 'the list continues');
   const mine = his.send('mine');
   expect(his.messages.at(-1)!.body).toBe('mine');
   const { seq } = await mine;

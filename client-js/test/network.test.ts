@@ -1,4 +1,4 @@
-/** Bad networks and dying gateways: nothing lost, doubled or out of order. */
+/** Over bad networks and killed gateways, no message is lost, duplicated or out of order. */
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import type { ChatClient, Conversation, Message } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
@@ -22,7 +22,7 @@ async function behind(): Promise<{ proxy: BadNetwork; url: string }> {
   return { proxy, url: await proxy.start() };
 }
 
-/** Every message that a client was told of, per conversation. */
+/** Records the `message` events of a client. */
 function record(client: ChatClient): Message[] {
   const seen: Message[] = [];
   client.on('message', (message) => seen.push(message));
@@ -44,13 +44,13 @@ async function pair(): Promise<{ hers: Conversation; his: Conversation; seen: Me
   return { hers, his, seen, bob, proxy };
 }
 
-/** What both were told, and what both lists show, is the log. */
+/** Checks that the events and the lists of both clients equal the log. */
 async function agree(hers: Conversation, his: Conversation, seen: Message[][], bodies: number): Promise<void> {
   const log: Message[] = [];
   for await (const page of hers.pages({ limit: 200 })) log.unshift(...page);
   expect(log.map(({ seq }) => seq)).toEqual(log.map((_, i) => i + 1));
   const texts = log.filter(({ kind }) => kind === 'text').map(({ body }) => body);
-  expect(new Set(texts).size, 'nothing doubled').toBe(texts.length);
+  expect(new Set(texts).size, 'no duplicates').toBe(texts.length);
   expect(texts).toHaveLength(bodies);
   for (const messages of seen) {
     await until(() => messages.at(-1)?.seq === log.length);
@@ -64,14 +64,14 @@ async function agree(hers: Conversation, his: Conversation, seen: Message[][], b
   }
 }
 
-test('through cuts, stalls, delays and half-open connections', async () => {
+test('nothing is lost through cuts, stalls, delays and half-open connections', async () => {
   const { hers, his, seen, bob, proxy } = await pair();
   let sent = 0;
   const trouble = [
     async () => proxy.cut(),
     async () => {
       proxy.mode = 'stalled';
-      // Until the client has noticed that nothing comes.
+      // Long enough for the client to notice that nothing comes.
       await until(() => bob.state.at !== 'connected');
       proxy.mode = 'open';
       proxy.cut();
@@ -101,12 +101,12 @@ test('through cuts, stalls, delays and half-open connections', async () => {
     }
   }
   await agree(hers, his, seen, sent);
-  // Each sender's own order.
+  // Each sender's messages keep their order.
   const own = his.messages.filter(({ body }) => body.startsWith('his')).map(({ body }) => Number(body.slice(4)));
   expect(own).toEqual([...own].sort((a, b) => a - b));
 });
 
-test('through kill -9 of the gateway, under load', async () => {
+test('nothing is lost through kill -9 of the gateway under load', async () => {
   const { hers, his, seen } = await pair();
   let sent = 0;
   for (let round = 0; round < 4; round++) {
@@ -120,7 +120,7 @@ test('through kill -9 of the gateway, under load', async () => {
   await agree(hers, his, seen, sent);
 });
 
-test('a drain is no more than a reconnect', async () => {
+test('a drain causes only a reconnect', async () => {
   const { hers, his, seen } = await pair();
   const under: Promise<unknown>[] = [];
   for (let i = 0; i < 20; i++) under.push(hers.send(`a${i}`), his.send(`b${i}`));

@@ -1,4 +1,4 @@
-/** Messages written without a network, or in a tab that is closed, are sent exactly once and in order. */
+/** Messages that are written without a network or in a tab that is then closed are stored once and in order. */
 import 'fake-indexeddb/auto';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
@@ -24,7 +24,7 @@ describe.each([
   ['in memory', memoryStorage],
   ['in IndexedDB', () => indexedDbStorage('test')],
 ])('%s', (_, make) => {
-  test('what is written without a connection is shown, and sent when there is one', async () => {
+  test('a message written without a connection is shown at once and sent later', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const proxy = new BadNetwork(gateway.address);
     const alice = await gateway.connect(a, { storage: make() }, await proxy.start());
@@ -48,14 +48,14 @@ describe.each([
     proxy.close();
   });
 
-  test('survives the client', async () => {
+  test('messages survive the client', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const storage = make();
     const first = await gateway.connect(a, { storage });
     const { id } = await first.dm(b);
     await first.conversation(id).send('zero');
     first.disconnect();
-    // Before any connection, and closed before there is one.
+    // This client writes before its first connection, and is closed without one.
     const offline = gateway.client(a, { storage, user: a, token: () => Promise.reject(new Error('no network')) });
     offline.connect().catch(() => {});
     const lost = ['one', 'two'].map((body) => offline.conversation(id).send(body));
@@ -71,7 +71,7 @@ describe.each([
   });
 });
 
-test('a lost answer is asked for again, and the message is one', async () => {
+test('a message whose answer was lost is sent again and stored once', async () => {
   const server = new FakeServer();
   const stored = new Map<string, number>();
   const calls: boolean[] = [];
@@ -79,7 +79,7 @@ test('a lost answer is asked for again, and the message is one', async () => {
     calls.push(retry === true);
     const duplicate = stored.has(client_id as string);
     if (!duplicate) stored.set(client_id as string, stored.size + 1);
-    // Stored, and the connection breaks before the answer.
+    // The message is stored, and the connection breaks before the answer.
     if (!duplicate && stored.size % 2) return void server.socket.end(1006);
     return { type: 'sent', seq: stored.get(client_id as string), message_id: 'm', at: 1, duplicate };
   };
@@ -97,7 +97,7 @@ test('a lost answer is asked for again, and the message is one', async () => {
   client.disconnect();
 });
 
-test('`unavailable` and `rate_limited` are waited out; nothing overtakes', async () => {
+test('`unavailable` and `rate_limited` are retried, and no message overtakes another', async () => {
   const server = new FakeServer();
   const order: string[] = [];
   let refusals = 0;
@@ -120,7 +120,7 @@ test('`unavailable` and `rate_limited` are waited out; nothing overtakes', async
   client.disconnect();
 });
 
-test('what is refused for good fails, can be sent again or discarded, and holds up nothing', async () => {
+test('a message that is refused for good can be retried or discarded, and delays no other', async () => {
   const [alice, bob] = [await gateway.connect(user('alice')), await gateway.connect(user('bob'))];
   const group = await bob.createGroup({ name: 'G', participants: [alice.user!] });
   const hers = alice.conversation(group.id);
@@ -146,7 +146,7 @@ test('what is refused for good fails, can be sent again or discarded, and holds 
   await hers.send('three');
 });
 
-test('two clients on one storage send each message once', async () => {
+test('two clients with one storage send each message once', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const storage = indexedDbStorage('tabs');
   const tabs = [await gateway.connect(a, { storage }), await gateway.connect(a, { storage })] as const;
@@ -159,7 +159,7 @@ test('two clients on one storage send each message once', async () => {
   await until(async () => (await storage.entries(a)).length === 0);
 });
 
-test('what is stored while the storage is being read is not sent again', async () => {
+test('a message that is acknowledged while the storage is being read is not sent again', async () => {
   const server = new FakeServer();
   server.answers.send = () => undefined;
   const memory = memoryStorage();
@@ -198,7 +198,7 @@ test('what is stored while the storage is being read is not sent again', async (
   otherTab.disconnect();
 });
 
-test('the outbox is bounded, and keeps no more than it may', async () => {
+test('the outbox is bounded', async () => {
   const client = new ChatClient('ws://fake', { token: 't', WebSocket: new FakeServer().WebSocket, storage: memoryStorage() });
   const conversation = client.conversation('c');
   for (let i = 0; i < 1000; i++) void conversation.send(`${i}`);

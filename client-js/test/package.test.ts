@@ -1,4 +1,4 @@
-/** What users of the package get: packed, installed into an empty project, and the examples as they are written. */
+/** The package as its users get it: packed, and installed into an empty project. The examples run unchanged. */
 import { execFile, spawn } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -51,7 +51,7 @@ test.each([
   expect(stdout).toBe(`1 ${alice}: Hi Bob!\nstored as 1 of 1\n`);
 });
 
-test('both entries have the same names, and React is in its own', async () => {
+test('both entries export the same names, and React is in its own entry', async () => {
   const names = (code: string) => run('node', ['-e', code], { cwd: project }).then(({ stdout }) => stdout.trim());
   const print = 'console.log(Object.keys(m).filter((n) => n !== "default").sort().join())';
   const required = await names(`const m = require('@chat-gateway/client'); ${print}`);
@@ -62,7 +62,7 @@ test('both entries have the same names, and React is in its own', async () => {
   for (const entry of ['index.js', 'index.cjs']) expect(readFileSync(join(HERE, 'dist', entry), 'utf8')).not.toMatch(/react/);
 });
 
-test('the example for Node talks', async () => {
+test('the example for Node sends and receives', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const token = await gateway.token(a);
@@ -79,7 +79,7 @@ test('the example for Node talks', async () => {
   await until(() => bob.inbox.items[0]?.lastMessage?.preview === 'Bye');
 });
 
-test('the plain page talks', async () => {
+test('the plain page sends and receives', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
   try {

@@ -1,4 +1,4 @@
-/** The chat page for everybody: by keyboard, by touch, with a screen reader, in the dark, and behind a proxy. */
+/** The accessibility of the chat page: keyboard, touch, screen reader and dark colours; also the page behind a proxy. */
 import { readFileSync } from 'node:fs';
 import { createServer, request, type Server } from 'node:http';
 import { createRequire } from 'node:module';
@@ -14,7 +14,7 @@ const PHONE: BrowserContextOptions = { viewport: { width: 390, height: 780 }, ha
 
 const { gateway, people } = setUp();
 
-/** What axe finds on what is shown now, in the light and in the dark. */
+/** Returns what axe finds in the current view, with light and dark colours. */
 async function violations(page: Page, view: string): Promise<string[]> {
   const found: string[] = [];
   if (!(await page.evaluate(() => 'axe' in globalThis))) await page.evaluate(AXE);
@@ -26,14 +26,14 @@ async function violations(page: Page, view: string): Promise<string[]> {
   return found;
 }
 
-/** Runs in the page. In the dark only colours differ. */
+/** Runs axe; called in the page. With dark colours it checks only contrast. */
 async function run(colorScheme: string): Promise<string[]> {
   type Found = { id: string; nodes: { target: unknown; failureSummary: string }[] };
   const { axe } = globalThis as unknown as { axe: { run: (options: object) => Promise<{ violations: Found[] }> } };
   const only = { runOnly: { type: 'rule', values: ['color-contrast'] } };
   const { violations } = await axe.run({ resultTypes: ['violations'], ...(colorScheme === 'dark' && only) });
   const found = violations.flatMap(({ id, nodes }) => nodes.map(({ target, failureSummary }) => `${id} ${target} ${failureSummary}`));
-  // What axe does not measure: the edges of fields and buttons, and the icons that stand for a word.
+  // axe does not measure the edges of fields and buttons, nor icons that stand for a word.
   const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })!;
   const rgb = (colours: string[]) => {
     canvas.clearRect(0, 0, 1, 1);
@@ -67,7 +67,7 @@ async function run(colorScheme: string): Promise<string[]> {
   return found;
 }
 
-test('axe finds nothing on any view, light and dark, on a desk and on a phone', async () => {
+test('axe finds nothing in any view, light and dark, on a desk and on a phone', async () => {
   const [a, b, c] = [user('alice'), user('bob'), user('carol')];
   const carol = await gateway.connect(c);
   const group = await carol.createGroup({ name: 'Weekend plans', participants: [a, b], public: true });
@@ -119,7 +119,7 @@ test('axe finds nothing on any view, light and dark, on a desk and on a phone', 
   expect(found).toEqual([]);
 });
 
-test('details take the focus and give it back; Leave asks first, and a public group can be joined again', async () => {
+test('details take and restore the focus; Leave asks first, and a public group can be joined again', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   await bob.createGroup({ name: 'Open house', participants: [a], public: true });
@@ -135,7 +135,7 @@ test('details take the focus and give it back; Leave asks first, and a public gr
   };
   await leave(/Open house/);
   await until(async () => (await focused()) === 'Cancel');
-  // Escape closes the dialog first, then the details, and the focus goes back by the same way.
+  // Escape closes the dialog first, then the details. Each time the focus is restored.
   await alice.keyboard.press('Escape');
   expect(await focused()).toBe('Leave this group');
   await alice.keyboard.press('Escape');
@@ -145,12 +145,12 @@ test('details take the focus and give it back; Leave asks first, and a public gr
   await leave(/Open house/);
   await alice.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
   await alice.getByText('You are not in this conversation any more. Join').waitFor();
-  await until(async () => /not in this conversation/.test((await focused()) ?? ''), 'the focus on what is left');
+  await until(async () => /not in this conversation/.test((await focused()) ?? ''), 'the focus is on the footer');
   await alice.getByRole('button', { name: 'Join' }).click();
   await write(alice, 'Back again');
   await until(async () => bob.inbox.items.some((item) => item.lastMessage?.preview === 'Back again'));
 
-  // Nothing is left to be asked about a private one, and nothing failed.
+  // A private group that the user left causes no further request, and no error.
   await leave(/Closed circle/);
   await alice.getByRole('dialog').getByRole('button', { name: 'Leave' }).click();
   await alice.getByText('You are not in this conversation any more.').waitFor();
@@ -166,7 +166,7 @@ test('drafts belong to a user; Enter of an input method sends nothing; on a touc
   const address = page.url();
   const field = page.getByLabel('Message', { exact: true });
   await field.fill('nihao');
-  // Chromium reports the key within the composition; Safari after its end, with the key code 229.
+  // Chromium reports the key during the composition, Safari after its end with the key code 229.
   for (const init of [{ isComposing: true }, { keyCode: 229 }]) {
     await field.evaluate(
       (element, init) =>
@@ -188,7 +188,7 @@ test('drafts belong to a user; Enter of an input method sends nothing; on a touc
   expect(await field.inputValue()).toBe('');
   await write(page, 'mine');
   await until(async () => (await texts(page)).includes('mine'));
-  // Everybody has an author for those who do not see the sides.
+  // Each message names its author for users who do not see its side.
   expect(await page.locator('.message', { hasText: 'mine' }).locator('.sr-only').first().textContent()).toBe('You');
 
   const phone = await people.signIn(await people.person(PHONE), a);
@@ -203,7 +203,7 @@ test('drafts belong to a user; Enter of an input method sends nothing; on a touc
   expect(await phone.locator('.message', { hasText: 'mine' }).locator('.sr-only').first().textContent()).toBe(b);
 });
 
-test('what cannot be loaded says so and can be tried again; nobody sees a field that is not for them', async () => {
+test('a failed load is shown and can be retried; a user who may not post sees no field', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const news = await bob.createChannel({ name: 'Only news', participants: [a], posting: 'admins' });
@@ -244,13 +244,13 @@ test('what cannot be loaded says so and can be tried again; nobody sees a field 
   await until(async () => (await alice.locator('.float.problem').count()) === 0);
 });
 
-test('messages that come while the page is hidden are in its title and are notified of', async () => {
+test('messages that come while the page is hidden are in its title and cause notifications', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
   await dm.send('first');
   const context = await people.person({ viewport: DESK });
-  // Headless browsers show no notifications: this notes them.
+  // Headless browsers show no notifications, so this records them.
   await context.addInitScript(() => {
     const state = { shown: [] as { title: string; body?: string; closed?: boolean; onclick?: () => void }[], asked: 0, hidden: false };
     class Notification {
@@ -304,10 +304,10 @@ test('messages that come while the page is hidden are in its title and are notif
   await until(async () => (await alice.title()) === 'Chat', 'read');
 });
 
-test('the page works under a path that a proxy puts before it', async () => {
+test('the page works under the path of a proxy', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const [host, port] = gateway.address.split(':');
-  // Takes `/team/chat` away, as a proxy is told to.
+  // The proxy strips `/team/chat`.
   const proxy: Server = createServer((asked, answer) => {
     const path = asked.url!.replace(/^\/team\/chat\//, '/');
     if (path === asked.url) return void answer.writeHead(404).end();

@@ -1,5 +1,6 @@
-/** Ten thousand messages through the list of the chat page: no task of the browser is long, and each message costs little.
- * `MESSAGES=100000` takes more, and `RATE=100000` has them arrive as fast as they can. Figures of time are printed; what is asserted is work, which no busy machine changes. */
+/** Ten thousand messages in the list of the chat page: each causes little work. `MESSAGES=100000` takes more, and
+ * `RATE=100000` has them arrive as fast as possible. Times are printed; assertions count work, which does not depend on the
+ * load of the machine. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
@@ -9,13 +10,13 @@ import { setUp } from './support/people.js';
 const MESSAGES = Number(process.env.MESSAGES ?? 10_000);
 const LONG = '0199c0de-0000-4000-8000-000000000003';
 const LIVE = '0199c0de-0000-4000-8000-000000000004';
-/** Messages that the list holds. */
+/** The greatest number of messages in the list. */
 const WINDOW = 300;
 const WRITERS = 8;
-/** Messages that arrive in a second. */
+/** The number of messages that arrive per second. */
 const RATE = Number(process.env.RATE ?? 500);
 
-/** The entries of the two conversations. */
+/** Returns the lines to import: two conversations and their messages. */
 function lines(): object[] {
   const lines: object[] = [LONG, LIVE].map((id) => ({
     type: 'conversation',
@@ -42,17 +43,17 @@ const { gateway, people } = setUp({}, lines);
 const bodyOf = (i: number) => `message ${i + 1} ${'word '.repeat((i * 7) % 40)}${i % 9 ? '' : 'https://example.org/page'}`;
 
 interface Work {
-  /** Durations of tasks above 50 ms, in milliseconds. */
+  /** The durations of tasks above 50 ms, in milliseconds. */
   tasks: number[];
-  /** Rows that were rendered: each shows its time once. */
+  /** The number of rendered rows. Each formats its time once. */
   renders: number;
-  /** Times React put something into the list or took something out. */
+  /** The number of times React added or removed rows. */
   commits: number;
   rows: number;
   elements: number;
 }
 
-/** Someone who reads a conversation, and what that costs their browser. */
+/** Opens a conversation in the page, and measures the work of the browser. */
 async function reader(name: RegExp): Promise<{ page: Page; begin(): Promise<void>; work(): Promise<Work> }> {
   const context = await people.person({ viewport: { width: 1200, height: 800 } });
   await context.addInitScript(() => {
@@ -61,7 +62,7 @@ async function reader(name: RegExp): Promise<{ page: Page; begin(): Promise<void
     const { get } = Object.getOwnPropertyDescriptor(Intl.DateTimeFormat.prototype, 'format')!;
     Object.defineProperty(Intl.DateTimeFormat.prototype, 'format', {
       get(this: Intl.DateTimeFormat) {
-        // The clock time of a row, and not its day or its title.
+        // Counts the clock time of a row, not its day or its title.
         if (!this.resolvedOptions().dateStyle && !this.resolvedOptions().month) work.renders++;
         return get!.call(this);
       },
@@ -94,7 +95,7 @@ async function reader(name: RegExp): Promise<{ page: Page; begin(): Promise<void
   };
 }
 
-/** Bounds that hold however long the conversation is. */
+/** Checks bounds that do not depend on the length of the conversation. */
 function check(what: string, work: Work, ms: number): void {
   const { tasks, renders, commits, rows, elements } = work;
   const longest = tasks.length ? `the longest ${Math.max(...tasks).toFixed(0)} ms` : 'the longest below 50 ms';
@@ -102,7 +103,7 @@ function check(what: string, work: Work, ms: number): void {
     `${MESSAGES} messages ${what}: ${(ms / 1_000).toFixed(1)} s, ${tasks.length} tasks above 50 ms, ${longest}; ` +
       `${renders} rows rendered, ${commits} commits, at most ${rows} rows and ${elements} elements in the document`,
   );
-  // Each message is rendered once, and once more at most: where what comes before it changes.
+  // A message is rendered once, and at most once more, when the message before it changes.
   expect(renders, 'the test counts something').toBeGreaterThan(MESSAGES / 2);
   expect(renders).toBeLessThanOrEqual(MESSAGES * 2 + WINDOW);
   expect(rows).toBeLessThanOrEqual(WINDOW);
@@ -153,7 +154,7 @@ test('ten thousand messages arrive in the conversation that is open', async () =
   const done = await work();
   check('arrived', done, Date.now() - at);
   expect(done.commits).toBeLessThanOrEqual(MESSAGES);
-  // The newest stays in sight.
+  // The newest message stays in sight.
   expect(
     await page.evaluate(() => {
       const { scrollTop, clientHeight, scrollHeight } = document.querySelector('.messages')!;

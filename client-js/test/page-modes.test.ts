@@ -1,4 +1,4 @@
-/** The chat page as the system asks for it: in forced colours, without motion; while it loads, and when a page of a list fails. */
+/** The chat page with forced colours and without motion; while it loads, and when a page of a list fails. */
 import type { BrowserContext, Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
@@ -8,7 +8,7 @@ const DESK = { width: 1280, height: 800 };
 
 const { gateway, people } = setUp();
 
-/** Holds back the answers to some types of requests, or refuses the requests. */
+/** A proxy that holds back the answers to some types of requests, or refuses requests. */
 class Slow {
   types = new Set<string>();
   refuses: (request: Record<string, unknown>) => boolean = () => false;
@@ -39,7 +39,7 @@ class Slow {
   }
 }
 
-/** Controls without a visible edge, runs in the page. Of what is marked as chosen it takes more than another background. */
+/** Returns the controls without a visible edge; called in the page. A chosen control needs more than another background. */
 function unmarked(): string[] {
   const found: string[] = [];
   const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })!;
@@ -66,7 +66,7 @@ function unmarked(): string[] {
     'button, select, textarea, input:not([type=checkbox], [type=radio]), .kinds label, dialog, .bubble, .badge, .avatar:not(:empty)';
   const open = document.querySelector('dialog');
   for (const control of document.querySelectorAll(controls)) {
-    // What lies behind an open dialog is measured without it.
+    // Controls behind an open dialog are measured in another view.
     if (!control.checkVisibility({ opacityProperty: true }) || (open && !open.contains(control))) continue;
     const name = `${control.tagName} ${control.className} ${control.getAttribute('aria-label') ?? control.textContent?.slice(0, 30)}`;
     if (!edgeOf(control)) found.push(`no edge: ${name}`);
@@ -82,7 +82,7 @@ function unmarked(): string[] {
   return found;
 }
 
-test('in forced colours every control has an edge, and what is chosen has a thicker one', async () => {
+test('with forced colours every control has an edge, and a chosen one a thicker edge', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
@@ -112,13 +112,13 @@ test('in forced colours every control has an edge, and what is chosen has a thic
   found.push(...(await page.evaluate(unmarked)));
   await page.keyboard.press('Escape');
   expect(found).toEqual([]);
-  // The focus is seen.
+  // The focus is visible.
   const field = page.getByLabel('Find a conversation');
   await field.focus();
   expect(await field.evaluate((e) => [getComputedStyle(e).outlineStyle, getComputedStyle(e).outlineWidth])).toEqual(['solid', '2px']);
 });
 
-/** What moves now. A still highlight, whose frames are all alike, moves nothing. */
+/** Returns the running animations. A highlight whose frames are all the same does not count. */
 const moving = (page: Page) =>
   page.evaluate(() =>
     document.getAnimations().flatMap((animation) => {
@@ -133,7 +133,7 @@ const moving = (page: Page) =>
     }),
   );
 
-test('nothing moves for those who asked for no motion', async () => {
+test('nothing moves for a user who prefers reduced motion', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
@@ -167,14 +167,14 @@ test('nothing moves for those who asked for no motion', async () => {
   }
 });
 
-test('grey shapes stand for what is loading, and lists say that they are busy', async () => {
+test('grey shapes stand for rows that are loading, and lists are marked as busy', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const group = await bob.createGroup({ name: `Slow ${a}`, participants: [a], public: true });
   await group.send('here at last');
   const context = await people.person({ viewport: DESK });
   const slow = await new Slow().before(context);
-  /** While the answer is held there are shapes in the list; then there is what it is a list of. */
+  /** Checks that a list has shapes while its answer is held back, and rows afterwards. */
   const watch = async (type: string, list: string, shapes: string, what: string, begin: () => Promise<unknown>) => {
     slow.types.add(type);
     await begin();
@@ -204,7 +204,7 @@ test('grey shapes stand for what is loading, and lists say that they are busy', 
   await watch('public', '.browse', 'dialog .skeleton', '.browse li', browse);
 });
 
-test('a page of members or of public conversations that fails says so, and More goes on', async () => {
+test('a failed page of members or public conversations is shown, and More continues', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   await bob.createGroup({ name: `Crowd ${a}`, participants: [a, ...Array.from({ length: 68 }, () => user('guest'))] });
@@ -227,7 +227,7 @@ test('a page of members or of public conversations that fails says so, and More 
   await members.nth(69).waitFor();
   expect(new Set(await members.allTextContents()).size).toBe(70);
   expect(await problem.count()).toBe(0);
-  // The first page of them, too.
+  // The first page may fail too.
   await alice.getByRole('button', { name: 'Details' }).click();
   slow.refuses = ({ type }) => type === 'participants';
   await alice.getByRole('button', { name: 'Details' }).click();
@@ -249,7 +249,7 @@ test('a page of members or of public conversations that fails says so, and More 
   expect(await problem.count()).toBe(0);
 });
 
-test('sent, delivered and read differ by their shape and their words, not by their colour', async () => {
+test('sent, delivered and read differ by shape and text, not only by colour', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const alice = await people.signIn(await people.person({ viewport: DESK }), a);
   await openDm(alice, b);

@@ -1,4 +1,5 @@
-/** Signing out of the chat page leaves nothing behind for the next user of the computer. Notifications are the browser's own. */
+/** Signing out of the chat page deletes everything, so that the next user of the computer finds nothing. Notifications are
+ * those of the browser. */
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
@@ -6,7 +7,7 @@ import { connected, openDm, setUp, texts, write } from './support/people.js';
 
 const { gateway, people } = setUp();
 
-/** Everything that the browser keeps for the page, as text. */
+/** Returns everything that the browser stores for the page, as text. */
 const stored = (page: Page) =>
   page.evaluate(async () => {
     const open = indexedDB.open('chat-gateway');
@@ -17,7 +18,7 @@ const stored = (page: Page) =>
     return JSON.stringify([{ ...localStorage }, { ...sessionStorage }, all.result, location.href]);
   });
 
-test('signing out asks before it deletes unsent messages, and leaves nothing in this tab or another', async () => {
+test('signing out asks before it deletes unsent messages, and clears this tab and the others', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const context = await people.person();
   const page = await people.signIn(context, a);
@@ -50,7 +51,7 @@ test('signing out asks before it deletes unsent messages, and leaves nothing in 
     const left = await stored(tab);
     for (const trace of [a, b, 'unsent', 'draft', '#/0']) expect(left).not.toContain(trace);
   }
-  // Nothing comes back, and nothing is sent, for whoever signs in next; not even for the same user.
+  // Nothing comes back and nothing is sent for the next user, not even if it is the same one.
   await gateway.start();
   await page.getByLabel('Name').fill(a);
   await page.getByRole('button', { name: 'Sign in' }).click();
@@ -61,7 +62,7 @@ test('signing out asks before it deletes unsent messages, and leaves nothing in 
   expect(await page.getByLabel('Message', { exact: true }).inputValue()).toBe('');
 });
 
-test('signing out asks nothing when all is sent, and another user of another tab stays', async () => {
+test('signing out does not ask when all is sent, and another user in another tab stays', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const context = await people.person();
   const alice = await people.signIn(context, a);
@@ -69,7 +70,7 @@ test('signing out asks nothing when all is sent, and another user of another tab
   await write(alice, 'hello');
   await alice.locator('.message[data-state=sent]').waitFor();
   const bob = await context.newPage();
-  // The browser would open the session of Alice in a new tab.
+  // A new tab would open the session of Alice.
   await bob.addInitScript(() => localStorage.removeItem('chat-session /'));
   await bob.goto(gateway.page);
   await bob.getByLabel('Name').fill(b);
@@ -81,18 +82,18 @@ test('signing out asks nothing when all is sent, and another user of another tab
   expect(await alice.getByRole('dialog').count()).toBe(0);
   await bob.getByRole('button', { name: new RegExp(a) }).click();
   await bob.locator('.body', { hasText: 'hello' }).waitFor();
-  // A new tab finds the user who is still there.
+  // A new tab opens the session of the user who is still signed in.
   expect(await stored(bob)).toContain(`chat-session /":"{\\"user\\":\\"${b}`);
 });
 
-test("the browser's own notifications: of hidden pages, closed when they are seen, and when the user signs out", async () => {
+test("the browser's notifications come from hidden pages, and are closed when the user looks or signs out", async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
   await dm.send('first');
   const context = await people.person();
   await context.addInitScript(() => {
-    // The real ones, noted with what the browser says of them.
+    // Records real notifications with their events.
     const noted: { title: string; body: string; events: string[] }[] = [];
     class Noted extends Notification {
       constructor(title: string, options?: NotificationOptions) {

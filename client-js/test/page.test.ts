@@ -1,5 +1,5 @@
-/** The chat page in a real Chromium, against a real gateway; support/people.ts says by which variables pictures are kept. `SCROLL=100000`
- * scrolls through so many messages. */
+/** The chat page in a real Chromium, against a real gateway. support/people.ts describes the variables for pictures;
+ * `SCROLL=100000` sets the number of messages to scroll through. */
 import type { BrowserContextOptions, Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
@@ -22,7 +22,7 @@ const { gateway, people } = setUp({ limits__body_bytes: '70000', limits__frame_b
 const person = (options?: BrowserContextOptions) => people.person(options);
 const signIn: typeof people.signIn = (...args) => people.signIn(...args);
 
-/** How many messages wait in the browser's database. */
+/** Returns the number of pending messages in the browser's database. */
 const waiting = (page: Page) =>
   page.evaluate(
     () =>
@@ -38,7 +38,7 @@ const waiting = (page: Page) =>
 const states = (page: Page) =>
   page.locator('.message[data-state]').evaluateAll((rows) => rows.map((row) => row.getAttribute('data-state')));
 
-test('two people chat while the gateway is killed and started again: nothing is lost or doubled on screen', async () => {
+test('two users chat while the gateway is killed and restarted: nothing is lost or duplicated on screen', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const [alice, bob] = [await signIn(await person(), a), await signIn(await person(), b)];
   await openDm(alice, b);
@@ -47,7 +47,7 @@ test('two people chat while the gateway is killed and started again: nothing is 
   await bob.locator('.body', { hasText: 'Hello Bob' }).waitFor();
   await until(async () => (await states(alice))[0] === 'read', 'read');
 
-  // Somebody typing is seen.
+  // The page shows that the other user is typing.
   await bob.getByLabel('Message', { exact: true }).pressSequentially('Hi');
   await alice.locator('.names', { hasText: `${b} is typing…` }).waitFor();
   await write(bob, 'Hi Alice');
@@ -68,7 +68,7 @@ test('two people chat while the gateway is killed and started again: nothing is 
     await until(async () => !(await states(page)).includes('sending'), 'everything sent');
     expect([...(await texts(page))].sort()).toEqual([...expected].sort());
   }
-  // The same order for both, and for each sender the one in which it was written.
+  // Both see the same order, and each sender's messages keep theirs.
   const shown = await texts(alice);
   expect(await texts(bob)).toEqual(shown);
   for (const name of ['alice', 'bob']) {
@@ -77,7 +77,7 @@ test('two people chat while the gateway is killed and started again: nothing is 
   }
 });
 
-test('a message written in a tunnel, with the tab closed and opened again, is sent once and in order', async () => {
+test('messages written offline in a tab that is closed and opened again are sent once and in order', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const context = await person();
   const alice = await signIn(context, a);
@@ -88,7 +88,7 @@ test('a message written in a tunnel, with the tab closed and opened again, is se
   await gateway.kill();
   for (const text of ['first', 'second', 'third']) await write(alice, text);
   await until(async () => (await states(alice)).filter((state) => state === 'sending').length === 3);
-  // On screen at once; what is in the browser's database survives the tab.
+  // They are on screen at once. Those in the browser's database survive the tab.
   await until(async () => (await waiting(alice)) === 3);
   await alice.close();
   await gateway.start();
@@ -121,7 +121,7 @@ test('two tabs of one user share one outbox, and one of them sends', async () =>
   await gateway.kill();
   await write(first, 'from the first');
   await write(second, 'from the second');
-  // Each shows what waits in the other.
+  // Each tab shows the pending messages of the other.
   for (const page of [first, second]) await until(async () => (await states(page)).length === 2);
   await gateway.start();
   for (const page of [first, second]) {
@@ -129,7 +129,7 @@ test('two tabs of one user share one outbox, and one of them sends', async () =>
   }
   expect(new Set(sends).size, 'one of them sends').toBe(1);
   expect(sends).toHaveLength(2);
-  // The one that sent is closed: the other one goes on.
+  // When the sending tab is closed, the other one sends.
   const [sender, other] = sends[0] === 'first' ? [first, second] : [second, first];
   await sender.close();
   await write(other, 'alone');
@@ -139,7 +139,7 @@ test('two tabs of one user share one outbox, and one of them sends', async () =>
 test('scrolls from the newest message to the first, ten at a time', async () => {
   const page = await signIn(await person({ viewport: { width: 1200, height: 800 } }), 'scroller');
   await page.getByRole('button', { name: /A long one/ }).click();
-  // The unread ones begin at the first message; this is about the way from the end.
+  // Without this the list would begin at the first message, which is unread.
   await page.locator('.message').first().waitFor();
   await page.evaluate(() => {
     const tasks: number[] = [];
@@ -151,7 +151,7 @@ test('scrolls from the newest message to the first, ten at a time', async () => 
   const toEnd = page.getByRole('button', { name: /^To the end/ });
   await toEnd.click();
   await page.locator(`[data-seq="${SCROLL + 1}"]`).waitFor();
-  // The upper end, as fast as pages come. What is looked at must not move when older ones are put before it.
+  // Scrolls up as fast as pages come. Messages in sight must not move when older ones are added above.
   const result = await page.evaluate(async () => {
     const box = document.querySelector<HTMLElement>('.messages')!;
     const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
@@ -160,10 +160,10 @@ test('scrolls from the newest message to the first, ten at a time', async () => 
     const began = performance.now();
     while (firstSeq() > 1) {
       const before = firstSeq();
-      // A little below the top, where a reader who scrolls fast arrives.
+      // A fast scroll ends a little below the top.
       box.scrollTop = Math.min(box.scrollTop, 40);
       const anchor = box.querySelector<HTMLElement>(`[data-seq="${before}"]`)!;
-      // Where it ends: it may lose its day and its sender to what comes before it.
+      // The end of the row is compared, because its day and sender may move to an older row.
       const end = anchor.getBoundingClientRect().bottom;
       const at = performance.now();
       while (firstSeq() === before && performance.now() - at < 20_000) await frame();
@@ -184,12 +184,12 @@ test('scrolls from the newest message to the first, ten at a time', async () => 
   expect(result.rows).toBeLessThanOrEqual(300);
   await page.getByText('This is the beginning of the conversation.').waitFor();
   await picture(page, 'beginning');
-  // And back to the end in one step.
+  // One click leads back to the end.
   await toEnd.click();
   await page.locator(`[data-seq="${SCROLL + 1}"]`).waitFor();
 });
 
-test('what users type is never markup or script', async () => {
+test('input of users is never markup or script', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
@@ -234,13 +234,13 @@ test('what users type is never markup or script', async () => {
   await alice.locator('.attachment').waitFor();
   expect(await alice.locator('.thread h2').textContent()).toBe('<img src=x onerror=window.pwned=1>\u202Egnp');
   expect(await alice.evaluate(() => 'pwned' in globalThis)).toBe(false);
-  // Nothing inline would run even if it got in.
+  // The policy would stop an inline script even if one got into the page.
   const policy = (await alice.request.get(gateway.page)).headers()['content-security-policy']!;
   expect(policy).toContain("script-src 'self'");
   expect(policy).not.toContain('unsafe');
 });
 
-test('groups and channels: members, roles, posting, looking in, joining, leaving', async () => {
+test('groups and channels: members, roles, posting, subscribing, joining, leaving', async () => {
   const [a, b, c] = [user('alice'), user('bob'), user('carol')];
   const alice = await signIn(await person({ viewport: { width: 1300, height: 800 } }), a);
   const name = `Lunch ${a}`;
@@ -255,7 +255,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   const bob = await signIn(await person(), b, '?codec=msgpack');
   await bob.getByRole('button', { name: new RegExp(name) }).click();
   await bob.locator('.body', { hasText: 'Who is hungry?' }).waitFor();
-  // A reply, from the keyboard.
+  // Bob replies with the keyboard only.
   await bob.locator('.message').last().hover();
   await bob.getByRole('button', { name: 'Reply' }).last().click();
   await write(bob, 'Me!');
@@ -294,7 +294,7 @@ test('groups and channels: members, roles, posting, looking in, joining, leaving
   await carol.getByRole('button', { name: new RegExp(`News ${a}`) }).waitFor();
 });
 
-test('unread messages: where they begin, how many, and from the keyboard', async () => {
+test('unread messages: the line, the number, and the keyboard', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const dm = await bob.dm(a);
@@ -306,7 +306,7 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   const item = alice.locator('.sidebar li', { has: alice.locator('.title', { hasText: b }) });
   expect(await item.locator('.badge').textContent()).toContain('60');
   await item.click();
-  // It begins under a line, with what follows below; reading on makes it fewer.
+  // The list begins under the line, and reading on lowers the number.
   const line = alice.getByText('New messages');
   await line.waitFor();
   await until(
@@ -318,7 +318,7 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   await alice.getByRole('button', { name: /^To the end/ }).click();
   await until(async () => (await alice.title()) === '(1) Chat');
   await until(() => dm.id && bob.inbox.get(dm.id)?.unread === 0);
-  // By keys alone: to the other conversation, and back.
+  // The keyboard alone leads to the other conversation and back.
   await alice.keyboard.press('Alt+ArrowUp');
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(other.id));
@@ -327,9 +327,9 @@ test('unread messages: where they begin, how many, and from the keyboard', async
   await alice.keyboard.type('From the keyboard');
   await alice.keyboard.press('Enter');
   await alice.locator('.body', { hasText: 'From the keyboard' }).waitFor();
-  // What has the newest message is the first.
+  // The conversation with the newest message is the first.
   await until(async () => (await alice.locator('.sidebar li .title').first().textContent()) === 'Other', 'the other one is first');
-  // In the field these keys move the cursor; from the messages they lead on.
+  // In the field these keys move the cursor; from the messages they select a conversation.
   await alice.keyboard.press('Alt+ArrowDown');
   expect(alice.url()).toContain(other.id);
   await alice.getByRole('log').focus();

@@ -1,4 +1,4 @@
-/** The hooks in React's own StrictMode, which mounts, unmounts and mounts again; and rendered by a server. */
+/** The React hooks, in StrictMode, which mounts, unmounts and mounts again, and in server rendering. */
 import { createElement, StrictMode, useEffect } from 'react';
 import { createRoot } from 'react-dom/client';
 import { renderToString } from 'react-dom/server';
@@ -8,14 +8,14 @@ import { useConnection, useConversation, useInbox, usePresence } from '../src/re
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
 
-/** As much of a document as a component needs that renders nothing. */
+/** The part of a document that a component without output needs. */
 function container(): Element {
   const node = { nodeType: 1, nodeName: 'DIV', tagName: 'DIV', namespaceURI: 'http://www.w3.org/1999/xhtml', addEventListener() {} };
   const ownerDocument = { nodeType: 9, nodeName: '#document', addEventListener() {}, activeElement: null };
   return Object.assign(node, { ownerDocument, removeEventListener() {}, textContent: '' }) as unknown as Element;
 }
 
-// React looks for these also after the last test.
+// React uses these also after the last test.
 Object.assign(globalThis, { window: globalThis, HTMLIFrameElement: class {} });
 
 const rejections: unknown[] = [];
@@ -55,7 +55,7 @@ function Everything({ client, seen }: { client: ChatClient; seen: Seen[] }) {
   return null;
 }
 
-test('StrictMode mounts, unmounts and mounts: everything is there, and no rejection is unhandled', async () => {
+test('in StrictMode all hooks have their data, and no rejection is unhandled', async () => {
   for (let run = 0; run < 10; run++) {
     const { client } = fake();
     const seen: Seen[] = [];
@@ -70,7 +70,7 @@ test('StrictMode mounts, unmounts and mounts: everything is there, and no reject
   }
 });
 
-test('a server renders the same whatever the client has, and React warns of nothing', async () => {
+test('server rendering does not depend on the state of the client, and React does not warn', async () => {
   const errors = vi.spyOn(console, 'error').mockImplementation(() => {});
   const { client } = fake();
   const seen: Seen[] = [];

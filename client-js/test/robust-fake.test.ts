@@ -1,4 +1,4 @@
-/** What locks users out or fails in silence, against a server that does what a test says. */
+/** Failures that would lock users out or stay silent, against a fake server. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { Emitter } from '../src/emitter.js';
@@ -50,7 +50,7 @@ describe('frames that are too large', () => {
     expect(client.conversation('c').messages.map(({ state }) => state)).toContain('failed');
   });
 
-  test('a message that closes the connection twice is set aside, and holds up nobody', async () => {
+  test('a message that closes the connection twice fails, and delays no other', async () => {
     const stored: string[] = [];
     server.answers.send = ({ body }) => {
       if (body === 'bad') return void server.socket.end(4500, 'not a frame');
@@ -89,22 +89,22 @@ describe('frames that are too large', () => {
   });
 });
 
-describe('reasons', () => {
+describe('an error', () => {
   const state = (client: ChatClient, at: string) =>
     until(() => client.state.at === at && (client.state as { error?: ChatError }).error) as Promise<ChatError>;
 
-  test('of a URL that is none, and of a WebSocket that is missing', async () => {
+  test('names an invalid URL and a missing WebSocket', async () => {
     const { default: WebSocket } = await import('ws');
     const bad = make({ WebSocket }, 'nonsense');
     await expect(bad.connect()).rejects.toMatchObject({ code: 'invalid', message: expect.stringContaining('nonsense') });
     vi.stubGlobal('WebSocket', undefined);
     const none = new ChatClient('ws://fake', { token: 't' });
     await expect(none.connect()).rejects.toMatchObject({ code: 'invalid', message: expect.stringContaining('pass the option WebSocket') });
-    // Nobody waits.
+    // `connect()` is not awaited.
     void make({ WebSocket }, 'nonsense').connect();
   });
 
-  test('of a token() that throws, and of what closed the connection', async () => {
+  test('names the reason of a failed token(), and of a closed connection', async () => {
     const logged: string[] = [];
     const logger = { warn: (message: string) => logged.push(message) };
     const thrown = make({
@@ -122,7 +122,7 @@ describe('reasons', () => {
     expect(await state(client, 'waiting')).toMatchObject({ code: 'lost', closeCode: 4005, message: expect.stringContaining('too many') });
   });
 
-  test('an error that nobody listens to is warned of, once', async () => {
+  test('without a listener causes one warning', async () => {
     const warn = vi.spyOn(console, 'warn').mockImplementation(() => {});
     const [client, heard] = [make(), make()];
     await client.connect();
@@ -135,7 +135,7 @@ describe('reasons', () => {
     expect(warn).toHaveBeenCalledTimes(1);
   });
 
-  test('send() settles when the client is closed for good', async () => {
+  test('that closes the client for good settles send()', async () => {
     server.answers.send = () => undefined;
     const client = make();
     await client.connect();
@@ -148,8 +148,8 @@ describe('reasons', () => {
 });
 
 describe('several tabs', () => {
-  test('a send that is refused settles in the tab that does not send', async () => {
-    // The first that asks holds the lock; the other waits until it is released.
+  test('a refused message settles in the tab that wrote it, though another one sent it', async () => {
+    // The first tab holds the lock, and the other waits until it is released.
     let held: Promise<unknown> = Promise.resolve();
     const request = (_: string, { signal }: { signal: AbortSignal }, turn: () => Promise<unknown>) => {
       const mine = held.then(() => (signal.aborted ? undefined : turn()));
@@ -164,13 +164,13 @@ describe('several tabs', () => {
     await follower.connect();
     await expect(follower.conversation('c').send('one')).rejects.toMatchObject({ code: 'forbidden', message: 'no' });
     await until(() => leader.conversation('c').messages.length === 1);
-    // It was sent once, by the other one.
+    // It was sent once, by the other tab.
     expect(server.received('send')).toHaveLength(1);
   });
 
   test.each([
     ['no Web Locks', () => vi.stubGlobal('navigator', {})],
-    ['Web Locks that refuse', () => vi.stubGlobal('navigator', { locks: { request: () => Promise.reject(new Error('no locks')) } })],
+    ['Web Locks that reject', () => vi.stubGlobal('navigator', { locks: { request: () => Promise.reject(new Error('no locks')) } })],
     [
       'a BroadcastChannel that throws',
       () =>
@@ -179,7 +179,7 @@ describe('several tabs', () => {
         }),
     ],
     ['no BroadcastChannel', () => vi.stubGlobal('BroadcastChannel', undefined)],
-  ])('%s: a single tab, told', async (name, spoil) => {
+  ])('with %s the tab sends alone, and reports one error', async (name, spoil) => {
     spoil();
     store();
     const client = make({ storage: indexedDbStorage(`alone ${name}`) });
@@ -192,8 +192,8 @@ describe('several tabs', () => {
   });
 });
 
-describe('what is stored', () => {
-  test('is sent to the gateway it was written for, and to no other', async () => {
+describe('a stored message', () => {
+  test('is sent only to the gateway it was written for', async () => {
     store();
     const storage = memoryStorage();
     const offline = make({ storage, user: 'alice', token: () => Promise.reject(new Error('offline')) }, 'wss://one.example/v1/ws');
@@ -211,7 +211,7 @@ describe('what is stored', () => {
     expect(server.received('send').map(({ body }) => body)).toEqual(['for two', 'for one']);
   });
 
-  test('without a gateway it fails, to be retried or discarded', async () => {
+  test('without a gateway fails, and can be retried or discarded', async () => {
     store();
     const storage = memoryStorage();
     await storage.put({ clientId: 'x', user: 'alice', conversation: 'c', body: 'old', at: 1 });
@@ -243,7 +243,7 @@ describe('what is stored', () => {
   test.each([
     ['fails', () => Promise.reject(new Error('no disk'))],
     ['never answers', () => new Promise<never>(() => {})],
-  ])('an IndexedDB that %s is no reason not to send', async (_, answer) => {
+  ])('an IndexedDB that %s does not stop sending', async (_, answer) => {
     store();
     const storage: OutboxStorage = { shared: true, entries: answer, put: answer, remove: answer };
     const client = make({ storage });
@@ -261,7 +261,7 @@ describe('what is stored', () => {
     expect(errors.length).toBeGreaterThan(0);
   });
 
-  test('where the file of IndexedDB cannot be loaded, messages are sent from memory, told, and it is tried again', async () => {
+  test('if the code for IndexedDB cannot be loaded, messages are sent from memory with an error, and loading is retried', async () => {
     store();
     vi.doMock('../src/indexed-db.js', () => {
       throw new Error('not found');
@@ -284,7 +284,7 @@ describe('what is stored', () => {
     expect(await storage.entries('alice')).toEqual([entry]);
   });
 
-  test('an IndexedDB of version 1 is taken up', async () => {
+  test('an IndexedDB of version 1 is migrated', async () => {
     const opening = indexedDB.open('old', 1);
     opening.onupgradeneeded = () => {
       const entry = { client_id: 'a', user: 'alice', conversation: 'c', body: 'one', reply_to: 3, at: 1 };
@@ -298,7 +298,7 @@ describe('what is stored', () => {
     expect(await indexedDbStorage('old').entries('alice')).toEqual([entry]);
   });
 
-  test('an IndexedDB that may not be touched is replaced by memory, told', async () => {
+  test('an IndexedDB that is forbidden is replaced by memory, with an error', async () => {
     store();
     const descriptor = Object.getOwnPropertyDescriptor(globalThis, 'indexedDB')!;
     Object.defineProperty(globalThis, 'indexedDB', {
@@ -339,7 +339,7 @@ test('runs without AbortSignal.any and AbortSignal.timeout', async () => {
   await expect(client.request({ type: 'public' }, { timeoutMs: 20 })).rejects.toMatchObject({ code: 'timeout' });
 });
 
-test('mount, unmount, mount: no unhandled rejection', async () => {
+test('connect(), disconnect() and connect() in a row cause no unhandled rejection', async () => {
   const client = make();
   void client.connect();
   client.disconnect();
@@ -355,7 +355,7 @@ describe('watched users', () => {
     server.changes = { limits: { watched_users: 500 } };
   });
 
-  test('are watched after the next connection, where the code for it could not be loaded', async () => {
+  test('are watched after the next connection, if the code for it could not be loaded', async () => {
     vi.doMock('../src/watcher.js', () => {
       throw new Error('not found');
     });
@@ -371,7 +371,7 @@ describe('watched users', () => {
     expect(errors).toHaveLength(1);
   });
 
-  test('the surplus alone is refused, after a reconnect too; room that is made is used', async () => {
+  test('above the limit are refused, also after a reconnect, until there is room', async () => {
     const [many, more] = [400, 200].map((count, part) => Array.from({ length: count }, (_, i) => `u${part}-${i}`));
     const client = make();
     const errors: Error[] = [];
@@ -392,7 +392,7 @@ describe('watched users', () => {
     expect(client.presence('u0-0')).toBeUndefined();
   });
 
-  test('components that share an array share no disposer', async () => {
+  test('are watched until each watch of a shared array has ended', async () => {
     const client = make();
     await client.connect();
     const users = ['bob'];
@@ -406,7 +406,7 @@ describe('watched users', () => {
   });
 });
 
-test('sends go before watermarks, and the rate is kept', async () => {
+test('messages go before watermarks, within the rate limit', async () => {
   store();
   server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
   const client = make();
@@ -417,11 +417,11 @@ test('sends go before watermarks, and the rate is kept', async () => {
   await client.conversation('c').send('now');
   expect(server.received('delivered').length).toBeLessThan(50);
   await until(() => server.received('delivered').length === 50);
-  // Half of the rate is left to other requests.
+  // Watermarks use half of the rate.
   expect(performance.now() - begun).toBeGreaterThan(900);
 });
 
-test('watermarks of one conversation are told together', async () => {
+test('watermarks of one conversation are coalesced', async () => {
   const client = make();
   await client.connect();
   for (let seq = 1; seq <= 100; seq++) {
@@ -432,17 +432,17 @@ test('watermarks of one conversation are told together', async () => {
   expect(server.received('delivered').length).toBeLessThanOrEqual(2);
 });
 
-test('a burst of requests is spread as the gateway allows', async () => {
+test('a burst of requests is spread as the rate limit allows', async () => {
   server.changes = { limits: { requests_per_second: 100, requests_burst: 20 } };
   const client = make();
   await client.connect();
   const begun = performance.now();
   await Promise.all(Array.from({ length: 40 }, () => client.request({ type: 'public' })));
-  // 10 at once, and 80 a second.
+  // 10 are sent at once, then 80 per second.
   expect(performance.now() - begun).toBeGreaterThan(300);
 });
 
-test('a dm is begun without a connection, and created by its first message', async () => {
+test('a dm that is opened without a connection is created by its first message', async () => {
   store();
   const id = await dmId('bob', 'alice');
   server.answers.create = () => ({ type: 'created', conversation: id, existed: false });
@@ -454,7 +454,7 @@ test('a dm is begun without a connection, and created by its first message', asy
   void dm.send('hello');
   await until(async () => (await storage.entries('alice')).length);
   client.disconnect();
-  // Also by a later client.
+  // A later client creates it too.
   const later = make({ storage });
   await later.connect();
   await until(() => server.received('send').length);
@@ -462,7 +462,7 @@ test('a dm is begun without a connection, and created by its first message', asy
   expect(kinds).toEqual(['create', 'send']);
 });
 
-test('pages() goes on after a request that failed', async () => {
+test('pages() continues after a failed request', async () => {
   let calls = 0;
   const asked: unknown[] = [];
   const all = pages(async (from: number | undefined) => {
@@ -479,7 +479,7 @@ test('pages() goes on after a request that failed', async () => {
   expect((await all.next()).done).toBe(true);
 });
 
-test('once and off', () => {
+test('once() calls a handler once, and off() removes it', () => {
   const emitter = new Emitter<{ a: number }>();
   const seen: number[] = [];
   const handler = (n: number) => seen.push(n);

@@ -1,4 +1,4 @@
-/** What locks users out or fails in silence, against a real gateway. */
+/** Failures that would lock users out or stay silent, against a real gateway. */
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import WebSocket from 'ws';
 import { dmId } from '../src/ids.js';
@@ -16,7 +16,7 @@ afterAll(() => gateway.close());
 const offline = () => Promise.reject(new Error('offline'));
 const reason = (client: ChatClient) => until(() => client.state.at === 'waiting' && client.state.error) as Promise<ChatError>;
 
-test('what is larger than a frame fails alone', async () => {
+test('a request larger than a frame fails alone', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const storage = memoryStorage();
   const alice = await gateway.connect(a, { storage });
@@ -34,7 +34,7 @@ test('what is larger than a frame fails alone', async () => {
   expect(states).toEqual([]);
   expect(alice.session).toBe(session);
   alice.disconnect();
-  // Written without a connection, and found by a later client.
+  // One is written without a connection and sent by a later client.
   const before = gateway.client(a, { storage, user: a, token: offline });
   void before.connect();
   void before.conversation(dm.id).send('y'.repeat(70_000));
@@ -46,7 +46,7 @@ test('what is larger than a frame fails alone', async () => {
   expect(after.conversation(dm.id).messages.every(({ state }) => state === 'failed' || state === 'sent')).toBe(true);
 });
 
-test.each([2_000, 5_000])('%i cursors: heard again after a reconnect', async (count) => {
+test.each([2_000, 5_000])('%i cursors: messages come again after a reconnect', async (count) => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);
   const group = await bob.createGroup({ name: 'G', participants: [a] });
@@ -67,7 +67,7 @@ test.each([2_000, 5_000])('%i cursors: heard again after a reconnect', async (co
   proxy.close();
 });
 
-test('why there is no connection', async () => {
+test('the state says why there is no connection', async () => {
   const nobody = gateway.client(user('alice'), {}, `ws://127.0.0.1:${await freePort()}/v1/ws`);
   void nobody.connect();
   expect(await reason(nobody)).toMatchObject({ code: 'unreachable', message: expect.stringContaining('ECONNREFUSED') });
@@ -81,7 +81,7 @@ test('why there is no connection', async () => {
   expect(await reason(refused)).toMatchObject({ code: 'unreachable', message: expect.stringMatching(/403.*origin/) });
 });
 
-test('a dm is begun without a connection', async () => {
+test('a dm can be opened without a connection', async () => {
   for (const [a, b] of [
     [user('alice'), user('bob')],
     [user('zoë'), user('\u{1F600}')],
@@ -100,10 +100,10 @@ test('a dm is begun without a connection', async () => {
   await dm.loaded();
 });
 
-test('300 dms with unread messages at 50 requests a second: no refusal, no close', async () => {
+test('300 dms with unread messages at 50 requests per second: no refusal, no close', async () => {
   const a = user('alice');
   const bobs = Array.from({ length: 300 }, () => user('bob'));
-  // Each as a user of its own, over one connection after the other.
+  // Each message is from another user, over one connection after the other.
   for (let i = 0; i < bobs.length; i += 50)
     await Promise.all(
       bobs.slice(i, i + 50).map(async (name) => {

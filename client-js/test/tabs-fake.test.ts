@@ -1,4 +1,4 @@
-/** Several tabs of one browser: one holds the lock and sends, the others wait for what becomes of their messages. */
+/** Several tabs of one browser: one holds the lock and sends, and the others wait for the result of their messages. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { ChatClient, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
@@ -12,7 +12,7 @@ const make = (storage: OutboxStorage, options: Partial<ChatOptions> = {}) => {
   made.push(client);
   return client;
 };
-/** The first that asks holds the lock until its signal is aborted; then the next one gets it. */
+/** Stubs Web Locks: the first tab holds the lock until its signal is aborted, then the next one gets it. */
 function locks(held: Promise<unknown> = Promise.resolve()): void {
   const request = (_: string, { signal }: { signal: AbortSignal }, turn: () => Promise<unknown>) => {
     const mine = held.then(() => (signal.aborted ? undefined : turn()));
@@ -32,7 +32,7 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-test('logout() in one tab settles what another one waits for, and nothing of it is sent', async () => {
+test('logout() in one tab settles the sends of another, and none of them is sent', async () => {
   locks();
   server.answers.send = () => undefined;
   const storage = indexedDbStorage('logout');
@@ -46,7 +46,7 @@ test('logout() in one tab settles what another one waits for, and nothing of it 
   await leader.logout();
   await settled;
   await until(() => !conversation.messages.length);
-  // The lock is the follower's now: it has nothing to send.
+  // The follower holds the lock now, and has nothing to send.
   await new Promise((resolve) => setTimeout(resolve, 50));
   expect(server.received('send')).toHaveLength(1);
   expect(await storage.entries('alice')).toEqual([]);
@@ -54,8 +54,8 @@ test('logout() in one tab settles what another one waits for, and nothing of it 
 
 test.each([
   ['is refused', () => Promise.reject(new Error('no disk'))],
-  ['never comes back', () => new Promise<never>(() => {})],
-])('a message whose storage %s is sent by the tab that wrote it, though another one holds the lock', async (_, put) => {
+  ['never answers', () => new Promise<never>(() => {})],
+])('a message whose write to the storage %s is sent by its tab, though another tab holds the lock', async (_, put) => {
   locks(new Promise(() => {}));
   server.answers.send = () => sent(1);
   const logged: unknown[] = [];
@@ -85,22 +85,22 @@ async function sendBehindLeader() {
   return { storage, waiting, endLeader };
 }
 
-test('a message that the other tab removed without a word is asked for again when that tab ends', async () => {
+test('a message that the other tab removed without a note is sent again when that tab ends', async () => {
   const { storage, waiting, endLeader } = await sendBehindLeader();
-  // It was sent, removed, and the tab ended before it could say so.
+  // The leader sent and removed it, and ended before it could tell this tab.
   await storage.remove((await storage.entries('alice'))[0]!.clientId);
   endLeader();
   expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
   await until(async () => !(await storage.entries('alice')).length);
 });
 
-test('what the other tab may have sent already is sent as a repetition', async () => {
+test('a message that the other tab may have sent is marked as a retry', async () => {
   const { waiting, endLeader } = await sendBehindLeader();
   endLeader();
   expect(await waiting).toMatchObject({ seq: 7, duplicate: true });
 });
 
-test('a message that was stored by an earlier try leaves the outbox', async () => {
+test('a message that an earlier attempt stored leaves the outbox', async () => {
   server.answers.send = () => sent(3, true);
   const storage = memoryStorage();
   const client = make(storage);

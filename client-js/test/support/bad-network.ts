@@ -1,14 +1,15 @@
-/** A bad network between a client and a gateway. */
+/** A TCP proxy that behaves like a bad network between clients and a gateway. */
 import { connect, createServer, type Server, type Socket } from 'node:net';
 
-/** `stalled`: nothing gets through, and nobody is told. `refused`: connections end at once. */
+/** `stalled`: data stops, and connections stay open. `refused`: connections end at once. */
 type Mode = 'open' | 'stalled' | 'refused';
 
 export class BadNetwork {
-  /** Milliseconds that each piece of data is late, in both directions. */
+  /** The delay of each piece of data in milliseconds, in both directions. */
   delay = 0;
-  /** Data is gathered for so many milliseconds, then all of it gets through. */
+  /** The time in milliseconds for which data is gathered before all of it is passed on. */
   batch = 0;
+  /** The number of connections that were accepted. */
   connections = 0;
   #mode: Mode = 'open';
   #server: Server | undefined;

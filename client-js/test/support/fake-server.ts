@@ -1,12 +1,12 @@
-/** A WebSocket without a network, and the other end of it: for what a real gateway does not do on demand. */
+/** A fake WebSocket and its server, without a network. A test makes it do what a real gateway does not do on demand. */
 import type { ChatOptions } from '../../src/index.js';
 
 type Sent = { type: string; id?: number } & Record<string, unknown>;
 
 export class FakeServer {
-  /** All sockets that were opened, the newest last. */
+  /** All sockets that were opened, in order. */
   sockets: FakeSocket[] = [];
-  /** Answers to requests, by type; what is not here is answered with `ok`. */
+  /** The answers to requests, by type. Any other type is answered with `ok`. */
   answers: Record<string, (request: Sent) => object | undefined> = {
     connect: () => this.hello,
     inbox: () => ({ type: 'inbox', items: [] }),
@@ -14,7 +14,7 @@ export class FakeServer {
     refresh: () => ({ type: 'refreshed', expires_at: Date.now() + 3_600_000 }),
   };
   requests: Sent[] = [];
-  /** What `connect` is answered with. */
+  /** The answer to `connect`. */
   hello: Record<string, unknown> = {};
 
   constructor() {
@@ -23,13 +23,14 @@ export class FakeServer {
       get: () => ({ ...hello, time: Date.now(), expires_at: Date.now() + 3_600_000, ...this.changes }),
     });
   }
+  /** Fields that replace those of `hello`. */
   changes: Record<string, unknown> = {};
 
   get socket(): FakeSocket {
     return this.sockets.at(-1)!;
   }
 
-  /** To be given to a client. */
+  /** The WebSocket class for the options of a client. */
   get WebSocket(): ChatOptions['WebSocket'] {
     const server = this;
     return class extends FakeSocket {
@@ -39,6 +40,7 @@ export class FakeServer {
     };
   }
 
+  /** Returns the requests of a type, in order. */
   received(type: string): Sent[] {
     return this.requests.filter((request) => request.type === type);
   }
@@ -51,7 +53,7 @@ export class FakeSocket {
   onmessage: ((event: { data: string }) => void) | null = null;
   onclose: ((event: { code: number; reason: string }) => void) | null = null;
   onerror: (() => void) | null = null;
-  /** Nothing is answered any more. */
+  /** Whether requests get no answer. */
   silent = false;
   readonly url: string;
   readonly protocol: string;
@@ -80,12 +82,12 @@ export class FakeSocket {
     });
   }
 
-  /** What the gateway says. */
+  /** Sends a frame to the client. */
   say(frame: object): void {
     this.onmessage?.({ data: JSON.stringify(frame) });
   }
 
-  /** The gateway closes. */
+  /** Closes the socket from the side of the gateway. */
   end(code: number, reason = ''): void {
     if (this.readyState === 3) return;
     this.readyState = 3;

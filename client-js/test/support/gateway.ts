@@ -1,4 +1,4 @@
-/** Starts real gateways, each over a directory of its own. */
+/** Starts real gateways, each with its own directory. */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
@@ -10,12 +10,12 @@ import { ChatClient, type ChatOptions } from '../../src/index.js';
 
 const ROOT = join(import.meta.dirname, '../../..');
 const BINARY = process.env.CHAT_GATEWAY ?? join(ROOT, 'target/release/chat-gateway');
-/** Until an awaited event is a failure; never a measure of speed. */
+/** The time after which a missing event is a failure. It is no measure of speed. */
 export const PATIENCE_MS = 60_000;
 
 export class Gateway {
   readonly directory = mkdtempSync(join(tmpdir(), 'chat-test-'));
-  /** Where clients connect: the same after a restart. */
+  /** The address for clients, the same after a restart. */
   address = '';
   #process: ChildProcess | undefined;
   #settings: Record<string, string>;
@@ -32,7 +32,7 @@ export class Gateway {
     this.#process.stdout!.on('data', (text) => (this.#log += text));
     this.#process.stderr!.on('data', (text) => (this.#log += text));
     await until(() => {
-      if (this.#process!.exitCode !== null) throw new Error(`the gateway did not start:\n${this.#log}`);
+      if (this.#process!.exitCode !== null) throw new Error(`the gateway did not start. Its log:\n${this.#log}`);
       return this.#log.includes('"ready"');
     });
     return this;
@@ -46,20 +46,22 @@ export class Gateway {
     return `http://${this.address}/`;
   }
 
-  /** From the next start on. */
+  /** Changes settings. They apply from the next start on. */
   set(settings: Record<string, string>): void {
     Object.assign(this.#settings, settings);
   }
 
-  /** kill -9. */
+  /** Ends the gateway with SIGKILL. */
   async kill(): Promise<void> {
     await this.#end('SIGKILL');
   }
 
+  /** Ends the gateway with SIGTERM, so that it drains. */
   async stop(): Promise<void> {
     await this.#end('SIGTERM');
   }
 
+  /** Ends the gateway and deletes its directory. Throws if it panicked. */
   async close(): Promise<void> {
     await this.kill();
     if (this.#log.includes('panicked')) throw new Error(this.#log);
@@ -73,10 +75,12 @@ export class Gateway {
     execFileSync(BINARY, ['import', file], { env: this.#env(), stdio: 'pipe' });
   }
 
+  /** Runs a command of the gateway's program and returns its output. */
   cli(...args: string[]): string {
     return execFileSync(BINARY, args, { env: this.#env(), encoding: 'utf8' }).trim();
   }
 
+  /** Returns a development token. */
   async token(user: string): Promise<string> {
     const answer = await fetch(`${this.page}v1/tokens`, {
       method: 'POST',
@@ -86,13 +90,15 @@ export class Gateway {
     return ((await answer.json()) as { token: string }).token;
   }
 
-  /** A client of this user, not connected; by another address, if that is given. */
+  /** Returns a client of this user that is not connected yet.
+   * @param url The address of a proxy, if not of the gateway. */
   client(user: string, options: Partial<ChatOptions> = {}, url = this.url): ChatClient {
     const client = new ChatClient(url, { token: () => this.token(user), WebSocket, ...options });
     clients.push(client);
     return client;
   }
 
+  /** Returns a client of this user that is connected. */
   async connect(user: string, options: Partial<ChatOptions> = {}, url = this.url): Promise<ChatClient> {
     const client = this.client(user, options, url);
     await client.connect();
@@ -128,26 +134,27 @@ export class Gateway {
 
 const clients: ChatClient[] = [];
 
-/** To be called after each test. */
+/** Disconnects all clients. Called after each test. */
 export function disconnectAll(): void {
   for (const client of clients.splice(0)) client.disconnect();
 }
 
 let names = 0;
-/** Users nobody else uses. */
+/** Returns the name of a new user. */
 export const user = (name: string): string => `${name}-${process.pid}-${++names}`;
 
-export async function until<T>(check: () => T | Promise<T>, what = 'it'): Promise<T> {
+/** Waits until `check` returns a true value, and returns that value. */
+export async function until<T>(check: () => T | Promise<T>, what = 'the condition'): Promise<T> {
   const end = Date.now() + PATIENCE_MS;
   for (;;) {
     const value = await check();
     if (value) return value;
-    if (Date.now() > end) throw new Error(`${what} never came true: ${check}`);
+    if (Date.now() > end) throw new Error(`${what}: not true within ${PATIENCE_MS} ms: ${check}`);
     await sleep(10);
   }
 }
 
-/** Not one that connections get: it must still be free when a gateway comes back to it. */
+/** Returns a free port below the range of outgoing connections, so that it is still free after a restart of the gateway. */
 export function freePort(): Promise<number> {
   return new Promise((resolve) => {
     const port = 12_000 + Math.floor(Math.random() * 18_000);
@@ -157,4 +164,5 @@ export function freePort(): Promise<number> {
   });
 }
 
+/** Returns a file of the repository. */
 export const readText = (path: string): string => readFileSync(join(ROOT, path), 'utf8');

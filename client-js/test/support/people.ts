@@ -1,4 +1,4 @@
-/** People before a real Chromium. `PAGE=dist` takes the page as it was just built and not the one in the gateway, and
+/** Users of the chat page in a real Chromium. `PAGE=dist` uses the page in `page/dist` instead of the one in the gateway;
  * `SCREENSHOTS=folder` keeps pictures. */
 import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -8,14 +8,15 @@ import { disconnectAll, Gateway, PATIENCE_MS } from './gateway.js';
 
 const ARGS = ['--no-sandbox', '--headless', '--disable-gpu', '--disable-quic', '--no-first-run'];
 const QUIET = ['--disable-background-networking', '--disable-component-update', '--disable-sync'];
-/** What the test hands to the browser comes from no network, and may else not reach the gateway. */
+/** A page that the test hands to the browser comes from no network. Without this flag it must not reach the gateway. */
 const OF_DIST = process.env.PAGE === 'dist' ? ['--disable-features=LocalNetworkAccessChecks'] : [];
 
+/** The users of one gateway, in one browser. */
 export class People {
   #gateway: Gateway;
   #browser: Browser | undefined;
   #contexts: BrowserContext[] = [];
-  /** What the browser complained of: a policy that was broken, a script that failed, something from elsewhere. */
+  /** The browser's complaints: a violated policy, a failed script, a request to another host. */
   #complaints: string[] = [];
 
   constructor(gateway: Gateway) {
@@ -26,7 +27,7 @@ export class People {
     this.#browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: [...ARGS, ...QUIET, ...OF_DIST] });
   }
 
-  /** After each test: everybody leaves, and nothing was complained of. */
+  /** Ends all clients and contexts after a test. Fails if the browser complained. */
   async leave(): Promise<void> {
     disconnectAll();
     for (const context of this.#contexts.splice(0)) await context.close();
@@ -37,7 +38,8 @@ export class People {
     await this.#browser?.close();
   }
 
-  /** A browser of its own: another person, or another device. By way of another address, if that is given. */
+  /** Returns a browser context: another user, or another device.
+   * @param address The address of a proxy, if not of the gateway. */
   async person(options: BrowserContextOptions = {}, address = this.#gateway.page): Promise<BrowserContext> {
     const context = await this.#browser!.newContext({ locale: 'en-GB', ...options });
     context.setDefaultTimeout(PATIENCE_MS);
@@ -53,18 +55,19 @@ export class People {
       page.on('pageerror', (error) => this.#complaints.push(`${error}`));
       page.on('console', (message) => {
         const text = message.text();
-        // A gateway that is not there is what some tests are about.
+        // Some tests stop the gateway, so these errors are expected.
         if (message.type() === 'error' && !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET/.test(text)) {
           this.#complaints.push(text);
         }
       });
       page.on('request', (request) => {
-        if (!request.url().startsWith(address)) this.#complaints.push(`from elsewhere: ${request.url()}`);
+        if (!request.url().startsWith(address)) this.#complaints.push(`request to another host: ${request.url()}`);
       });
     });
     return context;
   }
 
+  /** Opens the page and signs in. Resolves when the page is connected. */
   async signIn(context: BrowserContext, name: string, query = '', address = this.#gateway.page): Promise<Page> {
     const page = await context.newPage();
     await page.goto(address + query);
@@ -75,9 +78,9 @@ export class People {
   }
 }
 
-/** Gives all tests of a file one gateway and one browser. After each test everybody leaves.
- * @param settings Settings of the gateway.
- * @param lines Returns what is imported before the gateway starts. */
+/** Gives all tests of a file one gateway and one browser, and ends all clients after each test.
+ * @param settings The settings of the gateway.
+ * @param lines Returns the lines to import before the gateway starts. */
 export function setUp(settings: Record<string, string> = {}, lines?: () => readonly object[]): { gateway: Gateway; people: People } {
   const gateway = new Gateway(settings);
   const people = new People(gateway);
@@ -94,15 +97,19 @@ export function setUp(settings: Record<string, string> = {}, lines?: () => reado
   return { gateway, people };
 }
 
+/** Waits until the page shows that it is connected. */
 export const connected = (page: Page) => page.locator('.connection', { hasText: 'Connected' }).waitFor({ state: 'attached' });
 
+/** Sends a message. */
 export async function write(page: Page, text: string): Promise<void> {
   await page.getByLabel('Message', { exact: true }).fill(text);
   await page.keyboard.press('Enter');
 }
 
+/** Returns the texts of the messages in the document. */
 export const texts = (page: Page) => page.locator('.message .body').allTextContents();
 
+/** Opens a direct chat by the dialog. */
 export async function openDm(page: Page, name: string): Promise<void> {
   await page.getByRole('button', { name: 'New conversation' }).click();
   await page.getByLabel('With').fill(name);
@@ -110,6 +117,7 @@ export async function openDm(page: Page, name: string): Promise<void> {
   await page.getByLabel('Message', { exact: true }).waitFor();
 }
 
+/** Keeps a picture of the page, if `SCREENSHOTS` is set. */
 export async function picture(page: Page, name: string): Promise<void> {
   const folder = process.env.SCREENSHOTS;
   if (!folder) return;
