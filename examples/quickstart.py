@@ -1,4 +1,4 @@
-"""Two people chat, one goes away and comes back. Only the package `websockets`, and the frames of docs/protocol.md."""
+"""Two users chat; one disconnects and comes back. Needs only the package `websockets`. docs/protocol.md describes the frames."""
 import asyncio
 import json
 import sys
@@ -17,7 +17,7 @@ class Person:
         await self.ask(type="connect", token=self.token, cursors=self.cursors)
 
     async def ask(self, **request):
-        """Sends a request and returns its reply; events that come before it wait."""
+        """Sends a request and returns its reply. Events that come before the reply are kept for `hear`."""
         id = request["id"] = uuid.uuid4().int >> 96
         await self.socket.send(json.dumps(request))
         while True:
@@ -28,12 +28,12 @@ class Person:
             self.waiting.append(frame)
 
     async def say(self, conversation, body):
-        # The client id makes it safe to send again when the answer is lost.
+        # The client id makes a retry safe: a message that is sent twice is stored once.
         sent = await self.ask(type="send", conversation=conversation, client_id=str(uuid.uuid4()), body=body)
         print(f"  {self.name} says {body!r}: stored as number {sent['seq']}")
 
     async def hear(self):
-        """The next message that somebody sent."""
+        """Returns the next text message."""
         while True:
             event = self.waiting.pop(0) if self.waiting else json.loads(await self.socket.recv())
             if event["type"] == "message":

@@ -1,4 +1,4 @@
-// A back end in Go that gives its users chat tokens, and serves a folder: go run . FOLDER
+// A back end in Go that issues chat tokens to its users and serves a folder: go run . FOLDER
 // CHAT_SECRET is the secret in the gateway's auth.keys.
 package main
 
@@ -20,14 +20,14 @@ import (
 
 var secret = []byte(os.Getenv("CHAT_SECRET"))
 
-// The SDK asks for a new token before this one expires.
+// mint returns a token of a user. The SDK asks for a new one before it expires.
 func mint(user string) (string, error) {
 	expires := jwt.NewNumericDate(time.Now().Add(15 * time.Minute))
 	claims := jwt.RegisteredClaims{Subject: user, ExpiresAt: expires}
 	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString(secret)
 }
 
-// Your own sign-in stands here. In this example each browser is a visitor, whom a cookie recognizes.
+// visitor returns the user. Put your own sign-in here; in this example a cookie makes each browser a visitor.
 func visitor(w http.ResponseWriter, r *http.Request) (string, error) {
 	cookie, err := r.Cookie("session")
 	if err != nil {
@@ -39,7 +39,7 @@ func visitor(w http.ResponseWriter, r *http.Request) (string, error) {
 		cookie = &http.Cookie{Name: "session", Value: session, HttpOnly: true, SameSite: http.SameSiteLaxMode, Path: "/"}
 		http.SetCookie(w, cookie)
 	}
-	// Everyone may see a user id, and nobody else the session.
+	// Other users see the user id, so it must not reveal the session.
 	hash := sha256.Sum256([]byte(cookie.Value))
 	return "visitor-" + hex.EncodeToString(hash[:6]), nil
 }
@@ -61,7 +61,7 @@ func chatToken(w http.ResponseWriter, r *http.Request) {
 
 func main() {
 	if len(secret) < 32 {
-		log.Fatal("CHAT_SECRET: at least 32 bytes. Make one: openssl rand -base64 48")
+		log.Fatal("CHAT_SECRET needs at least 32 bytes. Generate one with: openssl rand -base64 48")
 	}
 	folder, port := ".", "3000"
 	if len(os.Args) > 1 {

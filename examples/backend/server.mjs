@@ -1,5 +1,5 @@
-// A back end in Node that gives its users chat tokens, and serves a folder: node server.mjs FOLDER
-// Before: npm install. CHAT_SECRET is the secret in the gateway's auth.keys.
+// A back end in Node that issues chat tokens to its users and serves a folder: node server.mjs FOLDER
+// Run npm install first. CHAT_SECRET is the secret in the gateway's auth.keys.
 import { createHash, randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
@@ -8,24 +8,24 @@ import { SignJWT } from 'jose';
 
 const { CHAT_SECRET = '', SUPPORT_PASSWORD, PORT = '3000' } = process.env;
 const [folder = '.'] = process.argv.slice(2);
-if (Buffer.byteLength(CHAT_SECRET) < 32) throw new Error('CHAT_SECRET: at least 32 bytes. Make one: openssl rand -base64 48');
+if (Buffer.byteLength(CHAT_SECRET) < 32) throw new Error('CHAT_SECRET needs at least 32 bytes. Generate one with: openssl rand -base64 48');
 
-/** The SDK asks for a new token before this one expires. */
+/** Returns a token of a user. The SDK asks for a new one before it expires. */
 const mint = (user) =>
   new SignJWT().setProtectedHeader({ alg: 'HS256' }).setSubject(user).setExpirationTime('15m').sign(Buffer.from(CHAT_SECRET));
 
-/** Your own sign-in stands here. In this example each browser is a visitor, whom a cookie recognizes. */
+/** Returns the user. Put your own sign-in here; in this example a cookie makes each browser a visitor. */
 function visitor(request, response) {
   let session = /(?:^|; )session=([\w-]+)/.exec(request.headers.cookie ?? '')?.[1];
   if (!session) {
     session = randomBytes(24).toString('base64url');
     response.setHeader('set-cookie', `session=${session}; HttpOnly; SameSite=Lax; Path=/`);
   }
-  // Everyone may see a user id, and nobody else the session.
+  // Other users see the user id, so it must not reveal the session.
   return `visitor-${createHash('sha256').update(session).digest('hex').slice(0, 12)}`;
 }
 
-/** Who answers the visitors signs in with a password, which the browser asks for. */
+/** Whether a request is from the support team, which signs in with the browser's password dialog. */
 const isSupport = ({ headers }) =>
   SUPPORT_PASSWORD !== undefined && headers.authorization === `Basic ${btoa(`support:${SUPPORT_PASSWORD}`)}`;
 

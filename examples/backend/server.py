@@ -1,6 +1,6 @@
-"""A back end in Python that gives its users chat tokens, and serves a folder: python server.py FOLDER
+"""A back end in Python that issues chat tokens to its users and serves a folder: python server.py FOLDER
 
-Before: pip install -r requirements.txt. CHAT_SECRET is the secret in the gateway's auth.keys.
+Run pip install -r requirements.txt first. CHAT_SECRET is the secret in the gateway's auth.keys.
 """
 import functools
 import hashlib
@@ -16,11 +16,11 @@ import jwt
 
 SECRET = os.environ.get("CHAT_SECRET", "")
 if len(SECRET.encode()) < 32:
-    sys.exit("CHAT_SECRET: at least 32 bytes. Make one: openssl rand -base64 48")
+    sys.exit("CHAT_SECRET needs at least 32 bytes. Generate one with: openssl rand -base64 48")
 
 
 def mint(user):
-    """The SDK asks for a new token before this one expires."""
+    """Returns a token of a user. The SDK asks for a new one before it expires."""
     return jwt.encode({"sub": user, "exp": int(time.time()) + 15 * 60}, SECRET, algorithm="HS256")
 
 
@@ -28,10 +28,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
         if self.path != "/chat-token":
             return super().do_GET()
-        # Your own sign-in stands here. In this example each browser is a visitor, whom a cookie recognizes.
+        # Put your own sign-in here. In this example a cookie makes each browser a visitor.
         cookie = http.cookies.SimpleCookie(self.headers.get("cookie", "")).get("session")
         session = cookie.value if cookie else secrets.token_urlsafe(24)
-        # Everyone may see a user id, and nobody else the session.
+        # Other users see the user id, so it must not reveal the session.
         user = "visitor-" + hashlib.sha256(session.encode()).hexdigest()[:12]
         body = json.dumps({"token": mint(user)}).encode()
         self.send_response(200)

@@ -1,4 +1,4 @@
-// The desk of a support team: every conversation with its unread count, and the one that is open, live.
+// The desk of a support team: all conversations with their unread counts, and a live view of the open one.
 import { ChatClient } from '@chat-gateway/client';
 import { useConnection, useConversation, useInbox, usePresence } from '@chat-gateway/client/react';
 import { StrictMode, useEffect, useState } from 'react';
@@ -13,7 +13,7 @@ function Desk() {
   const { at, error } = useConnection(chat);
   const { items } = useInbox(chat);
   useEffect(() => {
-    chat.connect().catch(() => {}); // useConnection says why.
+    chat.connect().catch(() => {}); // useConnection returns the error.
     return () => chat.disconnect();
   }, []);
   return (
@@ -42,7 +42,7 @@ function Thread({ id }) {
   }, [conversation, newest]);
   const send = (event) => {
     event.preventDefault();
-    conversation.send(text).catch(() => {}); // It is shown as failed.
+    conversation.send(text).catch(() => {}); // The list shows it as failed.
     setText('');
   };
   return (
