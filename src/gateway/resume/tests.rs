@@ -10,8 +10,9 @@ use crate::{
     cluster::{Cluster, Members},
     config::Config,
     fanout::Hub,
+    gateway::requests,
     model::{ClientId, Content, Draft, Posting, SessionId, UserId},
-    protocol::Codec,
+    protocol::{Codec, Request, Send},
     store::{
         Store,
         simulated::{Faults, Simulated},
@@ -207,4 +208,22 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     );
     let topic = Topic::Channel(conversation);
     assert!(gateway.hub.is_subscribed(&topic, bob.session));
+}
+
+/// A session holds the futures of its requests under way, and moves each several times before it runs: the one of a
+/// message is most of what a message costs before the store.
+#[tokio::test(start_paused = true)]
+async fn the_future_of_a_message_stays_small() {
+    let fixture = Fixture::new().await;
+    let send = Send {
+        conversation: ConversationId::random(),
+        client_id: ClientId(Uuid::new_v4()),
+        body: "hi".into(),
+        attachments: Vec::new(),
+        reply_to: None,
+        retry: false,
+    };
+    let handled = requests::handle(&fixture.gateway, user("bob"), Request::Send(send));
+    let bytes = size_of_val(&handled);
+    assert!(bytes <= 424, "{bytes} bytes");
 }
