@@ -139,8 +139,8 @@ impl Conversations {
     /// size every request is a copy.
     ///
     /// # Errors
-    /// As the operation; `Unavailable` when the owner is overloaded, cannot reach the store in time, or has lost
-    /// the conversation.
+    /// As the operation; `Moved` when nothing was begun, `Closed` when the outcome is unknown; `Unavailable` when the owner
+    /// is overloaded or cannot reach the store in time.
     pub fn ask(
         &self,
         conversation: ConversationId,

@@ -137,6 +137,7 @@ mod tests {
             "unavailable: too many operations are waiting"
         );
     }
+
     /// A gateway of the first versions understands each error, and this one theirs.
     #[test]
     fn errors_between_gateways_stay_as_they_were() {

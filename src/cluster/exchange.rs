@@ -254,7 +254,7 @@ impl Exchange {
     fn know_peers(&self) {
         let (concerned, addresses) = (self.members.concerned(), self.members.addresses());
         self.peers.know(&concerned, &addresses);
-        self.forget_left(|gateway| !concerned.contains(&gateway));
+        self.forget_left(|gateway| self.members.is_over(gateway));
     }
 
     /// A member that lives, but cannot be spoken to, holds up all that goes through it. Of the two, the one that reaches

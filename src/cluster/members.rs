@@ -356,7 +356,7 @@ impl Members {
         let mut heard_at = Instant::now();
         loop {
             let began = Instant::now();
-            let concerned = self.rules().concerned(Instant::now());
+            let concerned = self.rules().concerned();
             let read = concerned.iter().map(|&g| self.store.heartbeat(g));
             let beats = timeout(LEASE, join_all(read)).await.unwrap_or_default();
             let heard = !concerned.is_empty() && beats.iter().any(Result::is_ok);
@@ -377,7 +377,7 @@ impl Members {
                     heard_at = now;
                     silent = rules.silent(now);
                 }
-                let members = rules.concerned(now);
+                let members = rules.concerned();
                 lock(&self.addresses).retain(|gateway, _| members.contains(gateway));
             }
             if !silent.is_empty() {
@@ -484,7 +484,12 @@ impl Members {
 
     /// Gateways that something must be told of a new version.
     pub(super) fn concerned(&self) -> Vec<GatewayId> {
-        self.rules().concerned(Instant::now())
+        self.rules().concerned()
+    }
+
+    /// Whether a gateway that is no member can certainly do nothing any more.
+    pub(super) fn is_over(&self, gateway: GatewayId) -> bool {
+        self.rules().is_over(gateway, Instant::now())
     }
 
     /// Changes when a version is adopted; touched when something may have become possible.

@@ -248,11 +248,12 @@ impl Membership {
         }
     }
 
-    /// Members of this version, and those of older ones that may hold a lease yet.
+    /// Members of this version, and those of older ones until the next version is learned.
     #[must_use]
-    pub fn concerned(&self, now: Instant) -> Vec<GatewayId> {
-        let older = self.before.iter().filter(|_| !self.is_settled(now));
-        let mut all: Vec<GatewayId> = older
+    pub fn concerned(&self) -> Vec<GatewayId> {
+        let mut all: Vec<GatewayId> = self
+            .before
+            .iter()
             .flat_map(|(_, ring)| ring.members())
             .chain(self.ring.members())
             .copied()
@@ -261,6 +262,12 @@ impl Membership {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// Whether a gateway that is no member can certainly do nothing any more.
+    #[must_use]
+    pub fn is_over(&self, gateway: GatewayId, now: Instant) -> bool {
+        !self.ring.members().contains(&gateway) && self.is_settled(now)
     }
 
     /// Whether this version is known for so long that every lease under an older one has ended.
@@ -295,7 +302,7 @@ mod tests {
 
     /// Else all that waits for a gateway that has left, and died before it said so, waits until the ring changes again.
     #[test]
-    fn a_gateway_that_has_left_concerns_nobody_once_its_lease_is_over() {
+    fn a_gateway_that_has_left_is_over_once_its_lease_is() {
         let [me, other] = [1, 2].map(|id| GatewayId(Uuid::from_u128(id)));
         let row = |version, members: &[GatewayId]| RingRow {
             version,
@@ -304,8 +311,10 @@ mod tests {
         let began = Instant::now();
         let mut membership = Membership::new(me, &row(1, &[me, other]), began);
         membership.learn(&row(2, &[me]), None, began);
-        assert_eq!(membership.concerned(began + LEASE), [other]);
         let over = began + LEASE + MARGIN + Duration::from_millis(1);
-        assert!(membership.concerned(over).is_empty());
+        assert!(!membership.is_over(other, began + LEASE) && !membership.is_over(me, over));
+        assert!(membership.is_over(other, over));
+        // Its link stays known, and closed: it is not let in again unless the ring says so.
+        assert_eq!(membership.concerned(), [other]);
     }
 }

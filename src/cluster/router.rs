@@ -105,7 +105,7 @@ impl Router {
     /// Asks the owner of `conversation`, wherever it is, and whoever it becomes meanwhile.
     ///
     /// # Errors
-    /// As the operation; `Unavailable` when the owner cannot be reached.
+    /// As the operation; `Unavailable` when the owner cannot be reached in time, `Closed` when it was lost meanwhile.
     pub fn ask(
         &self,
         conversation: ConversationId,

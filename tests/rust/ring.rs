@@ -205,7 +205,7 @@ impl World {
             return;
         }
         if let Some(membership) = &mut self.gateways[g].membership {
-            let concerned = membership.concerned(now);
+            let concerned = membership.concerned();
             for (other, counter) in beats {
                 if concerned.contains(&other) {
                     membership.heard(other, counter, began, now);

@@ -143,7 +143,7 @@ impl Loading {
         repeat(term, Some(self), None, operation).await
     }
 
-    /// As [`Self::insist`], until nobody waits for the answer any more. Only while nothing is written: what is begun must
+    /// As [`Self::insist`], until the request that opened the conversation has ended. Only while nothing is written: what is begun must
     /// be finished under the same lease, by whoever has begun it.
     async fn read<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
     where

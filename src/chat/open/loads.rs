@@ -23,7 +23,7 @@ pub(super) struct Loads {
 pub(in crate::chat) struct Loading {
     held: Arc<Held>,
     permit: Option<OwnedSemaphorePermit>,
-    /// Whoever asked for the conversation waits no longer than this.
+    /// The end of the request that opened the conversation.
     until: Instant,
 }
 
