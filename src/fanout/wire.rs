@@ -111,8 +111,8 @@ impl Line {
         }
     }
 
-    /// Limits the bytes that may arrive before the next whole message. The library collects fragments without counting
-    /// tiny ones, and each costs as much as a message.
+    /// Limits the bytes that may arrive before the next whole message. The library collects the fragments of a message,
+    /// and a tiny fragment costs as much as a message.
     pub fn limit_message(&self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(UNBOUNDED);
         self.message_left.store(bytes, Ordering::Relaxed);
