@@ -1,4 +1,4 @@
-//! Tokens: who a client is. JWT, with keys and algorithms from the configuration, never from the token.
+//! Tokens, which identify clients: JWT, with keys and algorithms from the configuration, never from the token.
 
 use std::{
     fs,
@@ -28,19 +28,19 @@ const DEVELOPMENT_KEY_FILE: &str = "development.key";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub user: UserId,
-    /// A back end: it may use the HTTP interface, and act for any user.
+    /// The claims of a back end, which may use the HTTP interface and act for any user.
     pub service: Option<Box<Service>>,
     pub expires_at: Millis,
 }
 
-/// What a token with `role: service` says beside its user.
+/// The claims of a token with `role: service` besides its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// The claim `scope`: names with a space between them (RFC 8693). None: it may do nothing.
+    /// The claim `scope`: names separated by spaces (RFC 8693). Without it, the service may do nothing.
     pub scope: String,
-    /// The token's own id, `jti`, for the log.
+    /// The id of the token (`jti`), for the log.
     pub token: Option<String>,
-    /// The `kid` of the key that verified it.
+    /// The `kid` of the key that verified the token.
     pub key: Option<String>,
     /// Whether that key may sign for services.
     pub trusted: bool,
@@ -66,11 +66,11 @@ pub enum KeyError {
     Signing(String),
 }
 
-/// What is read of a token; the library has checked the rest.
+/// The claims that are read here. The library checks the others.
 #[derive(Deserialize)]
 struct Claims {
     sub: String,
-    /// Seconds since 1970, perhaps with a fraction (RFC 7519, NumericDate).
+    /// Seconds since 1970, possibly with a fraction (RFC 7519, NumericDate).
     exp: f64,
     #[serde(default)]
     role: Option<String>,
@@ -107,7 +107,7 @@ struct Signer {
     key: EncodingKey,
 }
 
-/// Checks tokens, and in development signs them.
+/// The verifier of tokens. In development it also signs them.
 pub struct Tokens {
     verifiers: Vec<Verifier>,
     validation: Validation,
@@ -120,8 +120,10 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Reads the configured keys.
+    ///
     /// # Errors
-    /// When a key file is missing or no key of its algorithm.
+    /// [`KeyError::File`] if a key file is missing or has no key of its algorithm.
     pub fn new(config: &Config) -> Result<Self, KeyError> {
         let Auth {
             development,
@@ -176,14 +178,16 @@ impl Tokens {
         })
     }
 
-    /// Whether anyone on this machine may have a token for anyone.
+    /// Whether anyone on this machine may get a token for any user.
     #[must_use]
     pub fn development(&self) -> bool {
         self.development
     }
 
+    /// Checks a token and returns its identity.
+    ///
     /// # Errors
-    /// Why the token is not accepted; `Expired` only if nothing else is wrong with it.
+    /// The reason why the token is rejected. [`TokenError::Expired`] only if nothing else is wrong with it.
     pub fn check(&self, token: &str) -> Result<Identity, TokenError> {
         let rejected = |e: jsonwebtoken::errors::Error| match e.kind() {
             ErrorKind::ExpiredSignature => TokenError::Expired,
@@ -213,7 +217,7 @@ impl Tokens {
                 trusted: self.may_sign_for_services(verifier.kid.as_ref()),
             })
         });
-        // Saturates at the far ends of time.
+        // The conversion saturates for extreme times.
         let expires_at = ((claims.exp + self.leeway_s as f64) * 1000.0) as Millis;
         Ok(Identity {
             user,
@@ -226,10 +230,12 @@ impl Tokens {
         self.service_keys.is_empty() || kid.is_some_and(|kid| self.service_keys.contains(kid))
     }
 
-    /// A token for `user`, valid for `ttl_s` seconds; with `scope` for a service, which may do only what that names.
+    /// Signs a token for `user`, valid for `ttl_s` seconds. With `scope` it is a service's token, limited to these
+    /// scopes.
     ///
     /// # Errors
-    /// Without a secret: tokens of public keys are made by whoever has the private one.
+    /// [`KeyError::NoSecret`] if no secret may sign it. Tokens for public keys are signed elsewhere, with the private
+    /// key.
     pub fn sign(&self, user: &UserId, scope: Option<&str>, ttl_s: u64) -> Result<String, KeyError> {
         let fits = |s: &&Signer| scope.is_none() || self.may_sign_for_services(s.kid.as_ref());
         let signer = self.signing.iter().find(fits).ok_or(KeyError::NoSecret)?;
@@ -301,7 +307,7 @@ impl Verifier {
     }
 }
 
-/// The key of development tokens, made at the first start.
+/// Returns the key of development tokens. The first start generates it.
 fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
     let path = data.join(DEVELOPMENT_KEY_FILE);
     let failed = |e: std::io::Error| KeyError::File {
@@ -311,7 +317,7 @@ fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
     fs::create_dir_all(data).map_err(failed)?;
     let key: [u8; 32] = rand::random();
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    // Whole before it has its name: of several gateways that start at once, each finds one key.
+    // The file is complete before it gets its name, so that gateways that start at once all find the same key.
     if !path.exists() {
         let new = data.join(format!(".{DEVELOPMENT_KEY_FILE}-{}", std::process::id()));
         let mut file = fs::OpenOptions::new()
@@ -332,7 +338,7 @@ fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
     }
     let stored = fs::read(&path).map_err(failed)?;
     if stored.len() < 32 {
-        let reason = "it is damaged; remove it to have a new one made".into();
+        let reason = "the key is damaged; remove the file to generate a new one".into();
         return Err(KeyError::File { path, reason });
     }
     Ok(stored)

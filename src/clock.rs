@@ -1,4 +1,4 @@
-//! The wall clock, for people: `at`, `last_seen`, token expiry. Nothing is ordered by it.
+//! The wall clock, for times that people see: `at`, `last_seen`, token expiry. Nothing is ordered by it.
 
 use std::{
     cell::Cell,
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::model::{MessageId, Millis};
 
-/// Now, in milliseconds since 1970, UTC.
+/// Returns the time in milliseconds since 1970, UTC.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that asks")]
 pub fn wall() -> Millis {
@@ -41,21 +41,21 @@ impl Simulated {
     }
 }
 
-/// For simulations, on this thread: the wall clock follows tokio's paused time, and is wrong by up to ten seconds, each
-/// second differently.
+/// Simulates the wall clock on this thread. It follows tokio's paused time, with an error of up to ten seconds that
+/// changes every second.
 pub fn simulate(seed: u64) {
     let began = Instant::now();
     SIMULATED.set(Some(Simulated { began, seed }));
 }
 
-/// A time UUID for a message stored at `at`. Unique by its random node and sequence, not by the clock.
+/// Returns a time UUID for a message stored at `at`. Its random node and sequence make it unique, not the clock.
 #[must_use]
 pub fn message_id(at: Millis) -> MessageId {
     let at = u64::try_from(at).unwrap_or_default();
     let random: u128 = rand::random();
     let node: [u8; 6] = std::array::from_fn(|i| random.to_le_bytes()[i]);
     let nanos = u32::try_from(at % 1000).unwrap_or_default() * 1_000_000;
-    // Below the clock's millisecond the ticks are random too: 100 ns each.
+    // The ticks below the clock's millisecond, of 100 ns each, are random too.
     let ticks = u32::try_from((random >> 64) % 10_000).unwrap_or_default() * 100;
     let counter = u16::try_from((random >> 100) & 0x3fff).unwrap_or_default();
     let time = uuid::Timestamp::from_unix_time(at / 1000, nanos + ticks, u128::from(counter), 14);

@@ -1,5 +1,5 @@
-//! The command line. Here and not in `main.rs`, which only has the allocator: what it runs is compiled once, with the rest,
-//! and for the tests too.
+//! The command line. It is not in `main.rs`, which has only the allocator, so that it is compiled once with the library
+//! and the tests can use it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The settings; without it, the defaults. The environment (CHAT__…) overlays both.
+    /// The settings file; environment variables (CHAT__…) override it. Without it, the defaults apply
     #[arg(long, global = true)]
     config: Option<PathBuf>,
     #[command(subcommand)]
@@ -43,13 +43,13 @@ enum Command {
     /// Print a token for a user
     Token {
         user: UserId,
-        /// How long it is valid: 90s, 15m, 1h, 7d
+        /// How long it is valid, such as 90s, 15m, 1h or 7d
         #[arg(long, default_value = "1h", value_parser = duration)]
         ttl: Duration,
-        /// `service`: a back end, which may act for any user, within its scopes
+        /// `service`: a back end, which may act for any user within its scopes
         #[arg(long, value_parser = ["service"], requires = "scope")]
         role: Option<String>,
-        /// What a service may do, as "messages:read messages:write"; see docs/deployment.md
+        /// The scopes of a service, such as "messages:read messages:write"; see docs/deployment.md
         #[arg(long, value_parser = scopes, requires = "role")]
         scope: Option<String>,
     },
@@ -58,14 +58,14 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Import conversations and messages from JSON lines; no gateway may run on the store meanwhile
+    /// Import conversations and messages from JSON lines; no gateway may be running on the store
     Import { file: PathBuf },
-    /// Make or show the tables of Cassandra or ScyllaDB
+    /// Create or show the tables of Cassandra or ScyllaDB
     Schema {
         #[command(subcommand)]
         command: SchemaCommand,
     },
-    /// Look at the gateways on the store of Cassandra or ScyllaDB
+    /// Show the gateways on a Cassandra or ScyllaDB store
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
@@ -76,7 +76,7 @@ enum Command {
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Exit with 0 if all settings are right, otherwise name those that are wrong
+    /// Exit with 0 if all settings are right; otherwise print what is wrong
     Check,
     /// Print every setting with its origin, secrets hidden
     Show,
@@ -84,19 +84,19 @@ enum ConfigCommand {
 
 #[derive(Subcommand)]
 enum SchemaCommand {
-    /// Make the keyspace and its tables, or bring them to this version; nothing is done twice
+    /// Create the keyspace and its tables, or update them to this version; idempotent
     Apply,
-    /// Print them, for cqlsh
+    /// Print the tables for cqlsh
     Print,
 }
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    /// Print the ring: its version, and each gateway with its address and whether its heart beats
+    /// Print the ring: its version, and each gateway with its address and whether it is alive
     Status,
 }
 
-/// Runs what the command line says.
+/// Runs the command of the command line.
 #[must_use]
 pub fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -111,7 +111,7 @@ pub fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let command = arguments.command.unwrap_or(Command::Serve);
     let loaded = match command {
-        // A container's health check knows the environment, but perhaps not the file with the keys.
+        // A container's health check has the environment, but perhaps not the file with the keys.
         Command::Health => Config::read(arguments.config)?,
         _ => Config::load(arguments.config)?,
     };
@@ -179,7 +179,8 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     let mut config = loaded.config.clone();
     telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
     let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
-    let files = rlimit::increase_nofile_limit(u64::MAX).context("the limit of open files")?;
+    let files = rlimit::increase_nofile_limit(u64::MAX)
+        .context("could not raise the limit of open files")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let connections = within(files, config.limits.connections)?;
@@ -188,14 +189,14 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
             connections,
             open_files_max = files,
             reserved = OPEN_FILES_RESERVED,
-            "limits.connections is more than the limit of open files allows; using what it allows"
+            "limits.connections exceeds the limit of open files; using as many connections as that allows"
         );
         config.limits.connections = connections;
     }
     if config.auth.development {
         tracing::warn!(
             implied = loaded.development_implied,
-            "development tokens are on: anyone on this machine can be anyone. Set auth.keys before going further"
+            "development tokens are on: anyone on this machine can act as any user. Set auth.keys before production"
         );
     }
     let node = loop {
@@ -219,8 +220,8 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
             tracing::error!("another gateway has taken over this store");
             return Ok(ExitCode::FAILURE);
         }
-        // It was paused, or cut off: nothing of what it knew is to be trusted.
-        tracing::warn!("removed by the other gateways; coming back as a new one");
+        // The gateway was paused or cut off, so nothing that it knows can be trusted.
+        tracing::warn!("the other gateways removed this one; starting again as a new one");
         config.client.listen = node.client_address;
         config.internal.listen = node.internal_address;
         node.stop().await;
@@ -240,14 +241,14 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// As many of `connections` as leave the store and everything else enough open files.
+/// Returns `connections`, or fewer if the limit of open files does not allow that many besides the reserved ones.
 fn within(files: u64, connections: usize) -> anyhow::Result<usize> {
     let files = usize::try_from(files).unwrap_or(usize::MAX);
     let left = files.saturating_sub(OPEN_FILES_RESERVED);
     if left == 0 {
         bail!(
             "the limit of open files is {files}: {OPEN_FILES_RESERVED} are reserved, and each connection takes one more. \
-             Raise it, as with ulimit -n 65536"
+             Raise it, for example with ulimit -n 65536"
         );
     }
     Ok(connections.min(left))
@@ -263,7 +264,7 @@ async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the ring and the heartbeats from the store, so that no gateway has to answer.
+/// Prints the ring and the heartbeats from the store, so that no gateway has to answer.
 async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
     let tasks = Tasks::default();
     let store = open_store(config, &tasks).await?;
@@ -284,7 +285,7 @@ async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks `/health/ready` on the internal port.
+/// Requests `/health/ready` on the internal port.
 fn health(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     const TIMEOUT: Duration = Duration::from_secs(3);
     let address = loaded.config.internal.listen;
@@ -304,23 +305,23 @@ fn health(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Known scopes with a space between them; an empty text is none.
+/// Checks a list of scopes, separated by spaces. It may be empty.
 fn scopes(text: &str) -> Result<String, String> {
     match text
         .split(' ')
         .find(|s| !s.is_empty() && !gateway::SCOPES.contains(s))
     {
         Some(unknown) => Err(format!(
-            "{unknown:?} is none of {}",
+            "{unknown:?} is not one of {}",
             gateway::SCOPES.join(", ")
         )),
         None => Ok(text.to_owned()),
     }
 }
 
-/// A number and one of s, m, h, d.
+/// Reads a duration: a number and one of s, m, h, d.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "a number and one of s, m, h, d: such as 90s or 1h".to_owned();
+    let wrong = || "must be a number and one of s, m, h, d, such as 90s or 1h".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;
     let seconds = match unit {
         's' => 1,

@@ -1,5 +1,6 @@
-//! `chat-gateway import FILE`: conversations and messages from JSON lines, through the same owners and rules
-//! as everything else. Importing a file again, or a longer one that begins with it, adds only what is new.
+//! `chat-gateway import FILE`: imports conversations and messages from JSON lines, through the same owners and rules as
+//! all other writes. It is idempotent: importing a file again, or a longer file that begins with it, adds only what is
+//! new.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -32,19 +33,19 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Messages under way at once.
+/// Messages that are in progress at once.
 const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
-/// For everything to be stored at the end.
+/// The time in which everything must be stored at the end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Line {
     Conversation {
-        /// Of a group or channel: a UUID of version 4 or 7. A dm has none of its own.
+        /// The id of a group or channel, a UUID of version 4 or 7. A dm has none.
         id: Option<ConversationId>,
         kind: Kind,
-        /// The first is its owner.
+        /// The participants. The first one is the owner.
         participants: Vec<UserId>,
         name: Option<String>,
         #[serde(default)]
@@ -55,7 +56,7 @@ enum Line {
     },
     Message {
         conversation: Option<ConversationId>,
-        /// Instead of `conversation`: the two users of a dm.
+        /// The two users of a dm, instead of `conversation`.
         dm: Option<(UserId, UserId)>,
         sender: UserId,
         body: String,
@@ -63,7 +64,7 @@ enum Line {
         attachments: Vec<Attachment>,
         reply_to: Option<Seq>,
         at: Option<Millis>,
-        /// Without one, it is computed from the message and its number among those of its conversation in the file.
+        /// By default, the id is computed from the message and its number in its conversation in the file.
         client_id: Option<ClientId>,
     },
 }
@@ -72,14 +73,14 @@ enum Line {
 pub struct Report {
     pub conversations: u64,
     pub messages: u64,
-    /// Messages that were there already.
+    /// Messages that were stored before.
     pub skipped: u64,
 }
 
-/// Imports `file` into the configured store, which no gateway may be using meanwhile.
+/// Imports `file` into the configured store. No gateway may be using the store.
 ///
 /// # Errors
-/// The first line that is wrong, by its number; what came before it is imported.
+/// The first wrong line, with its number. The lines before it are imported.
 pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let (core, upkeep) = (Tasks::default(), Tasks::default());
     let store = open_store(config, &upkeep).await?;
@@ -88,7 +89,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let keeping = members.clone();
     let keep = upkeep.spawn(async move {
         keeping.keep().await;
-        tracing::error!("another gateway has taken this store: the import can go no further");
+        tracing::error!("another gateway has taken over this store; the import cannot continue");
     });
     let mut settings = config.conversations();
     settings.operation_timeout = FINISH_TIMEOUT;
@@ -117,7 +118,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let drained = importer.wait(0).await;
     let closed = timeout(FINISH_TIMEOUT, importer.conversations.close()).await;
     if closed.is_err() || !core.finished(FINISH_TIMEOUT).await {
-        bail!("the conversations did not finish in time");
+        bail!("the conversations were not stored in time");
     }
     while !inbox.flush().await {
         store.healthy()?;
@@ -131,7 +132,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     Ok(importer.report)
 }
 
-/// No socket listens while a file is imported.
+/// A publisher that does nothing, because no sockets are open during an import.
 struct Nobody;
 
 impl Publish for Nobody {
@@ -142,11 +143,11 @@ impl Publish for Nobody {
 
 struct Importer {
     conversations: Conversations,
-    /// Of each conversation in the file: how many of its messages have come, and the client ids it had before.
+    /// The messages of each conversation that occurred in the file.
     seen: HashMap<ConversationId, Seen>,
     in_flight: VecDeque<(usize, BoxFuture<'static, Result<bool, chat::Error>>)>,
     report: Report,
-    /// The file's.
+    /// The name of the file.
     name: String,
 }
 
@@ -193,13 +194,13 @@ impl Importer {
                 at,
             } => {
                 let [owner, others @ ..] = &participants[..] else {
-                    bail!("a conversation has participants");
+                    bail!("a conversation needs participants");
                 };
                 let conversation = match (kind, id, others) {
                     (Kind::Dm, None, []) => ConversationId::dm(owner, owner),
                     (Kind::Dm, None, [other]) => ConversationId::dm(owner, other),
                     (Kind::Dm, ..) => {
-                        bail!("a dm has one or two participants, and no id of its own")
+                        bail!("a dm has one or two participants and no id")
                     }
                     (_, Some(id), _) if id.may_be_chosen() => id,
                     _ => bail!("a group or channel has an id: a UUID of version 4 or 7"),
@@ -269,7 +270,7 @@ impl Importer {
                         .await
                         .map(|sent| sent.duplicate)
                 });
-                // Begun here, so that messages arrive in the order of the file.
+                // Polled here once, so that messages arrive in the order of the file.
                 match futures_util::poll!(&mut sent) {
                     std::task::Poll::Ready(result) => self.count(result?),
                     std::task::Poll::Pending => self.in_flight.push_back((number, sent)),
@@ -279,7 +280,7 @@ impl Importer {
         Ok(())
     }
 
-    /// Waits until at most `most` messages are under way.
+    /// Waits until at most `most` messages are in progress.
     async fn wait(&mut self, most: usize) -> anyhow::Result<()> {
         while self.in_flight.len() > most
             && let Some((number, sent)) = self.in_flight.pop_front()
@@ -300,7 +301,7 @@ impl Importer {
         }
     }
 
-    /// Reads what a conversation holds already.
+    /// Reads the client ids of the messages that a conversation already has.
     async fn meet(&mut self, conversation: ConversationId, reader: &UserId) -> anyhow::Result<()> {
         let mut seen = Seen::default();
         let mut after = 0;
@@ -314,7 +315,7 @@ impl Importer {
                 .ask(conversation, reader.clone(), operation)
                 .await?
             else {
-                bail!("the log could not be read");
+                bail!("could not read the log");
             };
             seen.before.extend(page.entries.iter().map(|e| e.client_id));
             match page.entries.last() {

@@ -1,5 +1,5 @@
-//! The chat gateway. ARCHITECTURE.md is the map; the rooms, from the bottom up:
-//! `model`, `protocol`, `store`, `chat`, `fanout`, `cluster`, `gateway`; `node` wires them; `command` is the command line.
+//! The chat gateway. ARCHITECTURE.md is the map. The modules, from the bottom up: `model`, `protocol`, `store`, `chat`,
+//! `fanout`, `cluster`, `gateway`. `node` connects them, and `command` is the command line.
 
 pub mod auth;
 pub mod chat;

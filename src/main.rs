@@ -1,8 +1,8 @@
-//! The program: its memory, and [`chat_gateway::command`].
+//! The program: the allocator and [`chat_gateway::command`].
 
 use std::process::ExitCode;
 
-/// Fewer bytes for each connection and less time for each message than the system's (docs/performance.md).
+/// It needs less memory for each connection and less time for each message than the system's (docs/performance.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

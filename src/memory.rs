@@ -1,31 +1,32 @@
-//! How much memory the parts of a gateway may hold: one number for all of them, and each part's share of it.
+//! The memory limit of a gateway and the share of each of its parts.
 
 use std::{fs, path::Path};
 
-/// Part of the machine's memory that is taken where nobody says: the rest is for sockets, the store and the system.
+/// The default is one part in this many of the machine's memory. The rest is for sockets, the store and the system.
 const OF_MACHINE: u64 = 4;
-/// Of a small machine, and where nobody can tell: less would evict conversations that people are writing in.
+/// The smallest default, also used if the memory is unknown. Less would evict conversations that are in use.
 const DEFAULT_MIB_MIN: u64 = 256;
-/// Of a large one: more conversations than this holds are more than one gateway serves.
+/// The largest default. One gateway does not serve more conversations than this holds.
 const DEFAULT_MIB_MAX: u64 = 16_384;
-/// The least that may be set: one conversation of the largest messages, and one page of each, must fit into each share.
+/// The smallest setting: one conversation of the largest messages, and one page of each, must fit into each share.
 pub const MIB_MIN: u64 = 16;
-/// The most that may be set: a terabyte is a mistake.
+/// The largest setting. A terabyte or more is a mistake.
 pub const MIB_MAX: u64 = 1 << 20;
 
-/// Eighths of the whole. Open conversations have the most to hold, and most to do again if they are evicted. The inbox
-/// rows that wait are there for milliseconds, unless the store does not answer; then they fill their share and no more.
+/// The shares in eighths. Open conversations have the largest, because they hold the most and are the most work to load
+/// again. Inbox rows wait only for milliseconds; if the store does not answer, they use their whole share.
 const OWNERS: usize = 4;
 const PLACES: usize = 1;
 const OVERLAYS: usize = 1;
 const INBOX: usize = 1;
 const HISTORY: usize = 1;
-/// Pages are kept for those who come back at once; what is read again later is in the store's block cache.
+/// The largest share of pages of history. They are kept for clients that all reconnect at once; later reads use the
+/// store's block cache.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
 const _: () = assert!(OWNERS + PLACES + OVERLAYS + INBOX + HISTORY == 8);
 
-/// What open conversations, homes, inbox rows and pages of history may weigh together, in bytes. Not in it: the store's
-/// block cache and sockets' queues, which have settings of their own.
+/// The memory of open conversations, homes, inbox rows and pages of history together, in bytes. The store's block cache
+/// and the queues of sockets are not included; they have their own settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory(usize);
 
@@ -40,38 +41,38 @@ impl Memory {
         self.0 >> 20
     }
 
-    /// Open conversations.
+    /// Returns the bytes for open conversations.
     #[must_use]
     pub fn owners(self) -> usize {
         self.0 / 8 * OWNERS
     }
 
-    /// What homes remember of their users.
+    /// Returns the bytes for what homes remember of their users.
     #[must_use]
     pub fn places(self) -> usize {
         self.0 / 8 * PLACES
     }
 
-    /// The publications of the last moments, for inboxes.
+    /// Returns the bytes for recent publications, which homes lay over stored inboxes.
     #[must_use]
     pub fn overlays(self) -> usize {
         self.0 / 8 * OVERLAYS
     }
 
-    /// Inbox rows that wait to be written.
+    /// Returns the bytes for inbox rows that wait to be written.
     #[must_use]
     pub fn inbox(self) -> usize {
         self.0 / 8 * INBOX
     }
 
-    /// Pages of history.
+    /// Returns the bytes for pages of history.
     #[must_use]
     pub fn history(self) -> usize {
         (self.0 / 8 * HISTORY).min(HISTORY_BYTES_MAX)
     }
 }
 
-/// The default: a quarter of the memory of this machine, or of what its control group may use, within bounds.
+/// Returns the default: a quarter of the memory of the machine or its control group, within the bounds above.
 #[must_use]
 pub fn default_mib() -> u64 {
     let machine = kib_total(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
@@ -84,14 +85,14 @@ fn default_of(bytes: Option<u64>) -> u64 {
     (mib / OF_MACHINE).clamp(DEFAULT_MIB_MIN, DEFAULT_MIB_MAX)
 }
 
-/// Bytes, of `MemTotal:       24000000 kB`.
+/// Reads the bytes in `MemTotal:       24000000 kB`.
 fn kib_total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib << 10)
 }
 
-/// Of this process's control group, version 2 or 1. A container sees its own group at the root.
+/// Returns the limit of this process's control group, version 2 or 1. A container sees its own group at the root.
 fn group_limit(root: &Path) -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"));

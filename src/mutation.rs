@@ -1,39 +1,39 @@
-//! Rules of the cluster that a test breaks on purpose, to see that its checker finds it. For this thread only, which is
-//! all that a simulation runs on; nothing but tests ever sets it.
+//! Deliberate violations of rules, with which tests show that their checkers find them. A violation applies to one
+//! thread, on which the whole simulation runs. Only tests use this.
 
 use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Who is deposed goes on.
+    /// A deposed owner continues.
     Lease,
-    /// Rows of all owners have the same key.
+    /// The rows of all owners have the same key.
     Epoch,
-    /// Uncertain entries are served without being written again.
+    /// A takeover serves uncertain entries without writing them again.
     Settle,
-    /// Rows that follow from uncertain entries are not stored again by a takeover.
+    /// A takeover does not store the effects of uncertain entries again.
     Apply,
-    /// What is newly owned is served at once.
+    /// A new owner serves at once instead of waiting until the old one has ended.
     TakeoverWait,
-    /// A new home speaks for its users before it knows where they are.
+    /// A new home answers for its users before it knows their sessions.
     Hold,
-    /// A home says done before the gateways with sockets have.
+    /// A home acknowledges before the gateways with the user's sockets have.
     EndToEnd,
-    /// What a user's place has become is told once, and not again by a takeover.
+    /// A change of a user's membership is published once, and not again by a takeover.
     Place,
-    /// A home that was another one's meanwhile believes what it remembers of its users.
+    /// A home that was not the home for a while trusts what it remembers of its users.
     Remember,
-    /// A removal is acknowledged before the user's sockets are known to have heard of it.
+    /// A removal is acknowledged before the gateways of the user's sockets have.
     Private,
-    /// A session that asks to look into a channel is sent its events before it is known to be allowed to.
+    /// A session that requests to see a channel receives events before it is known to be allowed.
     Asking,
-    /// A session that connects follows channels that its user was removed from meanwhile.
+    /// A connecting session subscribes to channels from which its user was removed meanwhile.
     Follow,
     /// A session panics when it refreshes its token.
     SessionPanic,
-    /// The embedded store cannot read what is there.
+    /// The embedded store cannot read stored timestamps.
     Read,
-    /// The owner of a conversation panics when it is asked something.
+    /// The owner of a conversation panics at an operation.
     Panic,
 }
 
@@ -41,7 +41,7 @@ thread_local! {
     static BROKEN: Cell<Option<Mutation>> = const { Cell::new(None) };
 }
 
-/// Breaks a rule on this thread, or none.
+/// Violates a rule on this thread, or none.
 pub fn break_rule(mutation: Option<Mutation>) {
     BROKEN.set(mutation);
 }

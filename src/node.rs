@@ -1,5 +1,5 @@
-//! One gateway process: builds the rooms bottom-up, starts them, and stops them in reverse. The only file
-//! that knows all of them.
+//! A gateway process: builds the modules bottom-up, starts them, and stops them in reverse. Only this file knows all of
+//! them.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,20 +20,20 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Between two sweeps of the store.
+/// The interval between sweeps of the store.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
-/// Between two rounds of upkeep: metrics, forgotten addresses.
+/// The interval of upkeep: metrics, expired rates.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// How long a gateway waits for the others before it serves clients.
+/// The time for which a starting gateway waits for the others before it serves clients.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
-/// For clients to leave a gateway that was removed.
+/// The time in which clients leave a gateway that was removed from the ring.
 const REMOVED_GRACE: Duration = Duration::from_secs(2);
-/// How long a gateway that leaves waits until the others have heard it.
+/// The time for which a leaving gateway waits until the others acknowledge its last messages.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
-/// Between two tries of what must succeed before anyone is served.
+/// The pause before a step of the start is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A gateway that is up.
+/// A running gateway.
 pub struct Node {
     pub client_address: SocketAddr,
     pub internal_address: SocketAddr,
@@ -43,28 +43,28 @@ pub struct Node {
     cluster: Cluster,
     gateway: Arc<Gateway>,
     drain: crate::config::Drain,
-    /// Sessions and listeners; they end first.
+    /// The tasks of sessions and listeners, which end first.
     edge: Tasks,
-    /// Conversations; they end when no session is left to ask them anything.
+    /// The tasks of conversations, which end when no session is left.
     core: Tasks,
-    /// What only supports the others.
+    /// The tasks that support the others.
     upkeep: Tasks,
 }
 
 impl Node {
-    /// Starts a gateway. When it returns, clients can connect.
+    /// Starts a gateway. Clients can connect when it returns.
     ///
     /// # Errors
-    /// Whatever keeps it from starting, in words for the operator.
+    /// The reason why it cannot start, for the operator.
     pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         let (edge, core, upkeep) = (Tasks::default(), Tasks::default(), Tasks::default());
-        // Read from top to bottom: each line needs only lines above it; receiving starts last.
+        // Each step needs only the steps above it. Accepting clients comes last.
         let tokens = Tokens::new(config)?;
         let admin = Arc::new(gateway::Admin::new(metrics.clone()));
         let internal = gateway::bind(config.internal.listen)
             .map_err(|e| anyhow::anyhow!("internal.listen {}: {e}", config.internal.listen))?;
         let internal_address = internal.local_addr()?;
-        // The internal port answers from the beginning, to say what is still missing, until the very end.
+        // The internal port answers from the start to the end, so that it can say what is missing.
         let operators = Arc::new(gateway::Admission::internal());
         let routes = admin.routes();
         upkeep.spawn(gateway::serve(internal, routes, operators, upkeep.clone()));
@@ -114,7 +114,7 @@ impl Node {
             repair(&cluster.conversations, &*store, gone).await?;
         }
         if !cluster.settled(SETTLED_WITHIN).await {
-            tracing::warn!("not every gateway of the ring can be reached yet");
+            tracing::warn!("not all gateways of the ring are reachable yet");
         }
 
         let client = gateway::bind(config.client.listen)
@@ -138,17 +138,17 @@ impl Node {
         })
     }
 
-    /// Fires if other gateways have removed this one from the ring: then nothing can be served here any more.
+    /// Completes if other gateways have removed this one from the ring. It can serve nothing after that.
     pub async fn removed(&self) {
         self.removed.cancelled().await;
     }
 
-    /// Stops gracefully: readiness goes, clients are told and leave, what they asked for is finished,
-    /// everything is stored. True if all of that ended in time.
+    /// Stops gracefully: readiness ends, clients are told and leave, their requests are completed, and everything is
+    /// stored. Returns true if all of that ended in time.
     pub async fn stop(self) -> bool {
         let grace = Duration::from_millis(self.drain.grace_ms);
         let removed = self.removed.is_cancelled();
-        // Who was removed can finish nothing any more: clients are told, and that is all.
+        // A removed gateway can complete nothing: it only tells its clients.
         let ends = Instant::now()
             + if removed {
                 grace.min(REMOVED_GRACE)
@@ -162,15 +162,20 @@ impl Node {
         let tasks = self.core.finished(left()).await;
         let finished = sessions && let_go && tasks;
         if !finished {
-            tracing::warn!(sessions, let_go, tasks, "not all of these ended in time");
+            tracing::warn!(
+                sessions,
+                let_go,
+                tasks,
+                "some of these did not end in time (false)"
+            );
         }
         self.gateway.flush_presence().await;
-        // What was lost in the middle of something, and nobody has finished yet, is left for crash repair.
+        // The activity rows stay if a conversation was lost and is not repaired: the repair after a crash needs them.
         let nothing_left = finished && self.cluster.conversations.is_finished();
         if nothing_left && self.store.healthy().is_ok() && !removed {
             let forgotten = self.store.forget_activity(self.members.me()).await;
             if let Err(error) = forgotten {
-                tracing::warn!(%error, "activity was not forgotten; the next start repairs what needs none");
+                tracing::warn!(%error, "could not delete the activity rows; the next start repairs more than needed");
             }
         }
         if !removed {
@@ -182,17 +187,17 @@ impl Node {
         match closed {
             Ok(()) => finished,
             Err(error) => {
-                tracing::error!(%error, "the store was not closed cleanly");
+                tracing::error!(%error, "could not close the store cleanly");
                 false
             }
         }
     }
 }
 
-/// Opens the store that the configuration names. What it runs lives in `tasks`.
+/// Opens the configured store. Its tasks run in `tasks`.
 ///
 /// # Errors
-/// When it cannot be used.
+/// The reason why the store cannot be used.
 pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dyn Store>> {
     match config.store.kind {
         StoreKind::Embedded => {
@@ -207,7 +212,7 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
     }
 }
 
-/// How this gateway speaks to others, if it is to.
+/// Returns the connection settings for other gateways. `None` without a cluster.
 fn speaking(config: &Config) -> anyhow::Result<Option<Speaking>> {
     if !config.cluster.enabled {
         return Ok(None);
@@ -221,8 +226,8 @@ fn speaking(config: &Config) -> anyhow::Result<Option<Speaking>> {
     }))
 }
 
-/// Becomes a member: of a cluster with the address where the others reach it, or alone. A store over the network may
-/// be out of reach for a while: that mends by itself.
+/// Joins the ring: with an address for the other gateways in a cluster, or alone. It waits while a shared store is
+/// unreachable.
 async fn join(
     store: &Arc<dyn Store>,
     speaking: Option<&Speaking>,
@@ -238,7 +243,7 @@ async fn join(
         };
         match joined {
             Err(NotJoined::Store(error)) if store.is_shared() => {
-                tracing::warn!(%error, "the ring could not be joined; trying again");
+                tracing::warn!(%error, "could not join the ring; trying again");
                 sleep(RETRY_AFTER).await;
             }
             joined => return Ok(joined?),
@@ -246,7 +251,8 @@ async fn join(
     }
 }
 
-/// As [`join`]; nobody is served before.
+/// Repairs the inbox rows of a gateway that crashed. It waits while a shared store is unreachable, as nothing is served
+/// before.
 async fn repair(
     conversations: &Conversations,
     store: &dyn Store,
@@ -256,7 +262,7 @@ async fn repair(
         if !store.is_shared() {
             return Err(error.into());
         }
-        tracing::warn!(%error, "crash repair could not finish; trying again");
+        tracing::warn!(%error, "could not complete the repair after a crash; trying again");
         sleep(RETRY_AFTER).await;
     }
     Ok(())
@@ -282,7 +288,7 @@ async fn sweep(store: Arc<dyn Store>) {
     loop {
         sleep(SWEEP_EVERY).await;
         if let Err(error) = store.sweep().await {
-            tracing::warn!(%error, "a sweep of the store failed; the next one tries again");
+            tracing::warn!(%error, "could not sweep the store; trying again at the next sweep");
         }
     }
 }

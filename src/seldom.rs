@@ -1,5 +1,5 @@
-//! Log lines that strangers can cause. However often it happens, a line is written a few times in each period; how many
-//! were left out, one more line says.
+//! Rate-limited log lines, for lines that clients can cause. A line is written a few times in each period; one more
+//! line says how many were suppressed.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Those that have left out lines, and not said so yet. One at most for each place in the code.
+/// The places in the code with suppressed lines that are not reported yet, each at most once.
 static SILENT: Mutex<Vec<&'static Seldom>> = Mutex::new(Vec::new());
 
-/// One line of the log: a place in the code.
+/// A log line of one place in the code.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Seldom {
@@ -25,7 +25,7 @@ pub struct Seldom {
 
 #[derive(Debug)]
 struct State {
-    /// When the period began.
+    /// The begin of the period.
     since: Option<Instant>,
     written: u32,
     left_out: u64,
@@ -76,16 +76,16 @@ impl Seldom {
     }
 }
 
-/// Says of which lines how many were left out. To be called every few seconds.
+/// Logs how many lines of each kind were suppressed. To be called every few seconds.
 pub fn tell() {
     let silent = std::mem::take(&mut *SILENT.lock().unwrap_or_else(PoisonError::into_inner));
     for line in silent {
         let (left_out, line) = (line.take(), line.message);
-        tracing::warn!(left_out, line, "more lines of this kind were left out");
+        tracing::warn!(left_out, line, "suppressed more lines of this kind");
     }
 }
 
-/// As `tracing::event!`, but not more often than is useful: `seldom!(WARN, "the message", %error, user = %user)`.
+/// Logs like `tracing::event!`, but rate-limited: `seldom!(WARN, "the message", %error, user = %user)`.
 macro_rules! seldom {
     ($level:ident, $message:literal $(, $($fields:tt)*)?) => {{
         static LINE: $crate::seldom::Seldom = $crate::seldom::Seldom::new($message);

@@ -1,4 +1,4 @@
-//! Where tasks live. Nothing else spawns, so that a drain can wait for everything.
+//! The tasks of a gateway. Nothing else spawns tasks, so a drain can wait for all of them.
 
 use std::{
     any::Any,
@@ -22,17 +22,18 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-/// Locks what tasks share, whether or not one of them panicked meanwhile.
+/// Locks a mutex even if a task panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Between a panic of what is to run for ever and its next beginning.
+/// The pause before a task that must not end is restarted after a panic.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Does this, and contains a panic of it: it is counted, and logged with what it happened to. Then there is no result.
+/// Runs `work`. A panic is counted and logged with `what` and `of`, and the result is `None`.
 ///
-/// No `async fn`: that would hold `work` twice, as its argument and as what it waits for.
+/// This is not an `async fn`, because its future would contain `work` twice, as its argument and as the future it
+/// awaits.
 pub(crate) fn contain<F: Future>(
     what: &'static str,
     of: impl Display,
@@ -49,7 +50,7 @@ fn panicked(what: &'static str, of: impl Display, panic: &(dyn Any + Send)) {
     tracing::error!(%of, panic = text.unwrap_or_default(), "{what} panicked");
 }
 
-/// All tasks of a gateway, and the one signal to stop. Cheap to clone.
+/// The tasks of a gateway, with one signal to stop. Cheap to clone.
 #[derive(Clone, Default, Debug)]
 pub struct Tasks {
     running: TaskTracker,
@@ -57,7 +58,7 @@ pub struct Tasks {
     process: Option<Process>,
 }
 
-/// A process of a simulation: its tasks stop while it is paused, as with SIGSTOP, and for ever once it is killed.
+/// A simulated process. Its tasks stop while it is paused, as with SIGSTOP, and permanently once it is killed.
 #[doc(hidden)]
 #[derive(Clone, Default, Debug)]
 pub struct Process(Arc<Mutex<State>>);
@@ -86,7 +87,7 @@ impl Process {
         state.waiting.drain(..).for_each(Waker::wake);
     }
 
-    /// A future that runs as part of the process.
+    /// Returns a future that runs as part of the process.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
         Running {
             process: self.clone(),
@@ -116,7 +117,7 @@ impl<F: Future> Future for Running<F> {
         match (killed, &mut self.future) {
             (None, Some(future)) => future.as_mut().poll(context),
             (Some(true), future) => {
-                *future = None; // Its connections break.
+                *future = None; // This closes its connections.
                 Poll::Pending
             }
             _ => Poll::Pending,
@@ -125,7 +126,7 @@ impl<F: Future> Future for Running<F> {
 }
 
 impl Tasks {
-    /// Tasks of a simulated process.
+    /// Returns the tasks of a simulated process.
     #[doc(hidden)]
     #[must_use]
     pub fn of(process: Process) -> Self {
@@ -135,7 +136,7 @@ impl Tasks {
         }
     }
 
-    /// A task. If it panics, that is counted and logged, and whoever joins it is told.
+    /// Spawns a task. A panic is counted, logged, and returned to the caller that joins the task.
     #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
     #[track_caller]
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
@@ -157,7 +158,7 @@ impl Tasks {
         }
     }
 
-    /// Does this until the gateway begins to drain.
+    /// Runs `work` until the gateway begins to drain.
     pub async fn until_drained(&self, work: impl Future<Output = ()>) {
         tokio::select! {
             biased;
@@ -166,7 +167,7 @@ impl Tasks {
         }
     }
 
-    /// As `spawn_until_drained`, of what never ends by itself: if it panics, it begins again after a moment.
+    /// Spawns a task like `spawn_until_drained`, for work that never ends. After a panic the work is restarted.
     #[track_caller]
     pub fn keep<F>(&self, work: impl Fn() -> F + Send + 'static)
     where
@@ -180,7 +181,7 @@ impl Tasks {
         });
     }
 
-    /// As `until_drained`, as a task of its own.
+    /// Spawns a task that runs `work` until the gateway begins to drain.
     #[track_caller]
     pub fn spawn_until_drained(&self, work: impl Future<Output = ()> + Send + 'static) {
         let tasks = self.clone();
@@ -192,7 +193,7 @@ impl Tasks {
         self.running.track_future(task)
     }
 
-    /// Fires once, when the gateway begins to drain.
+    /// Completes when the gateway begins to drain.
     pub fn draining(&self) -> WaitForCancellationFuture<'_> {
         self.draining.cancelled()
     }
@@ -202,12 +203,12 @@ impl Tasks {
         self.draining.is_cancelled()
     }
 
-    /// Tells everyone to finish. Returns at once.
+    /// Signals all tasks to finish, without waiting.
     pub fn drain(&self) {
         self.draining.cancel();
     }
 
-    /// Waits until all have finished; false if some have not in `limit`.
+    /// Waits until all tasks have finished. Returns false if some have not within `limit`.
     pub async fn finished(&self, limit: Duration) -> bool {
         self.running.close();
         timeout(limit, self.running.wait()).await.is_ok()

@@ -1,5 +1,5 @@
-//! Logs and metrics. Metrics are named `chat_<noun>_<unit>` and counted where the thing happens; here is
-//! what each means.
+//! Logs and metrics. Metrics are named `chat_<noun>_<unit>` and counted where the event happens; their descriptions are
+//! here.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -7,17 +7,19 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Log, LogFormat};
 
-/// Seconds, from a fast fsync to a slow database.
+/// The buckets of durations in seconds, from a fast fsync to a slow database.
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 const COMMANDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0];
 
+/// Starts the log on stderr.
+///
 /// # Errors
-/// When `log.filter` is not understood.
+/// A text if `log.filter` is invalid.
 pub fn start_logs(log: &Log) -> Result<(), String> {
     let filter = EnvFilter::try_new(&log.filter)
-        .map_err(|e| format!("log.filter: {:?} is not understood: {e}", log.filter))?;
+        .map_err(|e| format!("log.filter: {:?} is invalid: {e}", log.filter))?;
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -28,10 +30,10 @@ pub fn start_logs(log: &Log) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts counting. To be called once, before anything counts.
+/// Starts the recorder of metrics. To be called once, before anything is counted.
 ///
 /// # Errors
-/// When something else counts already.
+/// A text if another recorder is installed.
 pub fn start_metrics() -> Result<PrometheusHandle, String> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
@@ -46,7 +48,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_gauge!(
         "chat_sockets_unauthenticated",
-        "Of these, those without a valid token so far"
+        "Open sockets of the client listener that have not sent a valid token yet"
     );
     describe_gauge!("chat_users_online", "Users with at least one session");
     describe_gauge!(
@@ -56,7 +58,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     describe_gauge!(
         "chat_conversations_open_bytes",
         Unit::Bytes,
-        "What the conversations in memory weigh, about"
+        "Approximate size of the conversations in memory"
     );
     describe_counter!(
         "chat_conversations_evicted_total",
@@ -64,15 +66,15 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!(
         "chat_history_entries_read_total",
-        "Messages read from the store for pages and for clients that come back"
+        "Messages read from the store for pages and for clients that resume"
     );
     describe_counter!(
         "chat_overlays_turned_early_total",
-        "Times that an inbox's last publications were dropped early to make room"
+        "Times that the recent publications of inboxes were dropped early to make room"
     );
     describe_gauge!(
         "chat_ring_version",
-        "The ring version that this gateway acts under"
+        "The ring version under which this gateway acts"
     );
     describe_gauge!(
         "chat_inbox_conversations_pending",
@@ -90,7 +92,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!(
         "chat_panics_total",
-        "Tasks that panicked: faults of the program, each logged with what it happened to"
+        "Tasks that panicked. Each is a bug, and is logged with its task"
     );
     describe_counter!(
         "chat_requests_total",
@@ -102,7 +104,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!(
         "chat_events_held_total",
-        "Events held back to go out together with others of a busy channel"
+        "Events that waited to be coalesced with others of a busy channel"
     );
     describe_counter!(
         "chat_frames_queued_total",
@@ -161,11 +163,11 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     describe_counter!("chat_inbox_rows_written_total", "Inbox rows written");
     describe_counter!(
         "chat_peer_asks_refused_total",
-        "Questions of other gateways refused because too many others were being answered"
+        "Requests of other gateways refused because too many were in progress"
     );
     describe_counter!(
         "chat_peer_links_given_up_total",
-        "Links to other gateways given up because too much waited in their queue"
+        "Links to other gateways closed because too much waited in their queue"
     );
     describe_counter!(
         "chat_peer_messages_too_long_total",
@@ -177,7 +179,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     );
     describe_counter!(
         "chat_places_remembered_total",
-        "Sessions that came back without a read of the store"
+        "Sessions that reconnected without a read of the store"
     );
     describe_counter!(
         "chat_store_fsyncs_total",
@@ -199,7 +201,7 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     describe_histogram!(
         "chat_send_seconds",
         Unit::Seconds,
-        "From a send request to its acknowledgement"
+        "Time from a send request to its acknowledgement"
     );
     Ok(handle)
 }

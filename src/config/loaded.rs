@@ -1,4 +1,4 @@
-//! What is wrong with the settings, and where each comes from.
+//! The checks of the settings, and the sources of their values.
 
 use super::{Algorithm, Config, Loaded, StoreKind};
 use crate::{
@@ -6,13 +6,13 @@ use crate::{
     model::limits::GROUP_PARTICIPANTS_MAX,
 };
 
-/// 64 of them at once, with attachments, must fit into half of a commit log segment of 32 MiB.
+/// The largest body with Cassandra: 64 of them with attachments must fit into half of a commit log segment of 32 MiB.
 const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
 
-/// A page of 500 inbox items with the longest names and previews must fit. And as JSON, with every character
-/// escaped, a frame may become six times as large.
+/// The smallest outbox: a page of 500 inbox items with the longest names and previews must fit. In JSON, with every
+/// character escaped, a frame may be six times as large.
 const OUTBOX_BYTES_MIN: usize = 1 << 20;
-/// Its bytes are counted in 32 bits, with room for replies.
+/// The largest outbox. Its bytes are counted in 32 bits, with room for replies.
 const OUTBOX_BYTES_MAX: usize = 1 << 30;
 
 impl Loaded {
@@ -37,13 +37,13 @@ impl Loaded {
         check(
             auth.development || !auth.keys.is_empty(),
             "auth.keys",
-            "there are none to check tokens with. Set some; or, for development on this machine only, \
-             auth.development = true and client.listen on 127.0.0.1",
+            "no keys to check tokens with. Set some; or, for development on this machine only, set \
+             auth.development = true and client.listen to 127.0.0.1",
         );
         check(
             !auth.development || auth.keys.is_empty(),
             "auth.development",
-            "anyone on this machine could be anyone beside auth.keys: set it to false, or remove the keys",
+            "anyone on this machine could act as any user: set it to false, or remove auth.keys",
         );
         check(
             !auth.development || client.listen.ip().is_loopback(),
@@ -55,7 +55,7 @@ impl Loaded {
             check(
                 auth.keys.iter().any(|key| key.kid.as_ref() == Some(kid)),
                 "auth.service_keys",
-                &format!("{kid:?} is the kid of none of auth.keys"),
+                &format!("{kid:?} is not the kid of any key in auth.keys"),
             );
         }
         for origin in &client.origins {
@@ -63,7 +63,7 @@ impl Loaded {
             check(
                 like,
                 "client.origins",
-                &format!("{origin:?} is not like https://chat.example.org"),
+                &format!("{origin:?} is not an origin such as https://chat.example.org"),
             );
         }
         for (i, key) in auth.keys.iter().enumerate() {
@@ -73,9 +73,13 @@ impl Loaded {
             check(
                 key.secret.is_some() == symmetric && key.public_key_file.is_some() != symmetric,
                 &at,
-                "HS256 takes a secret, every other algorithm a public_key_file",
+                "HS256 needs a secret; every other algorithm needs a public_key_file",
             );
-            check(long, &at, "a secret has at least 32 bytes");
+            check(
+                long,
+                &at,
+                "HS256 needs a secret of at least 32 bytes. Generate one with: openssl rand -base64 48",
+            );
         }
         check(
             limits.body_bytes >= 1,
@@ -150,12 +154,12 @@ impl Loaded {
         check(
             limits.invitations_burst as usize >= limits.group_participants,
             "limits.invitations_burst",
-            "must be at least limits.group_participants, which one creation may name",
+            "must be at least limits.group_participants, because one creation may name that many",
         );
         check(
             limits.group_participants <= GROUP_PARTICIPANTS_MAX,
             "limits.group_participants",
-            "may be at most 10000: larger ones are channels",
+            "must be at most 10000: use channels for more",
         );
         check(
             self.config
@@ -183,7 +187,7 @@ impl Loaded {
         check(
             fanout.coalesce_ms_max <= 1_000,
             "fanout.coalesce_ms_max",
-            "may be at most 1000",
+            "must be at most 1000",
         );
         check(
             store.embedded.cache_mib >= 8,
@@ -195,7 +199,7 @@ impl Loaded {
         check(
             !cassandra.nodes.is_empty(),
             "store.cassandra.nodes",
-            "must name at least one node, as 10.0.0.1:9042",
+            "must name at least one node, such as 10.0.0.1:9042",
         );
         check(
             cassandra.keyspace.len() <= 48
@@ -204,7 +208,7 @@ impl Loaded {
                     .starts_with(|c: char| c.is_ascii_lowercase())
                 && cassandra.keyspace.chars().all(named),
             "store.cassandra.keyspace",
-            "is made of a-z, 0-9 and _, begins with a letter, and has at most 48 characters",
+            "must begin with a letter, consist of a-z, 0-9 and _, and have at most 48 characters",
         );
         let plain = |name: &String| !name.contains(['\'', '\\']);
         check(
@@ -212,7 +216,7 @@ impl Loaded {
                 && cassandra.replication.keys().all(plain)
                 && cassandra.replication.values().all(|&copies| copies > 0),
             "store.cassandra.replication",
-            "is copies by datacenter, or replication_factor = 3",
+            "must be replication factors by datacenter, or replication_factor = 3",
         );
         check(
             cassandra.username.is_some() == cassandra.password.is_some(),
@@ -242,7 +246,7 @@ impl Loaded {
         check(
             store.kind != StoreKind::Cassandra || limits.body_bytes <= CASSANDRA_BODY_BYTES_MAX,
             "limits.body_bytes",
-            "may be at most 65536 with Cassandra, which refuses writes beyond half a commit log segment",
+            "must be at most 65536 with Cassandra, which refuses writes of more than half a commit log segment",
         );
         check(
             !cluster.enabled || store.kind == StoreKind::Cassandra,
@@ -258,12 +262,12 @@ impl Loaded {
         check(
             !cluster.enabled || cluster.advertise.as_ref().is_some_and(reachable),
             "cluster.advertise",
-            "is where the other gateways reach this one, as 10.0.0.1:7400",
+            "must be the address by which the other gateways reach this one, such as 10.0.0.1:7400",
         );
         check(
             !cluster.enabled || cluster.secret.as_ref().is_some_and(|s| s.len() >= 32),
             "cluster.secret",
-            "has at least 32 bytes, the same in all gateways",
+            "must have at least 32 bytes, and be the same in all gateways. Generate one with: openssl rand -base64 48",
         );
         check(
             drain.grace_ms >= drain.spread_ms,
@@ -273,7 +277,7 @@ impl Loaded {
         wrong
     }
 
-    /// Where a setting comes from: the file, the environment, or the defaults.
+    /// Returns the source of a setting: the file, the environment, or the defaults.
     pub(super) fn origin(&self, key: &str) -> String {
         let key = key.split('[').next().unwrap_or(key);
         let Some(metadata) = self.figment.find_metadata(key) else {
@@ -291,7 +295,7 @@ impl Loaded {
         }
     }
 
-    /// Every setting, its value and its origin, secrets hidden.
+    /// Returns all settings with their values and sources. Secrets are hidden.
     #[must_use]
     pub fn show(&self) -> String {
         let value = figment::value::Value::serialize(&self.config);

@@ -1,6 +1,6 @@
-//! Every setting: its meaning, its default, its check. `config/gateway.toml` shows them all.
+//! The settings with their meaning, defaults and checks. `config/gateway.toml` shows all of them.
 //!
-//! The file is overlaid by the environment: `CHAT__CLIENT__LISTEN`, `CHAT__STORE__EMBEDDED__PATH`, and so on.
+//! Environment variables override the file: `CHAT__CLIENT__LISTEN`, `CHAT__STORE__EMBEDDED__PATH`, and so on.
 
 mod loaded;
 
@@ -32,20 +32,22 @@ pub struct Config {
     pub log: Log,
 }
 
-/// What strangers can reach.
+/// The public port.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
     pub listen: SocketAddr,
-    /// Origins of pages that may connect, as `https://chat.example.org`; `*` for all. The gateway's own is always allowed.
+    /// Origins of pages that may connect, such as `https://chat.example.org`, or `*` for all. The gateway's own origin
+    /// is always allowed.
     pub origins: Vec<String>,
-    /// Proxies in front, as `10.0.0.0/8`. From these only, `X-Forwarded-For` or `Forwarded` says which address a client has.
+    /// Networks of the proxies in front of the gateway, such as `10.0.0.0/8`. Only their `X-Forwarded-For` or
+    /// `Forwarded` headers determine a client's address.
     pub trusted_proxies: Vec<IpNet>,
-    /// Whether each connection begins with a PROXY protocol header, version 2; it is then required.
+    /// Whether each connection must begin with a PROXY protocol header, version 2.
     pub proxy_protocol: bool,
 }
 
-/// Health and metrics; never to be reachable from outside.
+/// The port for health and metrics. It must never be reachable from outside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Internal {
@@ -75,22 +77,22 @@ pub struct Embedded {
     pub cache_mib: u64,
 }
 
-/// Apache Cassandra or ScyllaDB.
+/// The connection to Apache Cassandra or ScyllaDB.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cassandra {
-    /// Some of its nodes; the others are found through them.
+    /// Some nodes of the cluster. The driver finds the others through them.
     pub nodes: Vec<String>,
     pub keyspace: String,
-    /// Whose nodes are asked. Needed where there is more than one datacenter.
+    /// The datacenter whose nodes are used. Required if there is more than one.
     pub datacenter: Option<String>,
-    /// For a keyspace that is yet to be made, as `NetworkTopologyStrategy` takes it.
+    /// The replication factors of a keyspace that the gateway creates, as options of `NetworkTopologyStrategy`.
     pub replication: BTreeMap<String, u32>,
     pub consistency: Consistency,
     pub create_schema: bool,
     pub username: Option<String>,
     pub password: Option<String>,
-    /// PEM: who signed the nodes' certificates. Set: TLS.
+    /// A PEM file with the authority that signed the nodes' certificates. If set, TLS is used.
     pub tls_authority_file: Option<PathBuf>,
     pub tls_certificate_file: Option<PathBuf>,
     pub tls_key_file: Option<PathBuf>,
@@ -109,16 +111,16 @@ impl fmt::Debug for Cassandra {
     }
 }
 
-/// Many gateways on one store.
+/// The cluster of gateways that share one store.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
     pub enabled: bool,
-    /// Where the other gateways connect; never to be reachable from outside.
+    /// The address at which the gateway accepts other gateways. It must never be reachable from outside.
     pub listen: SocketAddr,
-    /// Where they reach it, as `10.0.0.1:7400`.
+    /// The address by which other gateways reach this one, such as `10.0.0.1:7400`.
     pub advertise: Option<String>,
-    /// The same in all of them: at least 32 bytes.
+    /// The secret that all gateways share, at least 32 bytes.
     pub secret: Option<String>,
 }
 
@@ -133,7 +135,7 @@ impl fmt::Debug for Cluster {
     }
 }
 
-/// Anything less than a quorum could lose what was acknowledged.
+/// The consistency of reads and writes. Less than a quorum could lose acknowledged messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Consistency {
@@ -144,18 +146,18 @@ pub enum Consistency {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Auth {
-    /// Whether anyone on this machine may have a token for anyone. Only without keys and on loopback. Implied if no
-    /// configuration file is given, there are no keys, and `client.listen` is loopback.
+    /// Whether anyone on this machine may get a token for any user. Allowed only without keys and on loopback. Implied
+    /// if there is no configuration file, there are no keys, and `client.listen` is loopback.
     pub development: bool,
-    /// Tokens are checked with any of these; which one, the token's algorithm and `kid` say.
+    /// The keys that verify tokens. The token's algorithm and `kid` select one of them.
     pub keys: Vec<Key>,
-    /// The `kid`s of the keys that may sign tokens with `role: service`. Empty: all keys.
+    /// The `kid`s of the keys that may sign tokens with `role: service`. If empty, all keys may.
     pub service_keys: Vec<String>,
-    /// If set, `iss` must be this.
+    /// The required `iss` of tokens, if set.
     pub issuer: Option<String>,
-    /// If set, `aud` must contain this.
+    /// The value that `aud` of tokens must contain, if set.
     pub audience: Option<String>,
-    /// Clocks may differ by this much.
+    /// The allowed difference between clocks, in seconds.
     pub leeway_s: u64,
 }
 
@@ -165,10 +167,10 @@ pub struct Key {
     pub algorithm: Algorithm,
     #[serde(default)]
     pub kid: Option<String>,
-    /// HS256 only: at least 32 bytes.
+    /// The secret for HS256, at least 32 bytes.
     #[serde(default)]
     pub secret: Option<String>,
-    /// The others: a PEM file.
+    /// The PEM file for all other algorithms.
     #[serde(default)]
     pub public_key_file: Option<PathBuf>,
 }
@@ -190,7 +192,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// `none` is not among them, and a token cannot choose.
+/// The allowed signature algorithms. `none` is not among them, and a token cannot add one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
     HS256,
@@ -207,17 +209,18 @@ pub struct Limits {
     pub group_participants: usize,
     pub requests_per_second: u32,
     pub requests_burst: u32,
-    /// Bytes of a user's requests and of their replies: on average, and at once. More are waited for.
+    /// Bytes of a user's requests and their replies: average and burst. Above it, requests wait.
     ///
     /// default: 1048576 and 2097152
     pub request_bytes_per_second: u32,
     pub request_bytes_burst: u32,
-    /// Conversations that a user may create: on average, and at once. More get `rate_limited`.
+    /// Conversations that a user may create: average and burst. Above it, requests get `rate_limited`.
     ///
     /// default: 60 and 200
     pub creations_per_minute: u32,
     pub creations_burst: u32,
-    /// Other users that a user may bring into conversations, by creating them or by adding. More get `rate_limited`.
+    /// Other users whom a user may bring into conversations, by creating or adding: average and burst. Above it,
+    /// requests get `rate_limited`.
     ///
     /// default: 600 and 2000
     pub invitations_per_minute: u32,
@@ -234,11 +237,11 @@ pub struct Limits {
     pub open_conversations: usize,
 }
 
-/// What the gateway may hold in memory besides sockets' queues and the store's blocks.
+/// The memory of the gateway, without the queues of sockets and the store's block cache.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// None: as much as [`memory::default_mib`] says.
+    /// MiB. The default is [`memory::default_mib`].
     pub mib: Option<u64>,
 }
 
@@ -424,13 +427,13 @@ impl Default for Log {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            // The store's library tells of each of its tables at `info`.
+            // The store's library logs each of its tables at `info`.
             filter: "info,fjall=warn,lsm_tree=warn,scylla=error".into(),
         }
     }
 }
 
-/// A setting is wrong: which, where, and why.
+/// An error in the settings: which setting, where it is set, and why it is wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
@@ -441,19 +444,19 @@ pub enum Error {
     Checks(Vec<String>),
 }
 
-/// The settings with the places they come from.
+/// The settings with the sources of their values.
 pub struct Loaded {
     pub config: Config,
-    /// Nobody asked for development tokens, but nothing speaks against them: no file, no keys, loopback.
+    /// Development tokens are on by default, because there is no file, there are no keys, and the address is loopback.
     pub development_implied: bool,
     figment: Figment,
 }
 
 impl Config {
-    /// Reads the settings: defaults, then `file`, then the environment.
+    /// Reads and checks the settings: defaults, then `file`, then the environment.
     ///
     /// # Errors
-    /// Every setting that is wrong, by its name and where it was set.
+    /// All wrong settings, each with its name and source.
     pub fn load(file: Option<PathBuf>) -> Result<Loaded, Error> {
         let loaded = Self::read(file)?;
         let wrong = loaded.wrong();
@@ -464,10 +467,10 @@ impl Config {
         }
     }
 
-    /// As [`load`](Self::load), but checks only that each setting has its type: for a command that serves nobody.
+    /// Reads the settings like [`load`](Self::load), but checks only their types, for a command that serves no clients.
     ///
     /// # Errors
-    /// When a source cannot be read, or a setting in it is unknown or of another type.
+    /// An error if a source cannot be read, or a setting in it is unknown or has another type.
     pub fn read(file: Option<PathBuf>) -> Result<Loaded, Error> {
         let mut figment = Figment::from(Serialized::defaults(Self::default()));
         let without_file = file.is_none();
@@ -505,13 +508,13 @@ impl Fanout {
 }
 
 impl Limits {
-    /// Bytes of a page of history, about. Other things must fit into the same outbox.
+    /// Bytes of a page of history, approximately. Other frames must fit into the same outbox.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.outbox_bytes / 4
     }
 
-    /// Bytes that a user may ask for at once: as set, but at least a connect and one page.
+    /// Bytes that a user may request at once: the setting, but at least a connect and one page.
     #[must_use]
     pub fn bytes_burst(&self) -> u32 {
         let least = crate::model::limits::CONNECT_BYTES + self.page_bytes();
@@ -569,13 +572,13 @@ impl Cassandra {
 }
 
 impl Config {
-    /// What conversations, homes and caches may hold.
+    /// The memory for conversations, homes and caches.
     #[must_use]
     pub fn memory(&self) -> memory::Memory {
         memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
     }
 
-    /// What conversations must know.
+    /// The settings of conversations.
     #[must_use]
     pub fn conversations(&self) -> chat::Settings {
         chat::Settings {

@@ -1,7 +1,7 @@
-//! The queue of one socket, bounded in bytes. Whoever publishes never waits: a frame is written at once if
-//! nothing is before it and the socket takes it, else queued; the session takes everything queued and flushes
-//! once. A queue full of events closes the socket (4003): the client comes back with its cursors and misses nothing.
-//! Replies press back instead.
+//! The queue of one socket, bounded in bytes. Publishing never waits: a frame is written at once if nothing is queued
+//! before it and the socket accepts it; otherwise it is queued. The session takes all queued frames and flushes once.
+//! Too many queued events close the socket (4003): the client reconnects with its cursors and misses nothing. Too many
+//! replies cause back-pressure instead.
 
 use std::{
     collections::VecDeque,
@@ -17,9 +17,9 @@ use super::{
 };
 use crate::protocol::{CloseCode, Codec};
 
-/// In this order, what every frame needs is in its first 48 bytes: see [`Subscriber`](super::Subscriber). Its bytes are
-/// counted in 32 bits, because each connection has one: `limits.outbox_bytes` is far below, and so are the replies of one
-/// session.
+/// The queue of one socket. The order of the fields keeps everything that each frame needs in the first 48 bytes: see
+/// [`Subscriber`](super::Subscriber). Bytes are counted in 32 bits, because there is an outbox per connection;
+/// `limits.outbox_bytes` and the replies of one session stay far below that.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Outbox {
@@ -31,24 +31,26 @@ pub struct Outbox {
 #[derive(Debug, Default)]
 #[repr(C)]
 struct State {
-    /// Set while frames may go past the session.
+    /// The socket. It is set while frames may be written past the session.
     line: Option<Arc<Line>>,
-    /// Of everything pushed and not yet flushed, taken frames included.
+    /// Bytes that are pushed and not flushed, including those of frames that were taken.
     bytes: u32,
-    /// Of `bytes`, replies: what the session itself asked for never closes it.
+    /// The part of `bytes` that is replies. They do not count against the limit, because the session itself requested
+    /// them.
     reply_bytes: u32,
-    /// Set once: the session must end, and why.
+    /// The code with which the session must end. It is set once.
     closing: Option<CloseCode>,
-    /// A frame was written in part: a flush writes the rest.
+    /// A frame was written in part; a flush writes the rest.
     in_part: bool,
-    /// Of `bytes`, what the session has taken, or what it has to flush although it is not in the queue.
+    /// The part of `bytes` that the session has taken or, for a frame written in part, has to flush.
     taken: u32,
+    /// The part of `taken` that is replies.
     taken_replies: u32,
     waker: Option<Waker>,
     queue: VecDeque<Frame>,
 }
 
-/// The socket is to be closed with this code.
+/// The signal that the socket must be closed, with its code.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Closing(pub CloseCode);
 
@@ -67,18 +69,19 @@ impl Outbox {
         self.codec
     }
 
-    /// From now on frames may be written at once. Nothing that must come before them may be unwritten.
+    /// Allows frames to be written at once. The caller has written everything that must come before them.
     pub fn attach(&self, line: Arc<Line>) {
         self.state().line = Some(line);
     }
 
-    /// Queues a frame, or marks the socket as too slow.
+    /// Queues a frame. A full queue closes the socket as too slow.
     pub fn push(&self, frame: Frame) {
         self.change(|state| self.queue(state, frame));
     }
 
-    /// Queues what the session itself says to its client. It is never too much: the session begins no further requests
-    /// while [`reply_bytes`](Self::reply_bytes) is high. It looks at its queue before it waits, and needs not be woken.
+    /// Queues a reply of the session to its client. Replies have no limit here: the session starts no further request
+    /// while [`reply_bytes`](Self::reply_bytes) is high. The session checks its queue before it waits, so this does not
+    /// wake it.
     pub fn push_reply(&self, frame: Frame) {
         let mut state = self.state();
         if state.closing.is_none() {
@@ -89,13 +92,13 @@ impl Outbox {
         }
     }
 
-    /// Bytes of replies that are queued, or being written.
+    /// The bytes of replies that are queued or being written.
     pub fn reply_bytes(&self) -> usize {
         self.state().reply_bytes as usize
     }
 
-    /// Writes a frame at once if everything before it is written, and the socket takes it; else queues it. True if
-    /// it was written.
+    /// Writes a frame at once if everything before it is written and the socket accepts it; otherwise queues it.
+    /// Returns true if any of it was written.
     pub fn write_or_push(&self, frame: &Frame) -> bool {
         let mut state = self.state();
         let line = state.line.as_ref().filter(|_| state.bytes == 0);
@@ -155,11 +158,11 @@ impl Outbox {
         }
     }
 
-    /// Waits for frames and takes all of them, in exchange for an empty queue; what was written in part needs a
-    /// flush and no frame. Safe to drop at any time.
+    /// Waits for frames and takes all of them, in exchange for the empty queue `frames`. It also returns, perhaps
+    /// without frames, when a frame was written in part and needs a flush. It is cancel-safe.
     ///
     /// # Errors
-    /// [`Closing`] when the session is to end.
+    /// [`Closing`] if the session must end.
     pub async fn take(&self, frames: &mut VecDeque<Frame>) -> Result<(), Closing> {
         debug_assert!(frames.is_empty(), "what was taken before has been written");
         poll_fn(|context| {
@@ -180,7 +183,7 @@ impl Outbox {
         .await
     }
 
-    /// Waits until the session is to end; for while the socket takes nothing.
+    /// Waits until the session must end. It is used while the socket accepts no bytes.
     pub async fn closing(&self) -> Closing {
         poll_fn(|context| {
             let mut state = self.state();
@@ -193,7 +196,7 @@ impl Outbox {
         .await
     }
 
-    /// What was taken before is with the kernel now.
+    /// Releases the bytes of the frames taken before: the kernel has them now.
     pub fn flushed(&self) {
         let mut state = self.state();
         state.bytes -= std::mem::take(&mut state.taken);
@@ -213,7 +216,7 @@ fn size(frame: &Frame) -> u32 {
 mod tests {
     use super::*;
 
-    /// With so many bytes, its header included.
+    /// Returns a frame of this many bytes, including its header.
     fn frame(bytes: usize) -> Frame {
         let frame = Frame::encode(Codec::Json, &"x".repeat(bytes - 4));
         assert_eq!(frame.bytes().len(), bytes);
@@ -231,7 +234,7 @@ mod tests {
         outbox.push(frame(40));
         outbox.push(frame(40));
         assert_eq!(taken(&outbox).await.unwrap(), 2);
-        // Taken is not flushed: the bytes are still ours.
+        // Frames that are taken but not flushed still count.
         outbox.push(frame(40));
         assert_eq!(
             taken(&outbox).await.unwrap_err(),

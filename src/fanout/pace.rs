@@ -1,24 +1,25 @@
-//! Whether the sockets of a topic are written to at once, or frames are queued for them.
+//! The choice between writing frames to a topic's sockets at once and queueing them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Each queued frame shortens what is remembered of the time that writing took by this part of it.
+/// Each queued frame reduces `took_us` by one part in this many.
 const FORGET: u64 = 256;
-/// The last rest is this part of the average: after two or three frames close together the next is queued.
+/// The latest pause is one part in this many of the average: after two or three frames in quick succession, frames are
+/// queued.
 const MEMORY: u64 = 4;
-/// As long as it takes at least to write to a few sockets and to wake a session: entries that were committed together
-/// are queued, and go out together.
+/// The least duration of a write, in microseconds: about that of writing to a few sockets and waking a session. Entries
+/// that were committed together are therefore queued, and leave together.
 const TOOK_US_MIN: u64 = 100;
 
-/// Whether the sockets of a topic are written to at once, or frames are queued for them. Writing at once saves a
-/// wake-up for each; queueing lets a session write many frames in one go. So as long as there is rest between one
-/// frame and the next, on average for at least half as long as all the writes take, frames are written at once.
+/// The choice between writing frames to a topic's sockets at once and queueing them. A write at once saves waking each
+/// session; queueing lets a session write many frames in one call. Frames are written at once while the pauses between
+/// them are on average at least half as long as the writes to all sockets.
 pub(super) struct Pace {
-    /// Of the last frame's last write or push. Microseconds, as the next.
+    /// The time of the last write or push, in microseconds.
     ended_us: AtomicU64,
-    /// How long the last frame took that was written at once.
+    /// The duration of the last frame's writes, in microseconds.
     took_us: AtomicU64,
-    /// Rests beside that time, at most as long each; a moving average. Thousandths.
+    /// A moving average of the pauses as a part of `took_us`, each at most 1. Thousandths.
     rest: AtomicU64,
 }
 
@@ -33,11 +34,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// How long it is since the last frame.
+    /// The time since the last frame, in microseconds.
     pub(super) fn since_us(&self, now_us: u64) -> u64 {
         now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
     }
 
+    /// Records the pause before a frame. Returns true if the frame should be written at once.
     pub(super) fn rests(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
         let rest = self.since_us(now_us).min(took) * 1_000 / took;
@@ -51,7 +53,8 @@ impl Pace {
         self.ended_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// One that took long once, because it was interrupted, is forgotten bit by bit.
+    /// Records that a frame was queued. It reduces `took_us` slowly, so that one interrupted write has no lasting
+    /// effect.
     pub(super) fn queued(&self, now_us: u64) {
         let took = self.took_us.load(Ordering::Relaxed);
         self.took_us.store(took - took / FORGET, Ordering::Relaxed);
@@ -63,7 +66,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Of frames that each take 1 ms, and come so long after the last one has ended: which are written at once?
+    /// For frames that take 1 ms each, and follow the last one after these pauses: returns which are written at once.
     fn written_at_once(rests_us: impl IntoIterator<Item = u64>) -> Vec<bool> {
         let (pace, mut now) = (Pace::default(), 0);
         let at_once = |rest_us| {

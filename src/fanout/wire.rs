@@ -1,7 +1,7 @@
-//! The socket below the WebSocket library, which reads, and writes what it has to say itself: pings, pongs, the end.
-//! All other frames go past it, because they are encoded already. Whoever publishes writes a frame to an idle socket
-//! itself: waking the session's task to do the same costs as much again as the kernel's part. What cannot be written
-//! at once is the session's to write.
+//! The socket below the WebSocket library. The library reads, and writes only its own frames: pings, pongs and the
+//! close. All other frames are encoded already and bypass it. Publishing writes a frame to an idle socket directly,
+//! because waking the session's task for it costs as much again as the kernel's work. The session writes the rest of a
+//! frame that the socket did not accept at once.
 
 use std::{
     collections::VecDeque,
@@ -26,49 +26,50 @@ use tokio::{
 
 use super::{encoded::Frame, lock};
 
-/// Of one read.
+/// Bytes of one read.
 const READ_BYTES: usize = 8 << 10;
-/// Before it is known how large a message may be.
+/// No limit: the maximal size of a message is not known yet.
 const UNBOUNDED: u32 = u32::MAX;
 /// Frames of one write.
 const WRITE_FRAMES: usize = 64;
 
-/// A connection as HTTP and the WebSocket library see it.
+/// A connection as HTTP and the WebSocket library use it.
 #[derive(Debug)]
 pub struct Wire {
-    /// Read already: more than was asked for.
+    /// Bytes that were read but not requested yet.
     ahead: Bytes,
     line: Arc<Line>,
 }
 
-/// The socket of a [`Wire`], to write whole frames past the WebSocket library.
+/// The socket of a [`Wire`], for writing whole frames past the WebSocket library.
 #[derive(Debug)]
 pub struct Line {
     stream: TcpStream,
     writing: Mutex<Writing>,
-    /// Writes that waited for the socket: who waits sees by it whether the client still reads.
+    /// The number of writes that waited for the socket. A waiting session sees from it whether the client still reads.
     writes: AtomicU32,
-    /// Bytes that may still come of a message before the WebSocket library gives it away; [`UNBOUNDED`].
+    /// Bytes that may still arrive before the WebSocket library must return a whole message; [`UNBOUNDED`] for no
+    /// limit.
     message_left: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Writing {
-    /// What is left of a frame that went past the library: goes out before anything else does.
+    /// The rest of a frame that bypassed the library. It is written before anything else.
     rest: Bytes,
-    /// The library has begun to write, and not said yet that it is done: it may be within a frame.
+    /// The library has begun to write and has not flushed, so it may be within a frame.
     busy: bool,
-    /// How often it was done.
+    /// The number of flushes by the library.
     flushes: u32,
 }
 
-/// How far a frame came.
+/// The result of writing a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Whole,
-    /// So many bytes are left, which go out with the next flush.
+    /// This many bytes are left, for the next flush to write.
     Part(usize),
-    /// Nothing: the socket takes nothing now, or is being written to.
+    /// Nothing was written: the socket accepts no bytes now, or another write is in progress.
     Nothing,
 }
 
@@ -93,13 +94,13 @@ impl Wire {
 }
 
 impl Line {
-    /// Never waits. A broken connection is the session's to notice.
+    /// Writes a frame without waiting. It does not report a broken connection; the session notices that itself.
     pub(super) fn write(&self, frame: &Bytes) -> Written {
         let mut writing = self.writing();
         if writing.busy || !writing.rest.is_empty() {
             return Written::Nothing;
         }
-        // Asked of the kernel directly: whether the runtime believes it to be writable is one more thing to look at.
+        // The kernel is asked directly. The runtime's idea of whether the socket is writable would be one more check.
         match SockRef::from(&self.stream).send(frame) {
             Err(_) | Ok(0) => Written::Nothing,
             Ok(count) if count == frame.len() => Written::Whole,
@@ -110,15 +111,15 @@ impl Line {
         }
     }
 
-    /// From now on at most so many bytes may come before the next whole message: tiny fragments, which the library
-    /// collects, cost as much as messages.
+    /// Limits the bytes that may arrive before the next whole message. The library collects the fragments of a message,
+    /// and a tiny fragment costs as much as a message.
     pub fn limit_message(&self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(UNBOUNDED);
         self.message_left.store(bytes, Ordering::Relaxed);
     }
 
-    /// A ping or pong with so many bytes has come: they do not count as pieces of a message. If it was read together with
-    /// the end of the message before, the next one may be longer by one read.
+    /// Allows the bytes of a ping or pong in addition, because they are not part of a message. If it was read together
+    /// with the end of the last message, the next message may be longer by one read.
     pub fn control_frame_came(&self, bytes: usize) {
         /// Bytes of the header of a client's control frame (RFC 6455, 5.2).
         const HEADER_BYTES: usize = 6;
@@ -127,14 +128,14 @@ impl Line {
         let _ = self.message_left.fetch_update(ordering, ordering, more);
     }
 
-    /// Changes while the client takes what is written.
+    /// The number of writes that waited for the socket. It grows while the client reads.
     pub fn writes(&self) -> u32 {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection so that the client can still read what was written: says that nothing more comes, and reads
-    /// what the client sends, unseen, until it closes. A socket that is dropped with something unread is reset, and what
-    /// it wrote last may be lost.
+    /// Ends the connection so that the client can still read everything written: shuts down the writing side, then
+    /// reads and discards until the client closes. The kernel resets a socket that is dropped with unread bytes, and
+    /// its last writes may be lost.
     pub async fn linger(&self) {
         drop(SockRef::from(&self.stream).shutdown(Shutdown::Write));
         let mut unseen = [0; READ_BYTES];
@@ -148,22 +149,22 @@ impl Line {
         }
     }
 
-    /// True while the library may be within a frame: it must flush before anything is written past it.
+    /// Whether the library may be within a frame. It must flush before anything bypasses it.
     pub fn busy(&self) -> bool {
         self.writing().busy
     }
 
-    /// Which write of the library's is not done yet: another value, another write.
+    /// Returns the number of the write that the library has not flushed yet. A different number is a different write.
     pub fn writing_since(&self) -> Option<u32> {
         let writing = self.writing();
         writing.busy.then_some(writing.flushes)
     }
 
-    /// Writes all of the frames, many at once. Safe to drop at any time: what is left of a frame goes out with the next
-    /// ones. Only while the library is not [`busy`](Self::busy).
+    /// Writes all frames, many in one call. It is cancel-safe: the next call writes the rest of a frame first. It may
+    /// be called only while the library is not [`busy`](Self::busy).
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// The error of a broken connection.
     pub async fn write_all(&self, frames: &mut VecDeque<Frame>) -> io::Result<()> {
         poll_fn(|context| self.poll_write_all(context, frames)).await
     }
@@ -197,7 +198,7 @@ impl Line {
         lock(&self.writing)
     }
 
-    /// One byte at least, if there is one.
+    /// Writes at least one byte, unless the slices are empty.
     fn poll_write(
         &self,
         context: &mut Context<'_>,
@@ -246,7 +247,8 @@ impl Line {
             let (room, mut count) = (buffer.remaining(), 0);
             let read = self.stream.try_io(Interest::READABLE, || {
                 count = self.stream.try_read_buf(buffer)?;
-                // That was all there is, and what comes next is told anew: no need to ask the kernel for it.
+                // A short read took everything there was, and the runtime reports new bytes. A further read would be
+                // wasted.
                 if 0 < count && count < room {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
@@ -263,8 +265,8 @@ impl Line {
     }
 }
 
-/// The WebSocket library reads little at a time, because each connection keeps that much memory. What a client sends in one
-/// go is read in one go all the same; only what is left over is kept, and only until it is asked for.
+/// The WebSocket library reads in small pieces, because each connection keeps a buffer of that size. One read here
+/// takes what a client sent in one go; the surplus is kept until the library requests it.
 impl AsyncRead for Wire {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -317,7 +319,7 @@ impl AsyncWrite for Wire {
         let mut writing = self.line.writing();
         ready!(self.line.poll_rest(&mut writing, context))?;
         match SockRef::from(&self.line.stream).shutdown(Shutdown::Write) {
-            // Whoever is gone already needs no goodbye.
+            // A client that is already gone is no error.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             shut => Poll::Ready(shut),
         }
@@ -408,7 +410,7 @@ mod tests {
         let frame = |n| Frame::encode(Codec::Json, &text(n));
         let mut frames: VecDeque<Frame> = (0..10 * WRITE_FRAMES).map(frame).collect();
         let expected: Vec<Bytes> = frames.iter().map(|f| f.bytes().clone()).collect();
-        // Nobody reads yet: what was begun is given up, and goes on later.
+        // Nobody reads yet, so the write is cancelled in the middle. The next one continues it.
         assert!(line.write_all(&mut frames).now_or_never().is_none());
         let left = frames.len();
         assert!(left > 0 && left < expected.len());

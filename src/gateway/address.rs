@@ -1,18 +1,19 @@
-//! Which address a client has: its socket's, or the one that a trusted proxy says. Pure.
+//! The address of a client: that of its socket, or the one that a trusted proxy names. Pure functions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use axum::http::HeaderMap;
 use ipnet::IpNet;
 
-/// Bytes of a PROXY protocol header up to its addresses.
+/// Bytes of a PROXY protocol header before its addresses.
 pub(super) const PROXY_HEAD_BYTES: usize = 16;
-/// Bytes of a PROXY protocol header after that. Addresses take at most 36; proxies add details of TLS.
+/// Bytes of a PROXY protocol header from its addresses on. Addresses take at most 36; proxies add details of TLS.
 pub(super) const PROXY_REST_BYTES_MAX: usize = 2 << 10;
 
 const PROXY_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// What limits count as one address: IPv6 by its /64 network, which is one customer; IPv4 in IPv6 as IPv4.
+/// Returns the address by which limits count: of IPv6 the /64 network, which is one customer; of IPv4 in IPv6 the IPv4
+/// address.
 pub(super) fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
@@ -28,9 +29,9 @@ pub(super) fn among(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
-/// The client's address as the proxies say that `peer`, itself a trusted one, passed on: the last address that is not a
-/// trusted proxy's. Everything left of it a client could have written itself. An address that cannot be read ends the
-/// search: then it is the proxy that wrote it.
+/// Returns the client's address from the headers of the trusted proxy `peer`: the last address that is not a trusted
+/// proxy's. The client could have written everything left of it. An unreadable address ends the search; the result is
+/// then the proxy that wrote it.
 pub(super) fn forwarded(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
     let lines = |name| headers.get_all(name).into_iter().rev();
     let hops = |line: &str, read: fn(&str) -> Option<IpAddr>| -> Vec<Option<IpAddr>> {
@@ -52,7 +53,7 @@ pub(super) fn forwarded(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) ->
     client
 }
 
-/// `for` of one element of `Forwarded` (RFC 7239).
+/// Reads `for` of one element of `Forwarded` (RFC 7239).
 fn forwarded_for(element: &str) -> Option<IpAddr> {
     element.split(';').find_map(|pair| {
         let (name, value) = pair.split_once('=')?;
@@ -63,7 +64,7 @@ fn forwarded_for(element: &str) -> Option<IpAddr> {
     })
 }
 
-/// An address, perhaps with a port.
+/// Reads an address with an optional port.
 fn host(text: &str) -> Option<IpAddr> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
     let address = bare.unwrap_or(text).parse::<IpAddr>();
@@ -72,7 +73,8 @@ fn host(text: &str) -> Option<IpAddr> {
         .ok()
 }
 
-/// The bytes that follow the first [`PROXY_HEAD_BYTES`] of a PROXY protocol header, version 2; `None` if that is none.
+/// Returns the number of bytes that follow the first [`PROXY_HEAD_BYTES`] of a PROXY protocol header of version 2.
+/// `None` if it is not one.
 pub(super) fn proxy_rest(head: &[u8; PROXY_HEAD_BYTES]) -> Option<usize> {
     let rest = usize::from(u16::from_be_bytes([head[14], head[15]]));
     let version_2 = head.starts_with(PROXY_SIGNATURE) && head[12] >> 4 == 2;
@@ -80,13 +82,13 @@ pub(super) fn proxy_rest(head: &[u8; PROXY_HEAD_BYTES]) -> Option<usize> {
     (version_2 && command_known && rest <= PROXY_REST_BYTES_MAX).then_some(rest)
 }
 
-/// The source address in a PROXY protocol header; `Ok(None)` if the proxy speaks for itself (a health check) or for what
-/// has no IP address.
+/// Returns the source address in a PROXY protocol header. `Ok(None)` if the connection is the proxy's own (a health
+/// check) or has no IP address.
 pub(super) fn proxy_source(
     head: &[u8; PROXY_HEAD_BYTES],
     rest: &[u8],
 ) -> Result<Option<IpAddr>, &'static str> {
-    const SHORT: &str = "its addresses are cut short";
+    const SHORT: &str = "the addresses are incomplete";
     let local = head[12] & 0xf == 0;
     match head[13] >> 4 {
         _ if local => Ok(None),
@@ -103,7 +105,7 @@ pub(super) fn proxy_source(
                 .ok_or(SHORT)
         }
         0 | 3 => Ok(None),
-        _ => Err("its address family is unknown"),
+        _ => Err("the address family is unknown"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The internal port: for operators and their monitoring, never for strangers. Answers before the gateway is there.
+//! The internal port, for operators and monitoring. It answers before the gateway has started.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +10,7 @@ use super::Gateway;
 
 pub struct Admin {
     metrics: PrometheusHandle,
-    /// Set when clients can be served.
+    /// The gateway, set when it can serve clients.
     gateway: OnceLock<Arc<Gateway>>,
 }
 
@@ -21,12 +21,12 @@ impl Admin {
         Self { metrics, gateway }
     }
 
-    /// From now on the gateway says whether it is ready.
+    /// Lets the readiness check ask the gateway.
     pub fn ready(&self, gateway: Arc<Gateway>) {
         drop(self.gateway.set(gateway));
     }
 
-    /// Health and metrics.
+    /// Returns the routes for health and metrics.
     pub fn routes(self: &Arc<Self>) -> Router {
         Router::new()
             .route(
@@ -42,7 +42,7 @@ impl Admin {
     }
 }
 
-/// Whether new clients should be sent here.
+/// Answers whether new clients should be sent here.
 async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     let unavailable = |body| (StatusCode::SERVICE_UNAVAILABLE, Json(body));
     let Some(gateway) = admin.gateway.get() else {

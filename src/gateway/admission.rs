@@ -1,5 +1,5 @@
-//! Who gets in: every socket of the client listener is counted from before its first byte is read until it is closed, in
-//! all, for its address, and until it has said who it is.
+//! The limits of connections. Every socket of the client listener is counted from before its first byte is read until
+//! it is closed: in total, by address, and separately while it is unauthenticated.
 
 use std::{
     net::IpAddr,
@@ -26,36 +26,36 @@ use crate::{
     tasks::lock,
 };
 
-/// One address may have this part of all sockets that have not said who they are.
+/// One address may have one part in this many of `limits.unauthenticated_connections`.
 const UNAUTHENTICATED_PER_ADDRESS: usize = 4;
 
-/// The bounds of a listener, and what counts against them.
+/// The limits of a listener and the sockets that count against them.
 pub struct Admission {
     connections_max: usize,
     per_address_max: usize,
     unauthenticated_max: usize,
-    /// New sockets, and tokens that were not accepted. `None`: as often as they like.
+    /// The rate of new sockets and rejected tokens per address. `None` means no limit.
     rate: Option<DefaultKeyedRateLimiter<IpAddr>>,
-    /// Addresses above that rate by tokens that were not accepted, and until when no token of theirs is looked at. Kept
-    /// until then.
+    /// Addresses that exceed that rate with rejected tokens, each with the time until which none of its tokens is
+    /// checked.
     guessing: DashMap<IpAddr, Instant>,
     trusted_proxies: Vec<IpNet>,
     proxy_protocol: bool,
     open: AtomicUsize,
     unauthenticated: AtomicUsize,
-    /// One entry for each address with an open socket.
+    /// The sockets of each address that has an open one.
     addresses: DashMap<IpAddr, Sockets>,
     refusing: AtomicUsize,
 }
 
-/// Those of one address.
+/// The number of sockets of one address.
 #[derive(Default)]
 struct Sockets {
     open: usize,
     unauthenticated: usize,
 }
 
-/// Why a socket is refused.
+/// The limit because of which a socket is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
     Connections,
@@ -116,7 +116,7 @@ impl Admission {
         }
     }
 
-    /// Of the internal port: few, whoever they are.
+    /// Returns the limits of the internal port: few connections, without a limit per address.
     #[must_use]
     pub fn internal() -> Self {
         Self {
@@ -134,7 +134,7 @@ impl Admission {
         }
     }
 
-    /// Counts a socket in that was just accepted.
+    /// Counts a socket that was just accepted.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Place, Full> {
         if !add(&self.open, self.connections_max) {
             return Err(Full::Connections);
@@ -150,7 +150,7 @@ impl Admission {
         })
     }
 
-    /// Whether a socket that is refused may still be told so. Then [`refused`](Self::refused) follows.
+    /// Whether one more refused socket may be answered. If so, the caller calls [`refused`](Self::refused) afterwards.
     pub(super) fn refuse(&self) -> bool {
         add(&self.refusing, REFUSALS_AT_ONCE_MAX)
     }
@@ -171,18 +171,18 @@ impl Admission {
         self.proxy_protocol
     }
 
-    /// Whether this peer may connect at all.
+    /// Whether this peer may connect at all. With the PROXY protocol, only trusted proxies may if any are configured.
     pub(super) fn may_connect(&self, peer: IpAddr) -> bool {
         !self.proxy_protocol || self.trusted_proxies.is_empty() || self.is_trusted_proxy(peer)
     }
 
-    /// Whether an address has shown too many wrong tokens lately.
+    /// Whether an address recently sent too many rejected tokens.
     pub(super) fn is_guessing(&self, address: IpAddr) -> bool {
         let until = self.guessing.get(&counted(address)).map(|until| *until);
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// A token of this address was not accepted.
+    /// Counts a rejected token of an address.
     pub(super) fn wrong_token(&self, address: IpAddr) {
         use governor::clock::{Clock as _, DefaultClock};
         let address = counted(address);
@@ -194,8 +194,7 @@ impl Admission {
         }
     }
 
-    /// Forgets addresses that have not connected lately, and says how many sockets there are. To be called every few
-    /// seconds.
+    /// Drops addresses without recent connections, and updates the metrics. To be called every few seconds.
     pub(super) fn keep_up(&self) {
         if let Some(rate) = &self.rate {
             rate.retain_recent();
@@ -209,15 +208,15 @@ impl Admission {
     }
 }
 
-/// A socket's place among those allowed. It is counted out when this is dropped.
+/// The place of a socket in the limits. Dropping it frees the place.
 pub(super) struct Place {
     admission: Arc<Admission>,
-    /// The address it counts for, once that is known.
+    /// The address for which it counts, once that is known.
     address: Option<IpAddr>,
     authenticated: bool,
 }
 
-/// The place of a connection, until its session takes it.
+/// The place of a connection, which its session takes.
 #[derive(Clone)]
 pub(super) struct SharedPlace(Arc<Mutex<Option<Place>>>);
 
@@ -232,12 +231,12 @@ impl SharedPlace {
         }
     }
 
-    /// For a session.
+    /// Takes the place for a session.
     pub(super) fn take(&self) -> Result<Place, Full> {
         lock(&self.0).take().ok_or(Full::Connections)
     }
 
-    /// As [`take`](Self::take), when a proxy has said whose connection it is.
+    /// Takes the place like [`take`](Self::take), and counts it for the address that a proxy named.
     pub(super) fn take_for(&self, address: IpAddr) -> Result<Place, Full> {
         let mut place = lock(&self.0);
         place.as_mut().ok_or(Full::Connections)?.assign(address)?;
@@ -250,7 +249,7 @@ impl Place {
         &self.admission
     }
 
-    /// Counts the socket for an address too.
+    /// Counts the socket for an address.
     pub(super) fn assign(&mut self, address: IpAddr) -> Result<(), Full> {
         let address = counted(address);
         let admission = &self.admission;
@@ -275,7 +274,7 @@ impl Place {
         Ok(())
     }
 
-    /// The client has sent a valid token.
+    /// Stops counting the socket as unauthenticated, because its client sent a valid token.
     pub(super) fn authenticated(&mut self) {
         if self.authenticated {
             return;

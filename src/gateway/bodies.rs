@@ -1,4 +1,4 @@
-//! What the HTTP interface answers with, as its OpenAPI document shows it.
+//! The response bodies of the HTTP interface, for its OpenAPI document.
 
 use serde::Serialize;
 use utoipa::ToSchema;

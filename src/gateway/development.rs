@@ -1,4 +1,5 @@
-//! Development tokens: for anyone, but only on this machine, and only where nothing was passed on by a proxy.
+//! Development tokens, for any user. Only programs and pages of this machine get them, and only directly, not through a
+//! proxy.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -25,7 +26,7 @@ use crate::{
     protocol::{ErrorCode, Refusal},
 };
 
-/// Seconds that a development token is valid.
+/// The validity of a development token in seconds.
 const TOKEN_S: u64 = 3600;
 
 #[derive(Deserialize, ToSchema)]
@@ -41,7 +42,7 @@ pub(super) struct TokenAnswer {
     expires_at: i64,
 }
 
-/// A token for anyone: only in development, only from this machine.
+/// Returns a token for any user. Only in development, and only to this machine.
 #[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
     responses((status = 200, body = TokenAnswer), (status = 404, body = Refusal)))]
 pub(super) async fn token(
@@ -70,13 +71,13 @@ pub(super) async fn token(
     }
 }
 
-/// Whether a program of this machine asks this gateway itself, or a page that the gateway serves: not a proxy for somebody
-/// else, not a page of another origin, and not one whose name was made to mean this machine.
+/// Whether a program of this machine, or a page of this gateway, made the request directly. False for a proxy's
+/// request, for a page of another origin, and for a host name that was made to resolve to this machine.
 fn asked_directly(uri: &Uri, headers: &HeaderMap) -> bool {
     let forwarded = |name: &str| {
         ["forwarded", "via", "x-real-ip"].contains(&name) || name.starts_with("x-forwarded-")
     };
-    // A page of another origin must not fetch tokens: such a request is never simple, and is refused here.
+    // Browsers send this header, so pages of other origins cannot fetch tokens.
     let same_origin = headers
         .get("sec-fetch-site")
         .is_none_or(|site| site == "same-origin");
@@ -92,7 +93,7 @@ fn asked_directly(uri: &Uri, headers: &HeaderMap) -> bool {
         && !headers.keys().any(|name| forwarded(name.as_str()))
 }
 
-/// A name or an address of this machine, and any port.
+/// Whether this is a name or address of this machine, with any port.
 fn is_here(host: &Authority) -> bool {
     let name = host.host();
     let v6 = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));

@@ -1,5 +1,5 @@
-//! The public port: the WebSocket, and the same requests over HTTP for back ends (bearer token with
-//! `role: service`; the header `chat-user` says for whom).
+//! The public port: the WebSocket, and the same requests over HTTP for back ends. Their bearer token has `role:
+//! service`; the header `chat-user` names the user for whom they act.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use crate::{
     },
 };
 
-/// With routes of others, which are answered alike where there is none.
+/// Returns the routes of the public port. `others` are added, and an unknown path is answered the same way.
 pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
     Router::new()
         .route("/v1/inbox", get(inbox))
@@ -97,11 +97,11 @@ async fn ask<S>(gateway: &Gateway, service: Service<S>, request: Request) -> Res
 #[into_params(parameter_in = Query)]
 pub(super) struct InboxQuery {
     limit: Option<usize>,
-    /// `next` of the page before.
+    /// The `next` of the previous page.
     before: Option<String>,
 }
 
-/// The user's conversations, newest first.
+/// Lists the user's conversations, newest first.
 #[utoipa::path(get, path = "/v1/inbox", params(InboxQuery), security(("service" = ["messages:read"])),
     responses((status = 200, body = bodies::InboxPage), (status = "default", body = Refusal)))]
 pub(super) async fn inbox(
@@ -122,12 +122,12 @@ pub(super) async fn inbox(
 #[into_params(parameter_in = Query)]
 pub(super) struct PublicQuery {
     limit: Option<usize>,
-    /// `next` of the page before.
+    /// The `next` of the previous page.
     #[param(value_type = Option<String>)]
     after: Option<ConversationId>,
 }
 
-/// Public groups and channels.
+/// Lists public groups and channels.
 #[utoipa::path(get, path = "/v1/public", params(PublicQuery), security(("service" = ["conversations:read"])),
     responses((status = 200, body = bodies::PublicPage), (status = "default", body = Refusal)))]
 pub(super) async fn public(
@@ -144,7 +144,7 @@ pub(super) async fn public(
     .await
 }
 
-/// Whether a user is online, and when last.
+/// Returns whether a user is online, and when they last were.
 #[utoipa::path(get, path = "/v1/users/{user}/presence", params(("user" = String, Path)),
     security(("service" = ["presence:read"])),
     responses((status = 200, body = crate::protocol::PresenceItem), (status = "default", body = Refusal)))]
@@ -159,7 +159,7 @@ pub(super) async fn presence(
     }
 }
 
-/// Closes all connections of a user (4502). Their tokens stay valid: revoke those first.
+/// Closes all connections of a user (4502). Their tokens stay valid, so revoke those first.
 #[utoipa::path(delete, path = "/v1/users/{user}/sessions", params(("user" = String, Path)),
     security(("service" = ["sessions:close"])),
     responses((status = 200, body = bodies::Disconnected), (status = "default", body = Refusal)))]
@@ -174,7 +174,7 @@ pub(super) async fn disconnect(
     }
 }
 
-/// Makes a conversation, or finds it.
+/// Creates a conversation, or returns the existing one.
 #[utoipa::path(post, path = "/v1/conversations", request_body = Create, security(("service" = ["conversations:write"])),
     responses((status = 201, body = bodies::Created), (status = 200, body = bodies::Created),
         (status = "default", body = Refusal)))]
@@ -186,7 +186,7 @@ pub(super) async fn create(
     ask(&gateway, service, Request::Create(create)).await
 }
 
-/// Details, number of participants and of messages.
+/// Returns the details of a conversation and its numbers of participants and messages.
 #[utoipa::path(get, path = "/v1/conversations/{conversation}", params(("conversation" = uuid::Uuid, Path)),
     security(("service" = ["conversations:read"])),
     responses((status = 200, body = crate::protocol::ConversationAnswer), (status = "default", body = Refusal)))]
@@ -210,7 +210,7 @@ pub(super) struct UpdateBody {
     public: Option<bool>,
 }
 
-/// Renames, or changes who may post or find it.
+/// Changes the name, who may post, or whether the conversation is public.
 #[utoipa::path(patch, path = "/v1/conversations/{conversation}", request_body = UpdateBody,
     params(("conversation" = uuid::Uuid, Path)), security(("service" = ["conversations:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
@@ -242,7 +242,7 @@ pub(super) struct HistoryQuery {
     limit: Option<usize>,
 }
 
-/// A page of the log, oldest first.
+/// Returns a page of the history, oldest first.
 #[utoipa::path(get, path = "/v1/conversations/{conversation}/messages",
     params(("conversation" = uuid::Uuid, Path), HistoryQuery), security(("service" = ["messages:read"])),
     responses((status = 200, body = crate::protocol::HistoryPage), (status = "default", body = Refusal)))]
@@ -280,7 +280,7 @@ pub(super) struct SendBody {
     retry: bool,
 }
 
-/// Sends a message. Durable when answered.
+/// Sends a message. It is stored durably before the answer.
 #[utoipa::path(post, path = "/v1/conversations/{conversation}/messages", request_body = SendBody,
     params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
     responses((status = 200, body = crate::protocol::Sent), (status = "default", body = Refusal)))]
@@ -311,12 +311,12 @@ pub(super) async fn send(
 #[into_params(parameter_in = Query)]
 pub(super) struct ParticipantsQuery {
     limit: Option<usize>,
-    /// `next` of the page before.
+    /// The `next` of the previous page.
     #[param(value_type = Option<String>)]
     after: Option<UserId>,
 }
 
-/// Who is in it, with role and watermarks.
+/// Lists the participants with their roles and watermarks.
 #[utoipa::path(get, path = "/v1/conversations/{conversation}/participants",
     params(("conversation" = uuid::Uuid, Path), ParticipantsQuery), security(("service" = ["conversations:read"])),
     responses((status = 200, body = bodies::ParticipantsPage), (status = "default", body = Refusal)))]
@@ -374,7 +374,7 @@ pub(super) struct RoleBody {
     role: Role,
 }
 
-/// Gives a participant another role.
+/// Changes the role of a participant.
 #[utoipa::path(put, path = "/v1/conversations/{conversation}/participants/{user}/role", request_body = RoleBody,
     params(("conversation" = uuid::Uuid, Path), ("user" = String, Path)), security(("service" = ["conversations:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
@@ -396,7 +396,7 @@ pub(super) async fn set_role(
     .await
 }
 
-/// The acting user joins a public conversation.
+/// Adds the acting user to a public conversation.
 #[utoipa::path(post, path = "/v1/conversations/{conversation}/join", params(("conversation" = uuid::Uuid, Path)),
     security(("service" = ["conversations:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
@@ -408,7 +408,7 @@ pub(super) async fn join(
     ask(&gateway, service, Request::Join(Named { conversation })).await
 }
 
-/// The acting user leaves.
+/// Removes the acting user from the conversation.
 #[utoipa::path(post, path = "/v1/conversations/{conversation}/leave", params(("conversation" = uuid::Uuid, Path)),
     security(("service" = ["conversations:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
@@ -425,7 +425,7 @@ pub(super) struct MarkBody {
     seq: Seq,
 }
 
-/// The acting user has read everything up to `seq`.
+/// Marks everything up to `seq` as read by the acting user.
 #[utoipa::path(post, path = "/v1/conversations/{conversation}/read", request_body = MarkBody,
     params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
@@ -438,7 +438,7 @@ pub(super) async fn read(
     ask(&gateway, service, Request::Read(Mark { conversation, seq })).await
 }
 
-/// The acting user has received everything up to `seq`.
+/// Marks everything up to `seq` as delivered to the acting user.
 #[utoipa::path(post, path = "/v1/conversations/{conversation}/delivered", request_body = MarkBody,
     params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]

@@ -1,4 +1,4 @@
-//! Accepts connections and speaks HTTP/1.1 on them, until the gateway drains.
+//! Accepts connections and serves HTTP/1.1 on them until the gateway drains.
 
 use std::{
     convert::Infallible,
@@ -31,35 +31,35 @@ use crate::{
     tasks::Tasks,
 };
 
-/// A client that has not sent its request's head by then is closed; also one that has sent its last request so long ago.
+/// The time in which a client must send a request's head, counted from its connection or its last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that takes a response no faster than this is closed, at the next look after it.
+/// The interval at which a response must make progress. A client that takes nothing for one to two intervals is closed.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a proxy to say whose connection it is.
+/// The time in which a proxy must send the PROXY header.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
-/// A request that is on its way when the gateway drains is answered if it comes by then; an idle connection is
+/// The time after the start of a drain in which requests on their way are still answered. Then idle connections are
 /// closed.
 const LAST_REQUEST: Duration = Duration::from_millis(500);
-/// For a client that is refused to read why.
+/// The time that a refused client has to read the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of a request's head; there is nothing long in ours.
+/// Bytes of a request's head. No request of the gateway needs a long one.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Connections that the kernel holds until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 4096;
 
-/// Where a request comes from.
+/// The origin of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Peer {
-    /// The other end of the socket.
+    /// The address of the other end of the socket.
     pub(super) socket: IpAddr,
-    /// What the PROXY protocol said of that, or the same.
+    /// The client's address from the PROXY header, or that of the socket.
     pub(super) address: IpAddr,
 }
 
 /// Listens on `address`.
 ///
 /// # Errors
-/// When the address cannot be had.
+/// The error of the system if the address is not available.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()
@@ -71,8 +71,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves `routes` on `listener` until the gateway drains. Connections end by themselves: a WebSocket
-/// by its session, a request with its response.
+/// Serves `routes` on `listener` until the gateway drains. It does not end open connections: a WebSocket ends with its
+/// session, a request with its response.
 pub async fn serve(
     mut listener: TcpListener,
     routes: Router,
@@ -103,12 +103,12 @@ pub async fn serve(
     };
     loop {
         select! {
-            // axum's, which waits when there are no more file descriptors.
+            // axum's `accept` waits when there are no more file descriptors.
             accepted = Listener::accept(&mut listener) => begin(accepted),
             () = tasks.draining() => break,
         }
     }
-    // Who connected before that gets an answer, and not a reset.
+    // Clients that connected before the drain get an answer instead of a reset.
     for _ in 0..BACKLOG {
         let Some(accepted) = Listener::accept(&mut listener).now_or_never() else {
             return;
@@ -117,22 +117,22 @@ pub async fn serve(
     }
 }
 
-/// Whether a connection may begin; `None` if it is to be closed without a word.
+/// Decides whether a connection may begin. `None` means that it is closed without an answer.
 fn admit(admission: &Arc<Admission>, peer: IpAddr) -> Result<Option<Place>, Full> {
     if !admission.may_connect(peer) {
-        crate::seldom::seldom!(WARN, "a connection that is not of client.trusted_proxies was closed", %peer);
+        crate::seldom::seldom!(WARN, "closed a connection that is not from client.trusted_proxies", %peer);
         return Ok(None);
     }
     let mut place = admission.admit()?;
-    // For whom a proxy's connection is, is not known yet.
+    // A proxy's connection counts for the client's address, which is not known yet.
     if !admission.proxy_protocol() && !admission.is_trusted_proxy(peer) {
         place.assign(peer)?;
     }
     Ok(Some(place))
 }
 
-/// Says why, before anything is read; and waits a little until that was read, because closing with something unread would
-/// take it back.
+/// Answers with the reason before anything is read. It waits briefly until the client has read the answer, because the
+/// kernel discards it if the socket is closed with unread bytes.
 async fn refuse(mut stream: TcpStream, full: Full) {
     let refused = async {
         let refusal = full.refusal();
@@ -168,7 +168,7 @@ async fn connection(
             Ok(Ok(source)) => peer.address = source.unwrap_or(socket),
             failed => {
                 let reason = failed.map_or_else(|late| late.to_string(), |r| format!("{r:?}"));
-                crate::seldom::seldom!(WARN, "a connection without a PROXY header was closed", peer = %socket, reason);
+                crate::seldom::seldom!(WARN, "closed a connection without a PROXY header", peer = %socket, reason);
                 return;
             }
         }
@@ -179,9 +179,9 @@ async fn connection(
             return Box::pin(refuse(stream, full)).await;
         }
     }
-    // Small frames leave at once: Nagle's algorithm would hold them back.
+    // Nagle's algorithm would delay small frames.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%socket, %error, "nodelay was refused");
+        tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
     let wire = Wire::new(stream);
     let line = wire.line().clone();
@@ -219,11 +219,11 @@ async fn connection(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%socket, %error, "a connection ended badly");
+        tracing::debug!(%socket, %error, "a connection ended with an error");
     }
 }
 
-/// Ends when a response was begun and not taken for so long.
+/// Returns when the client took nothing of a response for [`RESPONSE_TIMEOUT`].
 async fn stalled(line: &Line) {
     let mut before = None;
     loop {
@@ -236,12 +236,13 @@ async fn stalled(line: &Line) {
     }
 }
 
-/// Reads a PROXY protocol header, and nothing after it: whose connection it is, if that is not the proxy's own.
+/// Reads a PROXY protocol header and nothing after it. Returns the client's address, or `None` if the connection is the
+/// proxy's own.
 async fn proxied(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     let wrong = |text: &'static str| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut head = [0; address::PROXY_HEAD_BYTES];
     stream.read_exact(&mut head).await?;
-    let rest = address::proxy_rest(&head).ok_or_else(|| wrong("it is none of version 2"))?;
+    let rest = address::proxy_rest(&head).ok_or_else(|| wrong("no PROXY header of version 2"))?;
     let mut rest = vec![0; rest];
     stream.read_exact(&mut rest).await?;
     address::proxy_source(&head, &rest).map_err(wrong)

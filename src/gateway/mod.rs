@@ -1,5 +1,5 @@
-//! The edge: what strangers can reach. Sessions over WebSocket, the HTTP interface for back ends, and the
-//! internal port. Knows no table and no ring version.
+//! The edge, which clients can reach: sessions over WebSocket, the HTTP interface for back ends, and the internal port.
+//! It knows neither tables nor ring versions.
 
 mod address;
 mod admin;
@@ -38,7 +38,7 @@ pub use admission::Admission;
 pub use listener::{bind, serve};
 pub use service::SCOPES;
 
-/// What every session and every HTTP request needs.
+/// The parts that every session and HTTP request uses.
 pub struct Gateway {
     pub(crate) router: Arc<Router>,
     pub(crate) hub: Arc<Hub>,
@@ -50,7 +50,7 @@ pub struct Gateway {
     pub(crate) tasks: Tasks,
     next_session: AtomicU64,
     pub(crate) admission: Arc<Admission>,
-    /// Requests of each back end.
+    /// The request rate of each back end.
     services: DefaultKeyedRateLimiter<UserId>,
     rates: rates::Rates,
     sent: session::Counters,
@@ -90,7 +90,7 @@ impl Gateway {
         }
     }
 
-    /// Forgets who has not been here lately. To be called every few seconds.
+    /// Drops the rates of addresses, services and users that were not active recently. To be called every few seconds.
     pub fn keep_up(&self) {
         self.admission.keep_up();
         self.services.retain_recent();
@@ -98,19 +98,19 @@ impl Gateway {
         self.rates.forget();
     }
 
-    /// To be called every few seconds.
+    /// Sends the presence changes collected since the last call. To be called every few seconds.
     pub async fn flush_presence(&self) {
         self.router.flush_presence().await;
     }
 
-    /// What strangers may ask over HTTP.
+    /// Returns the routes of the public port.
     pub fn public(self: &Arc<Self>) -> axum::Router {
         let documents = axum::Router::new().route("/openapi.json", get(openapi::served));
         http::routes(self.clone(), documents.merge(page::routes()))
     }
 }
 
-/// So many per second, and at most `burst` at once (generic cell rate algorithm).
+/// Returns a rate of `per_second` on average and `burst` at once (generic cell rate algorithm).
 fn quota(per_second: u32, burst: u32) -> Quota {
     let one = std::num::NonZeroU32::MIN;
     let per_second = std::num::NonZeroU32::new(per_second).unwrap_or(one);

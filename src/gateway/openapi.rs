@@ -1,4 +1,4 @@
-//! The OpenAPI document of the HTTP interface, made from the routes themselves.
+//! The OpenAPI document of the HTTP interface, generated from the routes.
 
 use std::sync::LazyLock;
 
@@ -17,8 +17,9 @@ use super::{development, http};
 #[derive(OpenApi)]
 #[openapi(
     info(title = "chat-gateway", description = "The requests of docs/protocol.md for back ends. \
-        The header `chat-user`, percent-encoded, says for whom the back end acts; without it, for the token's own user. \
-        The token has `role` = `service`, and its `scope` names what each operation asks for under `security`."),
+        The header `chat-user` (percent-encoded) names the user for whom the back end acts; without it, it acts for the \
+        token's own user. The token has `role` = `service`, and its `scope` names what each operation lists under \
+        `security`."),
     paths(
         development::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
         http::conversation, http::update, http::history, http::send, http::participants, http::add,
@@ -47,7 +48,7 @@ pub(super) fn document() -> utoipa::openapi::OpenApi {
     Document::openapi()
 }
 
-/// Made once: anyone may ask for it, as often as they like.
+/// Serves the document. It is generated once, because any client may request it often.
 pub(super) async fn served() -> impl IntoResponse {
     static TEXT: LazyLock<Bytes> =
         LazyLock::new(|| document().to_json().unwrap_or_default().into());

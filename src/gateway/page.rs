@@ -1,4 +1,4 @@
-//! The chat page at `/`: what `npm run page` in `client-js` built, inside the program. Nothing of it comes from elsewhere.
+//! The chat page at `/`, which `npm run page` in `client-js` builds. The program contains all its files.
 
 use axum::{
     Router,
@@ -8,7 +8,8 @@ use axum::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Only what the gateway itself serves is loaded or run, and nothing of it is inline; no markup is made from text.
+/// The content security policy: only files of the gateway are loaded and run, nothing inline, and no text becomes
+/// markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -52,7 +53,8 @@ pub(super) fn routes() -> Router {
         })
 }
 
-/// Asked for each time, and sent when it is another one than the browser has: another version of the gateway.
+/// Serves a file with an ETag. The browser revalidates it on every load, so a new version of the gateway is seen at
+/// once.
 fn file(asked: &HeaderMap, kind: &'static str, tag: &str, bytes: &'static [u8]) -> Response {
     let known = asked.get(header::IF_NONE_MATCH);
     let same = known

@@ -1,4 +1,4 @@
-//! How large a page of messages is, and what is left out of one that is too large.
+//! The size of a page of messages.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -7,7 +7,7 @@ use crate::{
     model::{Content, Entry},
 };
 
-/// A page of large messages has fewer of them: those farthest from where it was asked for are left out.
+/// Shortens a page to `bytes_max`, but at least one entry stays. It removes those farthest from the requested position.
 pub(super) fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
     let mut bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
     while bytes > bytes_max
@@ -28,9 +28,9 @@ pub(super) fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes
     }
 }
 
-/// About how many bytes an entry is in JSON, the longer of the two encodings.
+/// Returns the approximate size of an entry in JSON, the longer of the two encodings.
 pub(super) fn encoded_bytes(entry: &Entry) -> usize {
-    /// Names of fields, ids, numbers.
+    /// Bytes of field names, ids and numbers.
     const FRAME: usize = 400;
     let text = |text: &str| {
         // A control character becomes \u00xx, a quotation mark \".
@@ -52,7 +52,7 @@ pub(super) fn encoded_bytes(entry: &Entry) -> usize {
             let links = links.map(|a| text(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
             FRAME + text(body) + links.sum::<usize>()
         }
-        // The longest one is a group's creation, with all its participants.
+        // The creation of a group is the longest one, because it lists all participants.
         Content::System(change) => FRAME + serde_json::to_vec(change).map_or(0, |json| json.len()),
     }
 }

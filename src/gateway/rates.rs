@@ -1,4 +1,4 @@
-//! How much a user may ask. All of a user's sessions on this gateway share what the user may do.
+//! The rate limits of users. All sessions of a user on this gateway share them.
 
 use std::{
     sync::{
@@ -21,11 +21,11 @@ use crate::{
     model::{UserId, limits::CONNECT_BYTES},
 };
 
-/// The longest wait for bytes that were asked for. Shorter than the time after which a client takes a silent connection for
-/// dead (the SDK: 6 s).
+/// The longest wait for bytes that a user owes. It is shorter than the time after which a client considers a silent
+/// connection dead (the SDK: 6 s).
 pub(super) const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The rates of all users who are connected, or were lately.
+/// The rates of all users who are connected or were recently.
 pub(super) struct Rates {
     began: Instant,
     requests: Rate,
@@ -35,21 +35,22 @@ pub(super) struct Rates {
     invitations: DefaultKeyedRateLimiter<UserId>,
 }
 
-/// What the sessions of one user share. For each budget, the time at which it is full again, in nanoseconds since
-/// `Rates::began`.
+/// The rates that the sessions of one user share. Each rate is the time at which its budget is full again, in
+/// nanoseconds since `Rates::began`.
 #[derive(Default)]
 pub(super) struct UserRate {
     requests: AtomicU64,
     bytes: AtomicU64,
-    /// Sockets whose `connect` was accepted and that are no session yet.
+    /// Sockets whose `connect` was accepted and whose session is not registered yet.
     connecting: AtomicUsize,
 }
 
-/// A socket that counts among its user's connections until its session is registered.
+/// A socket that counts as one of its user's connections until its session is registered.
 pub(super) struct Connecting(Arc<UserRate>);
 
 impl Connecting {
-    /// Counts a socket in, unless its user has `connections_max` already, of which `sessions` are registered.
+    /// Counts a socket. Returns `None` if its user has `connections_max` connections already, including the `sessions`
+    /// registered ones.
     pub(super) fn begin(
         user: &Arc<UserRate>,
         sessions: usize,
@@ -67,13 +68,14 @@ impl Drop for Connecting {
     }
 }
 
-/// So many in a time on average, and a number at once (generic cell rate algorithm). Nanoseconds.
+/// An average rate with a burst (generic cell rate algorithm). Both are in nanoseconds: per unit, and for the whole
+/// burst.
 struct Rate {
     each: f64,
     burst: u64,
 }
 
-/// Too much was asked for: when to try again.
+/// The error for a rate that is exceeded: the time to wait before the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait(pub Duration);
 
@@ -86,17 +88,17 @@ impl Rate {
         }
     }
 
-    /// How long it takes until so much has come back.
+    /// Returns the nanoseconds in which `count` units come back.
     fn cost(&self, count: usize) -> u64 {
         (self.each * count as f64) as u64
     }
 
-    /// The largest debt: nobody waits longer than that.
+    /// Returns the limit of `full_at`: nobody waits longer than [`BYTES_WAIT_MAX`].
     fn most(&self, now: u64) -> u64 {
         now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64
     }
 
-    /// Takes one, if there is one.
+    /// Takes one unit if there is one.
     fn take(&self, full_at: &AtomicU64, now: u64) -> Result<(), Wait> {
         let ordering = Ordering::Relaxed;
         let more = |full_at: u64| {
@@ -110,7 +112,7 @@ impl Rate {
         })
     }
 
-    /// Takes so many, also more than there are, but nothing while there is a debt.
+    /// Takes `count` units, even if there are fewer, unless there is a debt.
     fn take_if_repaid(&self, full_at: &AtomicU64, now: u64, count: usize) -> Result<(), Wait> {
         let ordering = Ordering::Relaxed;
         let more = |full_at: u64| {
@@ -125,7 +127,7 @@ impl Rate {
         })
     }
 
-    /// Takes so many, also more than there are.
+    /// Takes `count` units, even if there are fewer.
     fn charge(&self, full_at: &AtomicU64, now: u64, count: usize) {
         let most = self.most(now);
         let ordering = Ordering::Relaxed;
@@ -134,7 +136,7 @@ impl Rate {
         let _ = full_at.fetch_update(ordering, ordering, more);
     }
 
-    /// How long until the debt is repaid.
+    /// Returns the time until the debt is repaid.
     fn wait(&self, full_at: &AtomicU64, now: u64) -> Duration {
         let until = full_at.load(Ordering::Relaxed).saturating_sub(self.burst);
         Duration::from_nanos(until.saturating_sub(now))
@@ -159,28 +161,28 @@ impl Rates {
         }
     }
 
-    /// What the sessions of a user share.
+    /// Returns the rates that the sessions of a user share.
     pub(super) fn of(&self, user: &UserId) -> Arc<UserRate> {
         self.users.entry(user.clone()).or_default().value().clone()
     }
 
-    /// Whether the user may ask once more.
+    /// Counts a request of the user.
     pub(super) fn request(&self, user: &UserRate) -> Result<(), Wait> {
         self.requests.take(&user.requests, self.now())
     }
 
-    /// Notes bytes of requests and replies.
+    /// Counts bytes of requests and replies.
     pub(super) fn charge(&self, user: &UserRate, bytes: usize) {
         self.bytes.charge(&user.bytes, self.now(), bytes);
     }
 
-    /// How long the user's sessions are to read nothing, because of the bytes that were asked for.
+    /// Returns how long the user's sessions must pause reading because of the bytes that the user owes.
     pub(super) fn bytes_wait(&self, user: &UserRate) -> Option<Duration> {
         let wait = self.bytes.wait(&user.bytes, self.now());
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// Counts a `connect`, unless its user owes bytes: then how long.
+    /// Counts a `connect`, unless its user owes bytes.
     pub(super) fn connect(&self, user: &UserRate) -> Result<(), Wait> {
         let now = self.now();
         self.bytes.take_if_repaid(&user.bytes, now, CONNECT_BYTES)
@@ -190,12 +192,12 @@ impl Rates {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// Whether the user may create one more conversation.
+    /// Counts a conversation that the user creates.
     pub(super) fn create(&self, user: &UserId) -> Result<(), Wait> {
         self.creations.check_key(user).map_err(|e| wait(&e))
     }
 
-    /// Whether the user may bring so many others into conversations, by creating them or by adding.
+    /// Counts users whom this user brings into conversations, by creating or adding.
     pub(super) fn invite(&self, user: &UserId, others: usize) -> Result<(), Wait> {
         let others = u32::try_from(others).unwrap_or(u32::MAX);
         let Some(others) = std::num::NonZeroU32::new(others) else {
@@ -203,12 +205,12 @@ impl Rates {
         };
         match self.invitations.check_key_n(user, others) {
             Ok(checked) => checked.map_err(|e| wait(&e)),
-            // More than can ever be allowed at once; a creation of so many is too large for its own reasons.
+            // This is more than the burst. Creations with that many participants are refused as too large anyway.
             Err(InsufficientCapacity(_)) => Err(Wait(Duration::from_secs(60))),
         }
     }
 
-    /// Forgets users without a session whose budgets are full again. To be called every few seconds.
+    /// Drops users without a session whose budgets are full again. To be called every few seconds.
     pub(super) fn forget(&self) {
         let now = self.now();
         let owes = |full_at: &AtomicU64| full_at.load(Ordering::Relaxed) > now;
@@ -283,7 +285,7 @@ mod tests {
         rates.charge(&alice, 1_000_000);
         rates.charge(&alice, 1_000_000);
         assert_eq!(rates.bytes_wait(&alice), Some(BYTES_WAIT_MAX));
-        // Of many connections that wait for the same debt, one is let in when it is repaid.
+        // Many connections may wait for the same debt. When it is repaid, one of them is accepted.
         assert_eq!(rates.connect(&alice), Err(Wait(BYTES_WAIT_MAX)));
         tokio::time::advance(BYTES_WAIT_MAX).await;
         assert_eq!(rates.connect(&alice), Ok(()));

@@ -1,4 +1,4 @@
-//! What all HTTP requests have in common: how they are read, and answered. Every error has the same JSON body.
+//! The common part of all HTTP requests: extractors and responses. Every error has the same JSON body.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
     protocol::{Answer, ErrorCode, Refusal},
 };
 
-/// For a request's body, from when its head was read.
+/// The time for a request's body, counted from the end of its head.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a response says, for the audit log.
+/// The facts of a response that the audit log records.
 #[derive(Clone, Copy)]
 pub(super) struct Said {
     pub(super) error: Option<ErrorCode>,
@@ -35,14 +35,14 @@ pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
     }))
 }
 
-/// As [`refused`], with a status that says more than the code.
+/// Returns an error like [`refused`], with a status that is more precise than that of the code.
 pub(super) fn refused_with(status: StatusCode, code: ErrorCode, message: String) -> Response {
     let mut response = refused(code, message);
     *response.status_mut() = status;
     response
 }
 
-/// An answer as an HTTP response: the same fields, and the status that fits.
+/// Converts an answer to an HTTP response with the same fields and a matching status.
 pub(super) fn respond(answer: Answer) -> Response {
     let mut said = Said {
         error: None,
@@ -77,7 +77,7 @@ pub(super) fn respond(answer: Answer) -> Response {
     response
 }
 
-/// A JSON body whose mistakes are answered like everything else.
+/// An extractor for a JSON body. Its errors have the same form as all others.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
@@ -110,7 +110,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
     }
 }
 
-/// As axum's, with the JSON error.
+/// axum's extractor of that name, with the gateway's JSON error.
 pub(super) struct Path<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Gateway>> for Path<T> {
@@ -126,7 +126,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Gateway>> for Path<T> {
     }
 }
 
-/// As axum's, with the JSON error.
+/// axum's extractor of that name, with the gateway's JSON error.
 pub(super) struct Query<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequestParts<Arc<Gateway>> for Query<T> {

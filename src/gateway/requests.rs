@@ -1,4 +1,4 @@
-//! Request → call → answer: the index of the protocol. Sessions and the HTTP interface come here alike.
+//! The index of the protocol: maps each request to a call and its result to an answer, for sessions and HTTP alike.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Of messages; other requests are looked up by name.
+/// The metrics of messages. Those of other requests are looked up by name.
 pub(super) struct Metrics {
     sent: Counter,
     send_seconds: Histogram,
@@ -43,10 +43,10 @@ fn answered(name: &'static str, result: &'static str) -> Counter {
     counter!("chat_requests_total", "type" => name, "result" => result)
 }
 
-/// Items of a page when the client does not say.
+/// Items of a page if the client names no number.
 const PAGE_ITEMS_DEFAULT: usize = 50;
 
-/// Whether its answer may be as large as a page.
+/// Whether the answer may be as large as a page.
 pub(super) fn asks_for_a_page(request: &Request) -> bool {
     matches!(
         request,
@@ -58,7 +58,7 @@ pub(super) fn asks_for_a_page(request: &Request) -> bool {
     )
 }
 
-/// Answers a request; `None` for those that have no reply.
+/// Answers a request. `None` if it has no reply.
 pub(super) fn handle(
     gateway: &Gateway,
     user: UserId,
@@ -78,7 +78,8 @@ pub(super) fn handle(
     })
 }
 
-/// Messages, of which there are many more than of anything else, do not carry what other requests may hold.
+/// Calls the function of a request. Only messages, which are by far the most frequent, are not boxed: so their future
+/// does not reserve room for those of other requests.
 fn answer(
     gateway: &Gateway,
     user: UserId,
@@ -187,7 +188,7 @@ async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, ch
             conversation,
             existed,
         }),
-        // A group's or channel's creation is its first entry.
+        // The creation of a group or channel is its first entry.
         Outcome::Changed { .. } => Ok(Answer::Created {
             conversation,
             existed: false,
@@ -364,7 +365,7 @@ async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Err
     })
 }
 
-/// For sessions: presence now, and events from now on.
+/// Subscribes a session to the presence of users. Returns their presence now.
 pub(super) async fn watch(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
@@ -386,11 +387,11 @@ fn items(limit: Option<usize>) -> Result<usize, chat::Error> {
 fn unexpected(outcome: &Outcome) -> chat::Error {
     debug_assert!(
         false,
-        "an operation has one kind of outcome, not {outcome:?}"
+        "the outcome {outcome:?} does not belong to the operation"
     );
     crate::seldom::seldom!(
         ERROR,
-        "an operation was answered with another one's outcome",
+        "an operation returned the outcome of another one",
         ?outcome
     );
     chat::Error::Unavailable {
@@ -406,7 +407,7 @@ pub(super) fn refusal(code: ErrorCode, message: String) -> Answer {
     })
 }
 
-/// What a client may do about an unavailable gateway: try again, a little later.
+/// The time after which a client should retry if the gateway is unavailable.
 const RETRY_UNAVAILABLE_MS: u64 = 200;
 
 pub(super) fn refused(error: &chat::Error) -> Answer {
@@ -426,7 +427,7 @@ fn code(error: &chat::Error) -> ErrorCode {
         chat::Error::UnknownConversation => ErrorCode::NotFound,
         chat::Error::Conflict(_) => ErrorCode::Conflict,
         chat::Error::TooLarge { .. } => ErrorCode::TooLarge,
-        // Outcome unknown: the client sends again with the same client id.
+        // The outcome may be unknown, so the client retries with the same client id.
         chat::Error::Moved | chat::Error::Closed | chat::Error::Unavailable { .. } => {
             ErrorCode::Unavailable
         }

@@ -1,5 +1,5 @@
-//! What a client missed. Rule [register]: its session is registered first, and only then is read what it
-//! lacks; so an entry is either read here or delivered as an event, or both, never neither.
+//! Catching up with missed entries. Rule [register]: a session is registered before the entries it missed are read. So
+//! each entry is read here, delivered as an event, or both.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     protocol::{Answer, ConversationChange, ConversationEvent, Event, Message, Okay, Subscribe},
 };
 
-/// Subscribes a session to the channels its user is in.
+/// Subscribes a session to the channels of its user.
 pub(super) async fn follow_channels(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
@@ -29,16 +29,16 @@ pub(super) async fn follow_channels(
     gateway.router.follow(session, &channels).await;
 }
 
-/// Reads the entries after each cursor: one conversation at a time, and of each one page at a time, so that a client that
-/// takes them slowly holds no more than a page.
+/// The reader of the entries after each cursor. It reads one conversation at a time, page by page, so that a slow
+/// client never causes more than a page to be kept.
 pub(super) struct Missed<'a> {
     gateway: &'a Gateway,
     session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     places: HashMap<ConversationId, InboxPlace>,
-    /// The conversation of which more is to be read.
+    /// The conversation that is being read.
     replay: Option<Replay>,
-    /// Entries that may still be pushed, of all conversations.
+    /// Entries of all conversations that may still be pushed.
     left: u64,
     unknown: usize,
 }
@@ -69,7 +69,7 @@ impl<'a> Missed<'a> {
         }
     }
 
-    /// The next page of what was missed, in order within a conversation; `None` at the end.
+    /// Returns the next page of missed entries, in order within a conversation. `None` at the end.
     pub(super) async fn next(&mut self) -> Option<(ConversationId, Missing)> {
         loop {
             let mut replay = match self.replay.take() {
@@ -100,7 +100,7 @@ impl<'a> Missed<'a> {
         }
     }
 
-    /// Begins with the next conversation, unless nothing of it was missed.
+    /// Starts with the next conversation. `None` if the client missed nothing.
     async fn begin(
         &mut self,
         conversation: ConversationId,
@@ -109,13 +109,13 @@ impl<'a> Missed<'a> {
         let place = self.places.get(&conversation);
         let last = place.and_then(|place| place.last_seq);
         if place.is_none() {
-            // An empty dm, a conversation the user left, or an id the client invented.
+            // The conversation is not in the inbox: an empty dm, one that the user left, or an id the client invented.
             self.unknown += 1;
             if self.unknown > UNKNOWN_CURSORS_MAX {
                 return Ok(None);
             }
         }
-        // The user's home says which channels the user is in, so that the owner need not ask the store.
+        // The user's home says which channels the user is in, so the owner need not query the store.
         let reader = match place {
             Some(place) if place.kind == Kind::Channel => Reader::Gateway,
             _ => Reader::User,
@@ -129,7 +129,7 @@ impl<'a> Missed<'a> {
             pushed: 0,
             bytes: 0,
         };
-        // The home knows the newest entry of every dm and group, so most cursors cost nothing more.
+        // The home knows the newest entry of each dm and group, so most cursors need no further request.
         if last.is_none() {
             let head = replay.ask_head(self.gateway, self.session);
             replay.head = match head.await {
@@ -141,42 +141,43 @@ impl<'a> Missed<'a> {
     }
 }
 
-/// What a client lacks of one conversation.
+/// The data that a client misses of one conversation.
 pub(super) enum Missing {
-    /// The next page.
+    /// The next page of entries.
     Entries(Vec<Arc<Entry>>),
-    /// Too much to push, or no longer to be seen.
+    /// The event instead of entries: they are too many, or the user may no longer read them.
     Other(Event),
 }
 
-/// Says who checks that the user may read: the owner, or this gateway.
+/// The party that checks whether the user may read: the owner of the conversation, or this gateway.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reader {
     User,
     Gateway,
 }
 
-/// One conversation whose entries are being pushed.
+/// A conversation whose missed entries are being pushed.
 struct Replay {
     conversation: ConversationId,
     reader: Reader,
-    /// The client has everything up to here.
+    /// The seq up to which the client has everything.
     after: Seq,
-    /// Where to stop.
+    /// The seq at which to stop.
     head: Seq,
-    /// The owner named the head after the session was registered, so that what comes later is delivered as an event. A head
-    /// that the home named may be an older one; then the first page brings the owner's.
+    /// Whether `head` is the owner's, read after the session was registered, so that later entries arrive as events. A
+    /// head from the home may be older; then the first page brings the owner's.
     is_head_current: bool,
     pushed: u64,
-    /// Weight of the entries pushed.
+    /// The weight of the entries pushed, in bytes.
     bytes: usize,
 }
 
 impl Replay {
-    /// The next page, charged to nobody yet; empty at the end.
+    /// Reads the next page, which is empty at the end. The caller charges it to the user.
     ///
     /// # Errors
-    /// [`Unread::TooMuch`] if more is missing than may be pushed, `left` entries at most; nothing is read then.
+    /// [`Unread::TooMuch`] if more entries are missing than may be pushed, of which `left` is one limit. Nothing is
+    /// read then.
     async fn next(
         &mut self,
         gateway: &Gateway,
@@ -212,7 +213,7 @@ impl Replay {
         Ok(page.entries)
     }
 
-    /// Where the owner says the conversation has got to. Reads nothing.
+    /// Asks the owner for the seq of its newest entry, without reading entries.
     async fn ask_head(&self, gateway: &Gateway, session: &Subscriber) -> Result<Seq, Unread> {
         if self.reader == Reader::Gateway {
             return Ok(self.read(gateway, session, Seq::MAX, 1).await?.head);
@@ -247,7 +248,7 @@ impl Replay {
             .ask(self.conversation, actor, operation)
             .await?;
         let topic = Topic::Channel(self.conversation);
-        // Removed since: nothing that was sent after that is shown.
+        // The user was removed since. The page may contain entries from after the removal.
         if self.reader == Reader::Gateway && !gateway.hub.is_subscribed(&topic, session.session) {
             return Err(chat::Error::UnknownConversation.into());
         }
@@ -257,7 +258,7 @@ impl Replay {
         }
     }
 
-    /// What the client is told instead of the entries that follow.
+    /// Returns the event that replaces the remaining entries.
     fn given_up(&self, unread: &Unread) -> Event {
         let (conversation, head) = (self.conversation, self.head);
         match unread {
@@ -268,13 +269,13 @@ impl Replay {
                     details: None,
                 })
             }
-            // Too much, or not known what is missing: the client must ask.
+            // Too many entries are missing, or their number is unknown: the client must request them.
             Unread::TooMuch | Unread::Failed(_) => Event::Resync { conversation, head },
         }
     }
 }
 
-/// Why entries are not pushed.
+/// The reason why entries are not pushed.
 enum Unread {
     TooMuch,
     Failed(chat::Error),
@@ -286,8 +287,8 @@ impl From<chat::Error> for Unread {
     }
 }
 
-/// Keeps the first entries of a page, as many as may be held at once; at least one. A page that was in the owner's memory
-/// may weigh more than one that was read from the store.
+/// Shortens a page to the entries that may be kept in memory at once, but at least one. A page from the owner's memory
+/// may weigh more than one read from the store.
 fn shorten(entries: &mut Vec<Arc<Entry>>, bytes_max: usize) {
     let mut bytes = 0;
     let fits = |entry: &Arc<Entry>| {
@@ -298,8 +299,8 @@ fn shorten(entries: &mut Vec<Arc<Entry>>, bytes_max: usize) {
     entries.truncate(fitting.max(1));
 }
 
-/// Answers `subscribe`: what came after `after` is queued as events before the reply says the head. Also returns the bytes
-/// that were read for it.
+/// Answers `subscribe`. The entries after `after` are queued as events before the reply, which contains the head. Also
+/// returns the number of bytes read.
 pub(super) async fn subscribe(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
@@ -326,7 +327,7 @@ pub(super) async fn subscribe(
         };
         let pushed = match push_after(gateway, session, &mut replay, &mut bytes).await {
             Ok(entries) => entries,
-            // The channel was made private or is gone. What is refused does not stay subscribed.
+            // The channel became private or is gone, so the refused session must not stay subscribed.
             Err(error) => {
                 let topic = Topic::Channel(conversation);
                 let router = &gateway.router;
@@ -346,8 +347,8 @@ pub(super) async fn subscribe(
     (answer, bytes)
 }
 
-/// What a new subscriber is pushed: the entries that follow, and a `resync` if they are more than a page may hold or
-/// cannot be read now. Adds to `bytes` what was read.
+/// Returns the events for a new subscriber: the entries that follow, or a `resync` if they exceed a page or cannot be
+/// read now. Adds the bytes read to `bytes`.
 async fn push_after(
     gateway: &Gateway,
     session: &Subscriber,

@@ -1,4 +1,4 @@
-//! Back ends: who they are, what they may do, and the line in the log for each thing they do for somebody.
+//! Back ends: authentication, scopes, and the audit log of everything that they do for users.
 
 use std::{
     borrow::Cow,
@@ -28,45 +28,46 @@ use crate::{
     protocol::{Answer, ErrorCode, Refusal},
 };
 
-/// What a token's `scope` may name.
+/// A scope that a token may name.
 pub(super) trait Scope {
     const NAME: &'static str;
 }
 
-/// A type for each scope, and all of their names.
+/// Defines a type for each scope, and the list of all names.
 macro_rules! scopes {
     ($($(#[$doc:meta])* $type:ident $name:literal),* $(,)?) => {
         $($(#[$doc])* pub(super) struct $type;
         impl Scope for $type {
             const NAME: &'static str = $name;
         })*
-        /// Every scope that a service's token may have.
+        /// All scopes that a service's token may have.
         pub const SCOPES: &[&str] = &[$($name),*];
     };
 }
 
 scopes! {
-    /// Inbox and history.
+    /// Read inboxes and history.
     MessagesRead "messages:read",
-    /// Sending, and saying what was read and delivered.
+    /// Send messages, mark them as read or delivered.
     MessagesWrite "messages:write",
-    /// Details, participants, public conversations.
+    /// Read details, participants and public conversations.
     ConversationsRead "conversations:read",
-    /// Making and changing them, and who is in them.
+    /// Create and change conversations and their participants.
     ConversationsWrite "conversations:write",
-    /// Who is online.
+    /// Read the presence of users.
     PresenceRead "presence:read",
-    /// Closing a user's connections.
+    /// Close a user's connections.
     SessionsClose "sessions:close",
 }
 
-/// A back end whose token has the scope `S`, and the user it acts for. A route without this acts for nobody.
+/// A back end whose token has the scope `S`, and the user for whom it acts. A route without this extractor acts for
+/// nobody.
 pub(super) struct Service<S> {
     pub(super) acting: UserId,
     scope: PhantomData<S>,
 }
 
-/// Who asks, once that is known. The route's answer is logged with it.
+/// The requester, once known. The audit log records it with the route's answer.
 #[derive(Clone, Default)]
 struct Record(Arc<OnceLock<Who>>);
 
@@ -108,7 +109,7 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
     }
 }
 
-/// The address that a request comes from.
+/// Returns the client's address of a request.
 pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAddr> {
     let peer = parts.extensions.get::<Peer>()?.address;
     let admission = &gateway.admission;
@@ -119,7 +120,7 @@ pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAd
     })
 }
 
-/// The service whose token this is. Tokens that are not accepted count against the address.
+/// Returns the service of a valid token. Rejected tokens count against the address.
 #[expect(clippy::result_large_err, reason = "a response either way")]
 fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
     let address = address(parts, gateway);
@@ -158,7 +159,7 @@ fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Servi
         place.authenticated();
     }
     let Some(claims) = identity.service else {
-        // Counts for the address, not for a service that happens to have this name.
+        // This counts for the address, not for a service that happens to have this name.
         if let Some(address) = address {
             gateway.admission.wrong_token(address);
         }
@@ -173,7 +174,7 @@ fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Servi
     Ok((identity.user, *claims))
 }
 
-/// The user in the header `chat-user`, percent-encoded UTF-8; without it, the token's own.
+/// Returns the user in the header `chat-user` (percent-encoded UTF-8), or the token's own user without that header.
 fn acting(headers: &HeaderMap, service: &UserId) -> Result<UserId, String> {
     let Some(value) = headers.get("chat-user") else {
         return Ok(service.clone());
@@ -192,13 +193,14 @@ fn percent_decoded(value: &HeaderValue) -> Option<Cow<'_, str>> {
     whole.then(|| percent_decode(bytes).decode_utf8().ok())?
 }
 
-/// Logs each request for which a service's token was accepted: who, for whom, what, and how it ended. Never what was said.
+/// Logs each request with a valid service token: the service, the user, the route and the result, but never the
+/// content.
 pub(super) async fn audit(mut request: Request, next: Next) -> Response {
     let record = Record::default();
     request.extensions_mut().insert(record.clone());
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    // The conversation of a path: /v1/conversations/{conversation}/…
+    // Finds the conversation in /v1/conversations/{conversation}/…
     let mut parts = request.uri().path().split('/').skip(2);
     let named = (parts.next() == Some("conversations"))
         .then(|| parts.next())

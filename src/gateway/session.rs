@@ -1,5 +1,5 @@
-//! One client connection: one task, one loop. Frames come in and become requests; replies and events go
-//! out, all that is queued in one flush.
+//! One client connection: one task with one loop. Frames that arrive become requests; all queued replies and events are
+//! written in one flush.
 
 mod connecting;
 mod reading;
@@ -36,21 +36,22 @@ use crate::{
     protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
 };
 
-/// Steps of a session's loop between two looks at the time, however much its client sends or is sent.
+/// Steps of a session's loop between two checks of the timer and of draining, which also run while there is always
+/// something to read or write.
 const STEPS_AT_ONCE: u32 = 64;
-/// Ping intervals without a sign of life before the connection is given up.
+/// Pings without an answer after which the connection is closed.
 const SILENT_PINGS_MAX: u32 = 2;
-/// After so many writes in a row it is the client's turn.
+/// Writes in a row after which the client is read from.
 const WRITES_IN_A_ROW: u32 = 4;
-/// Nothing is read for so long after a request that was too much.
+/// The pause in reading after a refused request.
 const REFUSED_REST: Duration = Duration::from_millis(5);
-/// Smaller frames and replies count by their number only.
+/// The size up to which frames and replies count by their number only.
 const SMALL_BYTES: usize = 1 << 10;
-/// What is read for each user who is watched: when they were last seen.
+/// The cost of watching a user, because their last-seen time is read.
 const WATCH_BYTES: usize = 512;
-/// What is read for a page of an inbox: all of it.
+/// The cost of a page of an inbox, because the whole inbox is read.
 const INBOX_BYTES: usize = 64 << 10;
-/// What is read for a page of public channels or of participants, also if few of them are answered.
+/// The cost of a page of public conversations or participants, even if few rows are returned.
 const LISTING_BYTES: usize = 16 << 10;
 
 #[derive(Clone)]
@@ -73,35 +74,35 @@ pub(super) struct Session {
     gateway: Arc<Gateway>,
     socket: WebSocket,
     codec: Codec,
-    /// To the socket, past the WebSocket library.
+    /// The socket, for writing past the WebSocket library.
     line: Arc<Line>,
-    /// Requests and control frames refused because of the rate limit, less those that were accepted since.
+    /// Requests and control frames that the rate limit refused, minus those accepted since.
     refused: u32,
     place: Place,
     _counted: Admitted,
 }
 
-/// After `connect`.
+/// The state of a session after `connect`.
 struct Live {
     rate: Arc<UserRate>,
     subscriber: Arc<Subscriber>,
     _registered: Registered,
     expires_at: Instant,
     replies: FuturesUnordered<BoxFuture<'static, Finished>>,
-    /// What the requests under way may hold, all together.
+    /// The bytes that all requests in progress may use.
     asked_bytes: usize,
-    /// Nothing is read until then: the client, or its user on another socket, has asked for too much.
+    /// The end of a pause in reading: the client, or its user on another socket, has requested too much.
     rests_until: Option<Instant>,
 }
 
-/// A request that has come to its end.
+/// A completed request.
 struct Finished {
     reply: Option<Reply>,
-    /// As counted when it began.
+    /// The bytes that were counted at its start.
     asked_bytes: usize,
 }
 
-/// What the loop of a session does next.
+/// The next step of a session's loop.
 enum Step {
     Finished(Finished),
     Next(Next),
@@ -111,20 +112,20 @@ enum Step {
     Draining,
 }
 
-/// What a step waits for.
+/// The part of a step that may wait.
 enum Then {
     Goes(Result<(), End>),
     Writes,
     Looks,
 }
 
-/// What the loop remembers between two steps.
+/// The state of the loop between two steps.
 struct Pace {
     steps: u32,
     silent_pings: u32,
-    /// Once the gateway drains: when to close.
+    /// The time to close, set when the gateway drains.
     leave_at: Option<Instant>,
-    /// Steps in a row that wrote.
+    /// The number of consecutive steps that wrote.
     writes: u32,
 }
 
@@ -154,7 +155,7 @@ impl Session {
         session
     }
 
-    /// Runs until the client leaves, falls too far behind, or the gateway drains.
+    /// Runs until the client leaves, is too slow, or the gateway drains.
     pub(super) async fn run(&mut self) {
         let gateway = self.gateway.clone();
         gateway.sent.opened.increment(1);
@@ -195,14 +196,14 @@ impl Session {
                 Some(step) => step,
                 None => select! {
                     biased;
-                    // All replies that are ready, before anything is written: they go out in one flush.
+                    // All replies that are ready come before any write, so that one flush sends them.
                     Some(finished) = live.replies.next(), if takes_replies => Step::Finished(finished),
                     next = next(&mut self.socket, &live.subscriber, &mut frames, reads.then_some(rests_until), reads_first) => Step::Next(next),
                     () = timer.as_mut() => Step::Time,
                     () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
                 },
             };
-            // Nothing of the step is kept while something is written: each session would hold room for it.
+            // The step ends before the write begins: otherwise each session's future would reserve room for both.
             let then = match step {
                 Step::Next(Next::Queued(Ok(()))) => Then::Writes,
                 Step::Time => Then::Looks,
@@ -241,7 +242,7 @@ impl Session {
         }
     }
 
-    /// Does what is done at once.
+    /// Handles a step that needs no wait.
     fn act(&mut self, live: &mut Live, pace: &mut Pace, step: Step) -> Result<(), End> {
         match step {
             Step::Finished(finished) => self.finished(live, finished),
@@ -253,24 +254,25 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the loop takes further replies: those that it took must be written first.
+    /// Whether the loop takes more replies. It does not while too many wait to be written.
     fn takes_replies(&self, live: &Live) -> bool {
         !live.replies.is_empty() && live.subscriber.outbox.reply_bytes() <= self.reply_bytes_max()
     }
 
-    /// Whether the loop reads from its client: not while the requests under way may ask for more than is to be held.
+    /// Whether the loop reads from the client. It does not while the requests in progress may use too many bytes.
     fn reads(&self, live: &Live, pace: &Pace) -> bool {
         live.replies.len() < REQUESTS_IN_FLIGHT_MAX
             && live.asked_bytes <= self.reply_bytes_max()
             && pace.leave_at.is_none()
     }
 
-    /// Replies that may be queued before further requests wait.
+    /// The bytes of queued replies above which further requests wait.
     fn reply_bytes_max(&self) -> usize {
         self.gateway.limits.outbox_bytes / 2
     }
 
-    /// The token may have expired, the time to leave may have come; else the client is pinged.
+    /// Handles the timer: ends the session if the token expired or the time to leave has come; otherwise pings the
+    /// client.
     async fn time_passed(&mut self, live: &mut Live, pace: &mut Pace) -> Result<(), End> {
         let now = Instant::now();
         if now >= live.expires_at {
@@ -282,7 +284,7 @@ impl Session {
         if pace.silent_pings >= SILENT_PINGS_MAX {
             return Err(CloseCode::ConnectTimeout);
         }
-        // A client that is not read from can give no sign of life.
+        // A client that is not read from cannot show that it is alive.
         let rests = live.rests_until.is_some_and(|until| until > now);
         if self.reads(live, pace) && !rests {
             pace.silent_pings += 1;
@@ -290,7 +292,7 @@ impl Session {
         self.ping(&live.subscriber, live.expires_at).await
     }
 
-    /// The gateway drains: the client is told when it will be closed.
+    /// Tells the client when it will be closed, because the gateway drains.
     fn announce_leaving(&self, live: &Live) -> Instant {
         let drain = &self.gateway.drain;
         let spread = Duration::from_millis(drain.spread_ms);
@@ -301,7 +303,7 @@ impl Session {
         Instant::now() + after
     }
 
-    /// What the gateway has begun for this client it finishes, before it lets go.
+    /// Completes the requests in progress and writes their replies before the session ends.
     async fn finish_requests(&mut self, live: &mut Live) -> End {
         let mut frames = VecDeque::new();
         loop {
@@ -324,13 +326,13 @@ impl Session {
         }
     }
 
-    /// Something came from the client.
+    /// Handles a frame from the client.
     fn came(&mut self, live: &mut Live, pace: &mut Pace, frame: Came) -> Result<(), End> {
         pace.silent_pings = 0;
         live.rests_until = None;
         match self.incoming(frame)? {
             Some(frame) => self.receive(live, &frame),
-            // A ping or a pong. They cost as much as a request.
+            // A ping or pong costs as much as a request.
             None => match self.gateway.rates.request(&live.rate) {
                 Ok(()) => Ok(()),
                 Err(wait) => self.refuse_one(live, wait),
@@ -338,8 +340,8 @@ impl Session {
         }
     }
 
-    /// One more was too much: the next is read after a rest only, so that refusing costs little. Who goes on and on is
-    /// closed.
+    /// Counts a refused request. The next one is read only after a pause, so that refusals cost little. A client that
+    /// continues is closed.
     fn refuse_one(&mut self, live: &mut Live, Wait(wait): Wait) -> Result<(), End> {
         self.refused += 1;
         if self.refused > self.gateway.limits.requests_burst {
@@ -349,7 +351,7 @@ impl Session {
         Ok(())
     }
 
-    /// Counts what was asked, or answered. Above what its user may ask for, this session rests.
+    /// Counts the bytes of a request or reply. If the user exceeds the byte rate, reading pauses.
     fn charge(&self, live: &mut Live, bytes: usize) {
         if bytes <= SMALL_BYTES {
             return;
@@ -415,7 +417,7 @@ impl Session {
         Answer::Presence { items: Vec::new() }
     }
 
-    /// Bounds of lists, before anything is done with them, and rates of what costs others most.
+    /// Checks the sizes of lists before they are used, and the rates of requests that affect other users.
     fn check(&self, live: &Live, request: &Request) -> Result<(), Answer> {
         let user = &live.subscriber.user;
         let rates = &self.gateway.rates;
@@ -423,7 +425,7 @@ impl Session {
             Request::Watch(Users { users }) if users.len() > WATCHED_MAX => {
                 return Err(too_many_users());
             }
-            // More than can be are refused before anyone looks at them.
+            // A list that is too long is refused later. It must not count as invitations.
             Request::Create(create)
                 if create.participants.len() <= self.gateway.limits.group_participants =>
             {
@@ -441,7 +443,7 @@ impl Session {
         checked.map_err(|wait| rate_limited("too many conversations or invitations", wait))
     }
 
-    /// Starts a request that takes time. Requests of one session begin in the order in which they came.
+    /// Starts a request that takes time. The requests of one session begin in the order in which they arrived.
     fn begin_request(
         &mut self,
         live: &mut Live,
@@ -485,10 +487,10 @@ impl Session {
                 finished(requests::handle(&gateway, user, request).await)
             }),
         };
-        // Begun here and now, so that requests reach their owners in order.
+        // Polled here once, so that requests reach their owners in order.
         match (&mut replied).now_or_never() {
             Some(done) => self.finished(live, done),
-            // What may hold places that others wait for goes on, also while this client takes no reply.
+            // A request that may hold places others wait for must complete even if this client takes no replies.
             None if holds_places => {
                 let ended = self.gateway.tasks.spawn(replied);
                 live.replies.push(Box::pin(async move {
@@ -521,7 +523,7 @@ impl Session {
         }
     }
 
-    /// Replies go through the outbox too: whatever is ready together is written together.
+    /// Queues a reply. It goes through the outbox, so that everything that is ready is written together.
     fn reply(&self, live: &mut Live, reply: Option<Reply>) {
         if let Some(reply) = reply {
             let frame = Frame::encode(self.codec, &reply);
@@ -539,7 +541,8 @@ impl Live {
 }
 
 impl Pace {
-    /// Now and then, what no client may hold up, even if there is always something to read or to write.
+    /// Returns a due step from time to time, so that no client can delay it by always having something to read or
+    /// write.
     fn overdue(&mut self, deadline: Instant, gateway: &Gateway) -> Option<Step> {
         self.steps = self.steps.wrapping_add(1);
         if !self.steps.is_multiple_of(STEPS_AT_ONCE) {
@@ -553,7 +556,7 @@ impl Pace {
     }
 }
 
-/// What the store reads for a request beyond what is answered, in bytes.
+/// Returns the bytes that the store reads for a request in addition to its answer.
 fn read_for(request: &Request) -> usize {
     match request {
         Request::Watch(Users { users }) => users.len() * WATCH_BYTES,

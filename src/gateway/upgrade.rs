@@ -1,4 +1,4 @@
-//! From an HTTP request to a session: origin, limits, subprotocol.
+//! Upgrades an HTTP request to a session: checks the origin, limits and the subprotocol.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -24,9 +24,10 @@ use crate::{
     tasks::contain,
 };
 
-/// Allocated for each connection at once: what most requests of a chat fit into. Larger ones take more reads.
+/// The buffer of each connection, allocated at its start. Most requests of a chat fit into it; larger ones take more
+/// reads.
 const READ_BUFFER_BYTES: usize = 512;
-/// Pongs to whoever pings and reads nothing; all other frames go past the library.
+/// Bytes of pongs that may wait for a client that pings and reads nothing. All other frames bypass the library.
 const CONTROL_BYTES_MAX: usize = 4 << 10;
 
 pub(super) async fn upgrade(
@@ -98,16 +99,17 @@ pub(super) async fn upgrade(
         .max_message_size(frame_bytes)
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {
-            // Boxed: a future that owned it would hold it twice, as its argument and as its variable.
+            // A future that owned the session would contain it twice, as its argument and as its variable.
             let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
             tasks.track(async move {
-                // What the session held has been let go of by then; its client reconnects.
+                // A panic drops the session, which releases everything it holds. Its client reconnects.
                 contain("a session", id, session.run()).await;
             })
         })
 }
 
-/// Browsers say which page connects; other clients need not. A page from the gateway itself may always.
+/// Checks the origin. Browsers send the origin of the page that connects; other clients need not send one. Pages of
+/// this gateway are always allowed.
 fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), String> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());

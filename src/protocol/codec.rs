@@ -1,4 +1,4 @@
-//! Bytes ↔ frames: JSON in text messages, MessagePack in binary ones, the same maps in both.
+//! The encodings of frames: JSON in text messages, MessagePack in binary ones, with the same maps in both.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{
 
 use super::frame::{Incoming, Request};
 
-/// Nesting in a MessagePack frame. No frame needs more than five; deeper ones are an attack.
+/// The maximum nesting of a MessagePack frame. No frame needs more than five levels; deeper ones are an attack.
 const DEPTH_MAX: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub enum Codec {
     MessagePack,
 }
 
-/// Not a frame at all: no map with a `type`. The connection is closed with 4500.
+/// The error for bytes that are no frame: no map with a `type`. The connection is closed with 4500.
 #[derive(Debug, thiserror::Error)]
 #[error("not a frame: {0}")]
 pub struct BadFrame(String);
@@ -31,10 +31,10 @@ struct Header {
     id: Option<u32>,
 }
 
-/// A header as far as it was read.
+/// The header of a frame, as far as it was read.
 #[derive(Default)]
 pub struct Begun {
-    /// The `type`; `None` only for what is no frame.
+    /// The `type`. `None` only if the bytes are no frame.
     pub kind: Option<String>,
     pub id: Option<u32>,
 }
@@ -48,7 +48,7 @@ enum Field {
     Other,
 }
 
-/// Reads no further than until both are there: most frames begin with them.
+/// Reads only until both are known. Most frames begin with them.
 impl<'de> Visitor<'de> for &mut Begun {
     type Value = ();
 
@@ -62,7 +62,7 @@ impl<'de> Visitor<'de> for &mut Begun {
                 None => break,
                 Some(Field::Type) if self.kind.is_none() => self.kind = Some(map.next_value()?),
                 Some(Field::Id) if self.id.is_none() => self.id = map.next_value()?,
-                // The second one, before the other is there.
+                // The frame repeats one of them before the other one is known.
                 Some(Field::Type | Field::Id) => return Err(A::Error::custom("no frame")),
                 Some(Field::Other) => drop(map.next_value::<IgnoredAny>()?),
             }
@@ -72,20 +72,20 @@ impl<'de> Visitor<'de> for &mut Begun {
 }
 
 impl Codec {
-    /// The WebSocket subprotocols, and what each means.
+    /// The WebSocket subprotocols with their encodings.
     pub const SUBPROTOCOLS: [(&'static str, Self); 2] = [
         ("chat.v1.json", Self::Json),
         ("chat.v1.msgpack", Self::MessagePack),
     ];
 
-    /// Understands one frame.
+    /// Decodes one frame.
     ///
     /// # Errors
-    /// [`BadFrame`] when the bytes are no map with a `type` that is text and, if there is one, an `id`
-    /// that is a u32. Whatever else is wrong is in [`Incoming::request`], to be answered under the id.
+    /// [`BadFrame`] if the bytes are no map with a text `type` and an optional u32 `id`. Any other mistake is returned
+    /// in [`Incoming::request`], so that it is answered with the id.
     pub fn decode(self, bytes: &[u8]) -> Result<Incoming, BadFrame> {
-        // First what it is, then as exactly that. A tagged enum would copy every value into an intermediate tree, and
-        // could not say which request a mistake belongs to.
+        // The type is read first, then exactly that request. A tagged enum would copy every value into an intermediate
+        // tree, and could not name the request in an error.
         let Begun { kind, id } = self.begin(bytes);
         let tried = kind.filter(|_| id.is_some());
         let tried = tried.map(|kind| self.request(&kind, bytes));
@@ -95,7 +95,7 @@ impl Codec {
                 request: Ok(request),
             });
         }
-        // Whether it is a frame with a mistake in it, or none at all.
+        // This finds out whether the bytes are a frame with a mistake or no frame at all.
         let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
         Ok(Incoming {
             id,
@@ -103,7 +103,7 @@ impl Codec {
         })
     }
 
-    /// The id of a frame that is not to be understood, if it has one.
+    /// Returns the id of a frame without decoding the rest.
     #[must_use]
     pub fn id(self, bytes: &[u8]) -> Option<u32> {
         self.begin(bytes).id
@@ -146,11 +146,12 @@ impl Codec {
         })
     }
 
-    /// Reads the type and the id of a frame, and nothing that comes after them.
+    /// Reads the type and the id of a frame, and nothing after them.
     #[must_use]
     pub fn begin(self, bytes: &[u8]) -> Begun {
         let mut begun = Begun::default();
-        // What ends early is an error for the decoder, and what is wrong is found by whoever reads it all.
+        // An early end counts as an error for the decoder, and other mistakes are found when the whole frame is
+        // decoded.
         match self {
             Self::Json => {
                 let mut decoder = serde_json::Deserializer::from_slice(bytes);
@@ -182,7 +183,7 @@ impl Codec {
         }
     }
 
-    /// The bytes of one frame. Frames are plain data; encoding them cannot fail.
+    /// Encodes one frame. Frames are plain data, so this cannot fail.
     #[must_use]
     pub fn encode<T: Serialize>(self, frame: &T) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -190,7 +191,7 @@ impl Codec {
         bytes
     }
 
-    /// As [`Self::encode`], after what is there already.
+    /// Encodes a frame like [`Self::encode`], and appends it to `bytes`.
     pub fn encode_onto<T: Serialize>(self, frame: &T, bytes: &mut Vec<u8>) {
         let encoded = match self {
             Self::Json => serde_json::to_writer(bytes, frame).map_err(|e| e.to_string()),
@@ -202,7 +203,7 @@ impl Codec {
     }
 }
 
-/// Error texts quote what came in; not more of it than helps.
+/// Shortens an error text, which may quote the client's input.
 fn truncated(text: &str) -> String {
     const CHARS: usize = 200;
     match text.char_indices().nth(CHARS) {

@@ -1,29 +1,29 @@
-//! Every way to be refused or closed: when it is issued, and what the client may do. No other file
-//! names a number that a client sees.
+//! The error and close codes: when each is used, and what the client may do. No other file contains a number that
+//! clients see.
 
 use serde::Serialize;
 
-/// Why a request failed. In `error` frames as text.
+/// The reason why a request failed, as text in `error` frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The frame makes no sense, or asks for something not supported. Sending it again is pointless.
+    /// The frame is not valid, or requests something unsupported. A retry is pointless.
     BadRequest,
-    /// No `connect` yet, or the token is not accepted.
+    /// There was no `connect` yet, or the token was rejected.
     Unauthorized,
-    /// Not a participant, or the role does not allow it.
+    /// The user is not a participant, or the role does not allow the request.
     Forbidden,
-    /// No such conversation, or none that this user may know of.
+    /// There is no such conversation, or the user may not know of it.
     NotFound,
-    /// The id is taken by something else.
+    /// The id is already used for something else.
     Conflict,
-    /// A limit in bytes or in number; the message says which.
+    /// A limit in bytes or in number is exceeded. The message names it.
     TooLarge,
-    /// Too many requests; `retry_after_ms` says when there is room again.
+    /// There were too many requests. `retry_after_ms` says when the next one is allowed.
     RateLimited,
-    /// Outcome unknown: send again, with the same `client_id` and `retry: true`.
+    /// The outcome is unknown. Retry with the same `client_id` and `retry: true`.
     Unavailable,
-    /// A bug here. The gateway's log has more.
+    /// The gateway has a bug. Its log has the details.
     Internal,
 }
 
@@ -44,27 +44,27 @@ impl ErrorCode {
     }
 }
 
-/// Why a WebSocket was closed. Up to 4499: reconnect, with back-off and cursors.
-/// From 4500: pointless until something has changed.
+/// The reason why a WebSocket was closed. Up to 4499, reconnect with back-off and cursors. From 4500 on, reconnecting
+/// is pointless until something has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseCode {
     /// The client closed, or its connection broke.
     GoingAway = 1001,
-    /// This gateway is draining: reconnect, to any other one.
+    /// This gateway drains. Reconnect, to any gateway.
     Restart = 1012,
-    /// The token has expired: fetch a new one, then reconnect.
+    /// The token has expired. Fetch a new one, then reconnect.
     TokenExpired = 4002,
-    /// The client read too slowly and its queue was full.
+    /// The client read too slowly, and its queue was full.
     TooSlow = 4003,
-    /// It went on sending far past its rate limit.
+    /// The client continued to send far above its rate limit.
     RateLimit = 4004,
-    /// This user has too many connections; the newest is refused.
+    /// The user has too many connections. The newest one is refused.
     TooManyConnections = 4005,
-    /// No `connect` frame in time, or no sign of life for two ping intervals.
+    /// No `connect` frame came in time, or the client was silent for two ping intervals.
     ConnectTimeout = 4006,
-    /// What came is not a frame of this protocol, or is larger than a frame may be.
+    /// The client sent something that is not a frame of this protocol, or a frame that is too large.
     BadFrame = 4500,
-    /// The token is not accepted, or the first frame was not `connect`.
+    /// The token was rejected, or the first frame was not `connect`.
     Unauthorized = 4501,
     /// An administrator closed this user's connections.
     Disconnected = 4502,

@@ -1,4 +1,4 @@
-//! Requests, replies and events, as in `docs/protocol.md`.
+//! Requests, replies and events, as described in `docs/protocol.md`.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ use crate::model::{
     limits::{ATTACHMENTS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
 };
 
-/// A frame from a client that can at least be told apart from noise.
+/// A frame from a client, with a valid header.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Chosen by the client; its reply carries the same.
+    /// The id that the client chose. The reply repeats it.
     pub id: Option<u32>,
-    /// The request, or what is wrong with it.
+    /// The request, or the reason why it is invalid.
     pub request: Result<Request, String>,
 }
 
@@ -47,24 +47,24 @@ pub enum Request {
     Unsubscribe(Named),
     Public(PublicRequest),
     Ping,
-    /// Known to the protocol, not to this version of the gateway.
+    /// A request of the protocol that this version of the gateway does not support.
     Unsupported,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct Connect {
     pub token: String,
-    /// For logs.
+    /// The name of the client's device, for logs.
     #[serde(default)]
     pub device: Option<String>,
     #[serde(default)]
     pub cursors: Option<HashMap<ConversationId, Cursor>>,
-    /// More cursors follow, in `cursors` frames.
+    /// Whether more cursors follow in `cursors` frames.
     #[serde(default)]
     pub more: bool,
 }
 
-/// A further part of the cursors of a `connect`.
+/// More cursors of a `connect`.
 #[derive(Debug, Deserialize)]
 pub struct Cursors {
     pub cursors: HashMap<ConversationId, Cursor>,
@@ -81,7 +81,7 @@ pub struct Refresh {
 pub struct InboxRequest {
     #[serde(default)]
     pub limit: Option<usize>,
-    /// `next` of the page before.
+    /// The `next` of the previous page.
     #[serde(default)]
     pub before: Option<String>,
 }
@@ -94,7 +94,8 @@ pub struct Create {
     pub participants: Vec<UserId>,
     #[serde(default)]
     pub name: Option<String>,
-    /// Of a group or channel: an id of the client's own (UUID version 4 or 7). Creating it twice is one conversation.
+    /// The id of a group or channel, if the client chooses it (UUID version 4 or 7). It makes a repeated creation
+    /// idempotent.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = Uuid)]
     pub conversation: Option<ConversationId>,
@@ -136,7 +137,7 @@ pub struct Update {
 #[derive(Debug, Deserialize)]
 pub struct ParticipantsRequest {
     pub conversation: ConversationId,
-    /// `next` of the page before.
+    /// The `next` of the previous page.
     #[serde(default)]
     pub after: Option<UserId>,
     #[serde(default)]
@@ -196,7 +197,7 @@ pub struct PublicRequest {
     pub limit: Option<usize>,
 }
 
-/// The one answer to a request. Serialized inside [`Reply`], which adds the request's id.
+/// The answer to a request. [`Reply`] adds the request's id.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Answer {
@@ -244,13 +245,13 @@ pub struct Reply {
     pub answer: Answer,
 }
 
-/// What an `ok` may carry besides.
+/// The optional fields of an `ok`.
 #[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
 pub struct Okay {
-    /// The entry that a membership change or an update became.
+    /// The seq of the entry that a membership change or update created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seq: Option<Seq>,
-    /// The newest entry of the conversation subscribed to.
+    /// The newest seq of the conversation that was subscribed to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<Seq>,
 }
@@ -274,7 +275,7 @@ pub struct Connected {
     pub time: Millis,
 }
 
-/// What the client must keep to.
+/// The limits that the client must respect.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Limits {
     pub frame_bytes: usize,
@@ -310,9 +311,9 @@ pub struct ConversationAnswer {
     #[serde(flatten)]
     pub details: Details,
     pub participant_count: u64,
-    /// Entries in the log, system entries included: the seq of the newest.
+    /// The number of entries, including system entries. It equals the newest seq.
     pub message_count: u64,
-    /// The asking user's; absent for who only looks in.
+    /// The role of the requesting user. Absent if the user is not a participant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
 }
@@ -323,7 +324,7 @@ pub struct ParticipantItem {
     pub user: UserId,
     pub role: Role,
     pub joined_seq: Seq,
-    /// In a channel, only of the asking user; so is `read_seq`.
+    /// In a channel, this and `read_seq` are present only for the requesting user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivered_seq: Option<Seq>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -336,16 +337,16 @@ pub struct Sent {
     #[schema(value_type = String, format = Uuid)]
     pub message_id: MessageId,
     pub at: Millis,
-    /// It was there already: this is where.
+    /// Whether the message was stored before; the other fields are then those of the stored message.
     pub duplicate: bool,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HistoryPage {
-    /// Oldest first.
+    /// The entries, oldest first.
     pub messages: Vec<Message>,
     pub rev: Rev,
-    /// The newest entry of the conversation.
+    /// The newest seq of the conversation.
     pub head: Seq,
 }
 
@@ -410,7 +411,7 @@ pub struct PresenceItem {
     #[schema(value_type = String)]
     pub user: UserId,
     pub online: bool,
-    /// When the user was last connected, as far as is known; absent while online.
+    /// The last known time at which the user was connected. Absent while online.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Millis>,
 }
@@ -425,7 +426,7 @@ pub struct PublicItem {
     pub created_at: Millis,
 }
 
-/// What a client is told without asking.
+/// A frame that the gateway sends without a request.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Event {
@@ -443,7 +444,7 @@ pub enum Event {
         user: UserId,
     },
     Presence(PresenceItem),
-    /// This user's place in a conversation, or its details, changed.
+    /// The user's membership in a conversation, or its details, changed.
     Conversation(ConversationEvent),
     Resync {
         conversation: ConversationId,

@@ -1,4 +1,4 @@
-//! Lists of a request, of which no more is kept than shows that they are too long.
+//! Bounded lists of requests.
 
 use std::{fmt, marker::PhantomData};
 
@@ -7,8 +7,8 @@ use serde::{
     de::{IgnoredAny, SeqAccess, Visitor},
 };
 
-/// Reads a list, and keeps its first `MAX` + 1 items: whoever checks the bound sees that there are too many. The others are
-/// passed over, without looking at what they are.
+/// Reads a list but keeps only its first `MAX` + 1 items, so that the check of the limit sees that there are too many.
+/// The others are skipped without being decoded.
 pub(super) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

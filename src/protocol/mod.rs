@@ -1,5 +1,5 @@
-//! The client protocol, version 1: frames as types, their two encodings, and every code a client can see.
-//! No I/O. The text of it is `docs/protocol.md`.
+//! The client protocol, version 1: frames as types, their two encodings, and all codes that clients see. No I/O.
+//! `docs/protocol.md` describes it.
 
 pub mod codec;
 pub mod codes;

@@ -1,8 +1,8 @@
-//! Rows as cells: a key, a write timestamp (a seq, never a time) and a value; the highest timestamp wins.
-//! Cassandra's model, so that the embedded and the simulated store obey the same rules as the cluster's,
-//! through one mapping.
+//! Rows as cells. A cell has a key, a write timestamp (a seq, never a time) and a value; the highest timestamp wins.
+//! This is Cassandra's model. Through this one mapping, the embedded and the simulated store follow the same rules as
+//! the cluster.
 //!
-//! Keys sort as they are read; numbers are big endian. This layout is the on-disk format.
+//! Keys sort in the order of reading; numbers are big endian. This layout is the on-disk format.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -22,43 +22,44 @@ use crate::{
     },
 };
 
-/// Days a client id is remembered.
+/// Days for which a client id is kept.
 const SENDS_DAYS: u32 = 7;
-/// Minutes that activity is kept.
+/// Minutes for which activity is kept.
 const ACTIVITY_MINUTES: u32 = 60;
-/// Keys that one step of a sweep removes.
+/// Keys that a sweep scans in one step.
 const SWEEP_KEYS: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub key: Vec<u8>,
-    /// 0 for cells whose content never changes.
+    /// The write timestamp; 0 for cells whose content never changes.
     pub timestamp: u64,
     pub value: Vec<u8>,
 }
 
-/// Whether cells of this key never change once written, so that writing them needs no look at what is there.
+/// Whether cells of this key never change, so that they are written without reading the stored timestamp.
 pub(super) fn immutable(key: &[u8]) -> bool {
     matches!(key.first(), Some(&(LOG | SENDS | ACTIVITY)))
 }
 
-/// A sorted map of cells; what a backend has to bring.
+/// A sorted map of cells, which each backend implements.
 #[async_trait]
 pub trait Cells: Send + Sync + 'static {
-    /// All of `cells`, atomically, each unless the stored one has a higher timestamp.
+    /// Writes all `cells` atomically, except those whose stored cell has a higher timestamp.
     async fn write(&self, operation: &'static str, cells: Vec<Cell>, durable: bool) -> Result<()>;
 
-    /// At most `limit` cells with `from <= key < to`, from either end.
+    /// Returns at most `limit` cells with `from <= key < to`, from either end.
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>>;
 
-    /// Writes `cell` if the stored one has timestamp `expected` (`None`: there is none). Durable.
+    /// Writes `cell` if the stored one has the timestamp `expected`, or if there is none and `expected` is `None`.
+    /// Durable.
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool>;
 
     async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()>;
 
     fn measure(&self) {}
 
-    /// Whether other processes may use it at the same time.
+    /// Whether other processes may use the store at the same time.
     fn is_shared(&self) -> bool {
         false
     }
@@ -83,7 +84,7 @@ impl Range {
     }
 }
 
-/// The first key that does not start with `prefix`.
+/// Returns the first key that does not start with `prefix`.
 fn after(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -95,7 +96,7 @@ fn after(prefix: &[u8]) -> Vec<u8> {
     vec![u8::MAX; 64]
 }
 
-/// The first byte of every key of the log; the rest are rows.
+/// The first byte of all keys of the log. All other keys are those of rows.
 pub(super) const LOG: u8 = b'm';
 const SENDS: u8 = b's';
 const CONVERSATION: u8 = b'c';
@@ -114,8 +115,9 @@ const DELIVERED: u8 = b'd';
 const FACE: u8 = b'f';
 const LEFT: u8 = b'l';
 
-/// Room for a key of most users, and for a row of most messages, without growing.
+/// The initial capacity of a key, enough for most users.
 const KEY_BYTES: usize = 80;
+/// The initial capacity of a value, enough for most messages.
 const VALUE_BYTES: usize = 384;
 
 struct Key(Vec<u8>);
@@ -131,7 +133,7 @@ impl Key {
         self.bytes(id.0.as_bytes())
     }
 
-    /// User ids hold no control characters, so a zero ends them.
+    /// Appends a user id and a zero. User ids contain no control characters, so the zero ends them.
     fn user(self, user: &UserId) -> Self {
         self.bytes(user.as_str().as_bytes()).bytes(&[0])
     }
@@ -178,7 +180,7 @@ fn today() -> u32 {
     u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
 }
 
-/// Values are MessagePack arrays: fields in order, none skipped, new ones at the end.
+/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(VALUE_BYTES);
     let encoded = rmp_serde::encode::write(&mut bytes, value);
@@ -230,7 +232,7 @@ enum StoredContent<'a> {
         Vec<StoredAttachment>,
         Option<Seq>,
     ),
-    /// As JSON: rare, and readable without the program.
+    /// The change as JSON: it is rare, and readable without this program.
     #[serde(rename = "s")]
     System(String),
 }
@@ -375,7 +377,7 @@ fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
     }
 }
 
-/// A store over cells.
+/// A store on top of cells.
 pub struct CellStore<C>(pub(super) C);
 
 #[async_trait]
@@ -441,7 +443,7 @@ impl<C: Cells> Store for CellStore<C> {
         let mut rows: Vec<LogRow> = Vec::new();
         for cell in self.0.scan(range, usize::MAX, false).await? {
             let row = log_row("log", &cell)?;
-            // Epochs of one seq follow each other, the highest last.
+            // Rows of one seq are adjacent, and the highest epoch is the last of them.
             if rows
                 .last()
                 .is_some_and(|previous| previous.entry.seq == row.entry.seq)
@@ -567,7 +569,7 @@ impl<C: Cells> Store for CellStore<C> {
         if let Some(user) = after_user {
             range.from = after(&participant_key(conversation, user).0);
         }
-        // Up to three cells a row.
+        // Each row has up to three cells.
         let cells = self.0.scan(range, limit.saturating_mul(3), false).await?;
         let mut rows = participant_rows(&cells, key_at)?;
         rows.truncate(limit);
@@ -834,7 +836,8 @@ impl<C: Cells> CellStore<C> {
     }
 }
 
-/// Cells of participants, in key order, into rows. Three cells a row: a scan of three times the limit cuts none.
+/// Groups the cells of participants, in key order, into rows. A row has at most three cells, so a scan of three times
+/// the limit contains enough whole rows.
 fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<ParticipantRow>> {
     const OPERATION: &str = "participants";
     let mut rows: Vec<ParticipantRow> = Vec::new();

@@ -1,5 +1,5 @@
-//! The suite that every backend passes: `check(&store)` on an empty or a used store, as often as one likes.
-//! Panics with the broken promise.
+//! The conformance suite of all backends: `check(&store)` works on an empty or a used store, any number of times. It
+//! panics with the broken promise.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,10 +23,10 @@ type Checked = Result<()>;
 /// Runs the whole suite.
 ///
 /// # Errors
-/// When an operation fails that should not.
+/// The error of an operation that should succeed.
 ///
 /// # Panics
-/// When a promise of [`Store`] is broken.
+/// Panics if a promise of [`Store`] is broken.
 pub async fn check(store: &dyn Store) -> Checked {
     a_log_is_read_as_it_was_written(store).await?;
     the_highest_epoch_is_read(store).await?;
@@ -81,7 +81,7 @@ async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     let id = ConversationId::random();
     assert_eq!(store.tail(id, 10).await?.rows, []);
     assert_eq!(store.log(id, 1, 10).await?, []);
-    // Across the border of a bucket of 4,096.
+    // The rows cross the border of a bucket, which has 4,096 positions.
     let rows: Vec<_> = (1..=4_200)
         .map(|seq| row(seq, 1, &format!("body {seq}")))
         .collect();
@@ -92,7 +92,7 @@ async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     assert_eq!(store.log(id, 4_090, 4_100).await?, rows[4_089..4_100]);
     assert_eq!(store.log(id, 4_199, 9_999).await?, rows[4_198..]);
     assert_eq!(store.tail(id, 128).await?.rows, rows[4_200 - 128..]);
-    // The same rows again change nothing.
+    // Repeating rows changes nothing.
     store.append(id, &rows[4_000..4_100], None).await?;
     assert_eq!(store.log(id, 4_000, 4_100).await?, rows[3_999..4_100]);
     assert_eq!(store.tail(id, 1).await?.settled, 0);
@@ -259,7 +259,7 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
         read_seq,
         left_seq,
     };
-    // In one call, in the wrong order, and twice.
+    // The two faces are in one call, the newer one first; it is then written a second time.
     let new = write(face(8, "new"), Some(3), None);
     store
         .write_inbox(vec![new.clone(), write(face(7, "old"), None, None)])

@@ -1,8 +1,8 @@
 //! The embedded store: one process, one directory, crate `fjall`.
 //!
-//! All writes go through one thread that commits whatever waits as one batch and one fsync (group
-//! commit), and only then answers. fjall may stall a writer by sleeping, and reads may touch the
-//! disk: neither ever happens on a thread of the runtime.
+//! One thread does all writes. It commits everything that waits as one batch with one fsync (group commit), and answers
+//! only then. fjall may stall a writer by sleeping, and reads may touch the disk, so neither runs on a thread of the
+//! runtime.
 
 use std::{
     collections::HashMap,
@@ -22,16 +22,16 @@ use super::{
 };
 use crate::mutation::{Mutation, broken};
 
-/// Writes waiting for the writer thread. Callers wait for a place.
+/// Writes that wait for the writer thread. Above this, callers wait.
 const WRITES_QUEUED_MAX: usize = 4_096;
-/// Bytes of one group commit. More waits for the next one.
+/// Bytes of one group commit. Further writes wait for the next one.
 const GROUP_BYTES_MAX: usize = 4 << 20;
-/// Bytes of all journals before fjall makes writers wait for a flush.
+/// Bytes of all journals above which fjall makes writers wait for a flush.
 const JOURNAL_BYTES_MAX: u64 = 256 << 20;
 
 pub type Embedded = CellStore<Fjall>;
 
-/// fjall behind a writer thread.
+/// A fjall database with its writer thread.
 pub struct Fjall {
     database: Database,
     log: Keyspace,
@@ -61,10 +61,10 @@ enum Command {
 }
 
 impl Embedded {
-    /// Opens or creates the store in `path`. `cache_bytes` is fjall's block cache.
+    /// Opens or creates the store in `path`. `cache_bytes` is the size of fjall's block cache.
     ///
     /// # Errors
-    /// When the directory cannot be used, is in use by another process, or is damaged.
+    /// [`Error::Unavailable`] if the directory cannot be used, is in use by another process, or is damaged.
     pub fn open(path: &Path, cache_bytes: u64) -> Result<Self> {
         let failed = |e: fjall::Error| Error::Unavailable {
             operation: "open",
@@ -197,7 +197,7 @@ impl Cells for Fjall {
     }
 }
 
-/// A stored value is its timestamp, eight bytes, and the content.
+/// Decodes a stored value: a timestamp of eight bytes, then the content.
 fn cell(guard: fjall::Guard) -> fjall::Result<Cell> {
     let (key, value) = guard.into_inner()?;
     Ok(Cell {
@@ -239,7 +239,7 @@ impl Writer {
                 self.commit(group);
             }
             if !closing.is_empty() {
-                // Even if the last writes failed, those before them are on the disk now.
+                // Even if this group failed, all writes before it are made durable.
                 self.commit(closing);
                 return;
             }
@@ -249,12 +249,12 @@ impl Writer {
     fn commit(&self, group: Vec<Command>) {
         histogram!("chat_store_group_commands").record(group.len() as f64);
         let mut batch = self.database.batch();
-        // Timestamps written by this batch, which the database cannot show yet.
+        // Timestamps that this batch writes. The database does not return them before the commit.
         let mut newer: HashMap<Vec<u8>, u64> = HashMap::new();
         let mut sync = false;
         let mut rows = 0;
         let mut answers: Vec<Box<dyn FnOnce(Result<()>)>> = Vec::with_capacity(group.len());
-        // What is there could not be read: then nothing of the group is written, and all of it may be written again.
+        // Set if stored timestamps could not be read. Then nothing of the group is written, and callers may retry.
         let mut unread: Option<fjall::Error> = None;
         for command in group {
             match command {
@@ -311,7 +311,7 @@ impl Writer {
             (Some(reason), _) => Err(Error::Poisoned { reason }),
             (None, Some(error)) => Err(Error::Unavailable {
                 operation: "write",
-                reason: format!("what is there cannot be read: {error}"),
+                reason: format!("cannot read the stored timestamps: {error}"),
             }),
             (None, None) => self.write(batch, sync),
         };
@@ -320,8 +320,9 @@ impl Writer {
         }
     }
 
-    /// After a failed write or fsync nobody knows what the disk holds (Rebello et al., "Can Applications
-    /// Recover from fsync Failures?", ATC 2020): refuse everything until a restart has read it back.
+    /// Commits a batch. After a failed write or fsync the content of the disk is unknown (Rebello et al., "Can
+    /// Applications Recover from fsync Failures?", ATC 2020), so the store refuses all writes until a restart has read
+    /// it.
     fn write(&self, batch: fjall::OwnedWriteBatch, sync: bool) -> Result<()> {
         let mut written = batch.commit();
         if written.is_ok() && sync {
@@ -394,7 +395,7 @@ mod tests {
     use super::*;
     use crate::mutation::break_rule;
 
-    /// The store's writer on this thread, which alone a broken rule is for.
+    /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
     fn writer(folder: &Path) -> (Writer, Embedded) {
         let store = Embedded::open(folder, 1 << 20).unwrap();
         let CellStore(Fjall {

@@ -1,8 +1,8 @@
-//! Durable rows in the words of the domain. A store keeps what it is given and decides nothing:
-//! who may write, what is committed and what a reader may see is the conversation owner's business.
+//! Durable rows, in terms of the domain. A store keeps what it is given and decides nothing: the owner of a
+//! conversation decides who may write, which entries are committed, and what a reader may see.
 //!
-//! Rows that are overwritten carry the seq that wrote them, and the highest seq wins, whatever
-//! arrives when: a late, repeated or reordered write changes nothing.
+//! Rows that are overwritten carry the seq that wrote them, and the highest seq wins in any order of arrival. A late,
+//! repeated or reordered write therefore changes nothing.
 
 pub mod cassandra;
 mod cells;
@@ -21,16 +21,16 @@ use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The outcome is unknown. A write may be repeated: same key, same content.
-    #[error("{operation}: the store did not answer in time or refused: {reason}")]
+    /// The outcome is unknown. A write may be repeated with the same key and content.
+    #[error("{operation}: the store did not answer in time or refused the request: {reason}")]
     Unavailable {
         operation: &'static str,
         reason: String,
     },
-    /// A write to the disk failed. What was acknowledged is safe; nothing more is accepted until a restart.
+    /// A write to the disk failed. Acknowledged writes are safe; the store accepts no more until a restart.
     #[error("the store refuses writes after a failure of the disk: {reason}")]
     Poisoned { reason: String },
-    /// What is stored cannot be understood.
+    /// Stored data cannot be decoded.
     #[error("{operation}: stored data is damaged: {reason}")]
     Corrupt {
         operation: &'static str,
@@ -40,10 +40,10 @@ pub enum Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What every backend promises. [`conformance`] checks it.
+/// The contract of every backend. [`conformance`] checks it.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Writes log rows and the `sends` row of each, and `activity` if given. Durable when it returns.
+    /// Writes log rows with a `sends` row for each, and `activity` if given. Durable when it returns.
     async fn append(
         &self,
         conversation: ConversationId,
@@ -51,20 +51,20 @@ pub trait Store: Send + Sync + 'static {
         activity: Option<Activity>,
     ) -> Result<()>;
 
-    /// As `append`, but all or nothing: no reader and no crash sees a part of it (across the border of a bucket:
-    /// the newer part first).
+    /// Writes rows like `append`, but atomically: neither a reader nor a crash sees a part of them. Rows of two buckets
+    /// are two such writes, the newer bucket first.
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
-    /// The rows of the newest `seqs` places in the log, of every epoch, oldest first.
+    /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail>;
 
-    /// The rows from `from` to `to`, both included, of the highest epoch at each seq, oldest first.
+    /// Returns the rows from `from` to `to` inclusive, with the highest epoch at each seq, oldest first.
     async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>>;
 
-    /// Notes that everything up to `seq` is committed and applied. Only goes up.
+    /// Records that everything up to `seq` is committed and applied. The value only increases.
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()>;
 
-    /// Where this client id was written, by each epoch that wrote it in the last seven days.
+    /// Returns the rows of this client id, one for each epoch that wrote it in the last seven days.
     async fn sends(
         &self,
         conversation: ConversationId,
@@ -74,10 +74,10 @@ pub trait Store: Send + Sync + 'static {
 
     async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>>;
 
-    /// Writes what follows from a committed entry. Durable when it returns.
+    /// Writes the effects of a committed entry. Durable when it returns.
     async fn apply(&self, conversation: ConversationId, applied: &Applied) -> Result<()>;
 
-    /// Present and former participants in the store's own order, after `after`.
+    /// Returns current and former participants after `after`, in the store's own order.
     async fn participants(
         &self,
         conversation: ConversationId,
@@ -93,17 +93,18 @@ pub trait Store: Send + Sync + 'static {
         user: &UserId,
     ) -> Result<Option<ParticipantRow>>;
 
-    /// Raises watermarks, in the participant's and in the inbox row. Durable when it returns.
+    /// Raises watermarks, in the participant's row and in the inbox row. Durable when it returns.
     async fn mark(&self, conversation: ConversationId, kind: Kind, mark: &Mark) -> Result<()>;
 
-    /// All of a user's conversations, in one partition read.
+    /// Returns all conversations of a user. It reads one partition.
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
 
-    /// Upserts inbox rows. Not durable by itself: crash repair writes them again.
+    /// Inserts or updates inbox rows. Not durable by itself: the repair after a crash writes them again.
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()>;
 
-    /// At most `limit` public groups and channels in the store's own order, after `after`. It passes over those that are
-    /// not public any more, of [`SCAN_ROWS_MAX`] rows altogether: then there may be fewer, or none, and a `next`.
+    /// Returns at most `limit` public groups and channels after `after`, in the store's own order. It skips
+    /// conversations that are no longer public, and reads at most [`SCAN_ROWS_MAX`] rows. So a page may have fewer
+    /// conversations, or none, and still a `next`.
     ///
     /// [`SCAN_ROWS_MAX`]: crate::model::limits::SCAN_ROWS_MAX
     async fn public_conversations(
@@ -112,44 +113,45 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<PublicPage>;
 
-    /// Conversations that `gateway` wrote to in the last minutes of its life, by its own clock.
+    /// Returns the conversations to which `gateway` wrote in the last minutes of its life, by its own clock.
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>>;
 
     async fn forget_activity(&self, gateway: GatewayId) -> Result<()>;
 
-    /// Gateways whose activity is there: those that run, and those that are gone and not repaired yet.
+    /// Returns the gateways with activity: those that run, and those that ended and are not repaired yet.
     async fn active_gateways(&self) -> Result<Vec<GatewayId>>;
 
     async fn last_seen(&self, user: &UserId) -> Result<Option<Millis>>;
 
-    /// Not durable by itself; only goes up.
+    /// Records when users were last seen. The values only increase. Not durable by itself.
     async fn set_last_seen(&self, seen: &[(UserId, Millis)]) -> Result<()>;
 
     async fn ring(&self) -> Result<Option<RingRow>>;
 
-    /// Replaces the ring if its version is still `expected`; says whether it did. The one operation with a condition.
+    /// Replaces the ring if its version is still `expected`, and returns whether it did. This is the only conditional
+    /// write.
     async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool>;
 
-    /// At a quorum when it returns; the counter only goes up.
+    /// Writes a heartbeat to a quorum. The counter only increases.
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()>;
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>>;
 
-    /// Drops what has outlived its time. Called every few minutes.
+    /// Removes expired rows. Called every few minutes.
     async fn sweep(&self) -> Result<()>;
 
     /// Whether other processes may use the store at the same time.
     fn is_shared(&self) -> bool;
 
-    /// Sets the gauges of what the store is doing. Called every few seconds.
+    /// Updates the store's gauges. Called every few seconds.
     fn measure(&self) {}
 
-    /// Whether writes can succeed.
+    /// Checks whether writes can succeed.
     ///
     /// # Errors
-    /// Why they cannot.
+    /// The reason why they cannot.
     fn healthy(&self) -> Result<()>;
 
-    /// Waits until everything written is durable, and lets go.
+    /// Waits until everything written is durable, then closes the store.
     async fn close(&self) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! What is stored, as values.
+//! The rows of the store, as values.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use crate::model::{
     ConversationId, Details, Entry, Epoch, GatewayId, Kind, Last, Millis, Participant, Seq, UserId,
 };
 
-/// One place in a log, as one owner wrote it. Key: conversation, seq, epoch.
+/// A position of a log as one owner wrote it. The key is conversation, seq, epoch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogRow {
     pub entry: Arc<Entry>,
     pub epoch: Epoch,
-    /// The owner had settled everything up to here when it wrote this row.
+    /// The seq up to which the owner had settled everything when it wrote this row.
     pub committed: Seq,
 }
 
-/// What a takeover reads.
+/// The end of a log, which a takeover reads.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tail {
     pub rows: Vec<LogRow>,
-    /// See [`super::Store::set_settled`].
+    /// The seq up to which everything is settled, see [`super::Store::set_settled`].
     pub settled: Seq,
 }
 
@@ -31,7 +31,7 @@ pub struct SendRow {
     pub seq: Seq,
 }
 
-/// Written by each membership or details entry; `seq` is that entry's.
+/// A conversation's details. Each membership or details entry writes them; `seq` is that entry's seq.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConversationRow {
     pub details: Details,
@@ -39,14 +39,14 @@ pub struct ConversationRow {
     pub seq: Seq,
 }
 
-/// Role, joined and left are of entry `seq`; the watermarks have their own order.
+/// A participant. Role, joined and left are as of entry `seq`; the watermarks have their own order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParticipantRow {
     pub participant: Participant,
     pub seq: Seq,
 }
 
-/// What follows from a committed entry about the conversation itself.
+/// The effects of a committed entry on the conversation and its participants.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Applied {
     pub conversation: ConversationRow,
@@ -54,7 +54,7 @@ pub struct Applied {
     pub inbox: Vec<InboxWrite>,
 }
 
-/// Watermarks of one participant. They only go up.
+/// The watermarks of one participant. They only increase.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mark {
     pub user: UserId,
@@ -62,23 +62,23 @@ pub struct Mark {
     pub delivered_seq: Option<Seq>,
 }
 
-/// What the inbox shows of a conversation; the one with the highest `seq` wins as a whole.
+/// The inbox's view of a conversation. The one with the highest `seq` replaces the others completely.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxFace {
     pub seq: Seq,
     pub kind: Kind,
     pub name: Option<String>,
     pub joined_seq: Seq,
-    /// Absent for channels, whose heads are asked when the inbox is read.
+    /// The newest entry. Absent for channels, whose heads are looked up when the inbox is read.
     pub last: Option<Last>,
 }
 
-/// An upsert of one inbox row. `read_seq` raises the participant's watermark too.
+/// An insert or update of one inbox row. `read_seq` also raises the participant's watermark.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxWrite {
     pub user: UserId,
     pub conversation: ConversationId,
-    /// Tells where the participant's row is.
+    /// The kind of the conversation, from which the place of the participant's row follows.
     pub kind: Kind,
     pub face: Option<InboxFace>,
     pub read_seq: Option<Seq>,
@@ -88,7 +88,7 @@ pub struct InboxWrite {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxRow {
     pub conversation: ConversationId,
-    /// A mark may be stored before the row it marks.
+    /// Absent if a watermark was stored before the row itself.
     pub face: Option<InboxFace>,
     pub read_seq: Seq,
     pub left_seq: Option<Seq>,
@@ -105,7 +105,7 @@ impl InboxRow {
         }
     }
 
-    /// Lays a write over the row: the same rules as in the store.
+    /// Applies a write to the row, by the rules of the store.
     pub fn merge(&mut self, face: Option<InboxFace>, read_seq: Option<Seq>, left_seq: Option<Seq>) {
         if let Some(face) = face
             && self.face.as_ref().is_none_or(|mine| mine.seq <= face.seq)
@@ -125,25 +125,25 @@ pub struct PublicRow {
     pub created_at: Millis,
 }
 
-/// Some of the public conversations.
+/// A page of the public conversations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PublicPage {
     pub rows: Vec<PublicRow>,
-    /// After which to go on; none at the end.
+    /// The id after which the next page begins. `None` at the end.
     pub next: Option<ConversationId>,
 }
 
-/// "This gateway wrote to the conversation in this minute": the map of a crash.
+/// A record that a gateway wrote to a conversation in this minute. The repair after a crash reads these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity {
     pub gateway: GatewayId,
     pub minute: u32,
 }
 
-/// A gateway's sign of life. Who sees the counter move knows that it lives.
+/// A gateway's heartbeat. The gateway is alive if its counter increases.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Heartbeat {
-    /// Where its peers reach it; empty if it wants none.
+    /// The address for its peers, or empty if it does not take connections.
     pub address: String,
     pub counter: u64,
 }

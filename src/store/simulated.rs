@@ -1,6 +1,6 @@
-//! Three replicas in memory that lose, delay and resurrect writes, read and written at quorum, with
-//! blocking read repair: Cassandra on a bad day. Only for tests; with paused time and one seed, a run
-//! repeats exactly.
+//! A simulated Cassandra cluster with faults: three replicas in memory that lose, delay and resurrect writes, with
+//! quorum reads and writes and blocking read repair. It is for tests only. With paused time and one seed, a run repeats
+//! exactly.
 
 use std::{
     collections::BTreeMap,
@@ -20,23 +20,23 @@ use super::{
 };
 use crate::tasks::lock;
 
-/// How long whoever cannot reach the store waits for it.
+/// The time after which a request to an unreachable store fails.
 const OUT_OF_REACH: Duration = Duration::from_millis(500);
 
 pub type Simulated = CellStore<Replicas>;
 
 type Replica = BTreeMap<Vec<u8>, (u64, Vec<u8>)>;
 
-/// How the replicas misbehave, in parts of a hundred of all writes to one replica.
+/// The faults of the replicas, in percent of all writes to one replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub lost: u32,
-    /// Arrive unacknowledged, up to `late_ms` later: a hint, replayed.
+    /// Writes that arrive unacknowledged, up to `late_ms` later, like a replayed hint.
     pub late: u32,
     pub late_ms: u64,
-    /// Reads that time out.
+    /// Reads that time out, in percent of all reads.
     pub unread: u32,
-    /// After so long.
+    /// The time after which they time out.
     pub unread_ms: u64,
 }
 
@@ -48,7 +48,7 @@ impl Faults {
         unread: 0,
         unread_ms: 0,
     };
-    /// As in `model.py`.
+    /// The faults of `model.py`.
     pub const BAD_DAY: Self = Self {
         lost: 5,
         late: 20,
@@ -60,9 +60,9 @@ impl Faults {
 
 pub struct Replicas {
     state: Arc<Mutex<State>>,
-    /// This client of the store cannot reach it.
+    /// Whether this client of the store cannot reach it.
     cut: Arc<AtomicBool>,
-    /// A clone for each read under way.
+    /// Cloned for each read in progress, which counts them.
     reading: Arc<()>,
 }
 
@@ -87,7 +87,7 @@ impl Simulated {
         })
     }
 
-    /// The same replicas, for another owner.
+    /// Returns a client of the same replicas, for another owner.
     #[must_use]
     pub fn share(&self) -> Self {
         CellStore(Replicas {
@@ -97,13 +97,13 @@ impl Simulated {
         })
     }
 
-    /// While it is true, nothing that is asked here is answered.
+    /// Returns a flag. While it is true, requests of this client are not answered.
     #[must_use]
     pub fn cut(&self) -> Arc<AtomicBool> {
         self.0.cut.clone()
     }
 
-    /// Reads under way of this client of the store.
+    /// The number of reads of this client in progress.
     #[must_use]
     pub fn reading(&self) -> usize {
         Arc::strong_count(&self.0.reading) - 1
@@ -159,7 +159,7 @@ impl Replicas {
         lock(&self.state)
     }
 
-    /// Fails after a while if the store cannot be reached.
+    /// Fails after a while if the store is unreachable.
     async fn reach(&self, operation: &'static str) -> Result<()> {
         if self.cut.load(Ordering::Relaxed) {
             tokio::time::sleep(OUT_OF_REACH).await;
@@ -168,7 +168,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Writes to `replicas`; true when two have it in time.
+    /// Writes to `replicas`. Returns true if two of them have the cells in time.
     async fn spread(&self, cells: Vec<Cell>, replicas: &[usize]) -> bool {
         let fates: Vec<_> = {
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! Tests: what is pushed to a client that comes back, over a store whose reads can be made to fail.
+//! Tests of the entries pushed to a client that resumes, over a store whose reads can be made to fail.
 
 use futures_util::FutureExt as _;
 use uuid::Uuid;
@@ -20,7 +20,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// No read is answered.
+/// Faults with which no read is answered.
 const UNREADABLE: Faults = Faults {
     unread: 100,
     ..Faults::NONE
@@ -76,7 +76,7 @@ impl Fixture {
         }
     }
 
-    /// A conversation of alice and bob whose newest entry is `head`, with bodies of so many bytes.
+    /// Creates a conversation of alice and bob. Its newest entry is `head`, and each body has this many bytes.
     async fn conversation(&self, kind: Kind, head: Seq, bytes: usize) -> ConversationId {
         let conversation = ConversationId::random();
         let creation = Creation {
@@ -103,7 +103,7 @@ impl Fixture {
         conversation
     }
 
-    /// What comes of a cursor: the seqs of each page, and the event at the end if there is one.
+    /// Reads what a cursor misses: the seqs of each page, and the event at the end if there is one.
     async fn missed(&self, place: InboxPlace, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
         let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
         let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
@@ -126,7 +126,7 @@ impl Fixture {
         let mut frames = std::collections::VecDeque::new();
         let _ = self.bob.outbox.take(&mut frames).now_or_never();
         let read = |frame: &Frame| {
-            // After the header of the WebSocket frame.
+            // Skips the header of the WebSocket frame.
             let bytes = frame.bytes();
             let begin = bytes.windows(2).position(|two| two == b"{\"");
             serde_json::from_slice(&bytes[begin.unwrap()..]).unwrap()
@@ -148,7 +148,7 @@ async fn what_was_missed_comes_in_order_a_page_at_a_time() {
     let fixture = Fixture::new().await;
     for (head, bytes, pages_min) in [(3, 1, 1), (120, 1, 1), (480, 1, 3), (120, 10_000, 5)] {
         let group = fixture.conversation(Kind::Group, head, bytes).await;
-        // The home may know an older entry than the newest.
+        // The home may know an older entry than the newest one.
         for known in [head, 2] {
             let place = place(group, Kind::Group, Some(known));
             let (pages, other) = fixture.missed(place, 1).await;
@@ -178,7 +178,7 @@ async fn more_than_may_be_pushed_is_not_read() {
         assert_eq!((pages.len(), resync(other)), (0, 502));
     }
     fixture.store.set_faults(Faults::NONE);
-    // Known only once the first page is there: it is pushed, and then no more.
+    // The head is known only after the first page, so that page is pushed and nothing after it.
     let older = place(group, Kind::Group, Some(2));
     let (pages, other) = fixture.missed(older, 1).await;
     assert_eq!((pages.len(), resync(other)), (1, 502));

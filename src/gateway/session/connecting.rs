@@ -1,4 +1,4 @@
-//! From an open WebSocket to a session that is served: `connect`, and what its client missed.
+//! The begin of a session: reads `connect`, answers it, and sends what the client missed.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,18 +28,19 @@ use crate::{
     protocol::{Answer, CloseCode, Connect, Connected, Cursors, ErrorCode, Reply, Request},
 };
 
-/// What was missed is written whenever it is more than this.
+/// Bytes of missed messages after which they are written to the socket.
 const RESUME_WRITE_BYTES: usize = 64 << 10;
-/// WebSocket pings and pongs before `connect`; a client has no reason for more.
+/// WebSocket pings and pongs before `connect`. Clients have no reason for more.
 const CONTROL_FRAMES_MAX: usize = 16;
-/// Bytes of missed messages that count against their reader's budget: others may have written them.
+/// Bytes of missed messages that count against the byte rate of their reader. More do not count, because other users
+/// may have written them.
 const MISSED_COUNTED_MAX: usize = 1 << 20;
-/// How long a `connect` may wait for its user's debt to be repaid, while the user connects elsewhere too.
+/// The time that a `connect` may wait until its user's debt is repaid, in case the user connects elsewhere too.
 const DEBT_WAIT_MAX: Duration = BYTES_WAIT_MAX.saturating_mul(2);
-/// Parts that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
+/// Frames that the cursors of one `connect` may come in: enough for all of them in the smallest frames.
 const CURSOR_PARTS_MAX: usize = 64;
 
-/// A session that other gateways know of. However it ends, they are told.
+/// A session that other gateways know. They learn of its end when this is dropped.
 pub(super) struct Registered {
     gateway: Arc<Gateway>,
     pub subscriber: Arc<Subscriber>,
@@ -52,7 +53,7 @@ impl Drop for Registered {
     }
 }
 
-/// A `connect` whose token was accepted.
+/// A `connect` with a valid token.
 struct Accepted {
     id: Option<u32>,
     identity: Identity,
@@ -63,7 +64,7 @@ struct Accepted {
 }
 
 impl Session {
-    /// Waits for `connect`, and answers it.
+    /// Waits for `connect` and answers it.
     pub(super) async fn connect(&mut self) -> Result<Live, End> {
         let gateway = self.gateway.clone();
         let limit = Duration::from_millis(gateway.session.connect_timeout_ms);
@@ -78,9 +79,9 @@ impl Session {
             gateway: gateway.clone(),
             subscriber: subscriber.clone(),
         };
-        // From here on it counts as a session.
+        // The session is counted by the hub from here on.
         drop(accepted.connecting.take());
-        // However long that takes: who is disconnected, whose token expires, and a drain do not wait for it.
+        // Reading may take long. A disconnect, the token's expiry and a drain do not wait for it.
         select! {
             biased;
             Closing(code) = subscriber.outbox.closing() => return Err(code),
@@ -107,7 +108,7 @@ impl Session {
         match self.gateway.clone().router.register(subscriber).await {
             Ok(places) => self.begin(accepted, subscriber, places).await,
             Err(error) => {
-                tracing::debug!(session = %self.id, %error, "refused: the inbox could not be read");
+                tracing::debug!(session = %self.id, %error, "refused a session because its inbox could not be read");
                 let (code, text) = (ErrorCode::Unavailable, error.to_string());
                 self.refuse(accepted.id, code, &text, CloseCode::GoingAway)
                     .await
@@ -115,12 +116,11 @@ impl Session {
         }
     }
 
-    /// Reads `connect`, and once its token is accepted the remaining cursors. `connect` must come within `limit`, and then
-    /// all remaining cursors together within `limit` again. The time that the user's debt takes between the two does not
-    /// count.
+    /// Reads `connect` and, if its token is valid, the remaining cursors. `connect` must arrive within `limit`, and all
+    /// remaining cursors within another `limit`. The time that the user's debt takes in between does not count.
     async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
         let first = in_time(limit, self.next_frame()).await?;
-        // A stranger may make the gateway read a `connect`, and of anything else its type only.
+        // An unauthenticated client may make the gateway decode a `connect`, but only the type of any other frame.
         let begun = self.codec.begin(&first);
         if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
             let text = "the first frame must be connect";
@@ -181,7 +181,7 @@ impl Session {
         })
     }
 
-    /// Reads the parts of cursors that follow `connect`.
+    /// Reads the frames with the remaining cursors.
     async fn more_cursors(
         &mut self,
         id: Option<u32>,
@@ -216,7 +216,7 @@ impl Session {
         Ok(cursors)
     }
 
-    /// Answers `connect`, and sends what was missed. Events that come meanwhile wait in the outbox.
+    /// Answers `connect` and sends the missed messages. Events that arrive meanwhile wait in the outbox.
     async fn begin(
         &mut self,
         accepted: &Accepted,
@@ -255,7 +255,7 @@ impl Session {
         let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
-        // Entries count when they are read, whether or not the client takes them.
+        // Entries count when they are read, even if the client does not take them.
         let mut charge = |bytes: usize| {
             let counted = bytes.min(uncounted);
             uncounted -= counted;
@@ -287,7 +287,7 @@ impl Session {
         self.write(subscriber, expires_at, &mut frames).await
     }
 
-    /// Answers with an error, and ends the session.
+    /// Answers with an error and ends the session.
     async fn refuse<T>(
         &mut self,
         id: Option<u32>,
@@ -303,7 +303,7 @@ impl Session {
         Err(end)
     }
 
-    /// The next frame with content.
+    /// Returns the next text or binary frame.
     async fn next_frame(&mut self) -> Result<bytes::Bytes, End> {
         for _ in 0..=CONTROL_FRAMES_MAX {
             let frame = self.socket.next().await;
@@ -315,8 +315,8 @@ impl Session {
     }
 }
 
-/// Waits until the user owes no bytes, so that connecting anew gains nothing. The socket still counts among the
-/// unauthenticated ones.
+/// Waits until the user owes no bytes, so that reconnecting gains nothing. Meanwhile the socket counts as
+/// unauthenticated.
 async fn debt_repaid(rates: &Rates, rate: &UserRate) {
     while let Err(Wait(wait)) = rates.connect(rate) {
         sleep(wait).await;
@@ -328,7 +328,7 @@ async fn in_time<T>(limit: Duration, read: impl Future<Output = Result<T, End>>)
     read.map_err(|_| CloseCode::ConnectTimeout)?
 }
 
-/// When the token expires, on the monotonic clock.
+/// Returns the expiry of the token on the monotonic clock.
 pub(super) fn expiry(identity: &Identity) -> Instant {
     const FAR: u64 = 365 * 86_400_000;
     let left_ms = u64::try_from(identity.expires_at - clock::wall()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a session reads.
+//! The reading side of a session.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,8 @@ use crate::{
     protocol::{CloseCode, Codec},
 };
 
-/// Bytes of a frame that may come in pieces, for each byte that it may have: the smallest sensible pieces are larger.
+/// Bytes that may be read for each byte of the largest frame, because a frame may come in fragments. No sensible
+/// fragments need more.
 const PIECES_OVERHEAD: usize = 4;
 
 pub(super) type Came = Option<Result<Message, axum::Error>>;
@@ -26,19 +27,19 @@ pub(super) enum Next {
 }
 
 impl Session {
-    /// From now on the next message may take its bytes.
+    /// Allows the bytes of one more message.
     pub(super) fn await_message(&self) {
         let bytes = PIECES_OVERHEAD * self.gateway.limits.frame_bytes;
         self.line.limit_message(bytes);
     }
 
-    /// The bytes of a frame of this codec; `None` for what the WebSocket layer sees to itself.
+    /// Returns the content of a frame, or `None` for a ping or pong, which the WebSocket library answers.
     pub(super) fn incoming(&self, frame: Came) -> Result<Option<bytes::Bytes>, End> {
         match &frame {
             Some(Ok(Message::Text(_) | Message::Binary(_))) => {
                 self.await_message();
             }
-            // Between the pieces of a message, too: only those add up.
+            // Control frames may come between the fragments of a message, so their bytes are allowed in addition.
             Some(Ok(Message::Ping(bytes) | Message::Pong(bytes))) => {
                 self.line.control_frame_came(bytes.len());
             }
@@ -55,8 +56,8 @@ impl Session {
     }
 }
 
-/// What is to be written, or else what the client sends; the other way round if it `reads_first`, so that neither
-/// keeps the other waiting for ever. `reads`: whether the client is read from, and after which pause.
+/// Waits for frames to write or for a frame of the client. Frames to write come first, except if `reads_first`, so that
+/// neither starves the other. `reads` says whether the client is read from, and after which pause.
 pub(super) async fn next(
     socket: &mut WebSocket,
     subscriber: &Subscriber,
@@ -81,20 +82,20 @@ pub(super) async fn next(
 
 async fn read(socket: &mut WebSocket, pause_until: Option<Instant>) -> Came {
     if let Some(until) = pause_until {
-        // Boxed: few sessions pause, and the timer would enlarge every session.
+        // Boxed, because few sessions pause and the timer would enlarge every session.
         Box::pin(sleep_until(until)).await;
     }
     socket.next().await
 }
 
-/// Broken pipes and resets are ends like any other; what breaks the WebSocket protocol or its limits
-/// is the client's mistake.
+/// Returns the close code for a failed read. A broken pipe or reset is a normal end; a violation of the WebSocket
+/// protocol or its limits is the client's error.
 fn ended_by(error: &axum::Error) -> CloseCode {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(error) = cause.downcast_ref::<std::io::Error>() {
             return match error.kind() {
-                // Too many bytes without a message.
+                // `Wire` reports too many bytes without a whole message like this.
                 std::io::ErrorKind::InvalidData => CloseCode::BadFrame,
                 _ => CloseCode::GoingAway,
             };

@@ -1,4 +1,4 @@
-//! What a session writes, without ever waiting for longer than it may.
+//! The writing side of a session. Every wait has a limit.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
     protocol::CloseCode,
 };
 
-/// A close frame that cannot be sent, and answered, by then is given up.
+/// The time in which a close frame must be sent and answered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Frames that an idle session's queue has room for.
+/// Frames for which an idle session's queue keeps capacity.
 const FRAMES_KEPT: usize = 8;
 
 impl Session {
@@ -32,13 +32,13 @@ impl Session {
         self.gateway.sent.frames.increment(count);
         let writing = write_all(&mut self.socket, &self.line, frames);
         let written = patiently(&self.gateway, &self.line, subscriber, expires_at, writing).await;
-        // A burst's queue is not kept for ever.
+        // The capacity for a burst is not kept forever.
         frames.shrink_to(FRAMES_KEPT);
         subscriber.outbox.flushed();
         written
     }
 
-    /// For the time before there is an outbox.
+    /// Sends a frame before the session has an outbox.
     pub(super) async fn send(&mut self, frame: Frame) -> Result<(), End> {
         self.gateway.sent.frames.increment(1);
         let mut frames = VecDeque::from([frame]);
@@ -61,7 +61,7 @@ impl Session {
 
     pub(super) async fn close(&mut self, code: CloseCode) {
         if code == CloseCode::GoingAway {
-            // The client closed, or is gone: complete the closing handshake if there is one.
+            // The client closed or is gone. This completes the closing handshake if there is one.
             let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
             return;
         }
@@ -71,7 +71,7 @@ impl Session {
         };
         let closed = async {
             self.socket.send(Message::Close(Some(frame))).await?;
-            // Until the client has answered: closing at once could cost it the close code.
+            // The client must answer first: closing at once could discard the close code.
             while let Some(Ok(_)) = self.socket.next().await {}
             self.line.linger().await;
             Ok::<_, axum::Error>(())
@@ -80,7 +80,7 @@ impl Session {
     }
 }
 
-/// Past the WebSocket library, once that has written what it has begun: a pong.
+/// Writes frames past the WebSocket library, after the library has flushed what it has begun, such as a pong.
 async fn write_all(
     socket: &mut WebSocket,
     line: &Line,
@@ -92,9 +92,9 @@ async fn write_all(
     line.write_all(frames).await.map_err(axum::Error::new)
 }
 
-/// Waits for a write. A socket that takes nothing must not keep the session from noticing that its queue is
-/// full, that its token expires, that the gateway drains, or that its client is gone. What it waits for besides takes
-/// memory only when the write is not done at once, as most are.
+/// Waits for a write. If the socket takes nothing, the session must still notice that its queue is full, its token
+/// expires, the gateway drains, or its client is gone. These waits use memory only if the write does not complete at
+/// once, as most do.
 async fn patiently(
     gateway: &Gateway,
     line: &Line,
@@ -126,7 +126,7 @@ async fn wait_for(
     }
 }
 
-/// Fires when the client has taken nothing for as long as one may be silent.
+/// Returns when the client took nothing for as long as a client may be silent.
 async fn no_progress(gateway: &Gateway, line: &Line) {
     let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
     loop {
@@ -138,7 +138,7 @@ async fn no_progress(gateway: &Gateway, line: &Line) {
     }
 }
 
-/// Fires when the gateway drains and all clients should have left.
+/// Returns when the gateway drains and all clients should have left.
 async fn leave_time(gateway: &Gateway) {
     gateway.tasks.draining().await;
     sleep(Duration::from_millis(

@@ -1,9 +1,10 @@
-//! All writes, gathered into unlogged batches: what arrives while requests are under way goes out together.
+//! The queue of all writes, sent as unlogged batches: writes that arrive while requests are in progress are sent
+//! together.
 //!
-//! A batch of ten small rows costs the cluster half of what ten statements do, and this process a fifth
-//! (docs/performance.md). It is not atomic: a part of it may land, as a part of ten statements may. Only what
-//! is one [`Unit`], for one partition, lands as a whole. With few requests under way nothing waits for others;
-//! the more there is to do, the larger the batches get (as the embedded store's group commit).
+//! A batch of ten small rows costs the cluster half of what ten statements cost, and this process a fifth
+//! (docs/performance.md). It is not atomic: a part of it may land, as with ten statements. Only a [`Unit`], which is
+//! for one partition, lands completely or not at all. With few requests in progress no write waits for others; with
+//! more load the batches become larger, as in the embedded store's group commit.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,23 +27,23 @@ use super::{
     statements::Write,
 };
 
-/// Units waiting for a request; whoever brings one more waits for a place.
+/// Units that wait for a request. Above this, callers wait.
 const QUEUED_MAX: usize = 4_096;
-/// Units looked at together when they are packed.
+/// Units that are packed into batches together.
 const PACKED_AT_ONCE: usize = 256;
-/// Partitions of one batch. Above ten, Cassandra warns (`unlogged_batch_across_partitions_warn_threshold`).
+/// Units of one batch. Cassandra warns above ten partitions (`unlogged_batch_across_partitions_warn_threshold`).
 const BATCH_UNITS_MAX: usize = 10;
-/// Bytes of a batch of several partitions, as counted here. Cassandra warns at 5 KiB as counted there
-/// (`batch_size_warn_threshold`), and refuses at 50.
+/// Bytes of a batch of several units, as estimated here. By its own count Cassandra warns at 5 KiB
+/// (`batch_size_warn_threshold`) and refuses at 50 KiB.
 const BATCH_BYTES_MAX: usize = 3_500;
 
 pub(super) type Values = Box<dyn SerializeRow + Send + Sync>;
 
-/// Statements for one partition; they land all or none.
+/// Statements for one partition, which are written atomically.
 #[derive(Default)]
 pub(super) struct Unit {
     pub statements: Vec<(Arc<Write>, Values)>,
-    /// About.
+    /// The approximate size.
     pub bytes: usize,
 }
 
@@ -55,7 +56,7 @@ impl Unit {
     }
 }
 
-/// Adds what is for the same partition.
+/// Adds units for the same partition.
 impl Extend<Unit> for Unit {
     fn extend<T: IntoIterator<Item = Unit>>(&mut self, others: T) {
         for other in others {
@@ -70,19 +71,19 @@ pub(super) struct Queued {
     done: oneshot::Sender<Option<String>>,
 }
 
-/// Where writes are queued.
+/// The sender of the write queue.
 pub(super) struct Batches {
     queue: mpsc::Sender<Queued>,
 }
 
 impl Batches {
-    /// The queue, and its other end for [`run`].
+    /// Returns the sender, and the receiver for [`run`].
     pub(super) fn new() -> (Self, mpsc::Receiver<Queued>) {
         let (queue, queued) = mpsc::channel(QUEUED_MAX);
         (Self { queue }, queued)
     }
 
-    /// Writes all of `units`; returns when each of them has been answered.
+    /// Writes all `units`. Returns when all of them are answered.
     pub(super) async fn write(&self, operation: &'static str, units: Vec<Unit>) -> Result<()> {
         let closed = || Error::Unavailable {
             operation,
@@ -95,7 +96,7 @@ impl Batches {
             self.queue.send(queued).await.map_err(|_| closed())?;
             answers.push(answer);
         }
-        // All of them, so that whoever writes again does not race with itself.
+        // It waits for all of them, even after an error, so that a retry does not race with its own first attempt.
         for answer in join_all(answers).await {
             if let Some(reason) = answer.map_err(|_| closed())? {
                 return Err(Error::Unavailable { operation, reason });
@@ -105,16 +106,16 @@ impl Batches {
     }
 }
 
-/// How batches are sent.
+/// The settings for sending batches.
 pub(super) struct Sending {
     pub session: Arc<Session>,
     pub profile: ExecutionProfileHandle,
     pub in_flight_max: usize,
-    /// Nodes that hold each row. Where there are more nodes than that, batches are made by replica set.
+    /// The replication factor. With more nodes than that, batches are grouped by replica set.
     pub copies: usize,
 }
 
-/// Sends what is queued until `closing` fires, and then what is left.
+/// Sends queued writes until `closing` fires, then the rest of the queue.
 pub(super) async fn run(
     sending: Sending,
     mut queue: mpsc::Receiver<Queued>,
@@ -152,7 +153,8 @@ pub(super) async fn run(
     }
 }
 
-/// Groups by replica set, keeps to the limits. What was queued first is sent first (the last of the vector).
+/// Packs units into batches within the limits, grouped by replica set. The batch that was queued first is the last of
+/// the vector, which is sent first.
 fn pack(sending: &Sending, taken: &mut Vec<Queued>) -> Vec<Vec<Queued>> {
     let state = sending.session.get_cluster_state();
     let many = state.get_nodes_info().len() > sending.copies;
@@ -198,7 +200,7 @@ fn replicas(state: &scylla::cluster::ClusterState, unit: &Unit) -> Vec<Uuid> {
 }
 
 async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
-    // Who has given up may write again, later.
+    // A caller that gave up needs no write now. It may retry later.
     queued.retain(|q| !q.done.is_closed());
     let began = Instant::now();
     let statements: Vec<_> = queued.iter().flat_map(|q| &q.unit.statements).collect();

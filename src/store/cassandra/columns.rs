@@ -1,4 +1,4 @@
-//! Rows of the domain to columns, and back.
+//! Conversion between rows of the domain and columns.
 
 use std::sync::Arc;
 
@@ -22,20 +22,20 @@ use crate::model::{
     MessageId, Participant, Seq, UserId,
 };
 
-/// Places of one partition of `messages`.
+/// Positions of one partition of `messages`.
 const BUCKET: u64 = 4_096;
 /// Partitions of a channel's participants.
 const CHANNEL_SHARDS: i32 = 64;
 /// Partitions of the public listing.
 pub(super) const PUBLIC_SHARDS: i32 = 16;
-/// What a statement weighs besides its text.
+/// The estimated size of a statement without its text.
 const STATEMENT_BYTES: usize = 100;
 
 pub(super) fn bucket_of(seq: Seq) -> u64 {
     seq / BUCKET
 }
 
-/// The first entry of any bucket but the first: its bucket must be noted before it is written.
+/// Whether this is the first entry of a bucket other than the first. Its bucket must be recorded before it is written.
 pub(super) fn opens_bucket(seq: Seq) -> bool {
     seq > 0 && seq.is_multiple_of(BUCKET)
 }
@@ -51,7 +51,7 @@ pub(super) fn shards_of(kind: Kind) -> i32 {
     }
 }
 
-/// A contract with what is stored.
+/// Returns the partition of a participant. It is part of the stored format and must never change.
 pub(super) fn shard_of(kind: Kind, user: &UserId) -> i32 {
     match kind {
         Kind::Dm | Kind::Group => 0,
@@ -62,12 +62,12 @@ pub(super) fn shard_of(kind: Kind, user: &UserId) -> i32 {
     }
 }
 
-/// A contract with what is stored.
+/// Returns the partition of a public conversation. It is part of the stored format and must never change.
 pub(super) fn public_shard_of(conversation: ConversationId) -> i32 {
     i32::from(conversation.0.as_bytes()[0]) % PUBLIC_SHARDS
 }
 
-/// CQL has no unsigned numbers.
+/// Converts a number for CQL, which has no unsigned ones.
 pub(super) fn big(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -76,12 +76,12 @@ pub(super) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-/// Absent columns are left alone: writing a null would be a tombstone.
+/// Leaves an absent column unset, because writing a null would create a tombstone.
 fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
     value.map_or(MaybeUnset::Unset, MaybeUnset::Set)
 }
 
-/// The name of an enumeration's value, as in the protocol.
+/// Returns the name of an enumeration's value, as in the protocol.
 fn name_of<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
@@ -154,7 +154,7 @@ impl Statements {
         Unit::one(&self.insert_message, values, bytes)
     }
 
-    /// One unit for each bucket that the rows lie in, the newest first.
+    /// Returns one unit for each bucket of the rows, the newest first.
     pub(super) fn messages(&self, conversation: ConversationId, rows: &[LogRow]) -> Vec<Unit> {
         let buckets = rows.chunk_by(|a, b| bucket_of(a.entry.seq) == bucket_of(b.entry.seq));
         let unit = |rows: &[LogRow]| {
@@ -248,7 +248,7 @@ impl Statements {
         unit
     }
 
-    /// The watermarks of a participant.
+    /// Returns the unit that raises a participant's watermarks.
     pub(super) fn marks(
         &self,
         conversation: ConversationId,
@@ -269,7 +269,7 @@ impl Statements {
         (!unit.statements.is_empty()).then_some(unit)
     }
 
-    /// A watermark of an inbox row, by the statement that sets it.
+    /// Returns the unit that raises a watermark of an inbox row with this statement.
     pub(super) fn inbox_mark(
         statement: &Arc<Write>,
         conversation: ConversationId,
@@ -281,7 +281,7 @@ impl Statements {
         Unit::one(statement, values, STATEMENT_BYTES)
     }
 
-    /// One row of the inbox, and the participant's watermark.
+    /// Returns the units for an inbox row and for the participant's watermark.
     pub(super) fn inbox_write(&self, write: &InboxWrite) -> Vec<Unit> {
         let InboxWrite {
             user,
@@ -371,7 +371,7 @@ impl MessageColumns {
     }
 }
 
-/// The row of a conversation may hold a bucket or a settled mark and no details yet.
+/// A conversation's row. It may contain a bucket or a settled seq without details.
 #[derive(DeserializeRow)]
 pub(super) struct ConversationColumns {
     kind: Option<String>,
@@ -426,7 +426,7 @@ pub(super) struct ParticipantColumns {
 }
 
 impl ParticipantColumns {
-    /// None for a mark of somebody whose membership is not stored.
+    /// Converts the columns. `None` for a watermark without a stored membership.
     pub(super) fn row(self, operation: &'static str) -> Result<Option<ParticipantRow>> {
         let Self {
             user_id,
@@ -522,7 +522,7 @@ pub(super) struct PublicColumns {
 }
 
 impl PublicColumns {
-    /// None for one that is not public any more.
+    /// Converts the columns. `None` if the conversation is no longer public.
     pub(super) fn row(self, operation: &'static str) -> Result<Option<PublicRow>> {
         match self {
             Self {
@@ -546,7 +546,7 @@ impl PublicColumns {
 mod tests {
     use super::*;
 
-    /// What is stored depends on them: they never change.
+    /// These values are part of the stored format: they must never change.
     #[test]
     fn shards_and_buckets_stay_where_they_are() {
         let user = |name: &str| UserId::new(name).unwrap();

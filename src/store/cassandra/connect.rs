@@ -1,4 +1,4 @@
-//! How a cluster is reached: nodes, consistency, time-outs, TLS.
+//! The connection to a cluster: nodes, consistency, time-outs, TLS.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,53 +18,53 @@ use super::{
     schema::Keyspace,
 };
 
-/// A read that has not been answered by then is asked of another node too, twice at most.
+/// The speculative execution of reads: after this time another node is asked too, at most twice.
 pub(super) const READ_SPECULATION: SimpleSpeculativeExecutionPolicy =
     SimpleSpeculativeExecutionPolicy {
         max_retry_count: 2,
         retry_interval: Duration::from_millis(100),
     };
-/// The same for writes, all of which may be repeated. Rarer, so that a cluster that is merely busy does not get
-/// its load twice.
+/// The speculative execution of writes, all of which are idempotent. It is rarer, so that it does not double the load
+/// of a busy cluster.
 pub(super) const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy =
     SimpleSpeculativeExecutionPolicy {
         max_retry_count: 1,
         retry_interval: Duration::from_millis(700),
     };
-/// A node that answers no keep-alive for so long is not asked any more.
+/// The interval of keep-alives to each node. A node that does not answer in time is not used.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often nodes are asked whether they agree on the schema. Each table waits for that once.
+/// The interval at which nodes are asked whether they agree on the schema. Each new table waits for that once.
 const AGREED_EVERY: Duration = Duration::from_millis(20);
 
-/// How to reach a cluster, and what is expected of it. Not to be printed: it holds a password.
+/// The settings of a cluster. They contain a password and must not be logged.
 #[derive(Clone)]
 pub struct Settings {
     pub nodes: Vec<String>,
     pub keyspace: Keyspace,
-    /// Whose nodes are asked, and no others.
+    /// The datacenter whose nodes are used. Others are not.
     pub datacenter: Option<String>,
     pub consistency: Consistency,
     pub user: Option<(String, String)>,
     pub tls: Option<TlsFiles>,
     pub timeout: Duration,
-    /// Requests under way at once: as many reads, and as many writes.
+    /// Concurrent requests: this many reads, and this many writes.
     pub in_flight_max: usize,
     pub create_schema: bool,
 }
 
-/// PEM files.
+/// Paths of PEM files.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
     pub authority: PathBuf,
-    /// A certificate and its key, if the cluster asks for one.
+    /// A client certificate and its key, if the cluster requires one.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Connects, without a keyspace.
+/// Connects to a cluster without selecting a keyspace.
 ///
 /// # Errors
-/// When no node can be reached, or a file of TLS cannot be used.
+/// [`Error::Unavailable`] if no node can be reached or a TLS file cannot be used.
 pub async fn connect(settings: &Settings) -> Result<Session> {
     let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
         operation: "connect",
@@ -81,7 +81,7 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
         .keepalive_interval(KEEPALIVE)
         .keepalive_timeout(KEEPALIVE_TIMEOUT)
         .schema_agreement_interval(AGREED_EVERY)
-        // Once, when all tables are there: see `schema::apply`.
+        // `schema::apply` refreshes the metadata once, when all tables exist.
         .refresh_metadata_on_auto_schema_agreement(false)
         .default_execution_profile_handle(
             profile(settings, None).into_handle_with_label("transactions".into()),

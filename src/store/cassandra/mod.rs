@@ -1,7 +1,7 @@
 //! Apache Cassandra (4.1 or newer) or ScyllaDB, by crate `scylla`. The tables are in `schema.cql`.
 //!
-//! Every write may be repeated and reordered: rows of the log never change, all others carry their seq as write
-//! timestamp. So a request with an unknown outcome is simply made again, by whoever needs it.
+//! Every write is idempotent and may be reordered: log rows never change, and all other rows have their seq as write
+//! timestamp. So a caller simply retries a request with an unknown outcome.
 
 mod batches;
 mod columns;
@@ -45,14 +45,14 @@ use crate::{
     tasks::{Tasks, lock},
 };
 
-/// For a read of the ring: a lease depends on it, and readiness on its outcome.
+/// The time-out for reading the ring. The lease depends on this read, and readiness on its result.
 const RING_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Between two tries to reach the cluster at start.
+/// The pause between two attempts to reach the cluster at start.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Pages of one partition that are read one after the other.
+/// Rows of one page. The pages of a partition are read one after the other.
 const PAGE_ROWS: i32 = 1_000;
 
-/// A cluster, and the keyspace in it.
+/// A keyspace of a cluster.
 pub struct Cassandra {
     session: Arc<Session>,
     statements: Statements,
@@ -62,12 +62,12 @@ pub struct Cassandra {
     seconds: Histogram,
     closing: CancellationToken,
     written: CancellationToken,
-    /// Why the last heartbeat, or the read of the ring after it, did not succeed.
+    /// The error of the latest heartbeat or read of the ring, if it failed.
     unreachable: Mutex<Option<String>>,
 }
 
 impl Cassandra {
-    /// Notes whether the cluster answered what a gateway asks it all the time.
+    /// Records the result of a request that gateways make regularly, for the health check.
     fn noted<T>(&self, answer: Result<T>) -> Result<T> {
         *self.unreachable() = answer.as_ref().err().map(Error::to_string);
         answer
@@ -77,11 +77,11 @@ impl Cassandra {
         lock(&self.unreachable)
     }
 
-    /// Connects to the cluster, and waits until it can be reached and has its tables: until then, nothing can
-    /// be served. Its one task runs in `tasks`, until [`super::Store::close`].
+    /// Connects to the cluster. It waits until the cluster is reachable and has its tables, because nothing can be
+    /// served before that. Its task runs in `tasks` until [`super::Store::close`].
     ///
     /// # Errors
-    /// When something is wrong that does not mend by itself.
+    /// The last error, if the gateway drains before the cluster is ready.
     pub async fn open(settings: &Settings, tasks: &Tasks) -> Result<Self> {
         let profiles = Profiles {
             reads: profile(settings, Some(READ_SPECULATION)).into_handle(),
@@ -145,7 +145,7 @@ impl Cassandra {
             let wanted = schema::wanted();
             if there < wanted {
                 let reason = format!(
-                    "keyspace {} has version {there} of the tables, and {wanted} is needed: chat-gateway schema apply",
+                    "keyspace {} has schema version {there}, but {wanted} is needed. Run: chat-gateway schema apply",
                     keyspace.name
                 );
                 return Err(Error::Unavailable {
@@ -170,7 +170,7 @@ impl Cassandra {
         Ok((Arc::new(session), statements))
     }
 
-    /// All rows of a small read.
+    /// Returns all rows of a small read.
     async fn read<R>(
         &self,
         operation: &'static str,
@@ -187,7 +187,7 @@ impl Cassandra {
         rows
     }
 
-    /// The only row, or the first.
+    /// Returns the first row, if any.
     async fn read_one<R>(
         &self,
         operation: &'static str,
@@ -201,7 +201,7 @@ impl Cassandra {
         Ok(rows.into_iter().next())
     }
 
-    /// As `read`, without waiting for others.
+    /// Reads like `read`, but without waiting for a place among the concurrent reads.
     async fn rows<R>(
         &self,
         operation: &'static str,
@@ -221,7 +221,7 @@ impl Cassandra {
             .map_err(|e| corrupt(operation, e))
     }
 
-    /// All rows of a read without bound, page by page.
+    /// Returns all rows of an unbounded read, page by page.
     async fn read_pages<R>(
         &self,
         operation: &'static str,
@@ -253,12 +253,12 @@ impl Cassandra {
             Ok(Ok(permit)) => Ok(permit),
             _ => Err(Error::Unavailable {
                 operation,
-                reason: "too many reads are under way".into(),
+                reason: "too many concurrent reads".into(),
             }),
         }
     }
 
-    /// Rows of one bucket, newest first.
+    /// Returns the rows of one bucket, newest first.
     async fn bucket(
         &self,
         operation: &'static str,
@@ -274,7 +274,7 @@ impl Cassandra {
         rows.into_iter().map(|r| r.row(operation)).collect()
     }
 
-    /// Rows of every epoch from `from` to `to`, newest first.
+    /// Returns the rows of all epochs from `from` to `to`, newest first.
     async fn range(
         &self,
         operation: &'static str,
@@ -287,7 +287,7 @@ impl Cassandra {
         Ok(try_join_all(parts).await?.concat())
     }
 
-    /// Notes each bucket that `rows` open, before a row is in it.
+    /// Records each bucket that `rows` open, before its first row is written.
     async fn open_buckets(
         &self,
         operation: &'static str,
@@ -303,8 +303,8 @@ impl Cassandra {
         Ok(())
     }
 
-    /// Whether a proposal whose outcome is not known was made. A serial read finishes or refuses whatever is
-    /// under way, so what it sees stays.
+    /// Whether a proposal with an unknown outcome was made. The serial read completes or rejects transactions in
+    /// progress, so the result is final.
     async fn proposal_made(&self, proposal: Uuid) -> Result<bool> {
         const OPERATION: &str = "propose_ring";
         let mut statement = self.statements.ring.clone();

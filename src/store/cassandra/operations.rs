@@ -1,4 +1,4 @@
-//! What the trait promises, statement by statement.
+//! The implementation of the trait `Store`.
 
 use std::collections::BTreeSet;
 
@@ -26,10 +26,9 @@ use crate::model::{
     limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
 };
 
-/// Partitions of one listing that are read at once.
+/// Partitions of one listing that are read concurrently.
 const SHARDS_AT_ONCE: usize = 16;
-/// Minutes of activity before a gateway's last one that crash repair looks at. Inbox rows are written within
-/// seconds.
+/// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
 const ACTIVITY_MINUTES: usize = 3;
 
 fn ring_row((version, members, _): RingColumns) -> RingRow {
@@ -72,7 +71,7 @@ impl Store for Cassandra {
         let s = &self.statements;
         let sends = rows.iter().map(|row| s.send(conversation, row)).collect();
         self.batches.write(OPERATION, sends).await?;
-        // One unit, one batch, one partition: all or nothing. The newer bucket first.
+        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
         for unit in s.messages(conversation, rows) {
             self.batches.write(OPERATION, vec![unit]).await?;
         }
@@ -90,7 +89,7 @@ impl Store for Cassandra {
         let newest: Option<(i64,)> = self
             .read_one(OPERATION, &s.newest_seq, (conversation.0, big(bucket)))
             .await?;
-        // A bucket is noted before its first row is written.
+        // A bucket is recorded before its first row is written, so it may still be empty.
         let newest = match newest {
             Some((seq,)) => unsigned(seq),
             None => first_of(bucket).saturating_sub(1),
@@ -107,7 +106,7 @@ impl Store for Cassandra {
 
     async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
         let mut rows = self.range("log", conversation, from, to).await?;
-        // Newest first, the highest epoch first.
+        // Rows are newest first, the highest epoch first.
         rows.dedup_by_key(|row| row.entry.seq);
         rows.reverse();
         Ok(rows)
@@ -157,7 +156,7 @@ impl Store for Cassandra {
             .collect();
         units.extend(inbox.iter().flat_map(|write| s.inbox_write(write)));
         self.batches.write(OPERATION, units).await?;
-        // Last: a conversation that is there is there with its participants.
+        // The details come last, so that a conversation that exists has its participants.
         self.batches
             .write(OPERATION, s.details(conversation, row))
             .await
@@ -188,7 +187,7 @@ impl Store for Cassandra {
                 for row in rows {
                     found.extend(row.row(OPERATION)?);
                 }
-                // Marks of nobody may have taken the place of rows.
+                // Watermarks without a membership may have taken the place of rows.
                 if !full || found.len() >= limit {
                     return Ok(found);
                 }
@@ -303,7 +302,7 @@ impl Store for Cassandra {
             .read_pages(OPERATION, &self.statements.activity_minutes, (gateway.0,))
             .await?;
         let mut found = BTreeSet::new();
-        // Newest first.
+        // The minutes are newest first.
         for (minute,) in minutes.into_iter().take(ACTIVITY_MINUTES) {
             let rows: Vec<(Uuid,)> = self
                 .read_pages(OPERATION, &self.statements.activity, (gateway.0, minute))
@@ -356,7 +355,7 @@ impl Store for Cassandra {
     }
 
     async fn ring(&self) -> Result<Option<RingRow>> {
-        // Not behind other reads: a gateway's lease depends on it.
+        // This does not wait behind other reads, because the gateway's lease depends on it.
         let rows = self.rows("ring", &self.statements.ring, ()).await;
         self.noted(rows.map(|rows| rows.into_iter().next().map(ring_row)))
     }
@@ -378,7 +377,7 @@ impl Store for Cassandra {
         match proposed {
             Ok(applied) => Ok(applied),
             Err(error) => {
-                tracing::info!(%error, "a proposal's outcome is not known; reading it back");
+                tracing::info!(%error, "the outcome of a ring proposal is unknown; reading it back");
                 self.proposal_made(proposal).await
             }
         }
@@ -387,7 +386,7 @@ impl Store for Cassandra {
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()> {
         let counter = big(beat.counter);
         let values = (counter, beat.address.as_str(), counter, gateway.0);
-        // Not behind other writes.
+        // A heartbeat does not wait behind other writes.
         let written = self
             .session
             .execute_unpaged(&self.statements.set_heartbeat.prepared, values);
@@ -407,7 +406,7 @@ impl Store for Cassandra {
     }
 
     async fn sweep(&self) -> Result<()> {
-        Ok(()) // Rows that outlive their time have a time to live.
+        Ok(()) // Rows that expire have a time to live.
     }
 
     fn is_shared(&self) -> bool {

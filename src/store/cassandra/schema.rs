@@ -1,4 +1,4 @@
-//! Creates the keyspace and its tables, once, however many gateways start at the same moment.
+//! Creates the keyspace and its tables exactly once, even if several gateways start at the same moment.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,21 +15,21 @@ use uuid::Uuid;
 
 use super::super::{Error, Result};
 
-/// The only place where tables are defined.
+/// The definitions of all tables. There are no others.
 const SCHEMA: &str = include_str!("schema.cql");
-/// Seconds after which the lock of one who died while creating tables is free again.
+/// Seconds after which the lock of a process that died while creating tables expires.
 const LOCK_TTL: i32 = 60;
-/// Between two looks at whether another one is done.
+/// The interval at which a process checks whether another one has finished.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Tries to take the lock that may fail.
+/// Failed attempts to take the lock before the error is returned.
 const LOCK_ERRORS_MAX: usize = 5;
 const OPERATION: &str = "schema";
 
-/// What makes a keyspace.
+/// The definition of a keyspace.
 #[derive(Debug, Clone)]
 pub struct Keyspace {
     pub name: String,
-    /// As `NetworkTopologyStrategy` takes it: copies by datacenter, or `replication_factor`.
+    /// The options of `NetworkTopologyStrategy`: replication factors by datacenter, or `replication_factor`.
     pub replication: BTreeMap<String, u32>,
 }
 
@@ -46,9 +46,9 @@ impl Keyspace {
         )
     }
 
-    /// The version that has been applied, and who is applying another one. Its id is computed from its name,
-    /// so that two who create it at once create the same table: without that, Cassandra gives each its own id
-    /// and the cluster disagrees for good.
+    /// Returns the statement that creates the table with the applied version and the lock. The table's id is computed
+    /// from its name, so that two processes that create it at once create the same table. Otherwise Cassandra gives
+    /// each its own id, and the nodes disagree permanently.
     fn create_state(&self) -> String {
         let name = &self.name;
         let id = Uuid::new_v5(
@@ -60,7 +60,7 @@ impl Keyspace {
         )
     }
 
-    /// The whole, for cqlsh.
+    /// Returns the whole schema as text for cqlsh.
     #[must_use]
     pub fn print(&self) -> String {
         let Self { name, .. } = self;
@@ -68,13 +68,13 @@ impl Keyspace {
     }
 }
 
-/// One released version and what it adds.
+/// A released version of the schema with its additional statements.
 struct Version {
     number: i32,
     statements: Vec<String>,
 }
 
-/// The versions of `schema.cql`, oldest first.
+/// Returns the versions of `schema.cql`, oldest first.
 fn versions() -> Vec<Version> {
     let parts = SCHEMA.split("\n-- version ").skip(1);
     parts
@@ -98,14 +98,14 @@ fn versions() -> Vec<Version> {
         .collect()
 }
 
-/// The version that this program needs.
+/// Returns the version that this program needs.
 #[must_use]
 pub fn wanted() -> i32 {
     versions().last().map_or(0, |version| version.number)
 }
 
-/// ScyllaDB repairs what a quorum read finds at odds before it answers, always, and has no setting for it; and
-/// it names the compression's class differently.
+/// Adapts a statement to ScyllaDB. It has no setting for blocking read repair, because it always repairs before it
+/// answers, and it names the compression class differently.
 fn for_scylla(statement: &str) -> String {
     statement
         .replace("AND read_repair = 'BLOCKING'", "")
@@ -126,22 +126,22 @@ fn statement(text: impl Into<String>) -> Statement {
     let mut statement = Statement::new(text);
     statement.set_consistency(Consistency::Quorum);
     statement.set_serial_consistency(Some(SerialConsistency::Serial));
-    // Creating a table takes a cluster seconds at times.
+    // Creating a table may take a cluster several seconds.
     statement.set_request_timeout(Some(Duration::from_secs(30)));
     statement
 }
 
-/// Brings the keyspace to the version that this program needs; true if there was anything to do. Idempotent.
+/// Updates the keyspace to the version that this program needs. Returns whether anything changed. Idempotent.
 ///
 /// # Errors
-/// When the cluster refuses, or does not answer in time; it may be tried again.
+/// [`Error::Unavailable`] if the cluster refuses or does not answer in time. The caller may retry.
 pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
     if applied(session, keyspace).await? >= wanted() {
         return Ok(false);
     }
     tracing::info!(
         keyspace = keyspace.name,
-        "bringing the tables up to date; every node must agree"
+        "updating the schema; all nodes must agree"
     );
     let changed = bring_up_to_date(session, keyspace).await?;
     session.refresh_metadata().await.map_err(failed)?;
@@ -156,7 +156,7 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
     loop {
         let before = applied(session, keyspace).await?;
         if before >= wanted() {
-            return Ok(false); // Somebody else was faster.
+            return Ok(false); // Another process was faster.
         }
         match lock(session, keyspace, me).await {
             Ok(true) => {
@@ -164,7 +164,7 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
                 unlock(session, keyspace, me).await;
                 return done.map(|()| true);
             }
-            // Several at once get into each other's way at times.
+            // Processes that compete for the lock sometimes disturb each other.
             Err(error) if patience == 0 => return Err(error),
             Err(_) => patience -= 1,
             Ok(false) => {}
@@ -173,7 +173,7 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
     }
 }
 
-/// The version that is there; 0 if none.
+/// Returns the version of the existing schema; 0 if there is none.
 pub(super) async fn applied(session: &Session, keyspace: &Keyspace) -> Result<i32> {
     let name = &keyspace.name;
     if !has_table(session, name, "schema_state").await? {
@@ -184,7 +184,7 @@ pub(super) async fn applied(session: &Session, keyspace: &Keyspace) -> Result<i3
     ));
     let rows = match rows(session, version.clone(), ()).await {
         Ok(rows) => rows,
-        // Somebody else may be making the table at this moment, and the node that was asked not know it yet.
+        // Another process may be creating the table now, and the node asked may not know it yet.
         Err(_) => {
             session.await_schema_agreement().await.map_err(failed)?;
             rows(session, version, ()).await?
@@ -235,8 +235,8 @@ async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<
     Ok(())
 }
 
-/// Runs a statement that changes the schema, and waits until all nodes agree on it: also when it changed nothing, as
-/// another one may have made that change a moment ago, and other nodes not know it yet.
+/// Runs a statement that changes the schema, and waits until all nodes agree. It also waits if nothing changed, because
+/// another process may have made the change a moment ago.
 async fn run(session: &Session, text: &str) -> Result<()> {
     counter!("chat_store_schema_changes_total").increment(1);
     session
@@ -259,7 +259,7 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
             Ok(was_applied(&row))
         }
         Err(error) => {
-            tracing::debug!(%error, "not known whether the lock was taken; reading it back");
+            tracing::debug!(%error, "the outcome of taking the schema lock is unknown; reading it back");
             let text = format!("SELECT holder FROM {name}.schema_state WHERE name = 'lock'");
             let mut read = statement(text);
             read.set_consistency(Consistency::Serial);
@@ -270,7 +270,7 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
     }
 }
 
-/// Whether a lightweight transaction did what it was to do: its first column, `[applied]`.
+/// Whether a lightweight transaction was applied, from its first column, `[applied]`.
 pub(super) fn was_applied(row: &Row) -> bool {
     let first = row.columns.first().and_then(Option::as_ref);
     first.and_then(scylla::value::CqlValue::as_boolean) == Some(true)
@@ -280,7 +280,7 @@ async fn unlock(session: &Session, keyspace: &Keyspace, me: Uuid) {
     let name = &keyspace.name;
     let text = format!("DELETE FROM {name}.schema_state WHERE name = 'lock' IF holder = ?");
     if let Err(error) = session.query_unpaged(statement(text), (me,)).await {
-        tracing::warn!(%error, "the schema's lock was not freed; it expires within a minute");
+        tracing::warn!(%error, "could not release the schema lock; it expires within a minute");
     }
 }
 

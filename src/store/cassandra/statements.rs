@@ -1,4 +1,4 @@
-//! Every statement of the store, prepared once.
+//! All statements of the store, prepared once.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use scylla::{
 /// A statement that writes a row of one table.
 pub(super) struct Write {
     pub prepared: PreparedStatement,
-    /// Of that table, written since the start.
+    /// The rows of that table written since the start.
     pub rows: Counter,
 }
 
-/// How statements are executed, by what they do.
+/// The execution profiles of the statements, by kind.
 pub(super) struct Profiles {
     pub reads: ExecutionProfileHandle,
     pub writes: ExecutionProfileHandle,
@@ -33,8 +33,10 @@ macro_rules! statements {
         }
 
         impl Statements {
+            /// Prepares all statements.
+            ///
             /// # Errors
-            /// When a table or a column is not there, or the cluster does not answer.
+            /// The driver's error if a table or column is missing, or the cluster does not answer.
             pub(super) async fn prepare(session: &Session, profiles: &Profiles) -> Result<Self, PrepareError> {
                 Ok(Self {
                     $($name: $kind(session.prepare($text).await?, profiles),)+
@@ -44,7 +46,8 @@ macro_rules! statements {
     };
 }
 
-/// Any may be repeated: a write carries its seq as timestamp, or never changes.
+/// Prepares a read. Every statement is idempotent: reads change nothing, and writes carry their seq as timestamp or
+/// write rows that never change.
 fn read(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
     statement.set_is_idempotent(true);
     statement.set_execution_profile_handle(Some(profiles.reads.clone()));
@@ -62,7 +65,7 @@ fn write(mut statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
     })
 }
 
-/// A lightweight transaction. Never repeated by the driver: its outcome, when unknown, is read back.
+/// Prepares a lightweight transaction. The driver never repeats it; after an unknown outcome the row is read back.
 fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
     statement.set_serial_consistency(Some(profiles.serial));
     statement
@@ -114,9 +117,9 @@ statements! {
     write insert_activity_minute: "INSERT INTO activity_minutes (gateway_id, minute) VALUES (?, ?) USING TIMESTAMP 0",
     read activity: "SELECT conversation_id FROM activity WHERE gateway_id = ? AND minute = ?",
     read activity_minutes: "SELECT minute FROM activity_minutes WHERE gateway_id = ?",
-    /// A scan, of a table with a partition per gateway.
+    /// Scans a table that has one partition per gateway.
     read active_gateways: "SELECT DISTINCT gateway_id FROM activity_minutes",
-    /// Above the inserts' timestamp: a gateway's id is never used again.
+    /// Its timestamp is above that of the inserts. A gateway's id is never used again.
     write delete_activity: "DELETE FROM activity USING TIMESTAMP 1 WHERE gateway_id = ? AND minute = ?",
     write delete_activity_minutes: "DELETE FROM activity_minutes USING TIMESTAMP 1 WHERE gateway_id = ?",
 
