@@ -1,0 +1,254 @@
+//! Tests: the largest messages fit into a frame, and what another version of the program says is understood or passed over.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    chat::{Audience, Creation, LogRange, Members, Page, Place},
+    cluster::exchange::TOPICS_AT_ONCE,
+    model::{
+        Attachment, ClientId, Content, Details, Draft, Entry, Kind, Posting, SystemChange,
+        limits::{
+            ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, NAME_BYTES_MAX, RESUME_ENTRIES_MAX,
+            USER_ID_BYTES_MAX,
+        },
+    },
+};
+
+/// The largest that may be set.
+const GROUP_PARTICIPANTS_MAX: usize = 10_000;
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+fn user() -> UserId {
+    UserId::new(&"u".repeat(USER_ID_BYTES_MAX)).unwrap()
+}
+
+fn users() -> Vec<UserId> {
+    vec![user(); GROUP_PARTICIPANTS_MAX]
+}
+
+fn conversation() -> ConversationId {
+    ConversationId(Uuid::max())
+}
+
+fn name() -> Option<String> {
+    Some("n".repeat(NAME_BYTES_MAX))
+}
+
+fn entry(content: Content) -> Arc<Entry> {
+    Arc::new(Entry {
+        seq: Seq::MAX,
+        message_id: crate::clock::message_id(1),
+        client_id: ClientId(Uuid::max()),
+        sender: user(),
+        at: i64::MAX,
+        content,
+    })
+}
+
+fn text() -> Content {
+    let link = Attachment {
+        url: "u".repeat(ATTACHMENT_BYTES_MAX),
+        name: Some("n".repeat(ATTACHMENT_BYTES_MAX)),
+        mime: Some(String::new()),
+        size: Some(u64::MAX),
+    };
+    Content::Text {
+        body: "b".repeat(BODY_BYTES_MAX),
+        attachments: vec![link; ATTACHMENTS_MAX],
+        reply_to: Some(Seq::MAX),
+    }
+}
+
+fn largest() -> Vec<Message> {
+    let audience = Audience::Members(Arc::new(Members {
+        kind: Kind::Channel,
+        name: name(),
+        users: users().into_iter().map(|user| (user, Seq::MAX)).collect(),
+    }));
+    let created = Content::System(SystemChange::Created {
+        kind: Kind::Channel,
+        name: name(),
+        posting: Posting::Everyone,
+        public: true,
+        participants: users(),
+    });
+    let publications = [
+        Publication::Entry {
+            conversation: conversation(),
+            entry: entry(created),
+            audience: audience.clone(),
+        },
+        Publication::Entry {
+            conversation: conversation(),
+            entry: entry(text()),
+            audience: audience.clone(),
+        },
+        Publication::Receipt {
+            conversation: conversation(),
+            user: user(),
+            read_seq: Some(Seq::MAX),
+            delivered_seq: Some(Seq::MAX),
+            audience: audience.clone(),
+        },
+        Publication::Place {
+            conversation: conversation(),
+            seq: Seq::MAX,
+            place: Place::Updated,
+            details: Details {
+                kind: Kind::Channel,
+                name: name(),
+                created_at: i64::MAX,
+                created_by: user(),
+                posting: Posting::Everyone,
+                public: true,
+            },
+            audience,
+        },
+    ];
+    let operations = [
+        Operation::Create(Creation {
+            kind: Kind::Channel,
+            participants: users(),
+            name: name(),
+            public: true,
+            posting: Posting::Everyone,
+            at: Some(i64::MAX),
+        }),
+        Operation::Send(Draft {
+            sender: user(),
+            client_id: ClientId(Uuid::max()),
+            content: text(),
+            at: Some(i64::MAX),
+            retry: true,
+        }),
+        Operation::History {
+            range: LogRange::Around(Seq::MAX),
+            limit: usize::MAX,
+        },
+    ];
+    let interest = Interest {
+        topic: Topic::Presence(user()),
+        passed: Some(Seq::MAX),
+    };
+    let id = u64::MAX;
+    let part = u64::MAX;
+    let ask = |operation| Message::Ask {
+        id,
+        ask: Ask::Operation {
+            conversation: conversation(),
+            actor: user(),
+            operation,
+        },
+    };
+    let mut messages: Vec<_> = operations.into_iter().map(ask).collect();
+    for publication in publications {
+        messages.push(Message::Deliver(Delivered::Publication(
+            publication.clone(),
+        )));
+        messages.push(Message::Publish { part, publication });
+    }
+    messages.push(Message::Interests {
+        version: Epoch::MAX,
+        topics: vec![interest; TOPICS_AT_ONCE],
+    });
+    messages.push(Message::AnswerPart {
+        id,
+        bytes: vec![0; PART_BYTES].into(),
+        last: true,
+    });
+    messages
+}
+
+#[test]
+fn the_largest_message_of_each_kind_fits_into_a_frame() {
+    for message in largest() {
+        let bytes = encode(&message).len();
+        assert!(bytes < 2 << 20, "{bytes}");
+    }
+    let start = Batch {
+        first: u64::MAX,
+        acknowledged: u64::MAX,
+        messages: u32::MAX,
+    };
+    assert!(encode(&start).len() <= BATCH_START_BYTES_MAX);
+}
+
+#[test]
+fn a_page_of_the_largest_entries_can_be_answered() {
+    let entries = vec![entry(text()); usize::try_from(RESUME_ENTRIES_MAX).unwrap()];
+    let answer = Answer::Outcome(Ok(Outcome::History(Page {
+        entries,
+        head: Seq::MAX,
+    })));
+    let bytes = encode(&Message::Answer { id: 1, answer }).len();
+    assert!(
+        MESSAGE_BYTES_MAX < bytes && bytes <= ANSWER_BYTES_MAX,
+        "{bytes}"
+    );
+}
+
+/// Gateways of the version before understand this one's handshake, and this one theirs.
+#[test]
+fn who_does_not_say_so_takes_no_parts() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Before {
+        numbering: u64,
+        peer: Option<u64>,
+        received: u64,
+    }
+    let before = Before {
+        numbering: 1,
+        peer: None,
+        received: 2,
+    };
+    let read: Standing = decode(&encode(&before)).unwrap();
+    assert!(!read.takes_parts);
+    let now = Standing {
+        takes_parts: true,
+        ..read
+    };
+    assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
+}
+/// A newer build's messages hold up nothing else.
+#[test]
+fn a_message_that_is_not_known_is_passed_over() {
+    #[derive(Serialize)]
+    enum Newer {
+        Ask { id: u64, ask: NewerAsk },
+        Changed { of: Vec<u64> },
+        Leaving,
+    }
+    #[derive(Serialize)]
+    enum NewerAsk {
+        Search { text: String },
+    }
+    let text = "x".repeat(1_000);
+    let of = (0..1_000).collect();
+    let ask = NewerAsk::Search { text };
+    let newer = [
+        Newer::Changed { of },
+        Newer::Ask { id: 7, ask },
+        Newer::Leaving,
+    ];
+    let batch = Batch {
+        first: 1,
+        acknowledged: 0,
+        messages: 3,
+    };
+    let mut frame = encode(&batch).to_vec();
+    newer
+        .iter()
+        .for_each(|message| frame.extend_from_slice(&encode(message)));
+    let (_, messages) = decode_batch(&frame).unwrap();
+    let [Err(first), Err(second), Ok(Message::Leaving)] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    assert_eq!(first.id, None);
+    assert_eq!(second.id, Some(Numbered::Ask { id: 7 }));
+    // What is no message at all breaks the connection, as before.
+    frame.truncate(frame.len() - 5);
+    assert!(decode_batch(&frame).is_err());
+}
