@@ -256,6 +256,8 @@ test('a page of members or of public conversations that fails says so, and More 
   slow.refuses = () => false;
   await problem.getByRole('button', { name: 'Try again' }).click();
   await items.nth(59).waitFor();
+  const listed = await items.allTextContents();
+  expect(new Set(listed).size).toBe(listed.length);
   expect(await problem.count()).toBe(0);
 });
 
