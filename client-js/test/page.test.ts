@@ -338,13 +338,14 @@ test('unread messages: where they begin, how many, and from the keyboard', async
     () => line.evaluate((e) => e.getBoundingClientRect().top > 0 && e.getBoundingClientRect().top < innerHeight),
     'the line on screen',
   );
-  await alice.locator('.float .badge').waitFor();
+  await until(async () => Number(await alice.locator('.float .badge').textContent()) < 60, 'fewer');
   await picture(alice, 'unread');
   await alice.getByRole('button', { name: /^To the end/ }).click();
   await until(async () => (await alice.title()) === '(1) Chat');
   await until(() => dm.id && bob.inbox.get(dm.id)?.unread === 0);
   // By keys alone: to the other conversation, and back.
   await alice.keyboard.press('Alt+ArrowUp');
+  expect(alice.url(), 'it is the first already').toContain(dm.id);
   await alice.keyboard.press('Alt+ArrowDown');
   await until(async () => alice.url().includes(other.id));
   await until(async () => (await alice.title()) === 'Chat');
