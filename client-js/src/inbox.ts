@@ -188,10 +188,10 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   #set(item: InboxItem): void {
     const { conversation } = item;
     const known = this.get(conversation);
-    const newest = known && known.lastSeq > item.lastSeq ? known : item;
+    const { lastSeq, lastMessage } = known && known.lastSeq > item.lastSeq ? known : item;
     const readSeq: Seq = Math.max(item.readSeq, known?.readSeq ?? 0);
-    const unread = Math.max(0, newest.lastSeq - readSeq);
-    const now = { ...newest, readSeq, unread };
+    const unread = Math.max(0, lastSeq - readSeq);
+    const now = { ...item, lastSeq, lastMessage, readSeq, unread };
     if (isSame(known, now)) return;
     this.#items.set(conversation, now);
     this.#touched(conversation);

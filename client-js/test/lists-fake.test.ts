@@ -91,6 +91,18 @@ test('a failed first load of the inbox is shown and retried', async () => {
   expect(client.inbox.items).toHaveLength(1);
 });
 
+test('a new name of a conversation is taken from a page of the inbox that a message overtook', async () => {
+  const server = new FakeServer();
+  let items = [item('c', 5)];
+  server.answers.inbox = () => ({ type: 'inbox', items });
+  const client = await connect(server);
+  await until(() => client.inbox.loaded);
+  items = [item('c', 6, { name: 'renamed' })];
+  for (const seq of [6, 7]) server.socket.say(message('c', seq));
+  await client.inbox.refresh();
+  expect(client.inbox.get('c')).toMatchObject({ name: 'renamed', lastSeq: 7, lastMessage: { seq: 7 }, unread: 7 });
+});
+
 test('watermarks are sent one at a time, and a failed one is retried without a flood', async () => {
   const server = new FakeServer();
   const ids = Array.from({ length: 150 }, (_, i) => `c${i}`);

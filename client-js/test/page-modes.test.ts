@@ -246,6 +246,8 @@ test('a failed page of members or public conversations is shown, and More contin
   slow.refuses = () => false;
   await problem.getByRole('button', { name: 'Try again' }).click();
   await items.nth(59).waitFor();
+  const listed = await items.allTextContents();
+  expect(new Set(listed).size).toBe(listed.length);
   expect(await problem.count()).toBe(0);
 });
 
