@@ -429,5 +429,5 @@ function asChatError(cause: unknown, what = ''): ChatError {
 
 /** Returns the error for a socket that did not open. Browsers give no reason. */
 function unreachable(url: string, detail = ''): ChatError {
-  return new ChatError('unreachable', `no connection to ${url}: check the URL, the network, the certificate and client.origins. ${detail}`);
+  return new ChatError('unreachable', `no connection to ${url} ${detail}: check the URL, the network, the certificate and client.origins`);
 }
