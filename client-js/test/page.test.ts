@@ -277,6 +277,7 @@ test('groups and channels: members, roles, posting, subscribing, joining, leavin
   await alice.getByRole('button', { name: `Remove ${c}` }).click();
   await alice.getByRole('dialog').getByRole('button', { name: 'Remove' }).click();
   await alice.locator('.names', { hasText: '2 members' }).waitFor();
+  await alice.getByRole('dialog').waitFor({ state: 'detached' });
   await alice.locator('.details input[name=value]').first().fill(`Dinner ${a}`);
   await alice.getByRole('button', { name: 'Rename' }).click();
   await bob.getByRole('button', { name: new RegExp(`Dinner ${a}`) }).waitFor();
