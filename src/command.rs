@@ -221,7 +221,7 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         // The gateway was paused or cut off, so nothing that it knows can be trusted.
-        tracing::warn!("the other gateways removed this one; starting again as a new one");
+        tracing::warn!("the other gateways removed this one; coming back as a new one");
         config.client.listen = node.client_address;
         config.internal.listen = node.internal_address;
         node.stop().await;
