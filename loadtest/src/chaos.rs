@@ -111,10 +111,15 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     let data = Data::new(common)?;
     let several = options.gateways > 1;
-    let earlier = options.upgrade_from.as_ref().map(|program| Common {
-        gateway: Some(program.clone()),
-        ..common.clone()
+    let earlier = options.upgrade_from.as_ref().map(|program| {
+        let found = program.canonicalize();
+        let found = found.with_context(|| format!("--upgrade-from {}", program.display()))?;
+        anyhow::Ok(Common {
+            gateway: Some(found),
+            ..common.clone()
+        })
     });
+    let earlier = earlier.transpose()?;
     let first = earlier.as_ref().unwrap_or(common);
     let mut servers = Server::gateways(first, &data, options.gateways)?;
     let groups = groups(&servers[0].address, options)?;
