@@ -316,7 +316,7 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable>
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unknown {
     pub error: String,
-    /// Of a question or an answer, its number.
+    /// The number of the message, if it is a question or an answer.
     pub id: Option<Numbered>,
 }
 
