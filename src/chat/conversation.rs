@@ -8,17 +8,18 @@ mod answers;
 mod broke;
 #[cfg(test)]
 mod comes_and_goes;
+mod effects;
 mod parked;
 mod publishing;
 mod room;
 mod takeover;
 #[cfg(test)]
 mod told;
-mod waiting;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     future::Future,
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -32,12 +33,13 @@ use tokio::{
 };
 
 use self::{
+    effects::PendingEntry,
     parked::{AllTold, Parked},
     room::load,
     takeover::insist,
-    waiting::Waiting,
 };
 use super::{
+    client_ids::ClientIds,
     error::Error,
     inbox::InboxWriter,
     lease::{Lease, Term},
@@ -45,7 +47,8 @@ use super::{
     open::{Held, Room},
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{Audience, InHand, Publish},
+    publish::{InHand, Publish},
+    recent::RecentEntries,
     unfinished::Unfinished,
 };
 use crate::{
@@ -176,11 +179,11 @@ pub(super) async fn own(
         loaded = load(id, &environment, &held, room, term) => loaded,
     };
     match loaded {
-        Ok((_room, mut owner, settled)) => {
+        Ok((_room, mut owner)) => {
             let running = async {
-                // Nobody knows whether whoever was the owner told of them. Receivers drop by seq what they have.
-                for (entry, waiting) in settled {
-                    owner.publish(entry, waiting);
+                // Nobody knows whether the previous owner published these. Receivers ignore a seq that they have.
+                for seq in owner.log.settled() + 1..=owner.log.head() {
+                    owner.carry_out(seq);
                 }
                 owner.run(&mut commands, stop, leave).await
             };
@@ -225,15 +228,13 @@ struct Owner {
     environment: Arc<Environment>,
     /// Under which it was loaded. When that has ended, so has this owner.
     term: Arc<Term>,
-    log: Log,
-    /// None: there is no such conversation yet.
+    log: Log<PendingEntry>,
+    recent: RecentEntries,
+    client_ids: ClientIds,
+    /// `None` if the conversation does not exist yet.
     participants: Option<Participants>,
-    /// Appended and not committed, in order: one for each entry in flight.
-    waiting: VecDeque<Waiting>,
-    /// Appended since the last write to the store.
+    /// Rows that were appended since the last write to the store.
     unwritten: Vec<LogRow>,
-    /// Committed changes whose effects are being stored, or told, with who waits for that.
-    applying: BTreeMap<Seq, Applying>,
     /// Taken from the mailbox, not yet handled.
     backlog: VecDeque<Command>,
     parked: Parked,
@@ -249,32 +250,26 @@ struct Owner {
     failed: Option<Error>,
 }
 
-/// What is yet to happen before a committed change is acknowledged.
-struct Applying {
-    replies: Vec<Reply>,
-    left: usize,
-}
-
 /// Something the owner was waiting for.
 enum Done {
-    Stored(Vec<Seq>),
-    Applied(Seq),
-    Marked(Mark, Reply),
-    /// The store knows that all up to here is settled, or could not be told.
-    Settled(Seq),
-    Founded(Reply),
-    Told(AllTold),
-    Published {
-        entry: Arc<Entry>,
-        audience: Audience,
-        handed: InHand,
-    },
-    /// What a user's place has become is known at the user's home, and on every gateway with their sockets.
-    Placed {
+    /// The store has the rows at these positions of the log.
+    Written(Range<Seq>),
+    /// The rows that follow from this entry are stored.
+    RowsStored(Seq),
+    /// Every gateway concerned has queued a publication for its sockets.
+    Delivered {
         seq: Seq,
-        /// The change is acknowledged only then.
-        awaited: bool,
+        /// The publication is the entry itself, and not about somebody's membership.
+        is_entry: bool,
+        /// The entry is acknowledged only now.
+        is_awaited: bool,
+        guard: InHand,
     },
+    Marked(Mark, Reply),
+    /// The store knows that everything up to here is settled, or could not be told.
+    Settled(Seq),
+    DmCreated(Reply),
+    Told(AllTold),
     Lost(store::Error),
 }
 
@@ -347,12 +342,12 @@ impl Owner {
             .participants
             .as_ref()
             .is_some_and(Participants::knows_too_many);
-        self.failed.is_none() && self.log.has_room() && (!too_many || self.log.is_quiet())
+        self.failed.is_none() && self.log.has_room() && (!too_many || self.log.is_settled())
     }
 
     /// Handles the backlog, as far as there is room in the log.
     fn work_off(&mut self) {
-        let quiet = self.log.is_quiet();
+        let quiet = self.log.is_settled();
         if let Some(participants) = &mut self.participants
             && participants.knows_too_many()
             && quiet
@@ -380,6 +375,8 @@ impl Owner {
             return;
         }
         let rows = std::mem::take(&mut self.unwritten);
+        let next = self.log.next();
+        let written = next - rows.len() as Seq..next;
         let activity = self.environment.activity();
         let is_new = activity.minute != self.active_minute;
         self.active_minute = activity.minute;
@@ -389,7 +386,7 @@ impl Owner {
         self.work.push(Box::pin(async move {
             let store = &environment.store;
             match insist(&term, || store.append(id, &rows, activity)).await {
-                Ok(()) => Done::Stored(rows.iter().map(|r| r.entry.seq).collect()),
+                Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }
         }));
@@ -397,33 +394,37 @@ impl Owner {
 
     fn done(&mut self, done: Done) {
         match done {
-            Done::Stored(seqs) => {
+            Done::Written(positions) => {
                 self.writing -= 1;
-                for seq in seqs {
-                    self.log.stored(seq);
-                }
+                self.log.written(positions);
                 if !self.term.holds(Instant::now()) {
                     self.failed = Some(Error::Closed);
                     return;
                 }
-                for entry in self.log.commit(true) {
-                    self.committed(entry);
+                for seq in self.log.commit(true) {
+                    self.committed(seq);
                 }
             }
-            Done::Applied(seq) => {
+            Done::RowsStored(seq) => {
+                self.one_less_awaited(seq);
                 self.log.release(seq);
-                self.one_less_to_apply(seq);
                 if seq == 1 {
                     self.unpark();
                 }
             }
+            Done::Delivered {
+                seq,
+                is_entry,
+                is_awaited,
+                guard,
+            } => self.delivered(seq, is_entry, is_awaited, guard),
             Done::Marked(mark, reply) => {
                 self.marks -= 1;
                 self.marked(mark);
                 drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
             }
             Done::Settled(seq) => self.marked = self.marked.max(seq),
-            Done::Founded(reply) => {
+            Done::DmCreated(reply) => {
                 if let Some(participants) = &mut self.participants
                     && participants.commit_founding()
                 {
@@ -432,24 +433,6 @@ impl Owner {
                 drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
             }
             Done::Told(told) => self.told(told),
-            Done::Published {
-                entry,
-                audience,
-                handed,
-            } => {
-                self.log.release(entry.seq);
-                self.queue_inbox(&entry, audience);
-                drop(handed);
-                if entry.content.makes_private() {
-                    self.one_less_to_apply(entry.seq);
-                }
-            }
-            Done::Placed { seq, awaited } => {
-                self.log.release(seq);
-                if awaited {
-                    self.one_less_to_apply(seq);
-                }
-            }
             Done::Lost(error) => {
                 crate::seldom::seldom!(WARN, "the conversation is given up", conversation = %self.id, %error);
                 self.failed = Some(error.into());
@@ -457,26 +440,25 @@ impl Owner {
         }
     }
 
-    /// An entry that waited its turn.
-    fn committed(&mut self, entry: Arc<Entry>) {
+    /// Handles an entry that has just been committed.
+    fn committed(&mut self, seq: Seq) {
         self.environment.entries_committed.increment(1);
+        if let Some(pending) = self.log.get(seq) {
+            self.recent.push(pending.entry.clone());
+        }
         if let Some(participants) = &mut self.participants
-            && participants.commit(entry.seq)
+            && participants.commit(seq)
         {
             self.unpark();
         }
-        let Some(waiting) = self.waiting.pop_front() else {
-            debug_assert!(false, "an entry in flight always has its waiting record");
-            return;
-        };
-        self.publish(entry, waiting);
+        self.carry_out(seq);
     }
 
     /// Answers everyone who still waits, and leaves nothing for the next owner to settle.
     async fn finish(&mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::Closed);
-        if !self.log.is_quiet() {
+        if !self.log.is_settled() {
             self.environment.unfinished.lost(self.id);
         }
         // Nothing of these was begun: whoever owns the conversation now may be asked instead.
@@ -487,10 +469,7 @@ impl Owner {
         while let Some(command) = commands.recv().await {
             drop(command.reply.send(Err(Error::Moved)));
         }
-        let waiting = self.waiting.drain(..).flat_map(|w| w.replies);
-        let applying = std::mem::take(&mut self.applying).into_values();
-        let applying = applying.flat_map(|applying| applying.replies);
-        for reply in waiting.map(|(reply, _)| reply).chain(applying) {
+        for reply in self.log.take().flat_map(|pending| pending.replies) {
             drop(reply.send(Err(error.clone())));
         }
         if self.failed.is_none() && !self.is_marked() {
@@ -511,7 +490,7 @@ impl Owner {
     /// Tells the store that all is settled that is.
     fn settle(&self) -> impl Future<Output = Seq> + use<> {
         debug_assert!(
-            self.log.is_quiet(),
+            self.log.is_settled(),
             "a conversation is closed with nothing in flight"
         );
         let (id, seq, store) = (self.id, self.log.settled(), self.environment.store.clone());

@@ -78,7 +78,7 @@ impl History {
             let _permits = self.reads.acquire_many(entries).await;
             let rows = self.store.log(conversation, from, to).await?;
             counter!("chat_history_entries_read_total").increment(rows.len() as u64);
-            let whole = rows.iter().map(|r| r.entry.seq).eq(from..=to);
+            let whole = rows.iter().map(|r| r.record.seq).eq(from..=to);
             if !whole {
                 return Err(store::Error::Corrupt {
                     operation: "history",
@@ -86,7 +86,7 @@ impl History {
                 });
             }
             Ok(Arc::new(
-                rows.into_iter().map(|r| r.entry).collect::<Vec<_>>(),
+                rows.into_iter().map(|r| r.record).collect::<Vec<_>>(),
             ))
         };
         let mut loaded = false;

@@ -4,6 +4,7 @@
 //! This room never sees a socket, a frame or the ring. It learns that it may act from a [`Lease`] and
 //! tells the world through [`Publish`].
 
+mod client_ids;
 mod conversation;
 mod conversations;
 mod error;
@@ -15,6 +16,7 @@ mod open;
 mod operation;
 mod participants;
 mod publish;
+mod recent;
 mod unfinished;
 
 pub use conversation::Settings;

@@ -244,7 +244,7 @@ fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
     let day = today();
     let mut cells = Vec::with_capacity(rows.len() * 2 + 1);
     for row in rows {
-        let entry = &row.entry;
+        let entry = &row.record;
         let content = match &entry.content {
             Content::Text {
                 body,
@@ -268,7 +268,7 @@ fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
             entry.client_id,
             entry.sender.clone(),
             entry.at,
-            row.committed,
+            row.settled,
             content,
         );
         cells.push(
@@ -321,9 +321,9 @@ fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         content,
     });
     Ok(LogRow {
-        entry,
+        record: entry,
         epoch,
-        committed,
+        settled: committed,
     })
 }
 
@@ -407,7 +407,7 @@ impl<C: Cells> Store for CellStore<C> {
             .await
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
         let whole = Range::prefix(&Key::new(LOG).conversation(conversation));
         let newest = self.0.scan(whole.clone(), 1, true).await?;
         let rows = match newest.first() {
@@ -446,7 +446,7 @@ impl<C: Cells> Store for CellStore<C> {
             // Rows of one seq are adjacent, and the highest epoch is the last of them.
             if rows
                 .last()
-                .is_some_and(|previous| previous.entry.seq == row.entry.seq)
+                .is_some_and(|previous| previous.record.seq == row.record.seq)
             {
                 rows.pop();
             }

@@ -60,7 +60,7 @@ fn client_id() -> ClientId {
 fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
     let at = clock::wall();
     LogRow {
-        entry: Arc::new(Entry {
+        record: Arc::new(Entry {
             seq,
             message_id: clock::message_id(at),
             client_id: client_id(),
@@ -69,12 +69,12 @@ fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
             content: Content::text(body),
         }),
         epoch,
-        committed: seq.saturating_sub(1),
+        settled: seq.saturating_sub(1),
     }
 }
 
 fn seqs(rows: &[LogRow]) -> Vec<Seq> {
-    rows.iter().map(|r| r.entry.seq).collect()
+    rows.iter().map(|r| r.record.seq).collect()
 }
 
 async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
@@ -131,17 +131,17 @@ async fn client_ids_are_found_by_epoch(store: &dyn Store) -> Checked {
     let first = row(7, 1, "x");
     let moved = Arc::new(Entry {
         seq: 9,
-        ..Entry::clone(&first.entry)
+        ..Entry::clone(&first.record)
     });
     let again = LogRow {
         epoch: 4,
-        entry: moved,
+        record: moved,
         ..first.clone()
     };
     store.append(id, std::slice::from_ref(&first), None).await?;
     store.settle(id, std::slice::from_ref(&again)).await?;
     let mut found = store
-        .sends(id, &first.entry.sender, first.entry.client_id)
+        .sends(id, &first.record.sender, first.record.client_id)
         .await?;
     found.sort_by_key(|s| s.epoch);
     assert_eq!(
@@ -149,10 +149,13 @@ async fn client_ids_are_found_by_epoch(store: &dyn Store) -> Checked {
         [(1, 7), (4, 9)]
     );
     assert_eq!(
-        store.sends(id, &somebody(), first.entry.client_id).await?,
+        store.sends(id, &somebody(), first.record.client_id).await?,
         []
     );
-    assert_eq!(store.sends(id, &first.entry.sender, client_id()).await?, []);
+    assert_eq!(
+        store.sends(id, &first.record.sender, client_id()).await?,
+        []
+    );
     Ok(())
 }
 
@@ -242,7 +245,7 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     assert_eq!((p.read_seq, p.delivered_seq, p.role), (9, 11, Role::Admin));
 
     let face = |seq, name: &str| {
-        let last = Some(row(seq, 1, name).entry.last());
+        let last = Some(row(seq, 1, name).record.last());
         Some(InboxFace {
             seq,
             kind: Kind::Group,

@@ -14,10 +14,10 @@ pub mod simulated;
 use async_trait::async_trait;
 pub use rows::{
     Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicPage, PublicRow, RingRow, SendRow, Tail,
+    ParticipantRow, PublicPage, PublicRow, RingRow, Row, SendRow, Tail,
 };
 
-use crate::model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId};
+use crate::model::{ClientId, ConversationId, Entry, Epoch, GatewayId, Kind, Millis, Seq, UserId};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -56,7 +56,7 @@ pub trait Store: Send + Sync + 'static {
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail>;
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>>;
 
     /// Returns the rows from `from` to `to` inclusive, with the highest epoch at each seq, oldest first.
     async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>>;

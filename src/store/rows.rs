@@ -8,21 +8,34 @@ use crate::model::{
     ConversationId, Details, Entry, Epoch, GatewayId, Kind, Last, Millis, Participant, Seq, UserId,
 };
 
-/// A position of a log as one owner wrote it. The key is conversation, seq, epoch.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LogRow {
-    pub entry: Arc<Entry>,
+/// A position of a log as one owner wrote it. The key is conversation, position, epoch.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Row<T> {
+    pub record: Arc<T>,
     pub epoch: Epoch,
-    /// The seq up to which the owner had settled everything when it wrote this row.
-    pub committed: Seq,
+    /// The position up to which the owner had settled everything when it wrote this row.
+    pub settled: u64,
 }
 
+// Derived, it would require that the record can be cloned.
+impl<T> Clone for Row<T> {
+    fn clone(&self) -> Self {
+        Self {
+            record: self.record.clone(),
+            ..*self
+        }
+    }
+}
+
+/// A row of the log of messages. Its position is the seq.
+pub type LogRow = Row<Entry>;
+
 /// The end of a log, which a takeover reads.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Tail {
-    pub rows: Vec<LogRow>,
-    /// The seq up to which everything is settled, see [`super::Store::set_settled`].
-    pub settled: Seq,
+#[derive(PartialEq, Eq, Debug)]
+pub struct Tail<T> {
+    pub rows: Vec<Row<T>>,
+    /// The position up to which everything is settled, see [`super::Store::set_settled`].
+    pub settled: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,15 +1,14 @@
 //! What the owner does with each operation. None of it waits: whatever must be stored is put to work, and
 //! the answer follows when that is done.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Answer, Command, Done, Owner, Reply, Waiting, insist, sent};
+use super::{Answer, Command, Done, Owner, Reply, effects::PendingEntry, insist, sent};
 use crate::{
     chat::{
         error::Error,
-        log::Appended,
         operation::{
             Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
             ParticipantsPage, fresh_client_id,
@@ -19,8 +18,8 @@ use crate::{
     },
     clock,
     model::{
-        Attachment, Content, ConversationId, Details, Draft, Kind, Millis, Seq, SystemChange,
-        UserId,
+        Attachment, Content, ConversationId, Details, Draft, Entry, Kind, Millis, Seq,
+        SystemChange, UserId,
         limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, MAILBOX_OPERATIONS_MAX},
     },
     mutation::{Mutation, broken},
@@ -98,7 +97,7 @@ impl Owner {
             return;
         }
         if creation.kind == Kind::Dm {
-            return self.found_dm(creator, creation, reply);
+            return self.create_dm(creator, creation, reply);
         }
         let max = self.environment.settings.group_participants_max;
         match check_creation(creator, creation, max) {
@@ -107,7 +106,7 @@ impl Owner {
         }
     }
 
-    fn found_dm(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
+    fn create_dm(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
         let other = creation
             .participants
             .iter()
@@ -128,17 +127,17 @@ impl Owner {
         let users = [creator.clone(), other.clone()];
         let mut participants = Participants::dm(self.id, details, &users);
         participants.propose_founding();
-        self.store_founded(&participants.founded(), reply);
+        self.store_dm(&participants.founded(), reply);
         self.participants = Some(participants);
     }
 
-    fn store_founded(&mut self, founded: &Applied, reply: Reply) {
+    fn store_dm(&mut self, founded: &Applied, reply: Reply) {
         let (id, environment, founded) = (self.id, self.environment.clone(), founded.clone());
         let term = self.term.clone();
         self.work.push(Box::pin(async move {
             let store = &environment.store;
             match insist(&term, || store.apply(id, &founded)).await {
-                Ok(()) => Done::Founded(reply),
+                Ok(()) => Done::DmCreated(reply),
                 Err(error) => Done::Lost(error),
             }
         }));
@@ -153,42 +152,61 @@ impl Owner {
             drop(reply.send(Err(error)));
             return;
         }
-        let Some(participants) = &mut self.participants else {
-            return;
-        };
-        let at = draft.at.unwrap_or_else(clock::wall);
-        match self.log.append(draft, clock::message_id(at), at) {
-            Appended::New(row) => {
-                let mut waiting = Waiting::of(participants, &row.entry);
-                waiting.replies.push((reply, false));
-                self.unwritten.push(row);
-                self.waiting.push_back(waiting);
-            }
-            Appended::Repeated(seq) => self.repeated(seq, reply),
-            // `accepts` was asked before each operation.
-            Appended::Full => drop(reply.send(Err(Error::BUSY))),
+        match self.client_ids.find(&draft.sender, draft.client_id) {
+            Some(seq) => self.repeated(seq, reply),
+            None => self.append(draft, reply),
         }
     }
 
-    /// The same message again: it gets the first one's answer, when there is one.
-    fn repeated(&mut self, seq: Seq, reply: Reply) {
-        if let Some(index) = seq.checked_sub(self.log.head() + 1) {
-            let index = usize::try_from(index).unwrap_or(usize::MAX);
-            if let Some(waiting) = self.waiting.get_mut(index) {
-                waiting.replies.push((reply, true));
+    /// Gives a draft the next position in the log. It is written at the end of this round.
+    fn append(&mut self, draft: Draft, reply: Reply) {
+        let at = draft.at.unwrap_or_else(clock::wall);
+        let (id, participants) = (self.id, &mut self.participants);
+        let appended = self.log.append(|seq| {
+            let entry = Arc::new(Entry {
+                seq,
+                message_id: clock::message_id(at),
+                client_id: draft.client_id,
+                sender: draft.sender,
+                at,
+                content: draft.content,
+            });
+            if participants.is_none() {
+                *participants = Participants::of_first_entry(id, &entry);
             }
-            return;
+            match participants {
+                Some(participants) => {
+                    participants.propose(&entry);
+                    PendingEntry::new(id, participants, entry)
+                }
+                None => PendingEntry::without_effects(entry),
+            }
+        });
+        let Some(row) = appended else {
+            // `accepts` was asked before each operation.
+            return drop(reply.send(Err(Error::BUSY)));
+        };
+        self.client_ids.remember(&row.record);
+        if let Some(pending) = self.log.get_mut(row.record.seq) {
+            pending.replies.push(reply);
         }
-        if let Some([entry]) = self.log.recent(seq, seq).as_deref() {
-            drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(entry, true))))));
+        self.unwritten.push(row);
+    }
+
+    /// Answers a repeated message like the first one, when that is answered.
+    fn repeated(&mut self, seq: Seq, reply: Reply) {
+        let Err(reply) = self.answer_with(seq, reply) else {
             return;
-        }
-        let head = self.log.head();
-        drop(reply.send(Ok(Answer::ReadLog {
-            from: seq,
-            to: seq,
-            head,
-        })));
+        };
+        let answer = match self.recent.range(seq, seq).as_deref() {
+            Some([entry]) => Answer::Ready(Outcome::Sent(sent(entry, true))),
+            _ => Answer::ReadLog {
+                from: seq,
+                to: seq,
+                head: self.log.head(),
+            },
+        };
+        drop(reply.send(Ok(answer)));
     }
 
     fn check_content(&self, content: &Content) -> Result<(), Error> {
@@ -244,13 +262,7 @@ impl Owner {
     }
 
     fn changed_before(&mut self, seq: Seq, reply: Reply) {
-        let in_flight = seq.checked_sub(self.log.head() + 1);
-        let waiting = in_flight.and_then(|i| self.waiting.get_mut(usize::try_from(i).ok()?));
-        if let Some(waiting) = waiting {
-            waiting.replies.push((reply, true));
-        } else if let Some(applying) = self.applying.get_mut(&seq) {
-            applying.replies.push(reply);
-        } else {
+        if let Err(reply) = self.answer_with(seq, reply) {
             drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
         }
     }
@@ -269,24 +281,7 @@ impl Owner {
             at,
             retry: false,
         };
-        let at = at.unwrap_or_else(clock::wall);
-        let Appended::New(row) = self.log.append(draft, clock::message_id(at), at) else {
-            drop(reply.send(Err(Error::BUSY)));
-            return;
-        };
-        let entry = row.entry.clone();
-        let participants = match &mut self.participants {
-            Some(participants) => participants,
-            none => match Participants::of_first_entry(self.id, &entry) {
-                Some(first) => none.insert(first),
-                None => return,
-            },
-        };
-        participants.propose(&entry);
-        let mut waiting = Waiting::of(participants, &entry);
-        waiting.replies.push((reply, false));
-        self.unwritten.push(row);
-        self.waiting.push_back(waiting);
+        self.append(draft, reply);
     }
 
     fn mark(&mut self, user: UserId, read: Option<Seq>, delivered: Option<Seq>, reply: Reply) {
@@ -368,7 +363,7 @@ impl Owner {
     fn page(&self, range: LogRange, limit: usize) -> Result<Answer, Error> {
         let head = self.log.head();
         let (from, to) = range.within(head, limit);
-        Ok(match self.log.recent(from, to) {
+        Ok(match self.recent.range(from, to) {
             Some(entries) => Answer::Ready(Outcome::History(Page { entries, head })),
             None if from > to => Answer::Ready(Outcome::History(Page {
                 entries: Vec::new(),
@@ -390,7 +385,7 @@ impl Owner {
         Ok(Outcome::Head(Head {
             details: committed.details.clone(),
             head: self.log.head(),
-            last: self.log.newest().map(|entry| entry.last()),
+            last: self.recent.newest().map(|entry| entry.last()),
         }))
     }
 

@@ -22,7 +22,7 @@ impl Owner {
                 biased;
                 () = revoked.cancelled() => return,
                 done = self.work.next() => match done {
-                    Some(Done::Stored(_)) => self.writing -= 1,
+                    Some(Done::Written(_)) => self.writing -= 1,
                     Some(Done::Lost(_)) | None => return,
                     Some(_) => {}
                 }

@@ -73,9 +73,7 @@ impl Owner {
             return false;
         };
         match &command.operation {
-            Operation::Create(_) => {
-                participants.committed().is_none() || self.applying.contains_key(&1)
-            }
+            Operation::Create(_) => participants.committed().is_none() || self.is_unanswered(1),
             // Its first message must find a dm that is stored: a crash in between would leave a log of nothing.
             Operation::Send(_) => {
                 participants.details.kind == Kind::Dm && participants.committed().is_none()
@@ -117,7 +115,10 @@ impl Owner {
         }
         if let Operation::Send(draft) = operation
             && draft.retry
-            && self.log.find(&draft.sender, draft.client_id).is_none()
+            && self
+                .client_ids
+                .find(&draft.sender, draft.client_id)
+                .is_none()
         {
             questions.push(Question::Sent(draft.sender.clone(), draft.client_id));
         }
@@ -178,7 +179,7 @@ impl Owner {
                     }
                 }
                 (Question::Sent(sender, client), Ok(Told::Sent(Some(seq)))) => {
-                    self.log.remember_origin_at(sender, *client, seq);
+                    self.client_ids.remember_at(sender, *client, seq);
                 }
                 (Question::Sent(sender, client), Ok(Told::Sent(None))) => {
                     // Nothing of the sender has been handled since it was asked: it is new.

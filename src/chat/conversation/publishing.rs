@@ -1,147 +1,144 @@
-//! What happens to an entry once it is committed: whoever waits is told, it is applied, and published.
-
-use std::sync::Arc;
+//! Carries out what follows from a committed entry: its rows are stored, it is published, and whoever waits for it is
+//! told.
 
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::{Answer, Applying, Done, Owner, Waiting, insist, sent};
+use super::{Done, Owner, Reply, effects::Effects, insist};
 use crate::{
-    chat::{
-        operation::Outcome,
-        participants::Participants,
-        publish::{Audience, Handed, InHand, Place, Publication},
-    },
-    model::{Entry, Seq},
+    chat::publish::{Audience, Handed, InHand, Place, Publication},
+    model::Seq,
     mutation::{Mutation, broken},
-    store::Mark,
+    store::{Applied, Mark},
 };
 
 impl Owner {
-    /// Tells whoever waits for an entry, applies it, and publishes it.
-    pub(super) fn publish(&mut self, entry: Arc<Entry>, waiting: Waiting) {
-        let Waiting {
-            replies,
-            applied,
-            audience,
-            place,
-        } = waiting;
-        match applied {
-            None => {
-                for (reply, duplicate) in replies {
-                    drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(&entry, duplicate))))));
-                }
-            }
-            Some(applied) => {
-                let replies = replies.into_iter().map(|(reply, _)| reply).collect();
-                let applying = Applying { replies, left: 1 };
-                self.applying.insert(entry.seq, applying);
-                let (id, environment, seq) = (self.id, self.environment.clone(), entry.seq);
-                let term = self.term.clone();
-                self.work.push(Box::pin(async move {
-                    let store = &environment.store;
-                    match insist(&term, || store.apply(id, &applied)).await {
-                        Ok(()) => Done::Applied(seq),
-                        Err(error) => Done::Lost(error),
-                    }
-                }));
-            }
-        }
-        if let Some(participants) = &mut self.participants {
-            participants.raise(&entry.sender, entry.seq, entry.seq);
-        }
-        if let Some((Place::Added, users)) = &place {
-            // Before the entry, so that it is the first that they get.
-            self.publish_place(Place::Added, entry.seq, users.clone());
-        }
-        let publication = Publication::Entry {
-            conversation: self.id,
-            entry: entry.clone(),
-            audience: audience.clone(),
-        };
-        let entry_seq = entry.seq;
-        // Rule [flush]: an inbox row is written only when the entry is published, so that rows never claim
-        // more than was delivered.
-        match self.environment.publish.publish(publication) {
-            Handed::Done => self.queue_inbox(&entry, audience),
-            Handed::Waiting(delivered) => {
-                // Until then a successor publishes it again.
-                self.log.hold(entry_seq);
-                // Rule [private]: acknowledged when no gateway sends what follows to those who may not see it.
-                if entry.content.makes_private() {
-                    self.one_more_to_apply(entry_seq);
-                }
-                self.work
-                    .push(Box::pin(arrived(delivered).map(|handed| Done::Published {
-                        entry,
-                        audience,
-                        handed,
-                    })));
-            }
-        }
-        if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
-            self.publish_place(place, entry_seq, users);
-        }
-    }
-
-    pub(super) fn one_more_to_apply(&mut self, seq: Seq) {
-        // Also of what a takeover settled, and nobody waits for yet: whoever asks for the same again does.
-        let applying = self.applying.entry(seq).or_insert(Applying {
-            replies: Vec::new(),
-            left: 0,
-        });
-        applying.left += 1;
-    }
-
-    /// Acknowledges a change once nothing is left to be done about it.
-    pub(super) fn one_less_to_apply(&mut self, seq: Seq) {
-        if let Some(applying) = self.applying.get_mut(&seq) {
-            applying.left -= 1;
-            if applying.left > 0 {
-                return;
-            }
-        }
-        let applied = self.applying.remove(&seq);
-        for reply in applied.into_iter().flat_map(|applied| applied.replies) {
-            drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
-        }
-    }
-
-    pub(super) fn queue_inbox(&self, entry: &Entry, audience: Audience) {
-        let members = match audience {
-            Audience::Members(members) => Some(members),
-            Audience::Channel | Audience::User(_) => None,
-        };
-        self.environment.inbox.queue(self.id, members, entry);
-    }
-
-    pub(super) fn publish_place(&mut self, place: Place, seq: Seq, audience: Audience) {
-        let committed = self.participants.as_ref().and_then(Participants::committed);
-        let Some(details) = committed.map(|c| c.details.clone()) else {
+    /// Carries out the effects of a committed entry, and releases the hold that the commit gave it.
+    pub(super) fn carry_out(&mut self, seq: Seq) {
+        let Some(pending) = self.log.get_mut(seq) else {
+            debug_assert!(
+                false,
+                "entry {seq} was settled before its effects were carried out"
+            );
             return;
         };
-        let publication = Publication::Place {
-            conversation: self.id,
-            seq,
-            place,
-            details,
-            audience,
-        };
-        let handed = self.environment.publish.publish(publication);
-        if let Handed::Waiting(delivered) = handed
-            && !broken(Mutation::Place)
-        {
-            // Rule [remember]: until then a successor publishes it again.
-            self.log.hold(seq);
-            // Rule [private]: a removal is acknowledged when none of the user's sockets gets what follows.
-            let awaited = place == Place::Removed && !broken(Mutation::Private);
-            if awaited {
-                self.one_more_to_apply(seq);
-            }
-            self.work.push(Box::pin(
-                arrived(delivered).map(move |_| Done::Placed { seq, awaited }),
-            ));
+        let Effects { rows, publications } = std::mem::take(&mut pending.effects);
+        let sender = pending.entry.sender.clone();
+        match rows {
+            None => pending.answer(),
+            Some(rows) => self.store_rows(seq, *rows),
         }
+        if let Some(participants) = &mut self.participants {
+            participants.raise(&sender, seq, seq);
+        }
+        for publication in publications.into_iter().flatten() {
+            self.publish(seq, publication);
+        }
+        self.log.release(seq);
+    }
+
+    /// Stores the rows that follow from an entry. It is acknowledged only then.
+    fn store_rows(&mut self, seq: Seq, rows: Applied) {
+        self.log.hold(seq);
+        self.one_more_awaited(seq);
+        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
+        self.work.push(Box::pin(async move {
+            let store = &environment.store;
+            match insist(&term, || store.apply(id, &rows)).await {
+                Ok(()) => Done::RowsStored(seq),
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    /// Publishes an entry, or what it means for somebody's membership.
+    fn publish(&mut self, seq: Seq, publication: Publication) {
+        let (is_entry, is_awaited) = match &publication {
+            // Rule [private]: acknowledged when no gateway sends later events to users who may not see them.
+            Publication::Entry { entry, .. } => (true, entry.content.makes_private()),
+            // Rule [private]: a removal is acknowledged when none of the user's sockets gets later events.
+            Publication::Place { place, .. } => {
+                let is_removal = *place == Place::Removed;
+                (false, is_removal && !broken(Mutation::Private))
+            }
+            Publication::Receipt { .. } | Publication::Typing { .. } => (false, false),
+        };
+        match self.environment.publish.publish(publication) {
+            // Rule [flush]: an inbox row is written only when the entry was delivered, so that rows never claim
+            // more than that.
+            Handed::Done if is_entry => self.queue_inbox(seq),
+            Handed::Done => {}
+            Handed::Waiting(_) if !is_entry && broken(Mutation::Place) => {}
+            Handed::Waiting(delivered) => {
+                // Rule [remember]: until then a successor publishes it again.
+                self.log.hold(seq);
+                if is_awaited {
+                    self.one_more_awaited(seq);
+                }
+                let delivered = arrived(delivered).map(move |guard| Done::Delivered {
+                    seq,
+                    is_entry,
+                    is_awaited,
+                    guard,
+                });
+                self.work.push(Box::pin(delivered));
+            }
+        }
+    }
+
+    /// Handles the delivery of a publication to every gateway concerned.
+    pub(super) fn delivered(&mut self, seq: Seq, is_entry: bool, is_awaited: bool, guard: InHand) {
+        if is_entry {
+            self.queue_inbox(seq);
+        }
+        // The inbox row is queued by now.
+        drop(guard);
+        if is_awaited {
+            self.one_less_awaited(seq);
+        }
+        self.log.release(seq);
+    }
+
+    fn queue_inbox(&self, seq: Seq) {
+        if let Some(pending) = self.log.get(seq) {
+            let recipients = pending.recipients.clone();
+            self.environment
+                .inbox
+                .queue(self.id, recipients, &pending.entry);
+        }
+    }
+
+    fn one_more_awaited(&mut self, seq: Seq) {
+        if let Some(pending) = self.log.get_mut(seq) {
+            pending.awaited += 1;
+        }
+    }
+
+    /// Acknowledges a change when the last effect that it waits for is done.
+    pub(super) fn one_less_awaited(&mut self, seq: Seq) {
+        if let Some(pending) = self.log.get_mut(seq) {
+            pending.awaited -= 1;
+            if pending.awaited == 0 {
+                pending.answer();
+            }
+        }
+    }
+
+    /// Whether an entry is in the log, or on its way there, and not acknowledged yet.
+    pub(super) fn is_unanswered(&self, seq: Seq) -> bool {
+        let pending = self.log.get(seq);
+        pending.is_some_and(|pending| seq > self.log.head() || pending.awaited > 0)
+    }
+
+    /// Adds a reply to an entry that is not acknowledged yet. Otherwise it gives the reply back.
+    pub(super) fn answer_with(&mut self, seq: Seq, reply: Reply) -> Result<(), Reply> {
+        if self.is_unanswered(seq)
+            && let Some(pending) = self.log.get_mut(seq)
+        {
+            pending.replies.push(reply);
+            return Ok(());
+        }
+        Err(reply)
     }
 
     /// Tells of a watermark that is stored, if that raises it.
@@ -182,7 +179,8 @@ impl Owner {
     }
 }
 
-/// Waits until a publication has arrived. If that is never told it waits for ever, and a successor publishes it again.
+/// Waits until a publication was delivered. If that is never reported, it waits for ever, and a successor publishes it
+/// again.
 async fn arrived(delivered: oneshot::Receiver<InHand>) -> InHand {
     match delivered.await {
         Ok(handed) => handed,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::{Environment, Owner, Waiting};
+use super::{Environment, Owner};
 use crate::{
     chat::{
         error::Error,
@@ -12,14 +12,14 @@ use crate::{
         open::{Held, Room},
         participants::Participants,
     },
-    model::{ConversationId, Entry},
+    model::ConversationId,
 };
 
 /// What an owner holds besides entries, client ids and participants: its task, its mailbox, its place in the table, what
 /// is under way. Measured: 25 to 28 KiB for a group with one message.
 const OWNER_BYTES: usize = 32 << 10;
 
-pub(super) type Loaded = (Room, Owner, Vec<(Arc<Entry>, Waiting)>);
+pub(super) type Loaded = (Room, Owner);
 
 /// Loads a conversation as soon as there is room for it.
 pub(super) async fn load(
@@ -46,19 +46,20 @@ pub(super) async fn load(
         .map_err(|_| Error::unavailable("too many conversations are open"))?;
     held.weighs(OWNER_BYTES);
     let loaded = Owner::load(id, environment.clone(), held.clone(), term, &mut loading);
-    let (owner, settled) = loaded.await?;
+    let owner = loaded.await?;
     // Before another one is loaded in its stead.
     owner.weigh();
     held.loaded();
     drop(loading);
-    Ok((room, owner, settled))
+    Ok((room, owner))
 }
 
 impl Owner {
     /// Lets the table know what is held here. In each round, so it only adds up what is known.
     pub(super) fn weigh(&self) {
         let participants = self.participants.as_ref().map_or(0, Participants::weight);
-        let bytes = OWNER_BYTES + self.log.weight() + participants;
+        let entries = self.log.weight() + self.recent.weight();
+        let bytes = OWNER_BYTES + entries + self.client_ids.weight() + participants;
         self.held.weighs(bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! "Taking over a conversation" of docs/storage.md: from what a predecessor left to an owner that may serve.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     future::Future,
     sync::Arc,
     time::Duration,
@@ -11,17 +11,19 @@ use futures_util::stream::FuturesUnordered;
 use metrics::counter;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, Waiting};
+use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry};
 use crate::{
     chat::{
+        client_ids::ClientIds,
         error::Error,
         lease::Term,
         log::{Log, Takeover},
         open::{Held, Loading},
         participants::{Participants, users_of},
+        recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Entry, Kind, Seq, UserId,
+        ClientId, ConversationId, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
@@ -29,30 +31,37 @@ use crate::{
 };
 
 impl Owner {
-    /// Reads, settles, applies; only then there is an owner. With what was settled, to be published.
+    /// Loads a conversation: reads what a previous owner left, writes what is uncertain again, and stores the rows that
+    /// follow from it. Only then there is an owner. It has still to publish these entries.
     pub(super) async fn load(
         id: ConversationId,
         environment: Arc<Environment>,
         held: Arc<Held>,
         term: Arc<Term>,
         loading: &mut Loading,
-    ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
+    ) -> Result<Self, Error> {
         let store = environment.store.clone();
         let tail = loading.read(&term, || store.tail(id, TAIL_ENTRIES)).await?;
-        loading.has_read(tail.rows.iter().map(|row| row.entry.weight()).sum());
+        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
+        loading.has_read(read);
         let row = loading.read(&term, || store.conversation(id)).await?;
         let epoch = if broken(Mutation::Epoch) {
             1
         } else {
             term.epoch()
         };
-        let Takeover { log, settle } = Log::take_over(&tail, epoch).map_err(|incomplete| {
+        let takeover = Log::take_over(&tail, epoch).map_err(|incomplete| {
             crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
             Error::unavailable("the log is damaged")
         })?;
+        let Takeover {
+            log,
+            records,
+            settle,
+        } = takeover;
         let marked = tail.settled;
         drop(tail);
-        let mut participants = match row {
+        let participants = match row {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
@@ -64,52 +73,23 @@ impl Owner {
             }
             None => settle
                 .first()
-                .and_then(|row| Participants::of_first_entry(id, &row.entry)),
+                .and_then(|row| Participants::of_first_entry(id, &row.record)),
         };
-        if !settle.is_empty() && !broken(Mutation::Settle) {
-            // If this gateway dies before their inbox rows are written, others look for them here.
-            let activity = environment.activity();
-            loading
-                .insist(&term, || store.append(id, &[], Some(activity)))
-                .await?;
-            loading.insist(&term, || store.settle(id, &settle)).await?;
-            crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
+        let (mut recent, mut client_ids) = (RecentEntries::default(), ClientIds::default());
+        for entry in records {
+            client_ids.remember(&entry);
+            recent.push(entry);
         }
-        counter!("chat_takeovers_total").increment(1);
-        let mut settled = Vec::new();
-        if let Some(participants) = &mut participants {
-            let kind = participants.details.kind;
-            for LogRow { entry, .. } in settle {
-                let users = users_of(&entry);
-                for user in users
-                    .into_iter()
-                    .filter(|u| !participants.knows(u))
-                    .collect::<Vec<_>>()
-                {
-                    let row = loading
-                        .insist(&term, || store.participant(id, kind, &user))
-                        .await?;
-                    participants.learn(&user, row);
-                }
-                let mut waiting = Waiting::of(participants, &entry);
-                if let Some(applied) = waiting.applied.take()
-                    && !broken(Mutation::Apply)
-                {
-                    loading.insist(&term, || store.apply(id, &applied)).await?;
-                }
-                settled.push((entry, waiting));
-            }
-        }
-        let owner = Self {
+        let mut owner = Self {
             id,
             held,
             environment,
             term,
             log,
+            recent,
+            client_ids,
             participants,
-            waiting: VecDeque::new(),
             unwritten: Vec::new(),
-            applying: BTreeMap::new(),
             backlog: VecDeque::new(),
             parked: Parked::default(),
             work: FuturesUnordered::new(),
@@ -120,7 +100,51 @@ impl Owner {
             typing: HashMap::new(),
             failed: None,
         };
-        Ok((owner, settled))
+        owner.settle_again(settle, loading).await?;
+        counter!("chat_takeovers_total").increment(1);
+        Ok(owner)
+    }
+
+    /// Writes uncertain entries again under this owner's epoch, and stores the rows that follow from them.
+    async fn settle_again(
+        &mut self,
+        settle: Vec<LogRow>,
+        loading: &mut Loading,
+    ) -> Result<(), Error> {
+        let (id, term, environment) = (self.id, self.term.clone(), self.environment.clone());
+        let store = &environment.store;
+        if !settle.is_empty() && !broken(Mutation::Settle) {
+            // If this gateway dies before their inbox rows are written, others look for them here.
+            let activity = environment.activity();
+            loading
+                .insist(&term, || store.append(id, &[], Some(activity)))
+                .await?;
+            loading.insist(&term, || store.settle(id, &settle)).await?;
+            crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
+        }
+        for LogRow { record: entry, .. } in settle {
+            let Some(participants) = &mut self.participants else {
+                self.log.restore(PendingEntry::without_effects(entry));
+                continue;
+            };
+            let kind = participants.details.kind;
+            let mut unknown = users_of(&entry);
+            unknown.retain(|user| !participants.knows(user));
+            for user in unknown {
+                let row = loading
+                    .insist(&term, || store.participant(id, kind, &user))
+                    .await?;
+                participants.learn(&user, row);
+            }
+            let mut pending = PendingEntry::new(id, participants, entry);
+            if let Some(rows) = pending.effects.rows.take()
+                && !broken(Mutation::Apply)
+            {
+                loading.insist(&term, || store.apply(id, &rows)).await?;
+            }
+            self.log.restore(pending);
+        }
+        Ok(())
     }
 }
 
@@ -243,8 +267,8 @@ pub(super) async fn find_sent(
         // Rule [sends-epoch]: a row of a deposed epoch may point at a place that something else took.
         if send.seq <= head
             && let [row] = &store.log(id, send.seq, send.seq).await?[..]
-            && row.entry.client_id == client_id
-            && row.entry.sender == *sender
+            && row.record.client_id == client_id
+            && row.record.sender == *sender
         {
             return Ok(Some(send.seq));
         }

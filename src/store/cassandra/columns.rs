@@ -111,9 +111,9 @@ fn user(operation: &'static str, name: &str) -> Result<UserId> {
 impl Statements {
     fn message(&self, conversation: ConversationId, row: &LogRow) -> Unit {
         let LogRow {
-            entry,
+            record: entry,
             epoch,
-            committed,
+            settled,
         } = row;
         let (kind, body, attachments, reply_to) = match &entry.content {
             Content::Text {
@@ -149,14 +149,14 @@ impl Statements {
             unset(attachments),
             unset(reply_to),
             CqlTimestamp(entry.at),
-            big(*committed),
+            big(*settled),
         ));
         Unit::one(&self.insert_message, values, bytes)
     }
 
     /// Returns one unit for each bucket of the rows, the newest first.
     pub(super) fn messages(&self, conversation: ConversationId, rows: &[LogRow]) -> Vec<Unit> {
-        let buckets = rows.chunk_by(|a, b| bucket_of(a.entry.seq) == bucket_of(b.entry.seq));
+        let buckets = rows.chunk_by(|a, b| bucket_of(a.record.seq) == bucket_of(b.record.seq));
         let unit = |rows: &[LogRow]| {
             let mut unit = Unit::default();
             unit.extend(rows.iter().map(|row| self.message(conversation, row)));
@@ -166,7 +166,7 @@ impl Statements {
     }
 
     pub(super) fn send(&self, conversation: ConversationId, row: &LogRow) -> Unit {
-        let entry = &row.entry;
+        let entry = &row.record;
         let values = Box::new((
             conversation.0,
             entry.sender.as_str().to_owned(),
@@ -364,9 +364,9 @@ impl MessageColumns {
             content,
         });
         Ok(LogRow {
-            entry,
+            record: entry,
             epoch: unsigned(self.epoch),
-            committed: unsigned(self.committed),
+            settled: unsigned(self.committed),
         })
     }
 }

@@ -294,10 +294,10 @@ impl Cassandra {
         conversation: ConversationId,
         rows: &[LogRow],
     ) -> Result<()> {
-        for row in rows.iter().filter(|row| opens_bucket(row.entry.seq)) {
+        for row in rows.iter().filter(|row| opens_bucket(row.record.seq)) {
             let unit = self
                 .statements
-                .head_bucket(conversation, bucket_of(row.entry.seq));
+                .head_bucket(conversation, bucket_of(row.record.seq));
             self.batches.write(operation, vec![unit]).await?;
         }
         Ok(())

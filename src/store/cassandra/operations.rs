@@ -22,7 +22,7 @@ use super::{
     unavailable,
 };
 use crate::model::{
-    ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId,
+    ClientId, ConversationId, Entry, Epoch, GatewayId, Kind, Millis, Seq, UserId,
     limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
 };
 
@@ -78,7 +78,7 @@ impl Store for Cassandra {
         Ok(())
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
         const OPERATION: &str = "tail";
         let s = &self.statements;
         let head: Option<(Option<i64>, Option<i64>)> =
@@ -107,7 +107,7 @@ impl Store for Cassandra {
     async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
         let mut rows = self.range("log", conversation, from, to).await?;
         // Rows are newest first, the highest epoch first.
-        rows.dedup_by_key(|row| row.entry.seq);
+        rows.dedup_by_key(|row| row.record.seq);
         rows.reverse();
         Ok(rows)
     }

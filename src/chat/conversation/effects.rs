@@ -1,0 +1,180 @@
+//! What follows from an entry once it is committed. It is decided when the entry is appended, by the state of that
+//! moment, and carried out in one place (`publishing.rs`), also for the entries that a takeover settles.
+
+use std::sync::Arc;
+
+use super::{
+    super::{
+        client_ids::Origin,
+        log::Pending,
+        operation::Outcome,
+        participants::Participants,
+        publish::{Audience, Members, Place, Publication},
+    },
+    Answer, Reply, sent,
+};
+use crate::{
+    model::{Content, ConversationId, Entry, SystemChange, UserId},
+    store::Applied,
+};
+
+/// What follows from a committed entry.
+#[derive(Default)]
+pub(super) struct Effects {
+    /// Rows that are stored before the entry is acknowledged. Boxed, because messages have none.
+    pub rows: Option<Box<Applied>>,
+    /// Published in this order. One of them is the entry itself.
+    pub publications: [Option<Publication>; 2],
+}
+
+/// An entry that is not settled yet.
+pub(super) struct PendingEntry {
+    pub entry: Arc<Entry>,
+    pub effects: Effects,
+    /// The users whose inbox shows the entry. `None` for channels.
+    pub recipients: Option<Arc<Members>>,
+    /// Number of effects that must be done before the replies are sent.
+    pub awaited: u32,
+    /// The first is the reply to the request that made the entry, the others are replies to its repetitions. After a
+    /// takeover there are only repetitions.
+    pub replies: Vec<Reply>,
+}
+
+impl Pending for PendingEntry {
+    type Record = Entry;
+
+    fn record(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    fn position(entry: &Entry) -> u64 {
+        entry.seq
+    }
+
+    // Rule [repeat]
+    fn origin(entry: &Entry) -> Option<Origin> {
+        Some((entry.sender.clone(), entry.client_id))
+    }
+
+    fn weight(entry: &Entry) -> usize {
+        entry.weight()
+    }
+}
+
+impl PendingEntry {
+    /// An entry with its effects. A membership entry changes `participants` now.
+    pub(super) fn new(
+        conversation: ConversationId,
+        participants: &mut Participants,
+        entry: Arc<Entry>,
+    ) -> Self {
+        let (audience, rows, membership) = match &entry.content {
+            Content::Text { .. } => {
+                let audience = participants.audience();
+                let first_of_dm = entry.seq == 1;
+                let added = first_of_dm.then(|| (Place::Added, audience.clone()));
+                (audience, None, added)
+            }
+            Content::System(change) => changed(participants, &entry, change),
+        };
+        let notice = membership.map(|(place, audience)| {
+            let notice = Publication::Place {
+                conversation,
+                seq: entry.seq,
+                place,
+                details: participants.details.clone(),
+                audience,
+            };
+            (place, notice)
+        });
+        let recipients = match &audience {
+            Audience::Members(members) => Some(members.clone()),
+            Audience::Channel | Audience::User(_) => None,
+        };
+        let itself = Publication::Entry {
+            conversation,
+            entry: entry.clone(),
+            audience,
+        };
+        let publications = match notice {
+            None => [Some(itself), None],
+            // Users who are added learn of the conversation before they get its entries.
+            Some((Place::Added, notice)) => [Some(notice), Some(itself)],
+            Some((Place::Removed | Place::Updated, notice)) => [Some(itself), Some(notice)],
+        };
+        Self {
+            entry,
+            effects: Effects {
+                rows: rows.map(Box::new),
+                publications,
+            },
+            recipients,
+            awaited: 0,
+            replies: Vec::new(),
+        }
+    }
+
+    /// An entry of which nothing follows: nobody knows the conversation that it belongs to.
+    pub(super) fn without_effects(entry: Arc<Entry>) -> Self {
+        Self {
+            entry,
+            effects: Effects::default(),
+            recipients: None,
+            awaited: 0,
+            replies: Vec::new(),
+        }
+    }
+
+    /// Acknowledges the entry to everyone who waits for it.
+    pub(super) fn answer(&mut self) {
+        for (number, reply) in self.replies.drain(..).enumerate() {
+            let outcome = match self.entry.content {
+                Content::Text { .. } => Outcome::Sent(sent(&self.entry, number > 0)),
+                Content::System(_) => Outcome::Changed {
+                    seq: self.entry.seq,
+                },
+            };
+            drop(reply.send(Ok(Answer::Ready(outcome))));
+        }
+    }
+}
+
+type Membership = Option<(Place, Audience)>;
+
+/// Applies a change to `participants`. Returns the audience of its entry, the rows that it changes, and who is told of
+/// their membership.
+fn changed(
+    participants: &mut Participants,
+    entry: &Entry,
+    change: &SystemChange,
+) -> (Audience, Option<Applied>, Membership) {
+    // Removed users still receive the entry that removes them.
+    let before = participants.audience();
+    let rows = participants.apply(entry);
+    let after = participants.audience();
+    let one = |user: &UserId| Audience::User(user.clone());
+    let (audience, membership) = match change {
+        SystemChange::Removed { user } => (before, Some((Place::Removed, one(user)))),
+        SystemChange::Left => (before, Some((Place::Removed, one(&entry.sender)))),
+        SystemChange::Added { user } => (after, Some((Place::Added, one(user)))),
+        SystemChange::Joined => (after, Some((Place::Added, one(&entry.sender)))),
+        SystemChange::Created {
+            kind,
+            name,
+            participants,
+            ..
+        } => {
+            let users = participants.iter().map(|user| (user.clone(), entry.seq));
+            let members = Members {
+                kind: *kind,
+                name: name.clone(),
+                users: users.collect(),
+            };
+            let added = Audience::Members(members.into());
+            (after, Some((Place::Added, added)))
+        }
+        SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
+        SystemChange::RoleSet { .. } => (after, None),
+    };
+    (audience, rows, membership)
+}
