@@ -45,7 +45,7 @@ use super::{
     open::{Held, Room},
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{Audience, InHand, Publish},
+    publish::{Audience, Publish, RedeliveryGuard},
     unfinished::Unfinished,
 };
 use crate::{
@@ -267,7 +267,7 @@ enum Done {
     Published {
         entry: Arc<Entry>,
         audience: Audience,
-        handed: InHand,
+        handed: RedeliveryGuard,
     },
     /// What a user's place has become is known at the user's home, and on every gateway with their sockets.
     Placed {

@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use metrics::{counter, gauge};
 use tokio::{sync::Notify, time::sleep};
 
-use super::publish::Members;
+use super::publish::Recipients;
 use crate::{
     memory::Memory,
     model::{
@@ -49,7 +49,7 @@ pub struct InboxWriter {
 #[derive(Default, Clone)]
 struct Pending {
     /// Nobody's row follows a channel's entries.
-    newest: Option<(Arc<Members>, Arc<Last>)>,
+    newest: Option<(Arc<Recipients>, Arc<Last>)>,
     /// Who sends has read what came before.
     read_by_senders: BTreeMap<UserId, Seq>,
     /// As last weighed.
@@ -74,7 +74,7 @@ impl InboxWriter {
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
-        members: Option<Arc<Members>>,
+        members: Option<Arc<Recipients>>,
         entry: &Entry,
     ) {
         let mut pending = self.pending();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     fn queue(writer: &InboxWriter, conversation: ConversationId, seq: Seq) {
-        let members = Members {
+        let members = Recipients {
             kind: Kind::Group,
             name: None,
             users: vec![(user(), 1)],

@@ -14,7 +14,7 @@ use self::committed::Uncommitted;
 use super::{
     error::Error,
     operation::{Creation, Operation},
-    publish::{Audience, Members},
+    publish::{Audience, Recipients},
 };
 use crate::{
     model::{
@@ -37,7 +37,7 @@ pub(super) struct Participants {
     applied_seq: Seq,
     /// All of a dm's or group's; of a channel, those that were asked about.
     known: BTreeMap<UserId, Participant>,
-    audience: Option<Arc<Members>>,
+    audience: Option<Arc<Recipients>>,
     uncommitted: Uncommitted,
 }
 
@@ -174,7 +174,7 @@ impl Participants {
         } = self;
         let members = audience.get_or_insert_with(|| {
             let present = known.values().filter(|p| p.is_in());
-            Arc::new(Members {
+            Arc::new(Recipients {
                 kind: details.kind,
                 name: details.name.clone(),
                 users: present.map(|p| (p.user.clone(), p.joined_seq)).collect(),

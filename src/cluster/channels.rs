@@ -173,11 +173,8 @@ impl Router {
         match self.ask(channel, UserId::gateway(), operation).await {
             Ok(Outcome::History(page)) if page.reaches_head(after) => {
                 for entry in page.entries {
-                    self.edge.publication(&Publication::Entry {
-                        conversation: channel,
-                        entry,
-                        audience: Audience::Channel,
-                    });
+                    let publication = Publication::entry(channel, entry, Audience::Channel);
+                    self.edge.publication(&publication);
                 }
             }
             Err(error) if error.is_unavailable() => return Err(error),

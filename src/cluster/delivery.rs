@@ -12,8 +12,8 @@ use metrics::gauge;
 use tokio::sync::oneshot;
 
 use super::{
-    edge::{Edge, users_of},
-    home::{Home, restricted},
+    edge::Edge,
+    home::Home,
     interests::Interests,
     link::Token,
     lock,
@@ -22,8 +22,8 @@ use super::{
     ring::Ring,
 };
 use crate::{
-    chat::{Audience, Handed, InHand, Publication, Publish},
-    model::{ConversationId, Entry, GatewayId, Topic, UserId},
+    chat::{Audience, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
+    model::{GatewayId, Topic, UserId},
 };
 
 pub struct Delivery {
@@ -52,7 +52,7 @@ struct Publishing {
     publication: Publication,
     parts: Vec<u64>,
     /// None: it has been told.
-    waiting: Option<oneshot::Sender<InHand>>,
+    waiting: Option<oneshot::Sender<RedeliveryGuard>>,
 }
 
 /// Given to one home.
@@ -109,56 +109,60 @@ impl Delivery {
     }
 
     /// One frame for each gateway with subscribers, whatever their number there.
-    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Handed {
-        let Publication::Entry {
-            conversation,
-            entry,
-            ..
-        } = publication
-        else {
+    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
+        // The gateways of other sessions learn from the entry that a channel's details changed.
+        let Some(read) = publication.read_by_sender() else {
             self.edge.publication(publication);
-            return Handed::Done;
+            return Confirmation::Immediate;
         };
-        self.sent(peers, *conversation, entry);
-        let gateways = self.interests.of(&Topic::Channel(*conversation));
+        self.read(peers, &read);
+        let gateways = self.interests.of(&Topic::Channel(publication.conversation));
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
-        let mut handed = Handed::Done;
+        let mut confirmation = Confirmation::Immediate;
         if others.peek().is_some() {
             let deliver = Message::Deliver(Delivered::Publication(publication.clone()));
             let bytes = encode(&deliver);
             // Rule [private]: nobody who is not in the channel gets what follows, on any gateway.
-            let token = entry.content.makes_private().then(|| {
+            let token = (publication.guarantee == Guarantee::Confirmed).then(|| {
                 let (done, everywhere) = oneshot::channel();
-                handed = Handed::Waiting(everywhere);
-                Token::new(move |_| drop(done.send(InHand(Arc::new(())))))
+                confirmation = Confirmation::Pending(everywhere);
+                Token::new(move |_| drop(done.send(RedeliveryGuard(Arc::new(())))))
             });
             for gateway in others {
                 peers.send(gateway, bytes.clone(), token.clone());
             }
         }
         self.edge.publication(publication);
-        handed
+        confirmation
     }
 
-    fn sent(&self, peers: &Arc<Peers>, channel: ConversationId, entry: &Entry) {
-        let (user, seq) = (entry.sender.clone(), entry.seq);
-        match self.ring.load().home(&user) {
-            Some(home) if home != self.me => {
-                peers.send_if_room(home, encode(&Message::Sent { user, channel, seq }));
+    /// Tells the sender's home what they have read.
+    fn read(&self, peers: &Arc<Peers>, read: &Publication) {
+        let ring = self.ring.load();
+        for user in read.audience.users() {
+            match ring.home(user) {
+                Some(home) if home != self.me => {
+                    let sent = Message::Sent {
+                        user: user.clone(),
+                        channel: read.conversation,
+                        seq: read.at.0,
+                    };
+                    peers.send_if_room(home, encode(&sent));
+                }
+                _ => self.home.note(read),
             }
-            _ => self.home.sent(user, channel, seq),
         }
     }
 
     /// Gives a publication to the homes of its users, and keeps it in hand.
-    fn give(&self, publication: Publication, waiting: oneshot::Sender<InHand>) {
+    fn give(&self, publication: Publication, waiting: oneshot::Sender<RedeliveryGuard>) {
         let to_send = {
             let mut hands = self.hands();
             // Under the lock: a new version is either seen here, or sees this in hand.
             let ring = self.ring.load();
             hands.next += 1;
             let id = hands.next;
-            let users = users_of(publication.audience()).cloned().collect();
+            let users = publication.audience.users().cloned().collect();
             let publishing = Publishing {
                 publication,
                 parts: Vec::new(),
@@ -175,13 +179,15 @@ impl Delivery {
 
     fn send(&self, to_send: ToSend) {
         for (part, home, publication) in to_send {
-            tracing::trace!(me = %self.me, part, %home, publication = %super::home::named(&publication), "given");
+            tracing::trace!(me = %self.me, part, %home, publication = %publication, "given");
             if home == self.me {
-                let myself = self.myself.clone();
-                let done = Token::new(move |taken| {
-                    if let Some(delivery) = myself.upgrade() {
-                        delivery.published(part, home, taken);
-                    }
+                let done = (publication.guarantee == Guarantee::Confirmed).then(|| {
+                    let myself = self.myself.clone();
+                    Token::new(move |taken| {
+                        if let Some(delivery) = myself.upgrade() {
+                            delivery.published(part, home, taken);
+                        }
+                    })
                 });
                 self.home.publication(publication, done);
             } else if let Some(peers) = &self.peers {
@@ -225,7 +231,7 @@ impl Delivery {
                 delivery: self.myself.clone(),
                 id,
             };
-            drop(waiting.send(InHand(Arc::new(held))));
+            drop(waiting.send(RedeliveryGuard(Arc::new(held))));
         }
     }
 
@@ -273,7 +279,7 @@ impl Hands {
         for (home, users) in by_home(users, ring) {
             self.next_part += 1;
             let number = self.next_part;
-            to_send.push((number, home, restricted(&publishing.publication, &users)));
+            to_send.push((number, home, publishing.publication.to(&users)));
             publishing.parts.push(number);
             let part = Part {
                 of: id,
@@ -328,48 +334,38 @@ fn by_home(users: Vec<UserId>, ring: &Ring) -> BTreeMap<GatewayId, Vec<UserId>> 
 }
 
 impl Publish for Delivery {
-    fn publish(&self, publication: Publication) -> Handed {
+    fn publish(&self, publication: Publication) -> Confirmation {
         let Some(peers) = &self.peers else {
-            // Alone: the home of everyone.
-            match &publication {
-                Publication::Entry {
-                    conversation,
-                    entry,
-                    audience: Audience::Channel,
-                } => {
-                    self.home
-                        .sent(entry.sender.clone(), *conversation, entry.seq);
-                    self.edge.publication(&publication);
-                }
-                _ => self.home.pass_on(publication, None),
-            }
-            return Handed::Done;
-        };
-        if matches!(publication.audience(), Audience::Channel) {
-            return self.to_channel(peers, &publication);
-        }
-        match &publication {
-            // Nobody is left in it.
-            Publication::Entry { .. } | Publication::Place { .. }
-                if users_of(publication.audience()).next().is_none() =>
+            // Alone, this gateway is the home of everyone and has every session.
+            if matches!(publication.audience, Audience::Channel)
+                && let Some(read) = publication.read_by_sender()
             {
-                Handed::Done
+                self.home.note(&read);
             }
-            Publication::Entry { .. } | Publication::Place { .. } => {
+            self.home.pass_on(publication, None);
+            return Confirmation::Immediate;
+        };
+        match (&publication.audience, publication.guarantee) {
+            (Audience::Channel, _) => self.to_channel(peers, &publication),
+            (Audience::Members(_) | Audience::User(_), Guarantee::Confirmed) => {
+                if publication.audience.users().next().is_none() {
+                    // Nobody is left in it.
+                    return Confirmation::Immediate;
+                }
                 let (waiting, delivered) = oneshot::channel();
                 self.give(publication, waiting);
-                Handed::Waiting(delivered)
+                Confirmation::Pending(delivered)
             }
-            Publication::Receipt { .. } | Publication::Typing { .. } => {
+            (Audience::Members(_) | Audience::User(_), Guarantee::BestEffort) => {
                 if peers.have_room() {
-                    let users = users_of(publication.audience()).cloned().collect();
+                    let users = publication.audience.users().cloned().collect();
                     let homes = by_home(users, &self.ring.load()).into_iter();
                     let part = |(home, users): (_, Vec<UserId>)| {
-                        (NOT_IN_HAND, home, restricted(&publication, &users))
+                        (NOT_IN_HAND, home, publication.to(&users))
                     };
                     self.send(homes.map(part).collect());
                 }
-                Handed::Done
+                Confirmation::Immediate
             }
         }
     }
@@ -390,10 +386,9 @@ mod tests {
     fn however_often_a_publication_is_cut_no_part_is_mistaken_for_that_of_another() {
         let mut hands = Hands::default();
         let user = UserId::new("alice").unwrap();
-        let typing = || Publication::Typing {
-            conversation: ConversationId(Uuid::from_u128(1)),
-            user: user.clone(),
-            audience: Audience::User(user.clone()),
+        let typing = || {
+            let conversation = ConversationId(Uuid::from_u128(1));
+            Publication::typing(conversation, user.clone(), Audience::User(user.clone()))
         };
         let mut sent = ToSend::new();
         for id in [1, 2] {

@@ -16,10 +16,10 @@ use super::{
     message::{Delivered, Interest},
 };
 use crate::{
-    chat::{Audience, Error, Head, Place, Publication},
+    chat::{Audience, Body, Error, Head, MembershipChange, MembershipNotice, Publication, Receipt},
     fanout::{Encoded, Hub, Subscriber, TooMany},
     model::{
-        Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId,
+        Content, ConversationId, Cursor, Entry, Kind, Seq, SystemChange, Topic, UserId,
         limits::CHANNELS_AT_ONCE,
     },
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
@@ -297,94 +297,85 @@ impl Edge {
 
     /// Puts a publication into the queues of the sockets it concerns.
     pub(super) fn publication(&self, publication: &Publication) {
-        match publication {
-            Publication::Entry {
-                conversation,
-                entry,
-                audience,
-            } => {
-                let message = Message::of(*conversation, entry.as_ref().clone());
-                self.send(*conversation, audience, Event::Message(Box::new(message)));
+        let Publication {
+            conversation,
+            at,
+            audience,
+            body,
+            ..
+        } = publication;
+        let conversation = *conversation;
+        match body {
+            Body::Entry(entry) => {
+                let message = Message::of(conversation, entry.as_ref().clone());
+                self.send(conversation, audience, Event::Message(Box::new(message)));
                 if matches!(audience, Audience::Channel) {
-                    if let Some(passed) = lock(&self.channels).get_mut(conversation) {
+                    if let Some(passed) = lock(&self.channels).get_mut(&conversation) {
                         passed.passed_entry(entry);
                     }
                     if entry.content.makes_private() {
-                        self.end_spectators(*conversation);
+                        self.end_spectators(conversation);
                     }
                 }
             }
-            Publication::Receipt {
-                conversation,
-                user,
-                read_seq,
-                delivered_seq,
-                audience,
-            } => {
+            Body::Membership(notice) => self.membership(conversation, *at, notice, audience),
+            Body::Receipt(receipt) => {
+                let Receipt {
+                    user,
+                    read_seq,
+                    delivered_seq,
+                } = receipt.clone();
                 let receipt = Event::Receipt {
-                    conversation: *conversation,
-                    user: user.clone(),
-                    read_seq: *read_seq,
-                    delivered_seq: *delivered_seq,
+                    conversation,
+                    user,
+                    read_seq,
+                    delivered_seq,
                 };
-                self.send(*conversation, audience, receipt);
+                self.send(conversation, audience, receipt);
             }
-            Publication::Typing {
-                conversation,
-                user,
-                audience,
-            } => {
-                let typing = Event::Typing {
-                    conversation: *conversation,
-                    user: user.clone(),
-                };
-                self.send(*conversation, audience, typing);
+            Body::Typing(user) => {
+                let user = user.clone();
+                self.send(conversation, audience, Event::Typing { conversation, user });
             }
-            Publication::Place {
-                conversation,
-                seq,
-                place,
-                details,
-                audience,
-            } => self.place(*conversation, *seq, *place, details, audience),
+            Body::Read => {}
         }
     }
 
-    /// A user's place in a channel decides what their sessions are subscribed to.
-    fn place(
+    /// Ends or begins a channel's subscriptions of the users whose membership changed, and tells their sockets.
+    fn membership(
         &self,
         conversation: ConversationId,
-        seq: Seq,
-        place: Place,
-        details: &Details,
+        Cursor(seq, _): Cursor,
+        notice: &MembershipNotice,
         audience: &Audience,
     ) {
+        let MembershipNotice { change, details } = notice;
         if details.kind == Kind::Channel {
             let topic = Topic::Channel(conversation);
-            for session in users_of(audience).flat_map(|user| self.hub.sessions_of(user)) {
-                match place {
-                    Place::Added => {
+            for session in audience.users().flat_map(|user| self.hub.sessions_of(user)) {
+                match change {
+                    MembershipChange::Added => {
                         self.hub.subscribe(&topic, &session);
                         if !self.follows(conversation) {
                             self.follow_later(conversation, Some(seq - 1));
                             self.following.notify_one();
                         }
                     }
-                    Place::Removed => self.hub.removed(&topic, &session),
-                    Place::Updated => {}
+                    MembershipChange::Removed => self.hub.removed(&topic, &session),
+                    MembershipChange::Updated => {}
                 }
             }
             self.forget_unless_subscribed(conversation);
         }
-        let change = match place {
-            Place::Added => ConversationChange::Added,
-            Place::Removed => ConversationChange::Removed,
-            Place::Updated => ConversationChange::Updated,
+        let (change, details) = match change {
+            MembershipChange::Added => (ConversationChange::Added, Some(details.clone())),
+            MembershipChange::Removed => (ConversationChange::Removed, None),
+            MembershipChange::Updated => (ConversationChange::Updated, Some(details.clone())),
         };
         let event = ConversationEvent {
             conversation,
             change,
-            details: (place != Place::Removed).then(|| details.clone()),
+            details,
         };
         self.send(conversation, audience, Event::Conversation(event));
     }
@@ -419,7 +410,7 @@ impl Edge {
         match audience {
             Audience::Channel => self.hub.deliver(&Topic::Channel(conversation), &event),
             Audience::Members(_) | Audience::User(_) => {
-                for user in users_of(audience) {
+                for user in audience.users() {
                     self.hub.deliver(&Topic::User(user.clone()), &event);
                 }
             }
@@ -431,20 +422,13 @@ impl Edge {
     }
 }
 
-/// The users that a publication names.
-pub(super) fn users_of(audience: &Audience) -> impl Iterator<Item = &UserId> {
-    let (members, user) = match audience {
-        Audience::Members(members) => (members.users.as_slice(), None),
-        Audience::User(user) => (&[][..], Some(user)),
-        Audience::Channel => (&[][..], None),
-    };
-    members.iter().map(|(user, _)| user).chain(user)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{model::SessionId, protocol::Codec};
+    use crate::{
+        model::{Details, SessionId},
+        protocol::Codec,
+    };
 
     /// Somebody asks, everyone leaves, somebody else comes: the answer to the first one's question is of before the owner
     /// was told that nobody is interested.
@@ -478,18 +462,16 @@ mod tests {
     }
 
     fn passes(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {
-        edge.publication(&Publication::Entry {
-            conversation,
-            entry: Arc::new(Entry {
-                seq,
-                message_id: crate::clock::message_id(1),
-                client_id: crate::model::ClientId(uuid::Uuid::nil()),
-                sender: UserId::new("alice").unwrap(),
-                at: 1,
-                content,
-            }),
-            audience: Audience::Channel,
-        });
+        let entry = Entry {
+            seq,
+            message_id: crate::clock::message_id(1),
+            client_id: crate::model::ClientId(uuid::Uuid::nil()),
+            sender: UserId::new("alice").unwrap(),
+            at: 1,
+            content,
+        };
+        let audience = Audience::Channel;
+        edge.publication(&Publication::entry(conversation, entry.into(), audience));
     }
 
     /// What the owner said counts for as long as everything that followed has passed by here.

@@ -28,8 +28,13 @@ use super::{
     status::BEAT_SEEN,
 };
 use crate::{
-    chat::{Audience, Conversations, Error, InboxWriter, Operation, Outcome, Page, Publication},
-    model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId, limits::RESUME_ENTRIES_MAX},
+    chat::{
+        Audience, Conversations, Error, Guarantee, InboxWriter, Operation, Outcome, Page,
+        Publication,
+    },
+    model::{
+        ConversationId, Cursor, Epoch, GatewayId, Seq, Topic, UserId, limits::RESUME_ENTRIES_MAX,
+    },
     store::Store,
     tasks::Tasks,
 };
@@ -344,11 +349,7 @@ impl Exchange {
                 let is_whole = page.reaches_head(passed);
                 let Page { entries, head } = page;
                 let entry = |entry| {
-                    Delivered::Publication(Publication::Entry {
-                        conversation: channel,
-                        entry,
-                        audience: Audience::Channel,
-                    })
+                    Delivered::Publication(Publication::entry(channel, entry, Audience::Channel))
                 };
                 let entries: Vec<_> = entries.into_iter().map(entry).collect();
                 let too_many = head - passed.min(head) > RESUME_ENTRIES_MAX;
@@ -482,17 +483,22 @@ impl Receive for Exchange {
             Message::Ask { id, ask } => return Some(self.asked(from, id, ask)),
             Message::Answer { .. } | Message::AnswerPart { .. } => {}
             Message::Publish { part, publication } => {
-                let peers = self.peers.clone();
-                let done = Token::new(move |taken| {
-                    peers.send(from, encode(&Message::Published { part, taken }), None);
+                let done = (publication.guarantee == Guarantee::Confirmed).then(|| {
+                    let peers = self.peers.clone();
+                    Token::new(move |taken| {
+                        peers.send(from, encode(&Message::Published { part, taken }), None);
+                    })
                 });
                 self.home.publication(publication, done);
             }
             Message::Published { part, taken } => self.delivery.published(part, from, taken),
-            Message::Sent { user, channel, seq } => self.home.sent(user, channel, seq),
+            Message::Sent { user, channel, seq } => {
+                self.home
+                    .note(&Publication::read(channel, Cursor(seq, 0), user));
+            }
             Message::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {
-                    tracing::trace!(me = %self.me, %from, publication = %super::home::named(publication), "delivered");
+                    tracing::trace!(me = %self.me, %from, publication = %publication, "delivered");
                 }
                 self.take(delivered);
             }

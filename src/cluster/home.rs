@@ -2,7 +2,7 @@
 //! publications of the last moments are laid over the stored rows (rule [overlay] of docs/cluster.md).
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +12,7 @@ use std::{
 use metrics::{counter, gauge};
 
 use super::{
-    edge::{Edge, users_of},
+    edge::Edge,
     interests::Interests,
     link::Token,
     lock,
@@ -25,9 +25,11 @@ use super::{
     ring::Ring,
 };
 use crate::{
-    chat::{Audience, InboxWriter, Members, Place, Publication},
+    chat::{
+        Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,
+    },
     memory::Memory,
-    model::{ConversationId, Details, Entry, Epoch, GatewayId, Kind, Seq, Topic, UserId},
+    model::{ConversationId, Cursor, Entry, Epoch, GatewayId, Kind, Seq, Topic, UserId},
     mutation::{Mutation, broken},
     store::{self, InboxFace, InboxRow, InboxWrite, Store},
 };
@@ -65,7 +67,7 @@ impl Rings {
 /// A publication for users of whom this gateway has just become the home.
 struct Held {
     publication: Publication,
-    done: Arc<Token>,
+    done: Option<Arc<Token>>,
 }
 
 /// Whether this gateway speaks for a user.
@@ -253,18 +255,17 @@ impl Home {
 
     /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when it has
     /// arrived; refused, if this is not the home of all of them.
-    pub(super) fn publication(&self, publication: Publication, done: Arc<Token>) {
-        let audience = publication.audience();
+    pub(super) fn publication(&self, publication: Publication, done: Option<Arc<Token>>) {
         let mut hold = false;
-        for user in users_of(audience) {
+        for user in publication.audience.users() {
             match self.at_home(user) {
                 AtHome::Yes => {}
                 AtHome::NotYet => hold = true,
-                AtHome::No => return done.refuse(),
+                AtHome::No => return done.iter().for_each(|done| done.refuse()),
             }
         }
         if hold {
-            tracing::trace!(me = %self.me, publication = %named(&publication), "held");
+            tracing::trace!(me = %self.me, publication = %publication, "held");
             counter!("chat_publications_held_total").increment(1);
             let mut held = lock(&self.held);
             held.push(Held { publication, done });
@@ -274,13 +275,13 @@ impl Home {
             self.release();
             return;
         }
-        self.pass_on(publication, Some(&done));
+        self.pass_on(publication, done.as_ref());
     }
 
     /// As `publication`, for users who are all at home here.
     pub(super) fn pass_on(&self, publication: Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: noted first, then delivered. Whoever registers in between is told twice, never not at all.
-        tracing::trace!(me = %self.me, publication = %named(&publication), gateways = ?self.by_gateway(&publication).keys(), "passed on");
+        tracing::trace!(me = %self.me, publication = %publication, gateways = ?self.by_gateway(&publication).keys(), "passed on");
         self.note(&publication);
         if let Some(peers) = &self.peers {
             for (gateway, publication) in self.by_gateway(&publication) {
@@ -295,61 +296,61 @@ impl Home {
     /// The part of a publication for each other gateway.
     fn by_gateway(&self, publication: &Publication) -> BTreeMap<GatewayId, Publication> {
         let mut parts: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
-        for user in users_of(publication.audience()) {
+        for user in publication.audience.users() {
             for gateway in self.interests.of(&Topic::User(user.clone())) {
                 if gateway != self.me {
                     parts.entry(gateway).or_default().push(user.clone());
                 }
             }
         }
-        let part = |(gateway, users): (_, Vec<UserId>)| (gateway, restricted(publication, &users));
+        let part = |(gateway, users): (_, Vec<UserId>)| (gateway, publication.to(&users));
         parts.into_iter().map(part).collect()
     }
 
-    fn note(&self, publication: &Publication) {
-        match publication {
-            Publication::Entry {
-                conversation,
-                entry,
-                audience: Audience::Members(members),
-            } => self.published(*conversation, members, entry),
-            Publication::Place {
-                conversation,
-                seq,
-                place,
-                details,
-                audience,
-            } => {
-                for user in users_of(audience) {
-                    self.place(*conversation, *seq, *place, details, user);
+    /// Notes what a publication means for the inboxes of its users.
+    pub(super) fn note(&self, publication: &Publication) {
+        let Publication {
+            conversation,
+            at: Cursor(seq, _),
+            audience,
+            body,
+            ..
+        } = publication;
+        match body {
+            Body::Entry(entry) => {
+                if let Audience::Members(members) = audience {
+                    self.published(*conversation, members, entry);
                 }
             }
-            Publication::Entry { .. }
-            | Publication::Receipt { .. }
-            | Publication::Typing { .. } => {}
+            Body::Membership(notice) => {
+                for user in audience.users() {
+                    self.membership(*conversation, *seq, notice, user);
+                }
+            }
+            Body::Read => {
+                for user in audience.users() {
+                    self.placed(&InboxWrite {
+                        user: user.clone(),
+                        conversation: *conversation,
+                        kind: Kind::Channel,
+                        face: None,
+                        read_seq: Some(*seq),
+                        left_seq: None,
+                    });
+                }
+            }
+            Body::Receipt(_) | Body::Typing(_) => {}
         }
     }
 
-    /// Who sends to a channel has read what came before.
-    pub(super) fn sent(&self, user: UserId, channel: ConversationId, seq: Seq) {
-        self.placed(&InboxWrite {
-            user,
-            conversation: channel,
-            kind: Kind::Channel,
-            face: None,
-            read_seq: Some(seq),
-            left_seq: None,
-        });
-    }
-
-    fn place(
+    fn membership(
         &self,
         conversation: ConversationId,
         seq: Seq,
-        place: Place,
-        details: &Details,
+        notice: &MembershipNotice,
         user: &UserId,
     ) {
+        let MembershipNotice { change, details } = notice;
         let write = InboxWrite {
             user: user.clone(),
             conversation,
@@ -358,8 +359,8 @@ impl Home {
             read_seq: None,
             left_seq: None,
         };
-        match (place, details.kind) {
-            (Place::Added, Kind::Channel) => self.placed(&InboxWrite {
+        match (change, details.kind) {
+            (MembershipChange::Added, Kind::Channel) => self.placed(&InboxWrite {
                 face: Some(InboxFace {
                     seq,
                     kind: details.kind,
@@ -370,19 +371,19 @@ impl Home {
                 read_seq: Some(seq),
                 ..write
             }),
-            (Place::Removed, _) => self.placed(&InboxWrite {
+            (MembershipChange::Removed, _) => self.placed(&InboxWrite {
                 left_seq: Some(seq),
                 ..write
             }),
             // An entry published to its members says it all.
-            (Place::Added, Kind::Dm | Kind::Group) | (Place::Updated, _) => {}
+            (MembershipChange::Added, Kind::Dm | Kind::Group) | (MembershipChange::Updated, _) => {}
         }
     }
 
     // The inbox.
 
     /// Notes an entry, before it is delivered: a user who registers now sees it in the inbox or gets it.
-    fn published(&self, conversation: ConversationId, members: &Arc<Members>, entry: &Entry) {
+    fn published(&self, conversation: ConversationId, members: &Arc<Recipients>, entry: &Entry) {
         let last = Arc::new(entry.last());
         self.overlays.published(conversation, members, &last);
         for (user, joined_seq) in &members.users {
@@ -440,51 +441,4 @@ impl Home {
 fn is_in(row: &InboxRow) -> bool {
     let Some(face) = &row.face else { return false };
     row.left_seq.is_none_or(|left| left < face.joined_seq)
-}
-
-/// For the log.
-pub(super) fn named(publication: &Publication) -> String {
-    let users: Vec<&UserId> = users_of(publication.audience()).collect();
-    match publication {
-        Publication::Entry {
-            conversation,
-            entry,
-            ..
-        } => format!("{conversation} {} {users:?}", entry.seq),
-        Publication::Receipt { .. } => "receipt".into(),
-        Publication::Typing { .. } => "typing".into(),
-        Publication::Place {
-            conversation, seq, ..
-        } => format!("{conversation} place {seq} {users:?}"),
-    }
-}
-
-/// The same for some of its users.
-pub(super) fn restricted(publication: &Publication, users: &[UserId]) -> Publication {
-    let mut publication = publication.clone();
-    let (Publication::Entry { audience, .. }
-    | Publication::Receipt { audience, .. }
-    | Publication::Typing { audience, .. }
-    | Publication::Place { audience, .. }) = &mut publication;
-    if let Audience::Members(members) = audience
-        && members.users.len() != users.len()
-    {
-        let users: HashSet<&UserId> = users.iter().collect();
-        let some = members
-            .users
-            .iter()
-            .filter(|(user, _)| users.contains(user));
-        let some: Vec<_> = some.cloned().collect();
-        // A dm is named after the other one, who may be in another part.
-        let name = match (members.kind, some.first()) {
-            (Kind::Dm, Some((user, _))) => members.name_for(user),
-            _ => members.name.clone(),
-        };
-        *audience = Audience::Members(Arc::new(Members {
-            kind: members.kind,
-            name,
-            users: some,
-        }));
-    }
-    publication
 }

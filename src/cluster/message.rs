@@ -1,5 +1,7 @@
 //! What gateways say to each other, in MessagePack with names, so that two versions of the program understand each other.
 
+mod publication;
+
 use std::borrow::Cow;
 
 use bytes::Bytes;
@@ -62,6 +64,7 @@ pub(super) enum Message {
     /// From a conversation's owner to the home of all users it names.
     Publish {
         part: u64,
+        #[serde(with = "publication")]
         publication: Publication,
     },
     /// Back: every gateway concerned has put it into its sockets' queues; or, not taken, this is not their home.
@@ -108,7 +111,7 @@ pub(super) struct Interest {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Delivered {
-    Publication(Publication),
+    Publication(#[serde(with = "publication")] Publication),
     Presence(PresenceItem),
     /// More than can be sent again: whoever is in the channel must read it.
     Resync {

@@ -16,7 +16,7 @@ use metrics::counter;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    chat::{InboxWriter, Members},
+    chat::{InboxWriter, Recipients},
     model::{
         ConversationId, Last, Seq, UserId,
         limits::{NAME_BYTES_MAX, PREVIEW_CHARS, USER_ID_BYTES_MAX},
@@ -60,7 +60,7 @@ struct Generation {
 /// What the stored row of one user and conversation may not say yet.
 #[derive(Default)]
 struct Laid {
-    newest: Option<(Arc<Members>, Arc<Last>, Seq)>,
+    newest: Option<(Arc<Recipients>, Arc<Last>, Seq)>,
     read_seq: Option<Seq>,
     place: Option<Box<InboxRow>>,
 }
@@ -81,7 +81,7 @@ impl Overlays {
     pub(super) fn published(
         &self,
         conversation: ConversationId,
-        members: &Arc<Members>,
+        members: &Arc<Recipients>,
         last: &Arc<Last>,
     ) {
         let generation = self.current();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     fn publish(overlays: &Overlays, number: u128) {
-        let members = Arc::new(Members {
+        let members = Arc::new(Recipients {
             kind: Kind::Group,
             name: None,
             users: vec![(user(), 1)],

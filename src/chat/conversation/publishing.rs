@@ -10,7 +10,10 @@ use crate::{
     chat::{
         operation::Outcome,
         participants::Participants,
-        publish::{Audience, Handed, InHand, Place, Publication},
+        publish::{
+            Audience, Confirmation, MembershipChange, MembershipNotice, Publication, Receipt,
+            RedeliveryGuard,
+        },
     },
     model::{Entry, Seq},
     mutation::{Mutation, broken},
@@ -50,21 +53,17 @@ impl Owner {
         if let Some(participants) = &mut self.participants {
             participants.raise(&entry.sender, entry.seq, entry.seq);
         }
-        if let Some((Place::Added, users)) = &place {
+        if let Some((MembershipChange::Added, users)) = &place {
             // Before the entry, so that it is the first that they get.
-            self.publish_place(Place::Added, entry.seq, users.clone());
+            self.publish_place(MembershipChange::Added, entry.seq, users.clone());
         }
-        let publication = Publication::Entry {
-            conversation: self.id,
-            entry: entry.clone(),
-            audience: audience.clone(),
-        };
+        let publication = Publication::entry(self.id, entry.clone(), audience.clone());
         let entry_seq = entry.seq;
         // Rule [flush]: an inbox row is written only when the entry is published, so that rows never claim
         // more than was delivered.
         match self.environment.publish.publish(publication) {
-            Handed::Done => self.queue_inbox(&entry, audience),
-            Handed::Waiting(delivered) => {
+            Confirmation::Immediate => self.queue_inbox(&entry, audience),
+            Confirmation::Pending(delivered) => {
                 // Until then a successor publishes it again.
                 self.log.hold(entry_seq);
                 // Rule [private]: acknowledged when no gateway sends what follows to those who may not see it.
@@ -79,7 +78,9 @@ impl Owner {
                     })));
             }
         }
-        if let Some((place @ (Place::Removed | Place::Updated), users)) = place {
+        if let Some((place @ (MembershipChange::Removed | MembershipChange::Updated), users)) =
+            place
+        {
             self.publish_place(place, entry_seq, users);
         }
     }
@@ -115,26 +116,25 @@ impl Owner {
         self.environment.inbox.queue(self.id, members, entry);
     }
 
-    pub(super) fn publish_place(&mut self, place: Place, seq: Seq, audience: Audience) {
+    pub(super) fn publish_place(&mut self, change: MembershipChange, seq: Seq, audience: Audience) {
         let committed = self.participants.as_ref().and_then(Participants::committed);
         let Some(details) = committed.map(|c| c.details.clone()) else {
             return;
         };
-        let publication = Publication::Place {
-            conversation: self.id,
+        let publication = Publication::membership(
+            self.id,
             seq,
-            place,
-            details,
+            Arc::new(MembershipNotice { change, details }),
             audience,
-        };
+        );
         let handed = self.environment.publish.publish(publication);
-        if let Handed::Waiting(delivered) = handed
+        if let Confirmation::Pending(delivered) = handed
             && !broken(Mutation::Place)
         {
             // Rule [remember]: until then a successor publishes it again.
             self.log.hold(seq);
             // Rule [private]: a removal is acknowledged when none of the user's sockets gets what follows.
-            let awaited = place == Place::Removed && !broken(Mutation::Private);
+            let awaited = change == MembershipChange::Removed && !broken(Mutation::Private);
             if awaited {
                 self.one_more_to_apply(seq);
             }
@@ -172,18 +172,18 @@ impl Owner {
             Some(audience) => audience,
             None => return,
         };
-        drop(self.environment.publish.publish(Publication::Receipt {
-            conversation: self.id,
+        let receipt = Receipt {
             user,
             read_seq,
             delivered_seq,
-            audience,
-        }));
+        };
+        let publication = Publication::receipt(self.id, receipt, audience);
+        drop(self.environment.publish.publish(publication));
     }
 }
 
 /// Waits until a publication has arrived. If that is never told it waits for ever, and a successor publishes it again.
-async fn arrived(delivered: oneshot::Receiver<InHand>) -> InHand {
+async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
     match delivered.await {
         Ok(handed) => handed,
         Err(_) => std::future::pending().await,

@@ -3,7 +3,7 @@
 use super::{
     super::{
         participants::Participants,
-        publish::{Audience, Members, Place},
+        publish::{Audience, MembershipChange, Recipients},
     },
     Reply,
 };
@@ -18,7 +18,7 @@ pub(super) struct Waiting {
     pub replies: Vec<(Reply, bool)>,
     pub applied: Option<Applied>,
     pub audience: Audience,
-    pub place: Option<(Place, Audience)>,
+    pub place: Option<(MembershipChange, Audience)>,
 }
 
 impl Waiting {
@@ -30,7 +30,7 @@ impl Waiting {
             return Self {
                 replies: Vec::new(),
                 applied: None,
-                place: first_of_dm.then(|| (Place::Added, audience.clone())),
+                place: first_of_dm.then(|| (MembershipChange::Added, audience.clone())),
                 audience,
             };
         };
@@ -40,10 +40,15 @@ impl Waiting {
         let after = participants.audience();
         let one = |user: &UserId| Audience::User(user.clone());
         let (audience, place) = match change {
-            SystemChange::Removed { user } => (before, Some((Place::Removed, one(user)))),
-            SystemChange::Left => (before, Some((Place::Removed, one(&entry.sender)))),
-            SystemChange::Added { user } => (after, Some((Place::Added, one(user)))),
-            SystemChange::Joined => (after, Some((Place::Added, one(&entry.sender)))),
+            SystemChange::Removed { user } => {
+                (before, Some((MembershipChange::Removed, one(user))))
+            }
+            SystemChange::Left => (
+                before,
+                Some((MembershipChange::Removed, one(&entry.sender))),
+            ),
+            SystemChange::Added { user } => (after, Some((MembershipChange::Added, one(user)))),
+            SystemChange::Joined => (after, Some((MembershipChange::Added, one(&entry.sender)))),
             SystemChange::Created {
                 kind,
                 name,
@@ -51,15 +56,17 @@ impl Waiting {
                 ..
             } => {
                 let users = participants.iter().map(|user| (user.clone(), entry.seq));
-                let members = Members {
+                let members = Recipients {
                     kind: *kind,
                     name: name.clone(),
                     users: users.collect(),
                 };
                 let added = Audience::Members(members.into());
-                (after, Some((Place::Added, added)))
+                (after, Some((MembershipChange::Added, added)))
             }
-            SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
+            SystemChange::Updated { .. } => {
+                (after.clone(), Some((MembershipChange::Updated, after)))
+            }
             SystemChange::RoleSet { .. } => (after, None),
         };
         Self {

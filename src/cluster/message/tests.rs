@@ -6,7 +6,9 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    chat::{Audience, Creation, LogRange, Members, Page, Place},
+    chat::{
+        Audience, Creation, LogRange, MembershipChange, MembershipNotice, Page, Receipt, Recipients,
+    },
     cluster::exchange::TOPICS_AT_ONCE,
     model::{
         Attachment, ClientId, Content, Details, Draft, Entry, Kind, Posting, SystemChange,
@@ -63,7 +65,7 @@ fn text() -> Content {
 }
 
 fn largest() -> Vec<Message> {
-    let audience = Audience::Members(Arc::new(Members {
+    let audience = Audience::Members(Arc::new(Recipients {
         kind: Kind::Channel,
         name: name(),
         users: users().into_iter().map(|user| (user, Seq::MAX)).collect(),
@@ -75,38 +77,27 @@ fn largest() -> Vec<Message> {
         public: true,
         participants: users(),
     });
+    let receipt = Receipt {
+        user: user(),
+        read_seq: Some(Seq::MAX),
+        delivered_seq: Some(Seq::MAX),
+    };
+    let notice = Arc::new(MembershipNotice {
+        change: MembershipChange::Updated,
+        details: Details {
+            kind: Kind::Channel,
+            name: name(),
+            created_at: i64::MAX,
+            created_by: user(),
+            posting: Posting::Everyone,
+            public: true,
+        },
+    });
     let publications = [
-        Publication::Entry {
-            conversation: conversation(),
-            entry: entry(created),
-            audience: audience.clone(),
-        },
-        Publication::Entry {
-            conversation: conversation(),
-            entry: entry(text()),
-            audience: audience.clone(),
-        },
-        Publication::Receipt {
-            conversation: conversation(),
-            user: user(),
-            read_seq: Some(Seq::MAX),
-            delivered_seq: Some(Seq::MAX),
-            audience: audience.clone(),
-        },
-        Publication::Place {
-            conversation: conversation(),
-            seq: Seq::MAX,
-            place: Place::Updated,
-            details: Details {
-                kind: Kind::Channel,
-                name: name(),
-                created_at: i64::MAX,
-                created_by: user(),
-                posting: Posting::Everyone,
-                public: true,
-            },
-            audience,
-        },
+        Publication::entry(conversation(), entry(created), audience.clone()),
+        Publication::entry(conversation(), entry(text()), audience.clone()),
+        Publication::receipt(conversation(), receipt, audience.clone()),
+        Publication::membership(conversation(), Seq::MAX, notice, audience),
     ];
     let operations = [
         Operation::Create(Creation {
