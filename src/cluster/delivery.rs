@@ -149,7 +149,7 @@ impl Delivery {
                     };
                     peers.send_if_room(home, encode(&sent));
                 }
-                _ => self.home.note(read),
+                _ => self.home.record(read),
             }
         }
     }
@@ -340,7 +340,7 @@ impl Publish for Delivery {
             if matches!(publication.audience, Audience::Channel)
                 && let Some(read) = publication.read_by_sender()
             {
-                self.home.note(&read);
+                self.home.record(&read);
             }
             self.home.pass_on(publication, None);
             return Confirmation::Immediate;

@@ -494,7 +494,7 @@ impl Receive for Exchange {
             Message::Published { part, taken } => self.delivery.published(part, from, taken),
             Message::Sent { user, channel, seq } => {
                 self.home
-                    .note(&Publication::read(channel, Cursor(seq, 0), user));
+                    .record(&Publication::read(channel, Cursor(seq, 0), user));
             }
             Message::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {

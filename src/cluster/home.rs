@@ -18,20 +18,18 @@ use super::{
     lock,
     membership::Learned,
     message::{Delivered, Interest, Message, encode},
-    overlay::Overlays,
+    overlay::Overlay,
     peers::Peers,
-    places::{Face, InboxPlace, Places},
+    places::{InboxIndex, InboxRef},
     presence::Presence,
     ring::Ring,
 };
 use crate::{
-    chat::{
-        Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,
-    },
+    chat::{InboxWriter, Publication},
     memory::Memory,
-    model::{ConversationId, Cursor, Entry, Epoch, GatewayId, Kind, Seq, Topic, UserId},
+    model::{Epoch, GatewayId, Topic, UserId},
     mutation::{Mutation, broken},
-    store::{self, InboxFace, InboxRow, InboxWrite, Store},
+    store::{self, InboxRow, Store},
 };
 
 pub struct Home {
@@ -45,8 +43,8 @@ pub struct Home {
     /// Every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
     held: Mutex<Vec<Held>>,
-    overlays: Overlays,
-    places: Places,
+    overlay: Overlay,
+    index: InboxIndex,
 }
 
 /// Of whom this gateway is the home, and whether it knows where they are.
@@ -110,8 +108,8 @@ impl Home {
             }),
             complete: AtomicBool::new(false),
             held: Mutex::default(),
-            overlays: Overlays::new(memory.overlays()),
-            places: Places::new(memory.places()),
+            overlay: Overlay::new(memory.overlays()),
+            index: InboxIndex::new(memory.places()),
         }
     }
 
@@ -132,7 +130,7 @@ impl Home {
         }
         // Rule [remember]: whoever was at home elsewhere meanwhile is not known.
         if !broken(Mutation::Remember) {
-            self.places.retain(|user| rings.stayed(user, self.me));
+            self.index.retain(|user| rings.stayed(user, self.me));
         }
         let version = after.version();
         let gone =
@@ -282,7 +280,7 @@ impl Home {
     pub(super) fn pass_on(&self, publication: Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: noted first, then delivered. Whoever registers in between is told twice, never not at all.
         tracing::trace!(me = %self.me, publication = %publication, gateways = ?self.by_gateway(&publication).keys(), "passed on");
-        self.note(&publication);
+        self.record(&publication);
         if let Some(peers) = &self.peers {
             for (gateway, publication) in self.by_gateway(&publication) {
                 let deliver = Message::Deliver(Delivered::Publication(publication));
@@ -307,104 +305,12 @@ impl Home {
         parts.into_iter().map(part).collect()
     }
 
-    /// Notes what a publication means for the inboxes of its users.
-    pub(super) fn note(&self, publication: &Publication) {
-        let Publication {
-            conversation,
-            at: Cursor(seq, _),
-            audience,
-            body,
-            ..
-        } = publication;
-        match body {
-            Body::Entry(entry) => {
-                if let Audience::Members(members) = audience {
-                    self.published(*conversation, members, entry);
-                }
-            }
-            Body::Membership(notice) => {
-                for user in audience.users() {
-                    self.membership(*conversation, *seq, notice, user);
-                }
-            }
-            Body::Read => {
-                for user in audience.users() {
-                    self.placed(&InboxWrite {
-                        user: user.clone(),
-                        conversation: *conversation,
-                        kind: Kind::Channel,
-                        face: None,
-                        read_seq: Some(*seq),
-                        left_seq: None,
-                    });
-                }
-            }
-            Body::Receipt(_) | Body::Typing(_) => {}
-        }
-    }
-
-    fn membership(
-        &self,
-        conversation: ConversationId,
-        seq: Seq,
-        notice: &MembershipNotice,
-        user: &UserId,
-    ) {
-        let MembershipNotice { change, details } = notice;
-        let write = InboxWrite {
-            user: user.clone(),
-            conversation,
-            kind: details.kind,
-            face: None,
-            read_seq: None,
-            left_seq: None,
-        };
-        match (change, details.kind) {
-            (MembershipChange::Added, Kind::Channel) => self.placed(&InboxWrite {
-                face: Some(InboxFace {
-                    seq,
-                    kind: details.kind,
-                    name: details.name.clone(),
-                    joined_seq: seq,
-                    last: None,
-                }),
-                read_seq: Some(seq),
-                ..write
-            }),
-            (MembershipChange::Removed, _) => self.placed(&InboxWrite {
-                left_seq: Some(seq),
-                ..write
-            }),
-            // An entry published to its members says it all.
-            (MembershipChange::Added, Kind::Dm | Kind::Group) | (MembershipChange::Updated, _) => {}
-        }
-    }
-
     // The inbox.
 
-    /// Notes an entry, before it is delivered: a user who registers now sees it in the inbox or gets it.
-    fn published(&self, conversation: ConversationId, members: &Arc<Recipients>, entry: &Entry) {
-        let last = Arc::new(entry.last());
-        self.overlays.published(conversation, members, &last);
-        for (user, joined_seq) in &members.users {
-            let face = Face {
-                seq: last.seq,
-                kind: members.kind,
-                joined_seq: *joined_seq,
-                last_seq: Some(last.seq),
-            };
-            self.places.note(user, conversation, Some(face), None);
-        }
-    }
-
-    /// Notes a user's joining or leaving.
-    fn placed(&self, write: &InboxWrite) {
-        self.overlays.placed(write);
-        let face = write.face.as_ref().map(Face::of);
-        if face.is_some() || write.left_seq.is_some() {
-            self.places
-                .note(&write.user, write.conversation, face, write.left_seq);
-        }
+    /// Records what a publication means for the inboxes of its users, before they can hear of it. A user who registers
+    /// now sees it in the inbox or gets it.
+    pub(super) fn record(&self, publication: &Publication) {
+        self.overlay.record(publication, &self.index);
     }
 
     /// All of a user's conversations as they are now.
@@ -415,26 +321,30 @@ impl Home {
     }
 
     /// Which these are; from memory, if this gateway remembers them, and `may` believe that.
-    pub(super) async fn places(&self, user: &UserId, may: bool) -> store::Result<Vec<InboxPlace>> {
-        if may && let Some(places) = self.places.of(user) {
+    pub(super) async fn inbox_refs(
+        &self,
+        user: &UserId,
+        may: bool,
+    ) -> store::Result<Vec<InboxRef>> {
+        if may && let Some(places) = self.index.of(user) {
             counter!("chat_places_remembered_total").increment(1);
             return Ok(places);
         }
-        let known = self.places.begin(user);
+        let known = self.index.begin(user);
         let rows = self.rows(user).await?;
-        Ok(self.places.learn(user, &known, &rows))
+        Ok(self.index.learn(user, &known, &rows))
     }
 
     /// As stored and as published since; those that the user is no longer in too.
     async fn rows(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
-        self.overlays.lay_over(user, &mut rows);
+        self.overlay.lay_over(user, &mut rows);
         Ok(rows)
     }
 
     /// Drops publications when they are old enough to be stored; for a task.
     pub async fn turn_overlays(&self, inbox: &InboxWriter) {
-        self.overlays.keep(inbox, self.peers.is_none()).await;
+        self.overlay.keep(inbox, self.peers.is_none()).await;
     }
 }
 

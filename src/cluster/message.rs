@@ -10,7 +10,7 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-use super::{network::FRAME_BYTES_MAX, places::InboxPlace};
+use super::{network::FRAME_BYTES_MAX, places::InboxRef};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
@@ -188,7 +188,7 @@ impl Ask {
 pub(super) enum Answer {
     Outcome(Result<Outcome, Error>),
     Inbox(Result<Vec<InboxRow>, Error>),
-    Places(Result<Vec<InboxPlace>, Error>),
+    Places(Result<Vec<InboxRef>, Error>),
     Presence(Result<PresenceItem, Error>),
     Head(Result<Seq, Error>),
     Disconnected(usize),
