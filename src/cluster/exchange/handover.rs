@@ -1,0 +1,131 @@
+//! A new version of the ring: what this gateway tells the others, and in which order; and how it leaves.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::{Exchange, RETRY_AFTER, TOPICS_AT_ONCE};
+use crate::{
+    cluster::{
+        lock,
+        members::Adopt,
+        membership::Learned,
+        message::{Interest, Message, encode},
+        ring::Ring,
+    },
+    model::{Epoch, GatewayId, Topic},
+};
+
+impl Exchange {
+    /// Tells the others that this gateway leaves.
+    pub(in crate::cluster) fn leaving(&self) {
+        let others = self.members.concerned();
+        self.peers.broadcast(&others, &Message::Leaving);
+    }
+
+    /// Who said that it leaves has left, or can do nothing any more.
+    pub(super) fn forget_left(&self, left: impl Fn(GatewayId) -> bool) {
+        let left: Vec<_> = lock(&self.leaving).extract_if(.., |g| left(*g)).collect();
+        for gateway in left {
+            self.peers.forget(gateway);
+        }
+    }
+
+    /// Until everything said to the others was dealt with, after this gateway has left.
+    pub(in crate::cluster) async fn said(&self) {
+        let version = self.members.ring().load().version();
+        while self.told.load(Ordering::Acquire) < version
+            || !self.peers.are_idle(&self.members.concerned())
+        {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Tells of each version that is adopted, in the order of the rules.
+    pub(super) async fn follow_ring(self: Arc<Self>) {
+        let mut news = self.members.news();
+        loop {
+            let version = news.version();
+            if version > self.told.load(Ordering::Acquire) {
+                self.tell_adopted(version).await;
+                if self.members.ring().load().version() == version {
+                    self.told.store(version, Ordering::Release);
+                }
+                continue;
+            }
+            news.changed().await;
+        }
+    }
+
+    async fn tell_adopted(&self, version: Epoch) {
+        let row = self.members.row();
+        let concerned = self.members.concerned();
+        self.know_peers();
+        self.peers.broadcast(&concerned, &Message::Ring(row));
+        self.members.let_go().await;
+        self.peers
+            .broadcast(&concerned, &Message::Adopted { version });
+        // Rule [flush]: whatever was published to an old home is in the rows before a new one speaks for anyone.
+        let newer = || self.members.ring().load().version() > version;
+        while !self.inbox.flush().await {
+            if newer() {
+                return;
+            }
+            sleep(RETRY_AFTER).await;
+        }
+        self.announce(version);
+    }
+
+    /// Tells every topic's home or owner that sockets here are interested in it.
+    fn announce(&self, version: Epoch) {
+        let ring = self.members.ring().load_full();
+        if ring.version() != version {
+            return;
+        }
+        let edge = self.router.edge();
+        edge.telling(|| {
+            let mut told: BTreeMap<GatewayId, Vec<Interest>> =
+                ring.members().iter().map(|&m| (m, Vec::new())).collect();
+            for interest in edge.interests() {
+                let place = ring.place(&interest.topic);
+                if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
+                    edge.follow_later(*channel, None);
+                }
+                if let Some(told) = place.and_then(|place| told.get_mut(&place)) {
+                    told.push(interest);
+                }
+            }
+            for (gateway, topics) in told {
+                if gateway == self.me {
+                    self.interested(gateway, &topics, version);
+                    continue;
+                }
+                for topics in topics.chunks(TOPICS_AT_ONCE) {
+                    self.peers.announce(gateway, version, topics.to_vec());
+                }
+                let announced = encode(&Message::Announced { version });
+                self.peers.send(gateway, announced, None);
+            }
+        });
+        self.announced(self.me, version);
+    }
+}
+
+impl Adopt for Exchange {
+    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned) {
+        self.home.adopt(after, learned);
+        self.delivery.reroute();
+        let gone = before
+            .members()
+            .iter()
+            .filter(|g| !after.members().contains(g));
+        let leaving = lock(&self.leaving).clone();
+        for &gateway in gone.filter(|&&g| g != self.me && !leaving.contains(&g)) {
+            self.peers.forget(gateway);
+        }
+    }
+}
