@@ -1,4 +1,5 @@
-//! Where everything that comes from peers goes, and what a new version of the ring means here.
+//! The meeting point of a gateway's parts with its peers and the ring: what comes from peers, what a new version of the
+//! ring asks for, and what must be done again and again to keep up.
 
 mod catch_up;
 mod handover;
@@ -17,16 +18,16 @@ use tokio::time::{Instant, timeout};
 use super::{delivery::Delivery, home::Home, members::Members, peers::Peers, router::Router};
 use crate::{
     chat::{Conversations, InboxWriter},
-    model::{ConversationId, GatewayId, Seq},
+    model::{ConversationId, Cursor, GatewayId},
     store::Store,
     tasks::Tasks,
 };
 
-/// Topics in one frame.
+/// The topics in one `Interests` message.
 pub(super) const TOPICS_AT_ONCE: usize = 1_000;
-/// Between two tries of what could not be done.
+/// The time between two tries of what could not be done.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Conversations repaired at once.
+/// The conversations or channels that are repaired or caught up with at the same time.
 const REPAIRS_AT_ONCE: usize = 32;
 
 pub struct Exchange {
@@ -40,13 +41,13 @@ pub struct Exchange {
     inbox: Arc<InboxWriter>,
     store: Arc<dyn Store>,
     tasks: Tasks,
-    /// The version that the others were told of as adopted.
+    /// The newest version of the ring for which the others know that this gateway has adopted it.
     told: AtomicU64,
-    /// Channels that a gateway is to catch up with, and from where.
-    behind: Mutex<Vec<(ConversationId, GatewayId, Seq)>>,
-    /// Those that said that they leave: listened to until they have, or their lease has ended.
+    /// The channels of which a gateway may have missed entries, and the position that it has reached.
+    behind: Mutex<Vec<(ConversationId, GatewayId, Cursor)>>,
+    /// The gateways that are leaving. They are listened to until they have left, or their lease has ended.
     leaving: Mutex<BTreeSet<GatewayId>>,
-    /// Members without a link, and since when.
+    /// The members without a link, each with the time since when.
     cut_off: Mutex<BTreeMap<GatewayId, Instant>>,
 }
 
@@ -84,7 +85,7 @@ impl Exchange {
         })
     }
 
-    /// Begins to listen to peers and to follow the ring; for tasks.
+    /// Begins to listen to peers and to follow the ring, in tasks.
     pub(super) fn start(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
         self.members.give(self.conversations.clone(), this.clone());
@@ -95,7 +96,7 @@ impl Exchange {
         self.tasks.keep(move || repairing.clone().repair());
     }
 
-    /// Until every member can be spoken to, and what this gateway owns may be begun.
+    /// Waits until every member has a link, and this gateway may serve what it owns.
     pub(super) async fn settled(&self) {
         let mut news = self.members.news();
         while !(self.members.may_begin()
@@ -109,6 +110,7 @@ impl Exchange {
         }
     }
 
+    /// Does again and again what may have become possible or necessary meanwhile.
     async fn keep_up(self: Arc<Self>) {
         loop {
             self.know_peers();

@@ -76,16 +76,16 @@ impl Router {
         user: &UserId,
         channel: ConversationId,
     ) -> Result<Option<Arc<Head>>, Error> {
-        let asking = self.edge.asking(channel);
+        let subscription = self.edge.subscription(channel);
         match self.ask(channel, user.clone(), Operation::Head).await {
             Ok(Outcome::Head(head)) => {
                 let head = Arc::new(head);
-                if let Some(time) = asking {
+                if let Some(subscription) = subscription {
                     // Alone, this gateway is the owner, and publishes everything that follows here.
                     if self.cluster.is_none() {
-                        self.edge.confirmed(channel, time, head.head);
+                        self.edge.confirmed(channel, subscription, head.head);
                     }
-                    self.edge.learned(channel, time, &head);
+                    self.edge.learned(channel, subscription, &head);
                 }
                 Ok(Some(head))
             }

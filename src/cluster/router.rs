@@ -319,7 +319,7 @@ impl Router {
         };
         let attempt = || async {
             // Said under the lock under which announcements are made: never under an older version after those.
-            let (ask, asked) = self.edge.telling(|| {
+            let (ask, asked) = self.edge.in_interest_order(|| {
                 let ring = self.ring.load();
                 let ask = ask(ring.version());
                 match place(&ring) {

@@ -1,4 +1,4 @@
-//! Gateways that have missed entries of a channel get them from its owner.
+//! Sends the entries of a channel that other gateways have missed, as its owner.
 
 use futures_util::{StreamExt, stream};
 
@@ -9,14 +9,14 @@ use crate::{
         lock,
         message::{Delivered, Message, encode},
     },
-    model::{ConversationId, GatewayId, Seq, UserId, limits::RESUME_ENTRIES_MAX},
+    model::{ConversationId, Cursor, GatewayId, UserId, limits::RESUME_ENTRIES_MAX},
 };
 
-/// Bytes of entries sent to a gateway that has missed them; more is a `resync`.
+/// The bytes of entries that are sent to a gateway that has missed them. If there are more, it gets a `resync`.
 const CATCH_UP_BYTES_MAX: usize = 4 << 20;
 
 impl Exchange {
-    /// Rule 7: who has missed something of a channel gets it from its owner.
+    /// Sends to each gateway that is behind what it has missed of a channel: rule 7 of docs/cluster.md.
     pub(super) async fn catch_up(&self) {
         let behind = std::mem::take(&mut *lock(&self.behind));
         let again = stream::iter(behind)
@@ -31,40 +31,38 @@ impl Exchange {
         lock(&self.behind).extend(again);
     }
 
+    /// Returns whether it is done, or no longer this gateway's task.
     async fn catch_up_with(
         &self,
         channel: ConversationId,
         gateway: GatewayId,
-        passed: Seq,
+        Cursor(after, _): Cursor,
     ) -> bool {
         if self.members.ring().load().owner(channel) != Some(self.me) {
-            return true; // Its new owner is told by the gateway itself.
+            return true; // The gateway announces its interest to the new owner by itself.
         }
         if gateway != self.me && !self.peers.has_room(gateway) {
             return false;
         }
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
-        let operation = Operation::CatchUp {
-            after: passed,
-            limit,
-        };
+        let operation = Operation::CatchUp { after, limit };
         match self
             .router
             .ask_here(channel, UserId::gateway(), operation)
             .await
         {
             Ok(Outcome::History(page)) => {
-                let is_whole = page.reaches_head(passed);
+                let is_whole = page.reaches_head(after);
                 let Page { entries, head } = page;
                 let entry = |entry| {
                     Delivered::Publication(Publication::entry(channel, entry, Audience::Channel))
                 };
                 let entries: Vec<_> = entries.into_iter().map(entry).collect();
-                let too_many = head - passed.min(head) > RESUME_ENTRIES_MAX;
+                let too_many = head - after.min(head) > RESUME_ENTRIES_MAX;
                 if too_many || !is_whole || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
                     self.deliver(gateway, &Delivered::Resync { channel, head });
                 } else if gateway != self.me && !self.peers.has_room(gateway) {
-                    return false; // Others have taken the room meanwhile.
+                    return false; // Other messages have taken the room meanwhile.
                 } else {
                     entries
                         .iter()
@@ -87,7 +85,7 @@ impl Exchange {
     }
 }
 
-/// Bytes of these between gateways, as far as that matters.
+/// Returns the encoded bytes of these entries, or any number above the limit if there are more.
 fn encoded_bytes(entries: &[Delivered]) -> usize {
     let mut bytes = 0;
     for entry in entries {

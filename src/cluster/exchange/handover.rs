@@ -1,4 +1,4 @@
-//! A new version of the ring: what this gateway tells the others, and in which order; and how it leaves.
+//! The handover between two versions of the ring: what this gateway tells the others when it adopts a version or leaves.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,23 @@ use crate::{
 };
 
 impl Exchange {
-    /// Tells the others that this gateway leaves.
+    /// Tells the others that this gateway is leaving.
     pub(in crate::cluster) fn leaving(&self) {
         let others = self.members.concerned();
         self.peers.broadcast(&others, &Message::Leaving);
     }
 
-    /// Who said that it leaves has left, or can do nothing any more.
-    pub(super) fn forget_left(&self, left: impl Fn(GatewayId) -> bool) {
-        let left: Vec<_> = lock(&self.leaving).extract_if(.., |g| left(*g)).collect();
+    /// Forgets the leaving gateways that have left by now, or whose lease has ended.
+    pub(super) fn forget_left(&self, has_left: impl Fn(GatewayId) -> bool) {
+        let left: Vec<_> = lock(&self.leaving)
+            .extract_if(.., |g| has_left(*g))
+            .collect();
         for gateway in left {
             self.peers.forget(gateway);
         }
     }
 
-    /// Until everything said to the others was dealt with, after this gateway has left.
+    /// Waits until the others have acknowledged every message. To be called after leaving.
     pub(in crate::cluster) async fn said(&self) {
         let version = self.members.ring().load().version();
         while self.told.load(Ordering::Acquire) < version
@@ -45,7 +47,7 @@ impl Exchange {
         }
     }
 
-    /// Tells of each version that is adopted, in the order of the rules.
+    /// Tells the others of each version that this gateway adopts.
     pub(super) async fn follow_ring(self: Arc<Self>) {
         let mut news = self.members.news();
         loop {
@@ -61,6 +63,7 @@ impl Exchange {
         }
     }
 
+    /// Tells the others that this gateway has adopted a version, in the order that the rules need.
     async fn tell_adopted(&self, version: Epoch) {
         let row = self.members.row();
         let concerned = self.members.concerned();
@@ -69,10 +72,10 @@ impl Exchange {
         self.members.let_go().await;
         self.peers
             .broadcast(&concerned, &Message::Adopted { version });
-        // Rule [flush]: whatever was published to an old home is in the rows before a new one speaks for anyone.
-        let newer = || self.members.ring().load().version() > version;
+        // Rule [flush]: what was published to an old home is in the rows before a new home speaks for its users.
+        let is_outdated = || self.members.ring().load().version() > version;
         while !self.inbox.flush().await {
-            if newer() {
+            if is_outdated() {
                 return;
             }
             sleep(RETRY_AFTER).await;
@@ -80,26 +83,26 @@ impl Exchange {
         self.announce(version);
     }
 
-    /// Tells every topic's home or owner that sockets here are interested in it.
+    /// Tells each topic's home or owner that sockets here are interested in it.
     fn announce(&self, version: Epoch) {
         let ring = self.members.ring().load_full();
         if ring.version() != version {
             return;
         }
         let edge = self.router.edge();
-        edge.telling(|| {
-            let mut told: BTreeMap<GatewayId, Vec<Interest>> =
+        edge.in_interest_order(|| {
+            let mut by_member: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
             for interest in edge.interests() {
                 let place = ring.place(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
                     edge.follow_later(*channel, None);
                 }
-                if let Some(told) = place.and_then(|place| told.get_mut(&place)) {
-                    told.push(interest);
+                if let Some(interests) = place.and_then(|place| by_member.get_mut(&place)) {
+                    interests.push(interest);
                 }
             }
-            for (gateway, topics) in told {
+            for (gateway, topics) in by_member {
                 if gateway == self.me {
                     self.interested(gateway, &topics, version);
                     continue;

@@ -1,4 +1,4 @@
-//! What comes from peers, and where it goes.
+//! Receives the messages of peers, and hands each to the part of this gateway that it is for.
 
 use metrics::counter;
 
@@ -29,14 +29,14 @@ impl Receive for Exchange {
                 });
                 self.home.publication(publication, done);
             }
-            Message::Published { part, taken } => self.delivery.published(part, from, taken),
+            Message::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
             Message::Sent { user, channel, seq } => {
                 self.home
                     .record(&Publication::read(channel, Cursor(seq, 0), user));
             }
             Message::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {
-                    tracing::trace!(me = %self.me, %from, publication = %publication, "delivered");
+                    tracing::trace!(me = %self.me, %from, %publication, "received");
                 }
                 self.take(delivered);
             }
@@ -64,6 +64,7 @@ impl Receive for Exchange {
 }
 
 impl Exchange {
+    /// Notes that some sockets of a gateway are interested in these topics.
     pub(super) fn interested(&self, gateway: GatewayId, topics: &[Interest], version: Epoch) {
         tracing::trace!(me = %self.me, %gateway, version, ?topics, "announced");
         for interest in topics {
@@ -74,16 +75,17 @@ impl Exchange {
         }
     }
 
-    /// A member has said everything.
+    /// Notes that a member has announced all its interests.
     pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
-        tracing::trace!(me = %self.me, %member, version, "that was all");
+        tracing::trace!(me = %self.me, %member, version, "announced everything");
         self.home.announced(member, version);
         self.members.wake();
     }
 
+    /// Returns how a question is answered.
     fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Asked {
         counter!("chat_operations_forwarded_total").increment(1);
-        // Noted at once: what comes after this on the link is from a gateway that is interested.
+        // Noted at once, because what follows on the link relies on the interest.
         self.router.note(from, &ask);
         let (refuse, router) = (ask.refuse(), self.router.clone());
         Asked {
@@ -93,7 +95,7 @@ impl Exchange {
         }
     }
 
-    /// Something for the sockets here.
+    /// Delivers something to the sockets here.
     pub(super) fn take(&self, delivered: Delivered) {
         if let Delivered::Resync { channel, .. } = delivered {
             let router = self.router.clone();

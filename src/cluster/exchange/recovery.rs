@@ -1,4 +1,4 @@
-//! What was lost in the middle of something, here or with another gateway, is finished.
+//! Finishes what was interrupted when a conversation was lost, here or with another gateway.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     model::{ConversationId, GatewayId, UserId},
 };
 
-/// Between two looks for gateways that are gone and not repaired.
+/// The time between two searches for gateways that are gone and not repaired.
 const REPAIR_EVERY: Duration = Duration::from_secs(10);
 
 impl Exchange {
-    /// What was lost in the middle of something is finished by whoever owns it now.
+    /// Lets the new owners of conversations that were lost here load them, and thereby finish what was in progress.
     pub(super) fn finish(self: &Arc<Self>) {
         for conversation in self.conversations.take_unfinished() {
             let exchange = self.clone();
@@ -25,14 +25,14 @@ impl Exchange {
                 let ask = exchange
                     .router
                     .ask(conversation, UserId::gateway(), Operation::Details);
-                // Whatever the answer: asking loads it.
+                // The answer does not matter: asking loads the conversation.
                 let answered = !ask.await.is_err_and(|error| error.is_unavailable());
                 exchange.conversations.asked(conversation, answered);
             });
         }
     }
 
-    /// Repairs what gateways that are gone have left. Each of them is one member's business, whoever that is now.
+    /// Repairs the conversations of gateways that are gone. For each of these one member is responsible.
     pub(super) async fn repair(self: Arc<Self>) {
         let mut news = self.members.news();
         let mut version = 0;
@@ -45,13 +45,14 @@ impl Exchange {
                 continue;
             }
             version = version.max(now);
-            // At once when the ring changes, and now and then.
+            // Again at once when the ring changes, and otherwise after a while.
             while news.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
                 let _ = timeout(REPAIR_EVERY, news.changed()).await;
             }
         }
     }
 
+    /// Repairs the conversations of all gateways that are gone, for which this member is responsible.
     async fn repair_gone(&self) -> Result<(), Error> {
         let ring = self.members.ring().load_full();
         let members = ring.members();
@@ -86,7 +87,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Not a member, but its heart beats: it is about to join, or it leaves in good order.
+    /// Whether a gateway that is no member still writes heartbeats: it is about to join, or is leaving.
     async fn lives(&self, gateway: GatewayId) -> Result<bool, Error> {
         let before = self.store.heartbeat(gateway).await?;
         if before.is_none() {

@@ -1,4 +1,4 @@
-//! Tests: the largest messages fit into a frame, and what another version of the program says is understood or passed over.
+//! The largest messages fit into a frame, and messages of another version of the program are understood or skipped.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// The largest that may be set.
+/// The largest value that may be configured.
 const GROUP_PARTICIPANTS_MAX: usize = 10_000;
 const BODY_BYTES_MAX: usize = 64 << 10;
 
@@ -122,7 +122,7 @@ fn largest() -> Vec<Message> {
     ];
     let interest = Interest {
         topic: Topic::Presence(user()),
-        passed: Some(Seq::MAX),
+        passed: Some(Cursor(Seq::MAX, 0)),
     };
     let id = u64::MAX;
     let part = u64::MAX;
@@ -181,9 +181,9 @@ fn a_page_of_the_largest_entries_can_be_answered() {
     );
 }
 
-/// Gateways of the version before understand this one's handshake, and this one theirs.
+/// The version before understands this one's handshake, and this one understands theirs.
 #[test]
-fn who_does_not_say_so_takes_no_parts() {
+fn a_gateway_that_does_not_say_so_takes_no_parts() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Before {
         numbering: u64,
@@ -203,9 +203,10 @@ fn who_does_not_say_so_takes_no_parts() {
     };
     assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
 }
+
 /// A newer build's messages hold up nothing else.
 #[test]
-fn a_message_that_is_not_known_is_passed_over() {
+fn an_unknown_message_is_skipped() {
     #[derive(Serialize)]
     enum Newer {
         Ask { id: u64, ask: NewerAsk },
@@ -239,7 +240,7 @@ fn a_message_that_is_not_known_is_passed_over() {
     };
     assert_eq!(first.id, None);
     assert_eq!(second.id, Some(Numbered::Ask { id: 7 }));
-    // What is no message at all breaks the connection, as before.
+    // What is no message at all still breaks the connection.
     frame.truncate(frame.len() - 5);
     assert!(decode_batch(&frame).is_err());
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     chat::Recipients,
     cluster::message::{Delivered, Interest, Message, decode, encode},
-    model::{Attachment, ClientId, Content, Kind, MessageId, Posting, SystemChange, Topic},
+    model::{Attachment, ClientId, Content, Cursor, Kind, MessageId, Posting, SystemChange, Topic},
 };
 
 /// One message of each kind that carries a publication or follows from one.
@@ -107,7 +107,7 @@ fn messages() -> Vec<Message> {
         topics: vec![
             Interest {
                 topic,
-                passed: Some(7),
+                passed: Some(Cursor(7, 0)),
             },
             Interest {
                 topic: Topic::User(user("ann")),
