@@ -202,7 +202,7 @@ impl Pending {
                 user: user.clone(),
                 conversation,
                 kind: members.kind,
-                face: Some(members.face(user, *joined_seq, last)),
+                summary: Some(members.summary(user, *joined_seq, last)),
                 read_seq: reads.remove(user),
                 left_seq: None,
             }));
@@ -211,7 +211,7 @@ impl Pending {
             user,
             conversation,
             kind,
-            face: None,
+            summary: None,
             read_seq: Some(seq),
             left_seq: None,
         }));
@@ -304,7 +304,10 @@ mod tests {
         running.abort();
         assert_eq!(writer.bytes.load(Ordering::Relaxed), 0, "nothing waits");
         let rows = seen.inbox(&user()).await.unwrap();
-        let last = rows[0].face.as_ref().and_then(|face| face.last.as_ref());
+        let last = rows[0]
+            .summary
+            .as_ref()
+            .and_then(|summary| summary.last.as_ref());
         assert_eq!(last.map(|last| last.seq), Some(7));
     }
 }

@@ -23,7 +23,7 @@ use crate::{
         limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, NAME_BYTES_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
-    store::{Applied, ConversationRow, InboxFace, InboxWrite, ParticipantRow},
+    store::{Applied, ConversationRow, InboxSummary, InboxWrite, ParticipantRow},
 };
 
 /// A conversation's details and participants as of the newest entry appended: what comes next is judged by that. What
@@ -417,7 +417,7 @@ impl Participants {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
         let last = (!self.is_channel()).then(|| entry.last());
-        let face = InboxFace {
+        let summary = InboxSummary {
             seq: entry.seq,
             kind: self.details.kind,
             name: self.details.name.clone(),
@@ -428,7 +428,7 @@ impl Participants {
             user: user.clone(),
             conversation: self.conversation,
             kind: self.details.kind,
-            face: present.then_some(face),
+            summary: present.then_some(summary),
             read_seq: present.then_some(participant.read_seq),
             left_seq: participant.left_seq.filter(|_| !present),
         })

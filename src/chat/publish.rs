@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     model::{ConversationId, Cursor, Details, Entry, Kind, Seq, UserId, weight::ALLOCATION_BYTES},
-    store::InboxFace,
+    store::InboxSummary,
 };
 
 /// Something that a conversation's owner publishes.
@@ -100,8 +100,13 @@ impl Recipients {
 
     /// Returns what the inbox of `user`, who joined at `joined_seq`, shows once `last` is the newest entry.
     #[must_use]
-    pub fn face(&self, user: &UserId, joined_seq: Seq, last: &crate::model::Last) -> InboxFace {
-        InboxFace {
+    pub fn summary(
+        &self,
+        user: &UserId,
+        joined_seq: Seq,
+        last: &crate::model::Last,
+    ) -> InboxSummary {
+        InboxSummary {
             seq: last.seq,
             kind: self.kind,
             name: self.name_for(user),

@@ -360,6 +360,8 @@ impl Home {
 }
 
 fn is_in(row: &InboxRow) -> bool {
-    let Some(face) = &row.face else { return false };
-    row.left_seq.is_none_or(|left| left < face.joined_seq)
+    let Some(summary) = &row.summary else {
+        return false;
+    };
+    row.left_seq.is_none_or(|left| left < summary.joined_seq)
 }

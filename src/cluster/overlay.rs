@@ -16,7 +16,7 @@ use foldhash::quality::RandomState;
 use metrics::counter;
 use tokio::time::{Instant, sleep};
 
-use super::places::{Face, InboxIndex};
+use super::places::{InboxIndex, SummaryVersion};
 use crate::{
     chat::{
         Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,
@@ -26,7 +26,7 @@ use crate::{
         limits::{NAME_BYTES_MAX, PREVIEW_CHARS, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
-    store::{InboxFace, InboxRow, InboxWrite},
+    store::{InboxRow, InboxSummary, InboxWrite},
 };
 
 /// The time for which a publication is laid over the stored rows, at least. It is twice that at most.
@@ -151,13 +151,13 @@ impl Overlay {
             generation.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         for (user, joined_seq) in &recipients.users {
-            let face = Face {
+            let summary = SummaryVersion {
                 seq: last.seq,
                 kind: recipients.kind,
                 joined_seq: *joined_seq,
                 last_seq: Some(last.seq),
             };
-            index.record(user, conversation, Some(face), None);
+            index.record(user, conversation, Some(summary), None);
         }
     }
 
@@ -170,11 +170,11 @@ impl Overlay {
             generation.bytes.fetch_add(bytes, Ordering::Relaxed);
             Box::new(InboxRow::empty(write.conversation))
         });
-        row.merge(write.face.clone(), write.read_seq, write.left_seq);
+        row.merge(write.summary.clone(), write.read_seq, write.left_seq);
         drop(entries);
-        let face = write.face.as_ref().map(Face::of);
-        if face.is_some() || write.left_seq.is_some() {
-            index.record(&write.user, write.conversation, face, write.left_seq);
+        let summary = write.summary.as_ref().map(SummaryVersion::of);
+        if summary.is_some() || write.left_seq.is_some() {
+            index.record(&write.user, write.conversation, summary, write.left_seq);
         }
     }
 
@@ -237,14 +237,14 @@ impl Overlay {
 impl OverlayEntry {
     fn lay_over(&self, row: &mut InboxRow, user: &UserId) {
         if let Some(membership) = &self.membership {
-            let face = membership.face.clone();
-            row.merge(face, Some(membership.read_seq), membership.left_seq);
+            let summary = membership.summary.clone();
+            row.merge(summary, Some(membership.read_seq), membership.left_seq);
         }
-        let face = self
+        let summary = self
             .newest
             .as_ref()
-            .map(|(recipients, last, joined)| recipients.face(user, *joined, last));
-        row.merge(face, self.read_seq, None);
+            .map(|(recipients, last, joined)| recipients.summary(user, *joined, last));
+        row.merge(summary, self.read_seq, None);
     }
 }
 
@@ -254,7 +254,7 @@ fn nothing(conversation: ConversationId, kind: Kind, user: &UserId) -> InboxWrit
         user: user.clone(),
         conversation,
         kind,
-        face: None,
+        summary: None,
         read_seq: None,
         left_seq: None,
     }
@@ -271,7 +271,7 @@ fn membership(
     let write = nothing(conversation, details.kind, user);
     match (change, details.kind) {
         (MembershipChange::Added, Kind::Channel) => Some(InboxWrite {
-            face: Some(InboxFace {
+            summary: Some(InboxSummary {
                 seq,
                 kind: details.kind,
                 name: details.name.clone(),

@@ -19,7 +19,7 @@ use crate::{
     model::{
         ConversationId, Kind, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
     },
-    store::{InboxFace, InboxRow},
+    store::{InboxRow, InboxSummary},
 };
 
 /// A conversation that a user is in, as their inbox refers to it.
@@ -58,13 +58,13 @@ struct Rows {
 #[derive(Debug, Clone, Copy)]
 struct Row {
     conversation: ConversationId,
-    face: Option<Face>,
+    summary: Option<SummaryVersion>,
     left_seq: Option<Seq>,
 }
 
-/// The fields of an [`InboxFace`] that a [`Row`] needs.
+/// The fields of an [`InboxSummary`] that a [`Row`] needs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Face {
+pub(super) struct SummaryVersion {
     pub seq: Seq,
     pub kind: Kind,
     pub joined_seq: Seq,
@@ -126,8 +126,8 @@ impl InboxIndex {
     ) -> Vec<InboxRef> {
         let mut rows = lock(&known.0);
         for row in read {
-            let face = row.face.as_ref().map(Face::of);
-            rows.row(row.conversation).raise(face, row.left_seq);
+            let summary = row.summary.as_ref().map(SummaryVersion::of);
+            rows.row(row.conversation).raise(summary, row.left_seq);
         }
         rows.rows.shrink_to_fit();
         rows.read = true;
@@ -142,7 +142,7 @@ impl InboxIndex {
         &self,
         user: &UserId,
         conversation: ConversationId,
-        face: Option<Face>,
+        summary: Option<SummaryVersion>,
         left_seq: Option<Seq>,
     ) {
         let Some(Kept { known, .. }) = self.0.get(user) else {
@@ -150,7 +150,7 @@ impl InboxIndex {
         };
         let mut rows = lock(&known.0);
         let before = rows.rows.len();
-        rows.row(conversation).raise(face, left_seq);
+        rows.row(conversation).raise(summary, left_seq);
         let count = rows.rows.len();
         drop(rows);
         if count > before {
@@ -190,7 +190,7 @@ impl Rows {
         let index = found.unwrap_or_else(|index| {
             let row = Row {
                 conversation,
-                face: None,
+                summary: None,
                 left_seq: None,
             };
             self.rows.insert(index, row);
@@ -206,33 +206,33 @@ impl Rows {
 
 impl Row {
     /// Applies a change by the same rules as [`InboxRow::merge`].
-    fn raise(&mut self, face: Option<Face>, left_seq: Option<Seq>) {
-        if let Some(face) = face
-            && self.face.is_none_or(|mine| mine.seq <= face.seq)
+    fn raise(&mut self, summary: Option<SummaryVersion>, left_seq: Option<Seq>) {
+        if let Some(summary) = summary
+            && self.summary.is_none_or(|mine| mine.seq <= summary.seq)
         {
-            self.face = Some(face);
+            self.summary = Some(summary);
         }
         self.left_seq = self.left_seq.max(left_seq);
     }
 
     fn inbox_ref(&self) -> Option<InboxRef> {
-        let face = self.face?;
-        let is_in = self.left_seq.is_none_or(|left| left < face.joined_seq);
+        let summary = self.summary?;
+        let is_in = self.left_seq.is_none_or(|left| left < summary.joined_seq);
         is_in.then_some(InboxRef {
             conversation: self.conversation,
-            kind: face.kind,
-            last_seq: face.last_seq,
+            kind: summary.kind,
+            last_seq: summary.last_seq,
         })
     }
 }
 
-impl Face {
-    pub(super) fn of(face: &InboxFace) -> Self {
+impl SummaryVersion {
+    pub(super) fn of(summary: &InboxSummary) -> Self {
         Self {
-            seq: face.seq,
-            kind: face.kind,
-            joined_seq: face.joined_seq,
-            last_seq: face.last.as_ref().map(|last| last.seq),
+            seq: summary.seq,
+            kind: summary.kind,
+            joined_seq: summary.joined_seq,
+            last_seq: summary.last.as_ref().map(|last| last.seq),
         }
     }
 }
@@ -251,8 +251,8 @@ mod tests {
         ConversationId(Uuid::from_u128(number))
     }
 
-    fn face(joined_seq: Seq, last_seq: Seq) -> Face {
-        Face {
+    fn summary(joined_seq: Seq, last_seq: Seq) -> SummaryVersion {
+        SummaryVersion {
             seq: last_seq,
             kind: Kind::Group,
             joined_seq,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn row(conversation: ConversationId, joined_seq: Seq) -> InboxRow {
-        let face = InboxFace {
+        let summary = InboxSummary {
             seq: joined_seq,
             kind: Kind::Group,
             name: None,
@@ -269,7 +269,7 @@ mod tests {
             last: None,
         };
         let mut row = InboxRow::empty(conversation);
-        row.merge(Some(face), None, None);
+        row.merge(Some(summary), None, None);
         row
     }
 
@@ -282,8 +282,8 @@ mod tests {
     fn what_is_published_while_the_store_is_read_is_known() {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
-        index.record(&user(), group(1), Some(face(1, 7)), None);
-        index.record(&user(), group(2), Some(face(1, 1)), None);
+        index.record(&user(), group(1), Some(summary(1, 7)), None);
+        index.record(&user(), group(2), Some(summary(1, 1)), None);
         assert_eq!(index.of(&user()), None, "not read yet");
         index.learn(&user(), &known, &[row(group(1), 1)]);
         assert_eq!(last_seqs(&index), Some(vec![Some(7), Some(1)]));
@@ -294,14 +294,14 @@ mod tests {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
         index.learn(&user(), &known, &[row(group(1), 1)]);
-        let record = |face, left| index.record(&user(), group(1), face, left);
-        record(Some(face(1, 9)), None);
-        record(Some(face(1, 8)), None);
+        let record = |summary, left| index.record(&user(), group(1), summary, left);
+        record(Some(summary(1, 9)), None);
+        record(Some(summary(1, 8)), None);
         assert_eq!(last_seqs(&index), Some(vec![Some(9)]));
         record(None, Some(10));
-        record(Some(face(1, 10)), None);
+        record(Some(summary(1, 10)), None);
         assert_eq!(last_seqs(&index), Some(vec![]), "removed by entry 10");
-        record(Some(face(12, 12)), None);
+        record(Some(summary(12, 12)), None);
         record(None, Some(10));
         assert_eq!(last_seqs(&index), Some(vec![Some(12)]), "added again");
     }
@@ -311,7 +311,7 @@ mod tests {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
         index.retain(|_| false);
-        index.record(&user(), group(1), Some(face(1, 7)), None);
+        index.record(&user(), group(1), Some(summary(1, 7)), None);
         index.learn(&user(), &known, &[row(group(1), 1)]);
         assert_eq!(index.of(&user()), None);
         let known = index.begin(&user());

@@ -38,7 +38,7 @@ pub(super) async fn conversation(
             let rows = store.inbox(user).await?;
             let row = rows.into_iter().find(|r| r.conversation == conversation);
             let last = row
-                .and_then(|r| r.face)
+                .and_then(|r| r.summary)
                 .and_then(|f| f.last)
                 .map_or(0, |l| l.seq);
             lowest = lowest.min(last);

@@ -17,6 +17,7 @@ use crate::{
             USER_ID_BYTES_MAX,
         },
     },
+    store::InboxSummary,
 };
 
 /// The largest value that may be configured.
@@ -243,4 +244,29 @@ fn an_unknown_message_is_skipped() {
     // What is no message at all still breaks the connection.
     frame.truncate(frame.len() - 5);
     assert!(decode_batch(&frame).is_err());
+}
+
+/// Earlier builds call the summary of an inbox row its face.
+#[test]
+fn an_inbox_row_is_encoded_as_in_earlier_builds() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Before {
+        conversation: ConversationId,
+        face: Option<InboxSummary>,
+        read_seq: Seq,
+        left_seq: Option<Seq>,
+    }
+    let mut row = InboxRow::empty(conversation());
+    let summary = InboxSummary {
+        seq: 7,
+        kind: Kind::Group,
+        name: name(),
+        joined_seq: 1,
+        last: None,
+    };
+    row.merge(Some(summary.clone()), Some(3), None);
+    let before: Before = decode(&encode(&row)).unwrap();
+    assert_eq!(before.face, Some(summary));
+    assert_eq!(decode::<InboxRow>(&encode(&before)).unwrap(), row);
+    assert_eq!(encode(&before), encode(&row));
 }
