@@ -162,7 +162,8 @@ impl Audience {
 }
 
 impl Publication {
-    /// Returns the publication of a committed entry. A channel's entry is only confirmed if it ends somebody's right to read what follows.
+    /// Returns the publication of a committed entry. A channel's entry is confirmed only if it ends somebody's right to read
+    /// what follows.
     #[must_use]
     pub fn entry(conversation: ConversationId, entry: Arc<Entry>, audience: Audience) -> Self {
         let confirmed = !matches!(audience, Audience::Channel) || entry.content.makes_private();
@@ -200,6 +201,7 @@ impl Publication {
         }
     }
 
+    /// Returns the publication of watermarks that rose.
     #[must_use]
     pub fn receipt(conversation: ConversationId, receipt: Receipt, audience: Audience) -> Self {
         Self {
@@ -211,6 +213,7 @@ impl Publication {
         }
     }
 
+    /// Returns the publication of the fact that `user` is typing.
     #[must_use]
     pub fn typing(conversation: ConversationId, user: UserId, audience: Audience) -> Self {
         Self {
@@ -234,7 +237,7 @@ impl Publication {
         }
     }
 
-    /// Returns, for an entry, that its sender has read up to it.
+    /// Returns the publication of what the sender has read by sending this; `None` if this is no entry.
     #[must_use]
     pub fn read_by_sender(&self) -> Option<Self> {
         let Body::Entry(entry) = &self.body else {

@@ -175,7 +175,7 @@ impl Router {
             Ok(Outcome::History(page)) if page.reaches_head(after) => {
                 for entry in page.entries {
                     let publication = Publication::entry(channel, entry, Audience::Channel);
-                    self.edge.publication(&publication);
+                    self.edge.deliver_publication(&publication);
                 }
             }
             Err(error) if error.is_unavailable() => return Err(error),

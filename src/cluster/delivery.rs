@@ -118,7 +118,7 @@ impl Delivery {
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
         // The sockets of other gateways learn from the entry that a channel's details changed.
         let Some(read) = publication.read_by_sender() else {
-            self.edge.publication(publication);
+            self.edge.deliver_publication(publication);
             return Confirmation::Immediate;
         };
         self.to_sender(peers, &read);
@@ -138,7 +138,7 @@ impl Delivery {
                 peers.send(gateway, bytes.clone(), token.clone());
             }
         }
-        self.edge.publication(publication);
+        self.edge.deliver_publication(publication);
         confirmation
     }
 
@@ -196,7 +196,7 @@ impl Delivery {
                         }
                     })
                 });
-                self.home.publication(publication, done);
+                self.home.deliver(publication, done);
             } else if let Some(peers) = &self.peers {
                 peers.send(home, encode(&Message::Publish { part, publication }), None);
             }
@@ -423,6 +423,7 @@ mod tests {
         };
         assert_eq!(outstanding.parts[&newest].of, 1);
         assert_eq!(outstanding.parts.len(), 2);
+        assert!(!outstanding.parts.contains_key(&BEST_EFFORT));
         drop(outstanding.remove(1));
         assert_eq!(outstanding.parts.len(), 1);
         drop(outstanding.remove(2));

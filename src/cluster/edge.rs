@@ -285,7 +285,7 @@ impl Edge {
     /// Delivers what another gateway sent for the sockets here.
     pub(super) fn deliver(&self, delivered: Delivered) {
         match delivered {
-            Delivered::Publication(publication) => self.publication(&publication),
+            Delivered::Publication(publication) => self.deliver_publication(&publication),
             Delivered::Presence(item) => {
                 let topic = Topic::Presence(item.user.clone());
                 self.hub
@@ -313,7 +313,7 @@ impl Edge {
     }
 
     /// Puts a publication into the queues of the sockets it concerns.
-    pub(super) fn publication(&self, publication: &Publication) {
+    pub(super) fn deliver_publication(&self, publication: &Publication) {
         let Publication {
             conversation,
             at,
@@ -493,7 +493,7 @@ mod tests {
             content,
         };
         let audience = Audience::Channel;
-        edge.publication(&Publication::entry(conversation, entry.into(), audience));
+        edge.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
     }
 
     /// The owner's answer counts for as long as everything that followed was delivered here.

@@ -214,7 +214,7 @@ impl Home {
         let held = std::mem::take(&mut *lock(&self.held));
         gauge!("chat_publications_held").set(0.0);
         for HeldPublication { publication, done } in held {
-            self.publication(publication, done);
+            self.deliver(publication, done);
         }
     }
 
@@ -262,7 +262,7 @@ impl Home {
 
     /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when every
     /// gateway concerned has it, and refused if this is not the home of all of these users.
-    pub(super) fn publication(&self, publication: Publication, done: Option<Arc<Token>>) {
+    pub(super) fn deliver(&self, publication: Publication, done: Option<Arc<Token>>) {
         let mut hold = false;
         for user in publication.audience.users() {
             match self.at_home(user) {
@@ -285,7 +285,7 @@ impl Home {
         self.pass_on(&publication, done.as_ref());
     }
 
-    /// Does the same as `publication`, for users whose home is certainly here.
+    /// Does the same as `deliver`, for users whose home is certainly here.
     pub(super) fn pass_on(&self, publication: &Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: recorded first, then delivered. A user who registers in between gets it twice, but never misses
         // it.
@@ -298,7 +298,7 @@ impl Home {
                 peers.send(gateway, encode(&deliver), done);
             }
         }
-        self.edge.publication(publication);
+        self.edge.deliver_publication(publication);
     }
 
     /// Returns the part of a publication for each other gateway with sockets of its users.
@@ -353,7 +353,7 @@ impl Home {
         Ok(rows)
     }
 
-    /// Drops recorded publications when they are old enough to be stored; for a task.
+    /// Drops recorded publications when they are old enough to be stored. Never returns: it is for a task.
     pub async fn rotate_overlay(&self, inbox: &InboxWriter) {
         self.overlay.keep(inbox, self.peers.is_none()).await;
     }

@@ -27,7 +27,7 @@ impl Receive for Exchange {
                         peers.send(from, encode(&Message::Published { part, taken }), None);
                     })
                 });
-                self.home.publication(publication, done);
+                self.home.deliver(publication, done);
             }
             Message::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
             Message::Sent { user, channel, seq } => {
