@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     chat::{
-        self, Conversations, Creation, Handed, InboxWriter, LogRange, Operation, Outcome,
+        self, Confirmation, Conversations, Creation, InboxWriter, LogRange, Operation, Outcome,
         Publication, Publish,
     },
     cluster::Members,
@@ -136,8 +136,8 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
 struct Nobody;
 
 impl Publish for Nobody {
-    fn publish(&self, _: Publication) -> Handed {
-        Handed::Done
+    fn publish(&self, _: Publication) -> Confirmation {
+        Confirmation::Immediate
     }
 }
 

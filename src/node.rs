@@ -103,7 +103,7 @@ impl Node {
         let (home, current) = (cluster.home.clone(), inbox.clone());
         upkeep.keep(move || {
             let (home, inbox) = (home.clone(), current.clone());
-            async move { home.turn_overlays(&inbox).await }
+            async move { home.rotate_overlay(&inbox).await }
         });
         let (kept, measured) = (gateway.clone(), store.clone());
         upkeep.keep(move || keep_up(kept.clone(), measured.clone(), metrics.clone()));

@@ -47,7 +47,7 @@ use super::{
     open::{Held, Room},
     operation::{Operation, Outcome, Sent},
     participants::Participants,
-    publish::{InHand, Publish},
+    publish::{Publish, RedeliveryGuard},
     recent::RecentEntries,
     unfinished::Unfinished,
 };
@@ -263,7 +263,7 @@ enum Done {
         is_entry: bool,
         /// The entry is acknowledged only now.
         is_awaited: bool,
-        guard: InHand,
+        guard: RedeliveryGuard,
     },
     Marked(Mark, Reply),
     /// The store knows that everything up to here is settled, or could not be told.

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use dashmap::{DashMap, mapref::entry::Entry as Place};
+use dashmap::{DashMap, mapref::entry::Entry as Slot};
 use foldhash::quality::RandomState;
 use futures_util::{FutureExt, StreamExt, future::Either, stream};
 use tokio::{
@@ -317,8 +317,8 @@ impl Conversations {
             _ => Some(&command.actor),
         };
         match open.entry(conversation) {
-            Place::Occupied(there) => there.get().offer(command),
-            Place::Vacant(place) => {
+            Slot::Occupied(there) => there.get().offer(command),
+            Slot::Vacant(place) => {
                 // Asked while the place is held: whoever then lets go of what is lost finds it there.
                 let term = environment.lease.term(conversation);
                 let term = Arc::new(term.ok_or(Unoffered::Refused(Error::Moved))?);

@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use metrics::{counter, gauge};
 use tokio::{sync::Notify, time::sleep};
 
-use super::publish::Members;
+use super::publish::Recipients;
 use crate::{
     memory::Memory,
     model::{
@@ -49,7 +49,7 @@ pub struct InboxWriter {
 #[derive(Default, Clone)]
 struct Pending {
     /// Nobody's row follows a channel's entries.
-    newest: Option<(Arc<Members>, Arc<Last>)>,
+    newest: Option<(Arc<Recipients>, Arc<Last>)>,
     /// Who sends has read what came before.
     read_by_senders: BTreeMap<UserId, Seq>,
     /// As last weighed.
@@ -74,7 +74,7 @@ impl InboxWriter {
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
-        members: Option<Arc<Members>>,
+        members: Option<Arc<Recipients>>,
         entry: &Entry,
     ) {
         let mut pending = self.pending();
@@ -202,7 +202,7 @@ impl Pending {
                 user: user.clone(),
                 conversation,
                 kind: members.kind,
-                face: Some(members.face(user, *joined_seq, last)),
+                summary: Some(members.summary(user, *joined_seq, last)),
                 read_seq: reads.remove(user),
                 left_seq: None,
             }));
@@ -211,7 +211,7 @@ impl Pending {
             user,
             conversation,
             kind,
-            face: None,
+            summary: None,
             read_seq: Some(seq),
             left_seq: None,
         }));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     fn queue(writer: &InboxWriter, conversation: ConversationId, seq: Seq) {
-        let members = Members {
+        let members = Recipients {
             kind: Kind::Group,
             name: None,
             users: vec![(user(), 1)],
@@ -304,7 +304,10 @@ mod tests {
         running.abort();
         assert_eq!(writer.bytes.load(Ordering::Relaxed), 0, "nothing waits");
         let rows = seen.inbox(&user()).await.unwrap();
-        let last = rows[0].face.as_ref().and_then(|face| face.last.as_ref());
+        let last = rows[0]
+            .summary
+            .as_ref()
+            .and_then(|summary| summary.last.as_ref());
         assert_eq!(last.map(|last| last.seq), Some(7));
     }
 }

@@ -27,4 +27,7 @@ pub use lease::{Lease, Owns, Term};
 pub use operation::{
     Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
 };
-pub use publish::{Audience, Handed, InHand, Members, Place, Publication, Publish};
+pub use publish::{
+    Audience, Body, Confirmation, Guarantee, MembershipChange, MembershipNotice, Publication,
+    Publish, Receipt, Recipients, RedeliveryGuard,
+};

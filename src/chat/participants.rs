@@ -14,7 +14,7 @@ use self::committed::Uncommitted;
 use super::{
     error::Error,
     operation::{Creation, Operation},
-    publish::{Audience, Members},
+    publish::{Audience, Recipients},
 };
 use crate::{
     model::{
@@ -23,7 +23,7 @@ use crate::{
         limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, NAME_BYTES_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
-    store::{Applied, ConversationRow, InboxFace, InboxWrite, ParticipantRow},
+    store::{Applied, ConversationRow, InboxSummary, InboxWrite, ParticipantRow},
 };
 
 /// A conversation's details and participants as of the newest entry appended: what comes next is judged by that. What
@@ -37,7 +37,7 @@ pub(super) struct Participants {
     applied_seq: Seq,
     /// All of a dm's or group's; of a channel, those that were asked about.
     known: BTreeMap<UserId, Participant>,
-    audience: Option<Arc<Members>>,
+    audience: Option<Arc<Recipients>>,
     uncommitted: Uncommitted,
 }
 
@@ -174,7 +174,7 @@ impl Participants {
         } = self;
         let members = audience.get_or_insert_with(|| {
             let present = known.values().filter(|p| p.is_in());
-            Arc::new(Members {
+            Arc::new(Recipients {
                 kind: details.kind,
                 name: details.name.clone(),
                 users: present.map(|p| (p.user.clone(), p.joined_seq)).collect(),
@@ -417,7 +417,7 @@ impl Participants {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
         let last = (!self.is_channel()).then(|| entry.last());
-        let face = InboxFace {
+        let summary = InboxSummary {
             seq: entry.seq,
             kind: self.details.kind,
             name: self.details.name.clone(),
@@ -428,7 +428,7 @@ impl Participants {
             user: user.clone(),
             conversation: self.conversation,
             kind: self.details.kind,
-            face: present.then_some(face),
+            summary: present.then_some(summary),
             read_seq: present.then_some(participant.read_seq),
             left_seq: participant.left_seq.filter(|_| !present),
         })

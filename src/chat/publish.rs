@@ -1,47 +1,112 @@
-//! The way out of a conversation: what is committed goes to its audience. The one port of this room.
+//! The way out of a conversation: what its owner publishes, and to whom. [`Publish`] is the one port of this module.
 
-use std::sync::Arc;
+use std::{any::Any, collections::HashSet, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::{
-    model::{ConversationId, Details, Entry, Kind, Seq, UserId, weight::ALLOCATION_BYTES},
-    store::InboxFace,
+    model::{ConversationId, Cursor, Details, Entry, Kind, Seq, UserId, weight::ALLOCATION_BYTES},
+    store::InboxSummary,
 };
 
-/// Who is to hear of it.
+/// Something that a conversation's owner publishes.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    pub conversation: ConversationId,
+    /// The position in the conversation that a receiver has reached with it. Zero if it has no position: receipts and
+    /// typing.
+    pub at: Cursor,
+    pub audience: Audience,
+    pub guarantee: Guarantee,
+    pub body: Body,
+}
+
+/// The receivers of a publication.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Audience {
     /// Each participant of a dm or group, by name: fan-out on write.
-    Members(Arc<Members>),
-    /// Whoever is subscribed to the channel: fan-out on read.
+    Members(Arc<Recipients>),
+    /// Every session that is subscribed to the channel: fan-out on read.
     Channel,
     /// One user's own sessions.
     User(UserId),
 }
 
-/// The participants of a dm or group as of one entry.
+/// What the owner may rely on after publishing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guarantee {
+    /// The owner learns when every gateway concerned has it, and publishes it again if it never learns that.
+    Confirmed,
+    /// Nobody waits for it. A gateway that misses it catches up later, or does without it.
+    BestEffort,
+}
+
+/// What a publication says.
+#[derive(Debug, Clone)]
+pub enum Body {
+    /// A committed entry.
+    Entry(Arc<Entry>),
+    /// The membership of each user of the audience, as of the entry at the publication's position.
+    Membership(Arc<MembershipNotice>),
+    Receipt(Receipt),
+    /// This user is typing.
+    Typing(UserId),
+    /// The user of the audience has read a channel up to the publication's position, because they sent that entry. It
+    /// concerns their inbox only.
+    Read,
+}
+
+/// A user's membership in a conversation, after a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MembershipNotice {
+    pub change: MembershipChange,
+    pub details: Details,
+}
+
+/// What became of a user's membership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MembershipChange {
+    Added,
+    Removed,
+    /// The user stays, but the conversation's details changed.
+    Updated,
+}
+
+/// The watermarks of a user that rose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    pub user: UserId,
+    pub read_seq: Option<Seq>,
+    pub delivered_seq: Option<Seq>,
+}
+
+/// The participants of a dm or group as of one entry, or some of them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Members {
+pub struct Recipients {
     pub kind: Kind,
-    /// Of a dm, only where the other one is not among `users`.
+    /// The name of the conversation. A dm has one only if the other participant is not among `users`.
     pub name: Option<String>,
-    /// With the seq at which each joined.
+    /// The users, each with the seq of the entry by which they joined.
     pub users: Vec<(UserId, Seq)>,
 }
 
-impl Members {
-    /// Bytes held by a list in an `Arc`, without its users' names, which all lists share.
+impl Recipients {
+    /// Returns the bytes that a list in an `Arc` holds, without the names of its users, which all lists share.
     #[must_use]
     pub fn weight(&self) -> usize {
         size_of::<Self>() + ALLOCATION_BYTES + self.users.len() * size_of::<(UserId, Seq)>()
     }
 
-    /// What the inbox of `user`, who joined at `joined_seq`, shows once `entry` is the newest.
+    /// Returns what the inbox of `user`, who joined at `joined_seq`, shows once `last` is the newest entry.
     #[must_use]
-    pub fn face(&self, user: &UserId, joined_seq: Seq, last: &crate::model::Last) -> InboxFace {
-        InboxFace {
+    pub fn summary(
+        &self,
+        user: &UserId,
+        joined_seq: Seq,
+        last: &crate::model::Last,
+    ) -> InboxSummary {
+        InboxSummary {
             seq: last.seq,
             kind: self.kind,
             name: self.name_for(user),
@@ -50,7 +115,7 @@ impl Members {
         }
     }
 
-    /// A dm is named after the other one.
+    /// Returns the name of the conversation as `user` sees it: a dm has the name of the other participant.
     #[must_use]
     pub fn name_for(&self, user: &UserId) -> Option<String> {
         match self.kind {
@@ -66,80 +131,193 @@ impl Members {
             Kind::Group | Kind::Channel => self.name.clone(),
         }
     }
-}
 
-/// What a user's place in a conversation has become.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
-    Added,
-    Removed,
-    Updated,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Publication {
-    /// A committed entry. Only `Log::commit` makes one.
-    Entry {
-        conversation: ConversationId,
-        entry: Arc<Entry>,
-        audience: Audience,
-    },
-    Receipt {
-        conversation: ConversationId,
-        user: UserId,
-        read_seq: Option<Seq>,
-        delivered_seq: Option<Seq>,
-        audience: Audience,
-    },
-    Typing {
-        conversation: ConversationId,
-        user: UserId,
-        audience: Audience,
-    },
-    /// The place of each of the audience, as of entry `seq`.
-    Place {
-        conversation: ConversationId,
-        seq: Seq,
-        place: Place,
-        details: Details,
-        audience: Audience,
-    },
-}
-
-impl Publication {
-    #[must_use]
-    pub fn audience(&self) -> &Audience {
-        match self {
-            Self::Entry { audience, .. }
-            | Self::Receipt { audience, .. }
-            | Self::Typing { audience, .. }
-            | Self::Place { audience, .. } => audience,
+    /// Returns the same list with only those users that `keep` accepts.
+    fn only(&self, keep: impl Fn(&UserId) -> bool) -> Self {
+        let users = self.users.iter().filter(|(user, _)| keep(user));
+        let users: Vec<_> = users.cloned().collect();
+        // A dm is named after the other participant, who may be left out here.
+        let name = match (self.kind, users.first()) {
+            (Kind::Dm, Some((user, _))) => self.name_for(user),
+            _ => self.name.clone(),
+        };
+        Self {
+            kind: self.kind,
+            name,
+            users,
         }
     }
 }
 
-/// How far a publication has got when `publish` returns.
-#[derive(Debug)]
-pub enum Handed {
-    /// Every gateway concerned has queued it for its sockets.
-    Done,
-    /// Fires when they have; never, if this gateway loses the conversation first.
-    Waiting(oneshot::Receiver<InHand>),
-}
-
-/// A publication that is given to the new home too if a user's home changes. To be dropped when what follows from it is
-/// with the [`super::InboxWriter`].
-pub struct InHand(pub Arc<dyn std::any::Any + Send + Sync>);
-
-impl std::fmt::Debug for InHand {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("InHand")
+impl Audience {
+    /// Iterates over the users that the audience names. A channel's audience names nobody.
+    pub fn users(&self) -> impl Iterator<Item = &UserId> {
+        let (members, user) = match self {
+            Self::Members(members) => (members.users.as_slice(), None),
+            Self::User(user) => (&[][..], Some(user)),
+            Self::Channel => (&[][..], None),
+        };
+        members.iter().map(|(user, _)| user).chain(user)
     }
 }
 
-/// Where publications go. `chat` knows nothing of sockets or peers.
+impl Publication {
+    /// Returns the publication of a committed entry. A channel's entry is confirmed only if it ends somebody's right to read
+    /// what follows.
+    #[must_use]
+    pub fn entry(conversation: ConversationId, entry: Arc<Entry>, audience: Audience) -> Self {
+        let confirmed = !matches!(audience, Audience::Channel) || entry.content.makes_private();
+        Self {
+            conversation,
+            at: Cursor(entry.seq, 0),
+            audience,
+            guarantee: if confirmed {
+                Guarantee::Confirmed
+            } else {
+                Guarantee::BestEffort
+            },
+            body: Body::Entry(entry),
+        }
+    }
+
+    /// Returns the publication of what the entry `seq` made of the membership of each user of the audience.
+    #[must_use]
+    pub fn membership(
+        conversation: ConversationId,
+        seq: Seq,
+        notice: Arc<MembershipNotice>,
+        audience: Audience,
+    ) -> Self {
+        let guarantee = match audience {
+            Audience::Members(_) | Audience::User(_) => Guarantee::Confirmed,
+            Audience::Channel => Guarantee::BestEffort,
+        };
+        Self {
+            conversation,
+            at: Cursor(seq, 0),
+            audience,
+            guarantee,
+            body: Body::Membership(notice),
+        }
+    }
+
+    /// Returns the publication of watermarks that rose.
+    #[must_use]
+    pub fn receipt(conversation: ConversationId, receipt: Receipt, audience: Audience) -> Self {
+        Self {
+            conversation,
+            at: Cursor::default(),
+            audience,
+            guarantee: Guarantee::BestEffort,
+            body: Body::Receipt(receipt),
+        }
+    }
+
+    /// Returns the publication of the fact that `user` is typing.
+    #[must_use]
+    pub fn typing(conversation: ConversationId, user: UserId, audience: Audience) -> Self {
+        Self {
+            conversation,
+            at: Cursor::default(),
+            audience,
+            guarantee: Guarantee::BestEffort,
+            body: Body::Typing(user),
+        }
+    }
+
+    /// Returns the publication of the fact that `user` has read a channel up to `at`.
+    #[must_use]
+    pub fn read(channel: ConversationId, at: Cursor, user: UserId) -> Self {
+        Self {
+            conversation: channel,
+            at,
+            audience: Audience::User(user),
+            guarantee: Guarantee::BestEffort,
+            body: Body::Read,
+        }
+    }
+
+    /// Returns the publication of what the sender has read by sending this; `None` if this is no entry.
+    #[must_use]
+    pub fn read_by_sender(&self) -> Option<Self> {
+        let Body::Entry(entry) = &self.body else {
+            return None;
+        };
+        Some(Self::read(self.conversation, self.at, entry.sender.clone()))
+    }
+
+    /// Returns the same publication for some of the users it names.
+    #[must_use]
+    pub fn to(&self, users: &[UserId]) -> Self {
+        let mut publication = self.clone();
+        if let Audience::Members(members) = &mut publication.audience
+            && members.users.len() != users.len()
+        {
+            let users: HashSet<&UserId> = users.iter().collect();
+            *members = Arc::new(members.only(|user| users.contains(user)));
+        }
+        publication
+    }
+}
+
+/// Names the publication in the log.
+impl fmt::Display for Publication {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            conversation,
+            at: Cursor(seq, _),
+            audience,
+            ..
+        } = self;
+        let users: Vec<&UserId> = audience.users().collect();
+        match &self.body {
+            Body::Entry(_) => write!(f, "{conversation} {seq} {users:?}"),
+            Body::Membership(_) => write!(f, "{conversation} membership {seq} {users:?}"),
+            Body::Receipt(_) => f.write_str("receipt"),
+            Body::Typing(_) => f.write_str("typing"),
+            Body::Read => write!(f, "{conversation} read {seq} {users:?}"),
+        }
+    }
+}
+
+/// Whether a publication has been delivered when `publish` returns.
+#[derive(Debug)]
+pub enum Confirmation {
+    /// Nobody needs to wait: it was delivered, or nobody learns when.
+    Immediate,
+    /// Fires when every gateway concerned has queued it for its sockets. It never fires if this gateway loses the
+    /// conversation first.
+    Pending(oneshot::Receiver<RedeliveryGuard>),
+}
+
+/// Keeps a publication outstanding: if a user's home changes, the new home gets it too. To be dropped when the inbox rows
+/// that follow from it are queued with the [`super::InboxWriter`].
+pub struct RedeliveryGuard(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for RedeliveryGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RedeliveryGuard")
+    }
+}
+
+/// Where publications go, so that `chat` needs to know no sockets and no peers.
 ///
 /// Publications of one conversation arrive in the order of these calls.
 pub trait Publish: Send + Sync + 'static {
-    fn publish(&self, publication: Publication) -> Handed;
+    fn publish(&self, publication: Publication) -> Confirmation;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Many publications are outstanding at once, and each is moved several times on its way.
+    #[test]
+    fn the_envelope_stays_small() {
+        assert!(
+            size_of::<Publication>() <= 112,
+            "{}",
+            size_of::<Publication>()
+        );
+    }
 }

@@ -149,7 +149,7 @@ mod tests {
             message::{Ask, decode_batch},
         },
         model::{ConversationId, GatewayId, Kind, UserId},
-        store::{InboxFace, InboxRow},
+        store::{InboxRow, InboxSummary},
     };
 
     fn alice() -> UserId {
@@ -187,7 +187,7 @@ mod tests {
         const ROW_BYTES: usize = 60_000;
         let row = |number| {
             let mut row = InboxRow::empty(ConversationId(uuid::Uuid::from_u128(number as u128)));
-            row.face = Some(InboxFace {
+            row.summary = Some(InboxSummary {
                 seq: 1,
                 kind: Kind::Group,
                 name: Some("n".repeat(ROW_BYTES)),

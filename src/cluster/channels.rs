@@ -1,5 +1,5 @@
-//! How sessions come to a channel's entries: its owner must know that they are wanted here, and what came before it
-//! knew is read.
+//! The way of a session to a channel's entries: the owner must know that they are wanted here, and the entries from before
+//! it knew are read.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,14 +19,15 @@ use crate::{
     },
 };
 
-/// How long a new session waits for a channel's owner.
+/// The time for which a new session waits for the owners of its channels.
 const FOLLOW_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Router {
-    /// Subscribes a session to a channel it may read, and answers with the channel's head as of then.
+    /// Subscribes a session to a channel that it may read, and returns the channel's head as of then.
     ///
     /// # Errors
-    /// As reading the channel; `Invalid` if it is no channel; `TooLarge` if the session looks into too many.
+    /// The errors of reading the channel; `Invalid` if it is no channel; `TooLarge` if the session looks into too many
+    /// channels.
     pub async fn subscribe(
         &self,
         session: &Arc<Subscriber>,
@@ -34,12 +35,12 @@ impl Router {
     ) -> Result<Head, Error> {
         let topics = &[Topic::Channel(conversation)];
         let head = || self.ask(conversation, session.user.clone(), Operation::Head);
-        // By a request before this one.
+        // An earlier request may have subscribed it.
         let subscribed_already = self.edge.hub().is_sent(&topics[0], session.session);
         let subscribed = async {
-            // Rule [private]. Asked three times: whether it may, so that strangers make no gateway interested; whether it
-            // still may, now that whatever ends that right comes here and ends the request; and, once events are sent to
-            // it, where the channel has got to.
+            // Rule [private]. The owner is asked three times. First whether the session may read, so that strangers make no
+            // gateway interested. Then whether it still may, because from now on an entry that ends this right comes here
+            // and ends the request. And for the head, once events are sent to the session.
             let Outcome::Head(first) = head().await? else {
                 return Err(Error::UnknownConversation);
             };
@@ -71,14 +72,14 @@ impl Router {
         subscribed
     }
 
-    /// Ends the subscriptions of those who are not in a channel if it is not public any more: entries were left out that
-    /// may have said so.
+    /// Ends the subscriptions of sessions that look into a channel if it is no longer public. To be called when entries were
+    /// left out, because one of them may have said so.
     pub(super) async fn check_spectators(&self, channel: ConversationId) {
         let asked = self.ask(channel, UserId::gateway(), Operation::Head).await;
         let is_public = match asked {
             Ok(Outcome::Head(head)) => head.details.public,
             Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
-            // Nobody can say now: the channel is followed anew, and asked again then.
+            // Nobody can say now. The channel is followed anew, and the owner asked again then.
             Ok(_) | Err(_) => return self.edge.follow_later(channel, None),
         };
         if !is_public {
@@ -86,8 +87,8 @@ impl Router {
         }
     }
 
-    /// Subscribes a session to channels whose participant its user is. When it returns, every entry that follows
-    /// reaches the session, or it is told to read them.
+    /// Subscribes a session to channels that its user is in. When this returns, every entry that follows reaches the
+    /// session, or the session is told to read it.
     pub async fn follow(&self, session: &Arc<Subscriber>, channels: &[ConversationId]) {
         let topics: Vec<Topic> = channels.iter().copied().map(Topic::Channel).collect();
         self.edge.follow(&topics, session);
@@ -98,7 +99,7 @@ impl Router {
         let unknown: Vec<_> = unknown
             .filter(|&channel| !self.edge.follows(channel))
             .collect();
-        // Their owners may be away for a while: the session need not wait for that.
+        // An owner may be away for a while, and the session need not wait for that.
         let followed = async {
             for channels in unknown.chunks(HEADS_AT_ONCE) {
                 join_all(channels.iter().map(|&channel| self.follow_owner(channel))).await;
@@ -112,7 +113,7 @@ impl Router {
         }
     }
 
-    /// Lets the channel's owner know that its entries are wanted here, if it does not.
+    /// Tells the channel's owner that its entries are wanted here, unless it knows.
     async fn follow_owner(&self, channel: ConversationId) -> Result<(), Error> {
         if self.cluster.is_some() && !self.edge.follows(channel) {
             self.tell_owner(channel).await?;
@@ -120,31 +121,31 @@ impl Router {
         Ok(())
     }
 
-    /// Tells the owner, and answers with the channel's head: what comes after it comes here. None: nobody here is
-    /// interested any more.
+    /// Tells the owner that a channel's entries are wanted here, and returns the channel's head: all entries after it come
+    /// here. `None` if nobody here is interested any more.
     async fn tell_owner(&self, channel: ConversationId) -> Result<Option<Seq>, Error> {
-        let Some(time) = self.edge.asking(channel) else {
+        let Some(subscription) = self.edge.subscription(channel) else {
             return Ok(None);
         };
         let ask = |version| Ask::Follow { channel, version };
         match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
             Answer::Head(head) => {
                 let head = head?;
-                self.edge.confirmed(channel, time, head);
+                self.edge.confirmed(channel, subscription, head);
                 Ok(Some(head))
             }
             _ => Err(Error::Closed),
         }
     }
 
-    /// Follows the channels whose owner could not be told yet; for every few moments.
+    /// Follows the channels whose owner could not be told yet. To be called every few moments.
     pub(super) fn follow_pending(self: &Arc<Self>) {
         for (channel, after) in self.edge.take_to_follow() {
             let router = self.clone();
             self.tasks.spawn_until_drained(async move {
                 let followed = async {
                     match router.tell_owner(channel).await? {
-                        Some(head) => router.pass_on_after(channel, after, head).await,
+                        Some(head) => router.deliver_after(channel, after, head).await,
                         None => Ok(()),
                     }
                 };
@@ -155,8 +156,8 @@ impl Router {
         }
     }
 
-    /// Whoever is subscribed to a channel here gets what came before its owner knew that.
-    async fn pass_on_after(
+    /// Delivers to a channel's subscribers here what came before its owner knew of them.
+    async fn deliver_after(
         &self,
         channel: ConversationId,
         after: Option<Seq>,
@@ -173,15 +174,12 @@ impl Router {
         match self.ask(channel, UserId::gateway(), operation).await {
             Ok(Outcome::History(page)) if page.reaches_head(after) => {
                 for entry in page.entries {
-                    self.edge.publication(&Publication::Entry {
-                        conversation: channel,
-                        entry,
-                        audience: Audience::Channel,
-                    });
+                    let publication = Publication::entry(channel, entry, Audience::Channel);
+                    self.edge.deliver_publication(&publication);
                 }
             }
             Err(error) if error.is_unavailable() => return Err(error),
-            // Too much for one answer: whoever is subscribed reads it.
+            // Too much for one answer, so the subscribers read it.
             Ok(_) | Err(_) => {
                 self.edge.resync(channel, head);
                 self.check_spectators(channel).await;

@@ -1,6 +1,6 @@
 //! Publications outward: from a conversation's owner to the homes of the users concerned, or to the gateways with
-//! subscribers of a channel. What a home has not said done to, or what is not with the inbox writer yet, stays in hand,
-//! and is given to the new home if a user's home changes.
+//! subscribers of a channel. A confirmed publication stays outstanding until its homes have acknowledged it and its inbox
+//! rows are queued. If a user's home changes before that, the new home gets it too.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use metrics::gauge;
 use tokio::sync::oneshot;
 
 use super::{
-    edge::{Edge, users_of},
-    home::{Home, restricted},
+    edge::Edge,
+    home::Home,
     interests::Interests,
     link::Token,
     lock,
@@ -22,8 +22,8 @@ use super::{
     ring::Ring,
 };
 use crate::{
-    chat::{Audience, Handed, InHand, Publication, Publish},
-    model::{ConversationId, Entry, GatewayId, Topic, UserId},
+    chat::{Audience, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
+    model::{GatewayId, Topic, UserId},
 };
 
 pub struct Delivery {
@@ -32,59 +32,65 @@ pub struct Delivery {
     edge: Arc<Edge>,
     home: Arc<Home>,
     interests: Arc<Interests>,
-    /// None: this gateway never has any.
+    /// The other gateways; `None` if this gateway is always alone.
     peers: Option<Arc<Peers>>,
-    hands: Mutex<Hands>,
+    outstanding: Mutex<Outstanding>,
     myself: Weak<Self>,
 }
 
+/// The confirmed publications that may have to be sent again.
 #[derive(Default)]
-struct Hands {
-    next: u64,
-    publishing: BTreeMap<u64, Publishing>,
-    next_part: u64,
-    /// The parts of all publications in hand.
-    parts: BTreeMap<u64, Part>,
+struct Outstanding {
+    /// The number of the newest publication.
+    newest: u64,
+    publications: BTreeMap<u64, OutstandingPublication>,
+    /// The number of the newest part. Numbers begin at one: see [`BEST_EFFORT`].
+    newest_part: u64,
+    /// The parts of all these publications.
+    parts: BTreeMap<u64, HomePart>,
 }
 
-/// A publication in hand.
-struct Publishing {
+struct OutstandingPublication {
     publication: Publication,
+    /// The numbers of its parts.
     parts: Vec<u64>,
-    /// None: it has been told.
-    waiting: Option<oneshot::Sender<InHand>>,
+    /// Fires when each part is acknowledged; `None` once it has.
+    confirm: Option<oneshot::Sender<RedeliveryGuard>>,
 }
 
-/// Given to one home.
-struct Part {
+/// What one home got of a publication.
+struct HomePart {
+    /// The number of the publication.
     of: u64,
     home: GatewayId,
     users: Vec<UserId>,
-    done: bool,
-    /// It said that it is not their home.
+    acknowledged: bool,
+    /// Whether the gateway said that it is not their home.
     refused: bool,
 }
 
-/// Takes a publication out of hand when it is dropped.
-struct Held {
+/// Removes a publication from the outstanding ones when it is dropped.
+struct OutstandingGuard {
     delivery: Weak<Delivery>,
     id: u64,
 }
 
-impl Drop for Held {
+impl Drop for OutstandingGuard {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.upgrade() {
-            let out = delivery.hands().remove(self.id);
-            drop(out);
+            // Dropped without the lock, because its confirmation may wake somebody.
+            let removed = delivery.outstanding().remove(self.id);
+            drop(removed);
         }
     }
 }
 
-/// What is to be sent once the lock is released.
+/// What is to be sent once the lock is released: the number of the part, its home, and the publication for its users.
 type ToSend = Vec<(u64, GatewayId, Publication)>;
 
-/// Of what nobody keeps in hand: no part in hand has this number.
-const NOT_IN_HAND: u64 = 0;
+/// The part number of everything that is not outstanding. An acknowledgement of it, which earlier builds send, finds no
+/// part.
+const BEST_EFFORT: u64 = 0;
 
 impl Delivery {
     #[must_use]
@@ -103,71 +109,76 @@ impl Delivery {
             home,
             interests,
             peers,
-            hands: Mutex::default(),
+            outstanding: Mutex::default(),
             myself: myself.clone(),
         })
     }
 
-    /// One frame for each gateway with subscribers, whatever their number there.
-    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Handed {
-        let Publication::Entry {
-            conversation,
-            entry,
-            ..
-        } = publication
-        else {
-            self.edge.publication(publication);
-            return Handed::Done;
+    /// Sends one frame to each gateway with subscribers, however many subscribers it has.
+    fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
+        // The sockets of other gateways learn from the entry that a channel's details changed.
+        let Some(read) = publication.read_by_sender() else {
+            self.edge.deliver_publication(publication);
+            return Confirmation::Immediate;
         };
-        self.sent(peers, *conversation, entry);
-        let gateways = self.interests.of(&Topic::Channel(*conversation));
+        self.to_sender(peers, &read);
+        let gateways = self.interests.of(&Topic::Channel(publication.conversation));
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
-        let mut handed = Handed::Done;
+        let mut confirmation = Confirmation::Immediate;
         if others.peek().is_some() {
             let deliver = Message::Deliver(Delivered::Publication(publication.clone()));
             let bytes = encode(&deliver);
             // Rule [private]: nobody who is not in the channel gets what follows, on any gateway.
-            let token = entry.content.makes_private().then(|| {
+            let token = (publication.guarantee == Guarantee::Confirmed).then(|| {
                 let (done, everywhere) = oneshot::channel();
-                handed = Handed::Waiting(everywhere);
-                Token::new(move |_| drop(done.send(InHand(Arc::new(())))))
+                confirmation = Confirmation::Pending(everywhere);
+                Token::new(move |_| drop(done.send(RedeliveryGuard(Arc::new(())))))
             });
             for gateway in others {
                 peers.send(gateway, bytes.clone(), token.clone());
             }
         }
-        self.edge.publication(publication);
-        handed
+        self.edge.deliver_publication(publication);
+        confirmation
     }
 
-    fn sent(&self, peers: &Arc<Peers>, channel: ConversationId, entry: &Entry) {
-        let (user, seq) = (entry.sender.clone(), entry.seq);
-        match self.ring.load().home(&user) {
-            Some(home) if home != self.me => {
-                peers.send_if_room(home, encode(&Message::Sent { user, channel, seq }));
+    /// Tells the home of a channel's sender what they have read, if there is room.
+    fn to_sender(&self, peers: &Arc<Peers>, read: &Publication) {
+        let ring = self.ring.load();
+        for user in read.audience.users() {
+            match ring.home(user) {
+                Some(home) if home != self.me => {
+                    let sent = Message::Sent {
+                        user: user.clone(),
+                        channel: read.conversation,
+                        seq: read.at.0,
+                    };
+                    peers.send_if_room(home, encode(&sent));
+                }
+                _ => self.home.record(read),
             }
-            _ => self.home.sent(user, channel, seq),
         }
     }
 
-    /// Gives a publication to the homes of its users, and keeps it in hand.
-    fn give(&self, publication: Publication, waiting: oneshot::Sender<InHand>) {
+    /// Sends a publication to the homes of its users, and keeps it outstanding.
+    fn send_confirmed(&self, publication: Publication, confirm: oneshot::Sender<RedeliveryGuard>) {
         let to_send = {
-            let mut hands = self.hands();
-            // Under the lock: a new version is either seen here, or sees this in hand.
+            let mut outstanding = self.outstanding();
+            // Under the lock: either this sees a new version of the ring, or `reroute` finds the publication.
             let ring = self.ring.load();
-            hands.next += 1;
-            let id = hands.next;
-            let users = users_of(publication.audience()).cloned().collect();
-            let publishing = Publishing {
+            outstanding.newest += 1;
+            let id = outstanding.newest;
+            let users = publication.audience.users().cloned().collect();
+            let publication = OutstandingPublication {
                 publication,
                 parts: Vec::new(),
-                waiting: Some(waiting),
+                confirm: Some(confirm),
             };
-            hands.publishing.insert(id, publishing);
+            outstanding.publications.insert(id, publication);
             let mut to_send = ToSend::new();
-            hands.cut(id, users, &ring, &mut to_send);
-            gauge!("chat_publications_in_hand").set(hands.publishing.len() as f64);
+            outstanding.cut(id, users, &ring, &mut to_send);
+            let count = outstanding.publications.len();
+            gauge!("chat_publications_in_hand").set(count as f64);
             to_send
         };
         self.send(to_send);
@@ -175,31 +186,35 @@ impl Delivery {
 
     fn send(&self, to_send: ToSend) {
         for (part, home, publication) in to_send {
-            tracing::trace!(me = %self.me, part, %home, publication = %super::home::named(&publication), "given");
+            tracing::trace!(me = %self.me, part, %home, %publication, "sent to a home");
             if home == self.me {
-                let myself = self.myself.clone();
-                let done = Token::new(move |taken| {
-                    if let Some(delivery) = myself.upgrade() {
-                        delivery.published(part, home, taken);
-                    }
+                let done = (publication.guarantee == Guarantee::Confirmed).then(|| {
+                    let myself = self.myself.clone();
+                    Token::new(move |taken| {
+                        if let Some(delivery) = myself.upgrade() {
+                            delivery.acknowledged(part, home, taken);
+                        }
+                    })
                 });
-                self.home.publication(publication, done);
+                self.home.deliver(publication, done);
             } else if let Some(peers) = &self.peers {
                 peers.send(home, encode(&Message::Publish { part, publication }), None);
             }
         }
     }
 
-    /// A home says that a part is done, or that it is not the home.
-    pub(super) fn published(&self, part_id: u64, home: GatewayId, taken: bool) {
-        tracing::trace!(me = %self.me, part = part_id, %home, taken, "published");
-        let mut told = None;
+    /// Notes that a home acknowledged a part, or that it refused the part because it is not the home.
+    pub(super) fn acknowledged(&self, part_id: u64, home: GatewayId, taken: bool) {
+        tracing::trace!(me = %self.me, part = part_id, %home, taken, "acknowledged by a home");
+        let mut confirmed = None;
         {
-            let mut hands = self.hands();
-            let Hands {
-                publishing, parts, ..
-            } = &mut *hands;
-            // Rule [stale-done]: only the home it was last given to counts.
+            let mut outstanding = self.outstanding();
+            let Outstanding {
+                publications,
+                parts,
+                ..
+            } = &mut *outstanding;
+            // Rule [stale-done]: only the home that got the part last counts.
             let Some(part) = parts.get_mut(&part_id) else {
                 return;
             };
@@ -210,110 +225,112 @@ impl Delivery {
                 part.refused = true;
                 return;
             }
-            part.done = true;
+            part.acknowledged = true;
             let id = part.of;
-            let Some(publishing) = publishing.get_mut(&id) else {
+            let Some(publication) = publications.get_mut(&id) else {
                 return;
             };
-            let done = |part| parts.get(part).is_none_or(|part| part.done);
-            if publishing.parts.iter().all(done) {
-                told = publishing.waiting.take().map(|waiting| (waiting, id));
+            let acknowledged = |part| parts.get(part).is_none_or(|part| part.acknowledged);
+            if publication.parts.iter().all(acknowledged) {
+                confirmed = publication.confirm.take().map(|confirm| (confirm, id));
             }
         }
-        if let Some((waiting, id)) = told {
-            let held = Held {
+        if let Some((confirm, id)) = confirmed {
+            let guard = OutstandingGuard {
                 delivery: self.myself.clone(),
                 id,
             };
-            drop(waiting.send(InHand(Arc::new(held))));
+            drop(confirm.send(RedeliveryGuard(Arc::new(guard))));
         }
     }
 
-    /// Gives everything in hand whose home has changed to the new one: rule [reroute].
+    /// Sends every outstanding publication whose home has changed to the new one: rule [reroute].
     pub(super) fn reroute(&self) {
-        let (to_send, over) = {
-            let mut hands = self.hands();
+        let (to_send, removed) = {
+            let mut outstanding = self.outstanding();
             let ring = self.ring.load();
-            // The conversation was lost: its next owner publishes this again.
-            let lost = |p: &Publishing| p.waiting.as_ref().is_some_and(oneshot::Sender::is_closed);
-            let all = hands.publishing.iter();
-            let (lost, kept): (Vec<_>, Vec<_>) = all.partition(|(_, p)| lost(p));
-            let ids = |some: Vec<(&u64, &Publishing)>| -> Vec<u64> {
+            // If the conversation was lost, its next owner publishes this again.
+            let is_lost = |p: &OutstandingPublication| {
+                p.confirm.as_ref().is_some_and(oneshot::Sender::is_closed)
+            };
+            let all = outstanding.publications.iter();
+            let (lost, kept): (Vec<_>, Vec<_>) = all.partition(|(_, p)| is_lost(p));
+            let ids = |some: Vec<(&u64, &OutstandingPublication)>| -> Vec<u64> {
                 some.into_iter().map(|(&id, _)| id).collect()
             };
             let (lost, kept) = (ids(lost), ids(kept));
-            let over: Vec<_> = lost.into_iter().map(|id| hands.remove(id)).collect();
+            let removed: Vec<_> = lost.into_iter().map(|id| outstanding.remove(id)).collect();
             let mut to_send = ToSend::new();
             for id in kept {
-                let moved = hands.take_moved(id, &ring);
-                hands.cut(id, moved, &ring, &mut to_send);
+                let moved = outstanding.take_moved(id, &ring);
+                outstanding.cut(id, moved, &ring, &mut to_send);
             }
-            (to_send, over)
+            (to_send, removed)
         };
-        drop(over);
+        drop(removed);
         self.send(to_send);
     }
 
-    /// Whether any home has refused something: to be given again after a moment.
+    /// Whether a home has refused a part, which is then to be sent again after a moment.
     pub(super) fn has_refused(&self) -> bool {
-        self.hands().parts.values().any(|part| part.refused)
+        self.outstanding().parts.values().any(|part| part.refused)
     }
 
-    fn hands(&self) -> MutexGuard<'_, Hands> {
-        lock(&self.hands)
+    fn outstanding(&self) -> MutexGuard<'_, Outstanding> {
+        lock(&self.outstanding)
     }
 }
 
-impl Hands {
-    /// Makes a part for each home of these users.
+impl Outstanding {
+    /// Makes a part of a publication for each home of these users.
     fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &Ring, to_send: &mut ToSend) {
-        let Some(publishing) = self.publishing.get_mut(&id) else {
+        let Some(publication) = self.publications.get_mut(&id) else {
             return;
         };
         for (home, users) in by_home(users, ring) {
-            self.next_part += 1;
-            let number = self.next_part;
-            to_send.push((number, home, restricted(&publishing.publication, &users)));
-            publishing.parts.push(number);
-            let part = Part {
+            self.newest_part += 1;
+            let number = self.newest_part;
+            to_send.push((number, home, publication.publication.to(&users)));
+            publication.parts.push(number);
+            let part = HomePart {
                 of: id,
                 home,
                 users,
-                done: false,
+                acknowledged: false,
                 refused: false,
             };
             self.parts.insert(number, part);
         }
     }
 
-    /// The users of a publication who are to be given to another home.
+    /// Takes the users out of a publication's parts whose home is another one now, and returns them.
     fn take_moved(&mut self, id: u64, ring: &Ring) -> Vec<UserId> {
         let mut moved = Vec::new();
-        let Some(publishing) = self.publishing.get_mut(&id) else {
+        let Some(publication) = self.publications.get_mut(&id) else {
             return moved;
         };
-        publishing.parts.retain(|number| {
+        publication.parts.retain(|number| {
             let Some(part) = self.parts.get_mut(number) else {
                 return false;
             };
             let (home, refused) = (part.home, part.refused);
             let goes = |user: &mut UserId| refused || ring.home(user) != Some(home);
             moved.extend(part.users.extract_if(.., goes));
-            let left = !part.users.is_empty();
-            if !left {
+            let stays = !part.users.is_empty();
+            if !stays {
                 self.parts.remove(number);
             }
-            left
+            stays
         });
         moved
     }
 
-    fn remove(&mut self, id: u64) -> Option<Publishing> {
-        let out = self.publishing.remove(&id)?;
-        for number in &out.parts {
+    fn remove(&mut self, id: u64) -> Option<OutstandingPublication> {
+        let removed = self.publications.remove(&id)?;
+        for number in &removed.parts {
             self.parts.remove(number);
         }
-        Some(out)
+        Some(removed)
     }
 }
 
@@ -328,48 +345,38 @@ fn by_home(users: Vec<UserId>, ring: &Ring) -> BTreeMap<GatewayId, Vec<UserId>> 
 }
 
 impl Publish for Delivery {
-    fn publish(&self, publication: Publication) -> Handed {
+    fn publish(&self, publication: Publication) -> Confirmation {
         let Some(peers) = &self.peers else {
-            // Alone: the home of everyone.
-            match &publication {
-                Publication::Entry {
-                    conversation,
-                    entry,
-                    audience: Audience::Channel,
-                } => {
-                    self.home
-                        .sent(entry.sender.clone(), *conversation, entry.seq);
-                    self.edge.publication(&publication);
-                }
-                _ => self.home.pass_on(publication, None),
-            }
-            return Handed::Done;
-        };
-        if matches!(publication.audience(), Audience::Channel) {
-            return self.to_channel(peers, &publication);
-        }
-        match &publication {
-            // Nobody is left in it.
-            Publication::Entry { .. } | Publication::Place { .. }
-                if users_of(publication.audience()).next().is_none() =>
+            // This gateway is everyone's home and has every socket.
+            if matches!(publication.audience, Audience::Channel)
+                && let Some(read) = publication.read_by_sender()
             {
-                Handed::Done
+                self.home.record(&read);
             }
-            Publication::Entry { .. } | Publication::Place { .. } => {
-                let (waiting, delivered) = oneshot::channel();
-                self.give(publication, waiting);
-                Handed::Waiting(delivered)
+            self.home.pass_on(&publication, None);
+            return Confirmation::Immediate;
+        };
+        match (&publication.audience, publication.guarantee) {
+            (Audience::Channel, _) => self.to_channel(peers, &publication),
+            (Audience::Members(_) | Audience::User(_), Guarantee::Confirmed) => {
+                if publication.audience.users().next().is_none() {
+                    // The last participant has left.
+                    return Confirmation::Immediate;
+                }
+                let (confirm, confirmed) = oneshot::channel();
+                self.send_confirmed(publication, confirm);
+                Confirmation::Pending(confirmed)
             }
-            Publication::Receipt { .. } | Publication::Typing { .. } => {
+            (Audience::Members(_) | Audience::User(_), Guarantee::BestEffort) => {
                 if peers.have_room() {
-                    let users = users_of(publication.audience()).cloned().collect();
+                    let users = publication.audience.users().cloned().collect();
                     let homes = by_home(users, &self.ring.load()).into_iter();
                     let part = |(home, users): (_, Vec<UserId>)| {
-                        (NOT_IN_HAND, home, restricted(&publication, &users))
+                        (BEST_EFFORT, home, publication.to(&users))
                     };
                     self.send(homes.map(part).collect());
                 }
-                Handed::Done
+                Confirmation::Immediate
             }
         }
     }
@@ -388,38 +395,38 @@ mod tests {
 
     #[test]
     fn however_often_a_publication_is_cut_no_part_is_mistaken_for_that_of_another() {
-        let mut hands = Hands::default();
+        let mut outstanding = Outstanding::default();
         let user = UserId::new("alice").unwrap();
-        let typing = || Publication::Typing {
-            conversation: ConversationId(Uuid::from_u128(1)),
-            user: user.clone(),
-            audience: Audience::User(user.clone()),
+        let typing = || {
+            let conversation = ConversationId(Uuid::from_u128(1));
+            Publication::typing(conversation, user.clone(), Audience::User(user.clone()))
         };
         let mut sent = ToSend::new();
         for id in [1, 2] {
-            let publishing = Publishing {
+            let publication = OutstandingPublication {
                 publication: typing(),
                 parts: Vec::new(),
-                waiting: None,
+                confirm: None,
             };
-            hands.publishing.insert(id, publishing);
-            hands.cut(id, vec![user.clone()], &ring(1), &mut sent);
+            outstanding.publications.insert(id, publication);
+            outstanding.cut(id, vec![user.clone()], &ring(1), &mut sent);
         }
         for turn in 0..70_000 {
             let ring = ring(1 + (turn + 1) % 2);
-            let moved = hands.take_moved(1, &ring);
+            let moved = outstanding.take_moved(1, &ring);
             assert_eq!(moved, std::slice::from_ref(&user));
             sent.clear();
-            hands.cut(1, moved, &ring, &mut sent);
+            outstanding.cut(1, moved, &ring, &mut sent);
         }
         let [(newest, ..)] = sent[..] else {
             panic!("one home, one part")
         };
-        assert_eq!(hands.parts[&newest].of, 1);
-        assert_eq!(hands.parts.len(), 2);
-        drop(hands.remove(1));
-        assert_eq!(hands.parts.len(), 1);
-        drop(hands.remove(2));
-        assert!(hands.parts.is_empty());
+        assert_eq!(outstanding.parts[&newest].of, 1);
+        assert_eq!(outstanding.parts.len(), 2);
+        assert!(!outstanding.parts.contains_key(&BEST_EFFORT));
+        drop(outstanding.remove(1));
+        assert_eq!(outstanding.parts.len(), 1);
+        drop(outstanding.remove(2));
+        assert!(outstanding.parts.is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! This gateway's sockets, as far as other gateways are concerned: what they are interested in is told to each topic's
-//! home or owner, and what comes from there is put into the sockets' queues.
+//! This gateway's sockets, as far as other gateways are concerned. The home or owner of each topic learns what they are
+//! interested in, and what comes from there is put into the sockets' queues.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,80 +16,89 @@ use super::{
     message::{Delivered, Interest},
 };
 use crate::{
-    chat::{Audience, Error, Head, Place, Publication},
+    chat::{Audience, Body, Error, Head, MembershipChange, MembershipNotice, Publication, Receipt},
     fanout::{Encoded, Hub, Subscriber, TooMany},
     model::{
-        Content, ConversationId, Details, Entry, Kind, Seq, SystemChange, Topic, UserId,
+        Content, ConversationId, Cursor, Entry, Kind, Seq, SystemChange, Topic, UserId,
         limits::CHANNELS_AT_ONCE,
     },
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
 };
 
-/// Entries of a channel noted beyond a gap.
-const BEYOND_MAX: usize = 1_024;
+/// The entries of a channel that are remembered beyond a gap.
+const AHEAD_MAX: usize = 1_024;
 
 pub struct Edge {
     hub: Arc<Hub>,
-    /// Held while a topic's first or last subscriber is told of, so that the two are never told in the wrong order.
-    telling: Mutex<()>,
-    channels: Mutex<BTreeMap<ConversationId, Passed>>,
-    times: AtomicU64,
-    /// Channels whose owner is yet to be told, and after which entry they are wanted; none: whoever is subscribed must be
-    /// told to read.
+    /// Held while a topic's first or last subscriber is announced, so that the two are never announced in the wrong order.
+    interest_order: Mutex<()>,
+    channels: Mutex<BTreeMap<ConversationId, ChannelProgress>>,
+    /// The number of the next [`ChannelProgress`].
+    next_subscription: AtomicU64,
+    /// The channels whose owner does not know yet that they are wanted here, and the entry after which they are. `None`:
+    /// the subscribers must be told to read.
     to_follow: Mutex<BTreeMap<ConversationId, Option<Seq>>>,
-    /// Fires when there is one more.
+    /// Fires when there is one more channel in `to_follow`.
     pub(super) following: Notify,
 }
 
-/// Up to where a channel's entries have been passed on to its sockets here; from when its owner was first asked to send
-/// them until nobody here is subscribed any more.
+/// How far a channel's entries have been delivered to the sockets here. It exists from the moment when the owner is first
+/// asked to send them until nobody here is subscribed any more.
 #[derive(Default)]
-struct Passed {
-    /// Which time that is: an answer to a question of an earlier time says nothing.
-    time: u64,
-    /// None: its owner has not confirmed yet.
-    upto: Option<Seq>,
-    beyond: BTreeSet<Seq>,
-    /// For inboxes. It counts while it is as new as `upto`: then it is what the owner would say.
+struct ChannelProgress {
+    /// The number of this stretch of time. An answer to a question of an earlier one says nothing.
+    subscription: u64,
+    /// The position up to which nothing is missing; `None` until the owner has confirmed.
+    contiguous: Option<Cursor>,
+    /// Entries that were delivered beyond a gap.
+    ahead: BTreeSet<Seq>,
+    /// The channel's head, for inboxes. It counts while it is as new as `contiguous`, because then it is what the owner
+    /// would answer.
     head: Option<Arc<Head>>,
 }
 
-impl Passed {
-    fn passed_entry(&mut self, entry: &Entry) {
+impl ChannelProgress {
+    fn delivered_entry(&mut self, at: Cursor, entry: &Entry) {
         self.head = self.head.take().and_then(|head| after(&head, entry));
-        self.passed(entry.seq);
+        self.delivered(at);
     }
 
-    fn passed(&mut self, seq: Seq) {
-        if self.upto.is_none_or(|upto| seq > upto) {
-            self.beyond.insert(seq);
+    fn delivered(&mut self, Cursor(seq, rev): Cursor) {
+        if let Some(Cursor(_, known)) = &mut self.contiguous {
+            *known = rev.max(*known);
+        }
+        if self.contiguous.is_none_or(|Cursor(upto, _)| seq > upto) {
+            self.ahead.insert(seq);
         }
         self.advance();
-        while self.beyond.len() > BEYOND_MAX {
-            self.beyond.pop_first();
+        while self.ahead.len() > AHEAD_MAX {
+            self.ahead.pop_first();
         }
     }
 
     fn confirmed(&mut self, head: Seq) {
-        self.upto = Some(self.upto.map_or(head, |upto| upto.max(head)));
+        let Cursor(seq, rev) = self.contiguous.unwrap_or_default();
+        self.contiguous = Some(Cursor(seq.max(head), rev));
         self.advance();
     }
 
     fn advance(&mut self) {
-        let Some(upto) = &mut self.upto else { return };
-        while let Some(&seq) = self.beyond.first()
+        let Some(Cursor(upto, _)) = &mut self.contiguous else {
+            return;
+        };
+        while let Some(&seq) = self.ahead.first()
             && seq <= *upto + 1
         {
             *upto = seq.max(*upto);
-            self.beyond.pop_first();
+            self.ahead.pop_first();
         }
     }
 }
 
-/// Of channels.
+/// The heads of channels.
 pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
 
-/// A channel's head once this entry has followed, if that can be told.
+/// Returns a channel's head once this entry has followed, if that can be told.
 fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {
     let changes_details = matches!(entry.content, Content::System(SystemChange::Updated { .. }));
     (entry.seq == head.head + 1 && !changes_details).then(|| {
@@ -106,9 +115,9 @@ impl Edge {
     pub fn new(hub: Arc<Hub>) -> Self {
         Self {
             hub,
-            telling: Mutex::default(),
+            interest_order: Mutex::default(),
             channels: Mutex::default(),
-            times: AtomicU64::new(0),
+            next_subscription: AtomicU64::new(0),
             to_follow: Mutex::default(),
             following: Notify::new(),
         }
@@ -118,28 +127,28 @@ impl Edge {
         &self.hub
     }
 
-    /// Subscribes a session. Whoever is to know of it is told after that.
+    /// Subscribes a session. The topic's home or owner is to be told after that.
     pub(super) fn subscribe(&self, topic: &Topic, session: &Arc<Subscriber>) {
-        let _telling = lock(&self.telling);
+        let _order = lock(&self.interest_order);
         self.hub.subscribe(topic, session);
     }
 
-    /// Tells something, while no topic's last subscriber goes.
-    pub(super) fn telling<T>(&self, tell: impl FnOnce() -> T) -> T {
-        let _telling = lock(&self.telling);
+    /// Tells of interests by `tell`, while no topic's last subscriber can leave.
+    pub(super) fn in_interest_order<T>(&self, tell: impl FnOnce() -> T) -> T {
+        let _order = lock(&self.interest_order);
         tell()
     }
 
-    /// Subscribes a session that connects to the channels that its user is in. Others need not wait for all of them.
+    /// Subscribes a connecting session to the channels that its user is in, some at a time, so that others wait less.
     pub(super) fn follow(&self, channels: &[Topic], session: &Arc<Subscriber>) {
         for channels in channels.chunks(CHANNELS_AT_ONCE) {
-            let _telling = lock(&self.telling);
+            let _order = lock(&self.interest_order);
             self.hub.follow(channels, session);
         }
         self.hub.followed(session);
     }
 
-    /// Ends all subscriptions of a session. Others need not wait for all of them.
+    /// Ends all subscriptions of a session, some at a time, so that others wait less.
     pub(super) fn leave(&self, session: &Subscriber, tell: impl Fn(&Topic)) {
         for topics in self.hub.leave(session).chunks(CHANNELS_AT_ONCE) {
             let left = |hub: &Hub| {
@@ -161,7 +170,7 @@ impl Edge {
         what: &'static str,
         max: usize,
     ) -> Result<(), Error> {
-        let _telling = lock(&self.telling);
+        let _order = lock(&self.interest_order);
         let requested = self.hub.request(topics, session, max);
         requested.map_err(|TooMany| Error::TooLarge {
             what: what.into(),
@@ -169,9 +178,9 @@ impl Edge {
         })
     }
 
-    /// Ends subscriptions by `end`, and tells of those topics in which nobody here is interested any more.
+    /// Ends subscriptions by `end`, and tells of the topics that have no subscriber here any more by `tell`.
     pub(super) fn end(&self, end: impl FnOnce(&Hub) -> Vec<Topic>, tell: impl Fn(&Topic)) {
-        let _telling = lock(&self.telling);
+        let _order = lock(&self.interest_order);
         for topic in end(&self.hub) {
             if self.hub.subscribers(&topic) > 0 {
                 continue;
@@ -183,14 +192,14 @@ impl Edge {
         }
     }
 
-    /// Everything that sockets here are interested in; told in one go, see `telling`.
+    /// Returns everything that sockets here are interested in. To be called within `in_interest_order`.
     pub(super) fn interests(&self) -> Vec<Interest> {
         let channels = lock(&self.channels);
         let mut topics = self.hub.topics();
         topics.sort_unstable();
         let interest = |topic| {
             let passed = match &topic {
-                Topic::Channel(channel) => channels.get(channel).and_then(|p| p.upto),
+                Topic::Channel(channel) => channels.get(channel).and_then(|p| p.contiguous),
                 Topic::User(_) | Topic::Presence(_) => None,
             };
             Interest { topic, passed }
@@ -201,44 +210,48 @@ impl Edge {
     /// Whether the channel's owner knows that its entries are wanted here.
     pub(super) fn follows(&self, channel: ConversationId) -> bool {
         let channels = lock(&self.channels);
-        channels.get(&channel).is_some_and(|p| p.upto.is_some())
+        channels
+            .get(&channel)
+            .is_some_and(|p| p.contiguous.is_some())
     }
 
-    /// To be called before the channel's owner is asked; what it returns belongs to the answer. None: nobody here is
-    /// interested any more.
-    pub(super) fn asking(&self, channel: ConversationId) -> Option<u64> {
+    /// Returns the subscription to which the answer of a channel's owner will belong; `None` if the channel has no
+    /// subscriber here any more. To be called before the owner is asked.
+    pub(super) fn subscription(&self, channel: ConversationId) -> Option<u64> {
         let mut channels = lock(&self.channels);
-        // Looked at under the lock: whoever leaves now forgets it again after that.
+        // Under the lock: a session that leaves now forgets the channel after this.
         if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
             return None;
         }
-        let passed = channels.entry(channel).or_insert_with(|| Passed {
-            time: self.times.fetch_add(1, Ordering::Relaxed),
-            ..Passed::default()
+        let progress = channels.entry(channel).or_insert_with(|| ChannelProgress {
+            subscription: self.next_subscription.fetch_add(1, Ordering::Relaxed),
+            ..ChannelProgress::default()
         });
-        Some(passed.time)
+        Some(progress.subscription)
     }
 
-    /// The channel's owner knows, and publishes here whatever comes after `head`: unless it was told meanwhile that nobody
-    /// here is interested any more.
-    pub(super) fn confirmed(&self, channel: ConversationId, time: u64, head: Seq) {
+    /// Notes that the channel's owner publishes here what follows `head`. Ignored if the owner was told meanwhile that
+    /// nobody here is interested any more.
+    pub(super) fn confirmed(&self, channel: ConversationId, subscription: u64, head: Seq) {
         let mut channels = lock(&self.channels);
-        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.time == time) {
-            passed.confirmed(head);
+        let progress = channels.get_mut(&channel);
+        if let Some(progress) = progress.filter(|p| p.subscription == subscription) {
+            progress.confirmed(head);
         }
     }
 
-    /// The heads of those channels whose entries all pass by here, and which channels the others are.
+    /// Returns the heads of the channels that are followed here without a gap, and the other channels.
     pub(super) fn heads(
         &self,
         channels: impl Iterator<Item = ConversationId>,
     ) -> (Heads, Vec<ConversationId>) {
-        let passed = lock(&self.channels);
+        let followed = lock(&self.channels);
         let (mut heads, mut unknown) = (Heads::new(), Vec::new());
         for channel in channels {
-            let known = passed.get(&channel).and_then(|passed| {
-                let head = passed.head.as_ref()?;
-                (passed.upto == Some(head.head)).then(|| head.clone())
+            let known = followed.get(&channel).and_then(|progress| {
+                let head = progress.head.as_ref()?;
+                let Cursor(upto, _) = progress.contiguous?;
+                (upto == head.head).then(|| head.clone())
             });
             match known {
                 Some(head) => drop(heads.insert(channel, head)),
@@ -248,28 +261,31 @@ impl Edge {
         (heads, unknown)
     }
 
-    /// Keeps what the owner said, to a question of this time.
-    pub(super) fn learned(&self, channel: ConversationId, time: u64, head: &Arc<Head>) {
+    /// Remembers the head that the owner answered to a question of this subscription.
+    pub(super) fn learned(&self, channel: ConversationId, subscription: u64, head: &Arc<Head>) {
         let mut channels = lock(&self.channels);
-        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.time == time) {
-            passed.head = Some(head.clone());
+        let progress = channels.get_mut(&channel);
+        if let Some(progress) = progress.filter(|p| p.subscription == subscription) {
+            progress.head = Some(head.clone());
         }
     }
 
-    /// Channels whose owner is yet to be told.
+    /// Takes the channels whose owner does not know yet that they are wanted here.
     pub(super) fn take_to_follow(&self) -> BTreeMap<ConversationId, Option<Seq>> {
         std::mem::take(&mut *lock(&self.to_follow))
     }
 
+    /// Lets a channel's owner know later that its entries after `after` are wanted here.
     pub(super) fn follow_later(&self, channel: ConversationId, after: Option<Seq>) {
         let mut to_follow = lock(&self.to_follow);
         let earliest = to_follow.entry(channel).or_insert(after);
         *earliest = after.zip(*earliest).map(|(a, b)| a.min(b));
     }
 
+    /// Delivers what another gateway sent for the sockets here.
     pub(super) fn deliver(&self, delivered: Delivered) {
         match delivered {
-            Delivered::Publication(publication) => self.publication(&publication),
+            Delivered::Publication(publication) => self.deliver_publication(&publication),
             Delivered::Presence(item) => {
                 let topic = Topic::Presence(item.user.clone());
                 self.hub
@@ -281,7 +297,7 @@ impl Edge {
         }
     }
 
-    /// Whoever is in the channel must read it up to `head`.
+    /// Tells the channel's subscribers to read it up to `head`.
     pub(super) fn resync(&self, channel: ConversationId, head: Seq) {
         let event = Event::Resync {
             conversation: channel,
@@ -290,113 +306,108 @@ impl Edge {
         self.hub
             .deliver(&Topic::Channel(channel), &Encoded::new(event));
         let mut channels = lock(&self.channels);
-        if let Some(passed) = channels.get_mut(&channel).filter(|p| p.upto.is_some()) {
-            passed.confirmed(head);
+        let progress = channels.get_mut(&channel);
+        if let Some(progress) = progress.filter(|p| p.contiguous.is_some()) {
+            progress.confirmed(head);
         }
     }
 
     /// Puts a publication into the queues of the sockets it concerns.
-    pub(super) fn publication(&self, publication: &Publication) {
-        match publication {
-            Publication::Entry {
-                conversation,
-                entry,
-                audience,
-            } => {
-                let message = Message::of(*conversation, entry.as_ref().clone());
-                self.send(*conversation, audience, Event::Message(Box::new(message)));
+    pub(super) fn deliver_publication(&self, publication: &Publication) {
+        let Publication {
+            conversation,
+            at,
+            audience,
+            body,
+            ..
+        } = publication;
+        let conversation = *conversation;
+        match body {
+            Body::Entry(entry) => {
+                let message = Message::of(conversation, entry.as_ref().clone());
+                self.send(conversation, audience, Event::Message(Box::new(message)));
                 if matches!(audience, Audience::Channel) {
-                    if let Some(passed) = lock(&self.channels).get_mut(conversation) {
-                        passed.passed_entry(entry);
+                    if let Some(progress) = lock(&self.channels).get_mut(&conversation) {
+                        progress.delivered_entry(*at, entry);
                     }
                     if entry.content.makes_private() {
-                        self.end_spectators(*conversation);
+                        self.end_spectators(conversation);
                     }
                 }
             }
-            Publication::Receipt {
-                conversation,
-                user,
-                read_seq,
-                delivered_seq,
-                audience,
-            } => {
+            Body::Membership(notice) => self.membership(conversation, *at, notice, audience),
+            Body::Receipt(receipt) => {
+                let Receipt {
+                    user,
+                    read_seq,
+                    delivered_seq,
+                } = receipt.clone();
                 let receipt = Event::Receipt {
-                    conversation: *conversation,
-                    user: user.clone(),
-                    read_seq: *read_seq,
-                    delivered_seq: *delivered_seq,
+                    conversation,
+                    user,
+                    read_seq,
+                    delivered_seq,
                 };
-                self.send(*conversation, audience, receipt);
+                self.send(conversation, audience, receipt);
             }
-            Publication::Typing {
-                conversation,
-                user,
-                audience,
-            } => {
-                let typing = Event::Typing {
-                    conversation: *conversation,
-                    user: user.clone(),
-                };
-                self.send(*conversation, audience, typing);
+            Body::Typing(user) => {
+                let user = user.clone();
+                self.send(conversation, audience, Event::Typing { conversation, user });
             }
-            Publication::Place {
-                conversation,
-                seq,
-                place,
-                details,
-                audience,
-            } => self.place(*conversation, *seq, *place, details, audience),
+            // It concerns inboxes only.
+            Body::Read => {}
         }
     }
 
-    /// A user's place in a channel decides what their sessions are subscribed to.
-    fn place(
+    /// Ends or begins a channel's subscriptions of the users whose membership changed, and tells their sockets.
+    fn membership(
         &self,
         conversation: ConversationId,
-        seq: Seq,
-        place: Place,
-        details: &Details,
+        Cursor(seq, _): Cursor,
+        notice: &MembershipNotice,
         audience: &Audience,
     ) {
+        let MembershipNotice { change, details } = notice;
         if details.kind == Kind::Channel {
             let topic = Topic::Channel(conversation);
-            for session in users_of(audience).flat_map(|user| self.hub.sessions_of(user)) {
-                match place {
-                    Place::Added => {
+            for session in audience.users().flat_map(|user| self.hub.sessions_of(user)) {
+                match change {
+                    MembershipChange::Added => {
                         self.hub.subscribe(&topic, &session);
                         if !self.follows(conversation) {
                             self.follow_later(conversation, Some(seq - 1));
                             self.following.notify_one();
                         }
                     }
-                    Place::Removed => self.hub.removed(&topic, &session),
-                    Place::Updated => {}
+                    MembershipChange::Removed => self.hub.removed(&topic, &session),
+                    MembershipChange::Updated => {}
                 }
             }
             self.forget_unless_subscribed(conversation);
         }
-        let change = match place {
-            Place::Added => ConversationChange::Added,
-            Place::Removed => ConversationChange::Removed,
-            Place::Updated => ConversationChange::Updated,
+        let (change, details) = match change {
+            MembershipChange::Added => (ConversationChange::Added, Some(details.clone())),
+            MembershipChange::Removed => (ConversationChange::Removed, None),
+            MembershipChange::Updated => (ConversationChange::Updated, Some(details.clone())),
         };
         let event = ConversationEvent {
             conversation,
             change,
-            details: (place != Place::Removed).then(|| details.clone()),
+            details,
         };
         self.send(conversation, audience, Event::Conversation(event));
     }
 
-    /// The owner is told by the next version: until then it sends what nobody here takes.
+    /// Forgets a channel that has no subscriber here any more. Its owner learns that with the next version of the ring; what
+    /// it sends until then is ignored.
     fn forget_unless_subscribed(&self, channel: ConversationId) {
         if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
             lock(&self.channels).remove(&channel);
         }
     }
 
-    /// A channel is no longer public: whoever looks into it without being in it is told that this is over.
+    /// Ends the subscriptions of sessions that look into a channel without being in it, and tells them: it is no longer
+    /// public.
     pub(super) fn end_spectators(&self, channel: ConversationId) {
         let event = Encoded::new(Event::Conversation(ConversationEvent {
             conversation: channel,
@@ -414,42 +425,37 @@ impl Edge {
         self.forget_unless_subscribed(channel);
     }
 
+    /// Queues an event for the sockets of an audience.
     fn send(&self, conversation: ConversationId, audience: &Audience, event: Event) {
         let event = Encoded::new(event);
         match audience {
             Audience::Channel => self.hub.deliver(&Topic::Channel(conversation), &event),
             Audience::Members(_) | Audience::User(_) => {
-                for user in users_of(audience) {
+                for user in audience.users() {
                     self.hub.deliver(&Topic::User(user.clone()), &event);
                 }
             }
         }
     }
 
+    /// Closes a user's sessions here, and returns their number.
     pub(super) fn disconnect(&self, user: &UserId) -> usize {
         self.hub.disconnect(user, CloseCode::Disconnected)
     }
 }
 
-/// The users that a publication names.
-pub(super) fn users_of(audience: &Audience) -> impl Iterator<Item = &UserId> {
-    let (members, user) = match audience {
-        Audience::Members(members) => (members.users.as_slice(), None),
-        Audience::User(user) => (&[][..], Some(user)),
-        Audience::Channel => (&[][..], None),
-    };
-    members.iter().map(|(user, _)| user).chain(user)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{model::SessionId, protocol::Codec};
+    use crate::{
+        model::{Details, SessionId},
+        protocol::Codec,
+    };
 
-    /// Somebody asks, everyone leaves, somebody else comes: the answer to the first one's question is of before the owner
-    /// was told that nobody is interested.
+    /// A session asks, everyone leaves, another session comes. The answer to the first question is older than the notice
+    /// that nobody is interested.
     #[test]
-    fn an_answer_of_an_earlier_time_says_nothing() {
+    fn an_answer_of_an_earlier_subscription_says_nothing() {
         let edge = Edge::new(Arc::default());
         let channel = ConversationId(uuid::Uuid::from_u128(1));
         let topic = Topic::Channel(channel);
@@ -459,14 +465,14 @@ mod tests {
             Arc::new(Subscriber::new(id, user, Codec::Json, 1 << 20))
         };
         let (first, second) = (session(1), session(2));
-        assert_eq!(edge.asking(channel), None, "nobody is here");
+        assert_eq!(edge.subscription(channel), None, "nobody is here");
         edge.subscribe(&topic, &first);
-        let asked = edge.asking(channel).unwrap();
+        let asked = edge.subscription(channel).unwrap();
         edge.leave(&first, |_| {});
         edge.subscribe(&topic, &second);
         edge.confirmed(channel, asked, 10);
         assert!(!edge.follows(channel), "the owner was told otherwise since");
-        let again = edge.asking(channel).unwrap();
+        let again = edge.subscription(channel).unwrap();
         edge.confirmed(channel, asked, 10);
         assert!(!edge.follows(channel));
         edge.confirmed(channel, again, 10);
@@ -477,22 +483,20 @@ mod tests {
         Content::text(format!("number {seq}"))
     }
 
-    fn passes(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {
-        edge.publication(&Publication::Entry {
-            conversation,
-            entry: Arc::new(Entry {
-                seq,
-                message_id: crate::clock::message_id(1),
-                client_id: crate::model::ClientId(uuid::Uuid::nil()),
-                sender: UserId::new("alice").unwrap(),
-                at: 1,
-                content,
-            }),
-            audience: Audience::Channel,
-        });
+    fn delivers(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {
+        let entry = Entry {
+            seq,
+            message_id: crate::clock::message_id(1),
+            client_id: crate::model::ClientId(uuid::Uuid::nil()),
+            sender: UserId::new("alice").unwrap(),
+            at: 1,
+            content,
+        };
+        let audience = Audience::Channel;
+        edge.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
     }
 
-    /// What the owner said counts for as long as everything that followed has passed by here.
+    /// The owner's answer counts for as long as everything that followed was delivered here.
     #[test]
     fn a_head_is_known_while_nothing_is_missing() {
         let edge = Edge::new(Arc::default());
@@ -524,44 +528,45 @@ mod tests {
             let (heads, _) = edge.heads(std::iter::once(channel));
             heads.get(&channel).map(|head| head.head)
         };
-        let time = edge.asking(channel).unwrap();
-        passes(&edge, channel, 11, text(11));
-        edge.confirmed(channel, time, 10);
-        edge.learned(channel, time, &said(10));
-        assert_eq!(known(), None, "11 had passed before the answer came");
-        edge.learned(channel, time, &said(11));
+        let subscription = edge.subscription(channel).unwrap();
+        delivers(&edge, channel, 11, text(11));
+        edge.confirmed(channel, subscription, 10);
+        edge.learned(channel, subscription, &said(10));
+        assert_eq!(known(), None, "11 was delivered before the answer came");
+        edge.learned(channel, subscription, &said(11));
         assert_eq!(known(), Some(11));
-        passes(&edge, channel, 12, text(12));
+        delivers(&edge, channel, 12, text(12));
         assert_eq!(known(), Some(12));
-        passes(&edge, channel, 14, text(14));
+        delivers(&edge, channel, 14, text(14));
         assert_eq!(known(), None, "13 is missing");
-        passes(&edge, channel, 13, text(13));
-        edge.learned(channel, time, &said(14));
+        delivers(&edge, channel, 13, text(13));
+        edge.learned(channel, subscription, &said(14));
         assert_eq!(known(), Some(14));
         let renamed = SystemChange::Updated {
             name: Some("new".into()),
             posting: None,
             public: None,
         };
-        passes(&edge, channel, 15, Content::System(renamed));
+        delivers(&edge, channel, 15, Content::System(renamed));
         assert_eq!(known(), None, "the details are other ones");
-        edge.learned(channel, time + 1, &said(15));
-        assert_eq!(known(), None, "an answer of another time");
+        edge.learned(channel, subscription + 1, &said(15));
+        assert_eq!(known(), None, "an answer of another subscription");
     }
 
     #[test]
-    fn what_was_passed_on_has_no_gaps() {
-        let mut passed = Passed::default();
-        passed.passed(11);
-        assert_eq!(passed.upto, None);
-        passed.confirmed(10);
-        assert_eq!(passed.upto, Some(11), "what came early counts");
-        passed.passed(13);
-        assert_eq!(passed.upto, Some(11));
-        passed.passed(12);
-        assert_eq!(passed.upto, Some(13));
-        passed.passed(5);
-        passed.confirmed(9);
-        assert_eq!(passed.upto, Some(13), "nothing goes back");
+    fn what_was_delivered_has_no_gaps() {
+        let mut progress = ChannelProgress::default();
+        let contiguous = |progress: &ChannelProgress| progress.contiguous.map(|Cursor(seq, _)| seq);
+        progress.delivered(Cursor(11, 0));
+        assert_eq!(contiguous(&progress), None);
+        progress.confirmed(10);
+        assert_eq!(contiguous(&progress), Some(11), "what came early counts");
+        progress.delivered(Cursor(13, 0));
+        assert_eq!(contiguous(&progress), Some(11));
+        progress.delivered(Cursor(12, 0));
+        assert_eq!(contiguous(&progress), Some(13));
+        progress.delivered(Cursor(5, 0));
+        progress.confirmed(9);
+        assert_eq!(contiguous(&progress), Some(13), "nothing goes back");
     }
 }

@@ -1,8 +1,8 @@
-//! A user's home: where their inbox is read. Rows are written some time after an entry is published, so the
-//! publications of the last moments are laid over the stored rows (rule [overlay] of docs/cluster.md).
+//! A user's home: the gateway that knows where the user's sockets are and brings publications to them, and through which
+//! the user's inbox is read.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -12,24 +12,24 @@ use std::{
 use metrics::{counter, gauge};
 
 use super::{
-    edge::{Edge, users_of},
+    edge::Edge,
     interests::Interests,
     link::Token,
     lock,
     membership::Learned,
     message::{Delivered, Interest, Message, encode},
-    overlay::Overlays,
+    overlay::Overlay,
     peers::Peers,
-    places::{Face, InboxPlace, Places},
+    places::{InboxIndex, InboxRef},
     presence::Presence,
     ring::Ring,
 };
 use crate::{
-    chat::{Audience, InboxWriter, Members, Place, Publication},
+    chat::{InboxWriter, Publication},
     memory::Memory,
-    model::{ConversationId, Details, Entry, Epoch, GatewayId, Kind, Seq, Topic, UserId},
+    model::{Epoch, GatewayId, Topic, UserId},
     mutation::{Mutation, broken},
-    store::{self, InboxFace, InboxRow, InboxWrite, Store},
+    store::{self, InboxRow, Store},
 };
 
 pub struct Home {
@@ -40,39 +40,42 @@ pub struct Home {
     interests: Arc<Interests>,
     pub(super) presence: Presence,
     rings: Mutex<Rings>,
-    /// Every member has announced its interests for the version that this gateway has adopted.
+    /// Whether every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
-    held: Mutex<Vec<Held>>,
-    overlays: Overlays,
-    places: Places,
+    held: Mutex<Vec<HeldPublication>>,
+    overlay: Overlay,
+    index: InboxIndex,
 }
 
-/// Of whom this gateway is the home, and whether it knows where they are.
+/// The versions of the ring that decide for whom this gateway is the home, and whether it knows where they are.
 struct Rings {
     now: Ring,
-    /// Since every member had announced, that version first: who was at home here in all of these is known.
+    /// The version for which every member announced its interests last, and all later ones. A user who had their home here
+    /// in all of them is known.
     since: Vec<Ring>,
+    /// The version for which each member announced its interests last.
     announced: BTreeMap<GatewayId, Epoch>,
 }
 
 impl Rings {
-    /// Whether it is known where this user was, at home here, in every version since.
+    /// Whether the user's home was here in every version since all members announced their interests.
     fn stayed(&self, user: &UserId, me: GatewayId) -> bool {
         !self.since.is_empty() && self.since.iter().all(|ring| ring.home(user) == Some(me))
     }
 }
 
-/// A publication for users of whom this gateway has just become the home.
-struct Held {
+/// A publication for users whose home this gateway has just become. It waits for all announcements.
+struct HeldPublication {
     publication: Publication,
-    done: Arc<Token>,
+    /// `None` if its sender waits for no acknowledgement.
+    done: Option<Arc<Token>>,
 }
 
-/// Whether this gateway speaks for a user.
+/// Whether this gateway is a user's home, and knows where the user's sockets are.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AtHome {
     Yes,
-    /// Not every member has said yet what it is interested in.
+    /// It is their home, but not every member has announced its interests.
     NotYet,
     No,
 }
@@ -108,34 +111,35 @@ impl Home {
             }),
             complete: AtomicBool::new(false),
             held: Mutex::default(),
-            overlays: Overlays::new(memory.overlays()),
-            places: Places::new(memory.places()),
+            overlay: Overlay::new(memory.overlays()),
+            index: InboxIndex::new(memory.places()),
         }
     }
 
-    // Of whom this gateway is the home.
+    // The ring.
 
-    /// A new version of the ring.
+    /// Adopts a new version of the ring.
     pub(super) fn adopt(&self, after: &Ring, learned: Learned) {
         let mut rings = lock(&self.rings);
         let before = std::mem::replace(&mut rings.now, after.clone());
         if self.complete.swap(false, Ordering::AcqRel) {
             rings.since = vec![before.clone()];
         }
-        // A version was missed, or nobody was known before either: then nobody is known.
+        // If a version was missed, or nobody was known before, nobody is known.
         if learned == Learned::Next && !rings.since.is_empty() {
             rings.since.push(after.clone());
         } else {
             rings.since.clear();
         }
-        // Rule [remember]: whoever was at home elsewhere meanwhile is not known.
+        // Rule [remember]: users who had another home meanwhile are not known.
         if !broken(Mutation::Remember) {
-            self.places.retain(|user| rings.stayed(user, self.me));
+            self.index.retain(|user| rings.stayed(user, self.me));
         }
         let version = after.version();
         let gone =
             |gateway| before.members().contains(&gateway) && !after.members().contains(&gateway);
-        // Who is ahead of this gateway has told it already; who was a member and is none any more is gone.
+        // A gateway that is ahead has announced interests for a later version already. One that is no member any more is
+        // gone.
         let empty = self.interests.retain(|topic, gateway, noted| {
             noted > version || (self.is_mine(after, topic) && !gone(gateway))
         });
@@ -154,12 +158,16 @@ impl Home {
     }
 
     fn complete_if_announced(&self, rings: &mut Rings) {
-        let Rings { now, announced, .. } = rings;
-        // Rule [exact]: for exactly this version. A member that is ahead told its interests to another home. This gateway
-        // too: it says so when its own inbox writer has written everything.
-        let said = |member: &GatewayId| announced.get(member) == Some(&now.version());
+        let Rings {
+            now,
+            announced: versions,
+            ..
+        } = rings;
+        // Rule [exact]: for exactly this version, because a member that is ahead announced its interests to another home.
+        // This gateway announces too, once its own inbox writer has written everything.
+        let announced = |member: &GatewayId| versions.get(member) == Some(&now.version());
         if now.members().contains(&self.me)
-            && now.members().iter().all(said)
+            && now.members().iter().all(announced)
             && !self.complete.load(Ordering::Acquire)
         {
             self.complete.store(true, Ordering::Release);
@@ -174,7 +182,7 @@ impl Home {
         }
     }
 
-    /// A member, maybe this gateway itself, has told everything that its sockets are interested in.
+    /// Notes that a member, maybe this gateway itself, has announced everything that its sockets are interested in.
     pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
         {
             let mut rings = lock(&self.rings);
@@ -183,8 +191,8 @@ impl Home {
             let now = rings.now.version();
             rings
                 .announced
-                .retain(|gateway, said| members.contains(gateway) || *said > now);
-            // What it did not say again is over.
+                .retain(|gateway, version| members.contains(gateway) || *version > now);
+            // Interests that it did not announce again have ended.
             let empty = self
                 .interests
                 .retain(|_, gateway, noted| gateway != member || noted >= version);
@@ -198,19 +206,19 @@ impl Home {
         self.release();
     }
 
-    /// Gives away what was held.
+    /// Passes on what was held, once every member has announced.
     fn release(&self) {
         if !self.complete.load(Ordering::Acquire) {
             return;
         }
         let held = std::mem::take(&mut *lock(&self.held));
         gauge!("chat_publications_held").set(0.0);
-        for Held { publication, done } in held {
-            self.publication(publication, done);
+        for HeldPublication { publication, done } in held {
+            self.deliver(publication, done);
         }
     }
 
-    /// Whether this gateway speaks for the user: rules [hold] and [confirm].
+    /// Returns whether this gateway speaks for the user: rules [hold] and [confirm].
     pub(super) fn at_home(&self, user: &UserId) -> AtHome {
         let rings = lock(&self.rings);
         if rings.now.home(user) != Some(self.me) {
@@ -230,7 +238,7 @@ impl Home {
         self.complete.load(Ordering::Acquire)
     }
 
-    /// A gateway says what some of its sockets are interested in.
+    /// Notes that some sockets of a gateway are interested in a topic.
     pub(super) fn interested(&self, gateway: GatewayId, interest: &Interest, version: Epoch) {
         match &interest.topic {
             Topic::User(user) => self.presence.came(user, gateway, version),
@@ -240,6 +248,7 @@ impl Home {
         }
     }
 
+    /// Notes that no socket of a gateway is interested in a topic any more.
     pub(super) fn uninterested(&self, gateway: GatewayId, topic: &Topic) {
         match topic {
             Topic::User(user) => self.presence.went(user, gateway),
@@ -249,242 +258,110 @@ impl Home {
         }
     }
 
-    // What goes out.
+    // Publications.
 
-    /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when it has
-    /// arrived; refused, if this is not the home of all of them.
-    pub(super) fn publication(&self, publication: Publication, done: Arc<Token>) {
-        let audience = publication.audience();
+    /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when every
+    /// gateway concerned has it, and refused if this is not the home of all of these users.
+    pub(super) fn deliver(&self, publication: Publication, done: Option<Arc<Token>>) {
         let mut hold = false;
-        for user in users_of(audience) {
+        for user in publication.audience.users() {
             match self.at_home(user) {
                 AtHome::Yes => {}
                 AtHome::NotYet => hold = true,
-                AtHome::No => return done.refuse(),
+                AtHome::No => return done.iter().for_each(|done| done.refuse()),
             }
         }
         if hold {
-            tracing::trace!(me = %self.me, publication = %named(&publication), "held");
+            tracing::trace!(me = %self.me, publication = %publication, "held");
             counter!("chat_publications_held_total").increment(1);
             let mut held = lock(&self.held);
-            held.push(Held { publication, done });
+            held.push(HeldPublication { publication, done });
             gauge!("chat_publications_held").set(held.len() as f64);
             drop(held);
             // The last announcement may have come in between.
             self.release();
             return;
         }
-        self.pass_on(publication, Some(&done));
+        self.pass_on(&publication, done.as_ref());
     }
 
-    /// As `publication`, for users who are all at home here.
-    pub(super) fn pass_on(&self, publication: Publication, done: Option<&Arc<Token>>) {
-        // Rule [overlay]: noted first, then delivered. Whoever registers in between is told twice, never not at all.
-        tracing::trace!(me = %self.me, publication = %named(&publication), gateways = ?self.by_gateway(&publication).keys(), "passed on");
-        self.note(&publication);
+    /// Does the same as `deliver`, for users whose home is certainly here.
+    pub(super) fn pass_on(&self, publication: &Publication, done: Option<&Arc<Token>>) {
+        // Rule [overlay]: recorded first, then delivered. A user who registers in between gets it twice, but never misses
+        // it.
+        tracing::trace!(me = %self.me, publication = %publication, gateways = ?self.by_gateway(publication).keys(), "passed on");
+        self.record(publication);
         if let Some(peers) = &self.peers {
-            for (gateway, publication) in self.by_gateway(&publication) {
+            for (gateway, publication) in self.by_gateway(publication) {
                 let deliver = Message::Deliver(Delivered::Publication(publication));
                 let done = done.filter(|_| !broken(Mutation::EndToEnd)).cloned();
                 peers.send(gateway, encode(&deliver), done);
             }
         }
-        self.edge.publication(&publication);
+        self.edge.deliver_publication(publication);
     }
 
-    /// The part of a publication for each other gateway.
+    /// Returns the part of a publication for each other gateway with sockets of its users.
     fn by_gateway(&self, publication: &Publication) -> BTreeMap<GatewayId, Publication> {
         let mut parts: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
-        for user in users_of(publication.audience()) {
+        for user in publication.audience.users() {
             for gateway in self.interests.of(&Topic::User(user.clone())) {
                 if gateway != self.me {
                     parts.entry(gateway).or_default().push(user.clone());
                 }
             }
         }
-        let part = |(gateway, users): (_, Vec<UserId>)| (gateway, restricted(publication, &users));
+        let part = |(gateway, users): (_, Vec<UserId>)| (gateway, publication.to(&users));
         parts.into_iter().map(part).collect()
-    }
-
-    fn note(&self, publication: &Publication) {
-        match publication {
-            Publication::Entry {
-                conversation,
-                entry,
-                audience: Audience::Members(members),
-            } => self.published(*conversation, members, entry),
-            Publication::Place {
-                conversation,
-                seq,
-                place,
-                details,
-                audience,
-            } => {
-                for user in users_of(audience) {
-                    self.place(*conversation, *seq, *place, details, user);
-                }
-            }
-            Publication::Entry { .. }
-            | Publication::Receipt { .. }
-            | Publication::Typing { .. } => {}
-        }
-    }
-
-    /// Who sends to a channel has read what came before.
-    pub(super) fn sent(&self, user: UserId, channel: ConversationId, seq: Seq) {
-        self.placed(&InboxWrite {
-            user,
-            conversation: channel,
-            kind: Kind::Channel,
-            face: None,
-            read_seq: Some(seq),
-            left_seq: None,
-        });
-    }
-
-    fn place(
-        &self,
-        conversation: ConversationId,
-        seq: Seq,
-        place: Place,
-        details: &Details,
-        user: &UserId,
-    ) {
-        let write = InboxWrite {
-            user: user.clone(),
-            conversation,
-            kind: details.kind,
-            face: None,
-            read_seq: None,
-            left_seq: None,
-        };
-        match (place, details.kind) {
-            (Place::Added, Kind::Channel) => self.placed(&InboxWrite {
-                face: Some(InboxFace {
-                    seq,
-                    kind: details.kind,
-                    name: details.name.clone(),
-                    joined_seq: seq,
-                    last: None,
-                }),
-                read_seq: Some(seq),
-                ..write
-            }),
-            (Place::Removed, _) => self.placed(&InboxWrite {
-                left_seq: Some(seq),
-                ..write
-            }),
-            // An entry published to its members says it all.
-            (Place::Added, Kind::Dm | Kind::Group) | (Place::Updated, _) => {}
-        }
     }
 
     // The inbox.
 
-    /// Notes an entry, before it is delivered: a user who registers now sees it in the inbox or gets it.
-    fn published(&self, conversation: ConversationId, members: &Arc<Members>, entry: &Entry) {
-        let last = Arc::new(entry.last());
-        self.overlays.published(conversation, members, &last);
-        for (user, joined_seq) in &members.users {
-            let face = Face {
-                seq: last.seq,
-                kind: members.kind,
-                joined_seq: *joined_seq,
-                last_seq: Some(last.seq),
-            };
-            self.places.note(user, conversation, Some(face), None);
-        }
+    /// Records what a publication means for the inboxes of its users, before they can hear of it. A user who registers
+    /// now sees it in the inbox or gets it.
+    pub(super) fn record(&self, publication: &Publication) {
+        self.overlay.record(publication, &self.index);
     }
 
-    /// Notes a user's joining or leaving.
-    fn placed(&self, write: &InboxWrite) {
-        self.overlays.placed(write);
-        let face = write.face.as_ref().map(Face::of);
-        if face.is_some() || write.left_seq.is_some() {
-            self.places
-                .note(&write.user, write.conversation, face, write.left_seq);
-        }
-    }
-
-    /// All of a user's conversations as they are now.
+    /// Returns the rows of all conversations that a user is in.
     pub(super) async fn inbox(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.rows(user).await?;
         rows.retain(is_in);
         Ok(rows)
     }
 
-    /// Which these are; from memory, if this gateway remembers them, and `may` believe that.
-    pub(super) async fn places(&self, user: &UserId, may: bool) -> store::Result<Vec<InboxPlace>> {
-        if may && let Some(places) = self.places.of(user) {
+    /// Returns the conversations that a user is in. They come from memory if this gateway remembers them and `may_serve`,
+    /// which is so while its lease holds.
+    pub(super) async fn inbox_refs(
+        &self,
+        user: &UserId,
+        may_serve: bool,
+    ) -> store::Result<Vec<InboxRef>> {
+        if may_serve && let Some(refs) = self.index.of(user) {
             counter!("chat_places_remembered_total").increment(1);
-            return Ok(places);
+            return Ok(refs);
         }
-        let known = self.places.begin(user);
+        let known = self.index.begin(user);
         let rows = self.rows(user).await?;
-        Ok(self.places.learn(user, &known, &rows))
+        Ok(self.index.learn(user, &known, &rows))
     }
 
-    /// As stored and as published since; those that the user is no longer in too.
+    /// Returns the rows as stored and as published since, also those of conversations that the user has left.
     async fn rows(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
-        self.overlays.lay_over(user, &mut rows);
+        self.overlay.lay_over(user, &mut rows);
         Ok(rows)
     }
 
-    /// Drops publications when they are old enough to be stored; for a task.
-    pub async fn turn_overlays(&self, inbox: &InboxWriter) {
-        self.overlays.keep(inbox, self.peers.is_none()).await;
+    /// Drops recorded publications when they are old enough to be stored. Never returns: it is for a task.
+    pub async fn rotate_overlay(&self, inbox: &InboxWriter) {
+        self.overlay.keep(inbox, self.peers.is_none()).await;
     }
 }
 
 fn is_in(row: &InboxRow) -> bool {
-    let Some(face) = &row.face else { return false };
-    row.left_seq.is_none_or(|left| left < face.joined_seq)
-}
-
-/// For the log.
-pub(super) fn named(publication: &Publication) -> String {
-    let users: Vec<&UserId> = users_of(publication.audience()).collect();
-    match publication {
-        Publication::Entry {
-            conversation,
-            entry,
-            ..
-        } => format!("{conversation} {} {users:?}", entry.seq),
-        Publication::Receipt { .. } => "receipt".into(),
-        Publication::Typing { .. } => "typing".into(),
-        Publication::Place {
-            conversation, seq, ..
-        } => format!("{conversation} place {seq} {users:?}"),
-    }
-}
-
-/// The same for some of its users.
-pub(super) fn restricted(publication: &Publication, users: &[UserId]) -> Publication {
-    let mut publication = publication.clone();
-    let (Publication::Entry { audience, .. }
-    | Publication::Receipt { audience, .. }
-    | Publication::Typing { audience, .. }
-    | Publication::Place { audience, .. }) = &mut publication;
-    if let Audience::Members(members) = audience
-        && members.users.len() != users.len()
-    {
-        let users: HashSet<&UserId> = users.iter().collect();
-        let some = members
-            .users
-            .iter()
-            .filter(|(user, _)| users.contains(user));
-        let some: Vec<_> = some.cloned().collect();
-        // A dm is named after the other one, who may be in another part.
-        let name = match (members.kind, some.first()) {
-            (Kind::Dm, Some((user, _))) => members.name_for(user),
-            _ => members.name.clone(),
-        };
-        *audience = Audience::Members(Arc::new(Members {
-            kind: members.kind,
-            name,
-            users: some,
-        }));
-    }
-    publication
+    let Some(summary) = &row.summary else {
+        return false;
+    };
+    row.left_seq.is_none_or(|left| left < summary.joined_seq)
 }

@@ -48,8 +48,11 @@ impl Router {
 
     /// The heads of the channels among these. Those that sockets here follow are known; of others the owners are asked.
     async fn heads(&self, user: &UserId, rows: &[InboxRow]) -> Result<Heads, Error> {
-        let is_channel =
-            |row: &&InboxRow| row.face.as_ref().is_some_and(|f| f.kind == Kind::Channel);
+        let is_channel = |row: &&InboxRow| {
+            row.summary
+                .as_ref()
+                .is_some_and(|f| f.kind == Kind::Channel)
+        };
         let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
         // Who was paused or cut off may have missed anything.
         let (mut known, unknown) = if self.may_serve() {
@@ -76,16 +79,16 @@ impl Router {
         user: &UserId,
         channel: ConversationId,
     ) -> Result<Option<Arc<Head>>, Error> {
-        let asking = self.edge.asking(channel);
+        let subscription = self.edge.subscription(channel);
         match self.ask(channel, user.clone(), Operation::Head).await {
             Ok(Outcome::Head(head)) => {
                 let head = Arc::new(head);
-                if let Some(time) = asking {
+                if let Some(subscription) = subscription {
                     // Alone, this gateway is the owner, and publishes everything that follows here.
                     if self.cluster.is_none() {
-                        self.edge.confirmed(channel, time, head.head);
+                        self.edge.confirmed(channel, subscription, head.head);
                     }
-                    self.edge.learned(channel, time, &head);
+                    self.edge.learned(channel, subscription, &head);
                 }
                 Ok(Some(head))
             }
@@ -97,26 +100,26 @@ impl Router {
 
 /// What an inbox says of one conversation; none if there is nothing to say.
 fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {
-    let face = row.face?;
-    let (name, last) = match face.kind {
-        Kind::Dm | Kind::Group => (face.name, face.last),
+    let summary = row.summary?;
+    let (name, last) = match summary.kind {
+        Kind::Dm | Kind::Group => (summary.name, summary.last),
         Kind::Channel => {
             let head = heads.get(&row.conversation)?;
             (head.details.name.clone(), head.last.clone())
         }
     };
     let last_seq = last.as_ref().map_or(0, |l| l.seq);
-    let read_seq = row.read_seq.max(face.joined_seq);
+    let read_seq = row.read_seq.max(summary.joined_seq);
     Some(InboxItem {
         conversation: row.conversation,
-        kind: face.kind,
+        kind: summary.kind,
         name,
         last_seq,
         rev: 0,
         last_message: last,
         read_seq,
         unread: last_seq.saturating_sub(read_seq),
-        joined_seq: face.joined_seq,
+        joined_seq: summary.joined_seq,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Which gateways have sockets that a topic concerns: kept by a user's home, and by a channel's owner.
+//! The gateways whose sockets are interested in each topic. A user's home and a channel's owner keep them.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use foldhash::quality::RandomState;
 
 use crate::model::{Epoch, GatewayId, Topic};
 
-/// With each gateway, the version as of which it said so. A list: nearly always of one.
+/// The interested gateways, each with the version of the ring as of which it said so. Nearly always there is one.
 type Noted = Vec<(GatewayId, Epoch)>;
 
 #[derive(Default)]
@@ -16,7 +16,7 @@ pub(super) struct Interests {
 }
 
 impl Interests {
-    /// True if nobody was interested before.
+    /// Notes a gateway's interest. Returns whether no gateway was interested before.
     pub(super) fn note(&self, topic: &Topic, gateway: GatewayId, version: Epoch) -> bool {
         let mut noted = self.topics.entry(topic.clone()).or_default();
         let first = noted.is_empty();
@@ -32,7 +32,7 @@ impl Interests {
         first
     }
 
-    /// True if nobody is interested any more.
+    /// Forgets a gateway's interest. Returns whether that was the last one.
     pub(super) fn forget(&self, topic: &Topic, gateway: GatewayId) -> bool {
         let Entry::Occupied(mut noted) = self.topics.entry(topic.clone()) else {
             return false;
@@ -45,6 +45,7 @@ impl Interests {
         empty
     }
 
+    /// Returns the gateways that are interested in a topic.
     pub(super) fn of(&self, topic: &Topic) -> Vec<GatewayId> {
         let noted = self.topics.get(topic);
         noted.map_or_else(Vec::new, |noted| {
@@ -52,11 +53,12 @@ impl Interests {
         })
     }
 
+    /// Whether any gateway is interested in a topic.
     pub(super) fn any(&self, topic: &Topic) -> bool {
         self.topics.contains_key(topic)
     }
 
-    /// Keeps what `keep` says of each gateway's interest; returns the topics in which nobody is interested any more.
+    /// Forgets each interest that `keep` does not accept. Returns the topics in which no gateway is interested any more.
     pub(super) fn retain(&self, keep: impl Fn(&Topic, GatewayId, Epoch) -> bool) -> Vec<Topic> {
         let mut empty = Vec::new();
         self.topics.retain(|topic, noted| {
@@ -70,6 +72,7 @@ impl Interests {
         empty
     }
 
+    /// Returns the topics that `which` accepts.
     pub(super) fn topics(&self, which: impl Fn(&Topic) -> bool) -> BTreeSet<Topic> {
         let topics = self.topics.iter().map(|noted| noted.key().clone());
         topics.filter(|topic| which(topic)).collect()

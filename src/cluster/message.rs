@@ -1,4 +1,7 @@
-//! What gateways say to each other, in MessagePack with names, so that two versions of the program understand each other.
+//! The messages between gateways, in MessagePack with field names, so that two versions of the program understand each
+//! other.
+
+mod publication;
 
 use std::borrow::Cow;
 
@@ -8,26 +11,26 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-use super::{network::FRAME_BYTES_MAX, places::InboxPlace};
+use super::{network::FRAME_BYTES_MAX, places::InboxRef};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
-    model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
+    model::{ConversationId, Cursor, Epoch, GatewayId, Seq, Topic, UserId},
     protocol::PresenceItem,
     store::{InboxRow, RingRow},
 };
 
-/// Gateways of another one refuse each other.
+/// The version of the protocol. Gateways with different ones refuse each other.
 pub(super) const PROTOCOL: u32 = 2;
 
-/// Bytes of a batch's start, at most: three numbers and their names.
+/// The bytes of a batch's start, at most: three numbers and their names.
 const BATCH_START_BYTES_MAX: usize = 128;
-/// Bytes of one message: with the start of its batch it fits into a frame. Only answers may be longer, and those go in
-/// parts. All else is bounded by what it is made of:
+/// The bytes of one message, at most: with the start of its batch it fits into a frame. Only answers may be longer; they
+/// are sent in parts. All other messages are bounded by their contents:
 ///
 /// | message | largest | bytes |
 /// |---|---|---|
 /// | `Ask` | a creation with 10,000 users of 64 bytes | 0.7 MB |
-/// | `Publish`, `Deliver` | the same, to these 10,000 users and when each joined | 1.5 MB |
+/// | `Publish`, `Deliver` | the same, to these 10,000 users with the seq of their joining | 1.5 MB |
 /// | `Publish`, `Deliver` | a body of 64 KiB and ten links, to 10,000 users | 0.9 MB |
 /// | `Interests` | 1,000 topics | 0.2 MB |
 /// | `AnswerPart` | `PART_BYTES` | 1 MB |
@@ -36,9 +39,9 @@ const BATCH_START_BYTES_MAX: usize = 128;
 ///
 /// A test builds the largest ones.
 pub(super) const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX - BATCH_START_BYTES_MAX;
-/// Bytes of one part of a longer answer.
+/// The bytes of one part of a longer answer.
 pub(super) const PART_BYTES: usize = 1 << 20;
-/// Bytes of one answer, all its parts together: 500 entries of 64 KiB with ten links of 4 KiB, or an inbox of more than
+/// The bytes of all parts of an answer, at most: 500 entries of 64 KiB with ten links of 4 KiB, or an inbox of more than
 /// 100,000 rows.
 pub(super) const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -52,65 +55,71 @@ pub(super) enum Message {
         id: u64,
         answer: Answer,
     },
-    /// Some bytes of an encoded `Answer`, in order. Only to a gateway that takes parts: see [`Standing`].
+    /// Some bytes of an encoded `Answer`, in order. It is sent only to a gateway that takes parts: see [`Standing`].
     AnswerPart {
         id: u64,
         #[serde(with = "raw")]
         bytes: Bytes,
         last: bool,
     },
-    /// From a conversation's owner to the home of all users it names.
+    /// A publication, from a conversation's owner to the home of all users it names. `part` is its number there, or zero if
+    /// the owner needs no `Published`.
     Publish {
         part: u64,
+        #[serde(with = "publication")]
         publication: Publication,
     },
-    /// Back: every gateway concerned has put it into its sockets' queues; or, not taken, this is not their home.
+    /// The answer: every gateway concerned has queued the publication for its sockets. If it was not `taken`, this is not
+    /// the home of these users.
     Published {
         part: u64,
         taken: bool,
     },
-    /// From a channel's owner to its sender's home: they have read what came before.
+    /// What the sender of a channel's entry has read, from the channel's owner to the sender's home.
     Sent {
         user: UserId,
         channel: ConversationId,
         seq: Seq,
     },
-    /// To a gateway with sockets.
+    /// Something for the sockets of the receiver.
     Deliver(Delivered),
-    /// Some of what the sender's sockets are interested in, as of this version.
+    /// Some of the topics in which the sockets of the sender are interested, as of this version.
     Interests {
         version: Epoch,
         topics: Vec<Interest>,
     },
-    /// That was all, for this version.
+    /// All interests of the sender have been announced for this version.
     Announced {
         version: Epoch,
     },
+    /// No socket of the sender is interested in the topic any more.
     Uninterested {
         topic: Topic,
     },
-    /// The sender acts under no older version any more.
+    /// The sender no longer acts under an older version.
     Adopted {
         version: Epoch,
     },
-    /// News of a version of the ring.
+    /// A version of the ring.
     Ring(RingRow),
-    /// The sender will not be in the next version, and goes on under this one until it says that it has adopted that.
+    /// The sender is leaving: it will not be in the next version, and acts under this one until it says `Adopted`.
     Leaving,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Interest {
     pub topic: Topic,
-    /// Of a channel: up to where its entries have been passed on.
-    pub passed: Option<Seq>,
+    /// The position up to which a channel's entries have been delivered to the sockets of the sender. It is encoded as its
+    /// seq, like in earlier builds.
+    #[serde(with = "seq_of_cursor")]
+    pub passed: Option<Cursor>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Delivered {
-    Publication(Publication),
+    Publication(#[serde(with = "publication")] Publication),
     Presence(PresenceItem),
-    /// More than can be sent again: whoever is in the channel must read it.
+    /// More entries are missing than can be sent again, so the channel's subscribers must read it up to `head`.
     Resync {
         channel: ConversationId,
         head: Seq,
@@ -119,44 +128,34 @@ pub(super) enum Delivered {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Ask {
-    /// Of a conversation's owner.
+    /// An operation, for a conversation's owner.
     Operation {
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
     },
-    /// Of a user's home: a session has come; answered with the user's places.
-    Register {
-        user: UserId,
-        version: Epoch,
-    },
-    Inbox {
-        user: UserId,
-    },
-    /// As `Presence`, and from now on when it changes.
-    Watch {
-        user: UserId,
-        version: Epoch,
-    },
-    Presence {
-        user: UserId,
-    },
-    /// Of a channel's owner: its entries from now on; answered with the head.
+    /// A user's home learns that a session has come. The answer is the conversations that the user is in.
+    Register { user: UserId, version: Epoch },
+    /// A user's inbox, read by their home.
+    Inbox { user: UserId },
+    /// A user's presence now, and from now on when it changes. For the user's home.
+    Watch { user: UserId, version: Epoch },
+    /// A user's presence, for the user's home.
+    Presence { user: UserId },
+    /// A channel's entries from now on, for its owner. The answer is the channel's head.
     Follow {
         channel: ConversationId,
         version: Epoch,
     },
-    /// Of any gateway: close the user's sessions.
-    Disconnect {
-        user: UserId,
-    },
+    /// Any gateway closes its sessions of the user.
+    Disconnect { user: UserId },
 }
 
-/// Makes the answer that refuses a question.
+/// A function that makes the answer that refuses a question.
 pub(super) type Refuse = fn(Error) -> Answer;
 
 impl Ask {
-    /// The topic in which whoever asks is interested from now on, as of a version.
+    /// Returns the topic in which the asking gateway is interested from now on, and the version of the ring as of which.
     pub(super) fn interest(&self) -> Option<(Topic, Epoch)> {
         match self {
             Self::Register { user, version } => Some((Topic::User(user.clone()), *version)),
@@ -169,9 +168,10 @@ impl Ask {
         }
     }
 
+    /// Returns how the question is refused.
     pub(super) fn refuse(&self) -> Refuse {
         match self {
-            // `Disconnected` cannot say that it was refused.
+            // `Disconnected` has no form for a refusal.
             Self::Operation { .. } | Self::Disconnect { .. } => |error| Answer::Outcome(Err(error)),
             Self::Register { .. } => |error| Answer::Places(Err(error)),
             Self::Inbox { .. } => |error| Answer::Inbox(Err(error)),
@@ -185,14 +185,14 @@ impl Ask {
 pub(super) enum Answer {
     Outcome(Result<Outcome, Error>),
     Inbox(Result<Vec<InboxRow>, Error>),
-    Places(Result<Vec<InboxPlace>, Error>),
+    Places(Result<Vec<InboxRef>, Error>),
     Presence(Result<PresenceItem, Error>),
     Head(Result<Seq, Error>),
     Disconnected(usize),
 }
 
 impl Answer {
-    /// Nothing was done: it was the wrong one that was asked.
+    /// Whether nothing was done, because another gateway must be asked.
     pub(super) fn is_moved(&self) -> bool {
         match self {
             Self::Outcome(Err(error))
@@ -210,7 +210,7 @@ impl Answer {
     }
 }
 
-/// How two gateways come to trust each other: each proves that it knows the secret, over both nonces.
+/// The start of the handshake, in which each gateway proves over both nonces that it knows the secret.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub protocol: u32,
@@ -236,16 +236,16 @@ pub(super) struct Welcome {
     pub standing: Standing,
 }
 
-/// From where two gateways go on.
+/// The point from which two gateways continue to exchange messages.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Standing {
-    /// The sender's numbering; a gateway that has forgotten the other one begins a new one.
+    /// The numbering of the sender's messages. A gateway that has forgotten the other one begins a new numbering.
     pub numbering: u64,
-    /// The other's, as the sender knows it.
+    /// The numbering of the receiver's messages, as the sender knows it.
     pub peer: Option<u64>,
-    /// The number of the last message received in it.
+    /// The number of the last message that was received in that numbering.
     pub received: u64,
-    /// The sender understands answers in parts. Versions of the program before there were any do not say so.
+    /// Whether the sender understands answers in parts. Earlier versions of the program do not say so.
     #[serde(default)]
     pub takes_parts: bool,
 }
@@ -253,14 +253,14 @@ pub(super) struct Standing {
 /// The start of a batch; its messages follow, one after the other.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Batch {
-    /// The number of its first message.
+    /// The number of the first message in it.
     pub first: u64,
-    /// Everything up to this number was received and dealt with.
+    /// The messages up to this number were received and dealt with.
     pub acknowledged: u64,
     pub messages: u32,
 }
 
-/// Bytes as bytes, and not as a list of numbers.
+/// Encodes bytes as bytes instead of a list of numbers.
 mod raw {
     use std::fmt;
 
@@ -294,6 +294,27 @@ mod raw {
     }
 }
 
+/// Encodes a cursor as its seq.
+mod seq_of_cursor {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::model::{Cursor, Seq};
+
+    pub(super) fn serialize<S: Serializer>(
+        cursor: &Option<Cursor>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        cursor.map(|Cursor(seq, _)| seq).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Cursor>, D::Error> {
+        let seq = Option::<Seq>::deserialize(from)?;
+        Ok(seq.map(|seq| Cursor(seq, 0)))
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("a peer's message cannot be read: {0}")]
 pub(super) struct Unreadable(Cow<'static, str>);
@@ -312,15 +333,15 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable>
     rmp_serde::from_slice(bytes).map_err(|e| Unreadable(e.to_string().into()))
 }
 
-/// A message of a batch that this gateway cannot read: an older build has no such message, or a newer one changed it.
+/// A message of a batch that this gateway cannot read, because a newer build has added or changed it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unknown {
     pub error: String,
-    /// The number of the message, if it is a question or an answer.
+    /// The kind and number of the message, if it is a question or an answer.
     pub id: Option<Numbered>,
 }
 
-/// As much of a message as every version of the program can read.
+/// The start of a message, which every version of the program can read.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub(super) enum Numbered {
     Ask { id: u64 },
@@ -328,7 +349,7 @@ pub(super) enum Numbered {
     AnswerPart { id: u64 },
 }
 
-/// Reads a batch's start and its messages. One that cannot be read is passed over: only the encoding must be sound.
+/// Reads a batch's start and its messages. A message that cannot be read is skipped, as long as its encoding is sound.
 pub(super) fn decode_batch(
     bytes: &[u8],
 ) -> Result<(Batch, Vec<Result<Message, Unknown>>), Unreadable> {

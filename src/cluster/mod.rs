@@ -36,7 +36,7 @@ pub use inbox::Inbox;
 pub use members::{Members, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule};
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
-pub use places::InboxPlace;
+pub use places::InboxRef;
 pub use ring::Ring;
 pub use router::Router;
 pub use status::{Status, StatusOf, status};

@@ -1,5 +1,6 @@
-//! The publications of the last moments, which the stored inbox rows may not have yet: noted before they are delivered,
-//! laid over the rows that are read, dropped when they are old enough to be stored (rule [overlay] of docs/cluster.md).
+//! What was published in the last moments, and the stored inbox rows may not have yet. It is recorded before it is
+//! delivered, laid over the rows that are read, and dropped when it is old enough to be stored (rule [overlay] of
+//! docs/cluster.md).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,57 +16,61 @@ use foldhash::quality::RandomState;
 use metrics::counter;
 use tokio::time::{Instant, sleep};
 
+use super::places::{InboxIndex, SummaryVersion};
 use crate::{
-    chat::{InboxWriter, Members},
+    chat::{
+        Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,
+    },
     model::{
-        ConversationId, Last, Seq, UserId,
+        ConversationId, Cursor, Kind, Last, Seq, UserId,
         limits::{NAME_BYTES_MAX, PREVIEW_CHARS, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
-    store::{InboxRow, InboxWrite},
+    store::{InboxRow, InboxSummary, InboxWrite},
 };
 
-/// For how long a publication is laid over the stored rows, at least; twice that at most.
+/// The time for which a publication is laid over the stored rows, at least. It is twice that at most.
 const OVERLAY: Duration = Duration::from_secs(30);
-/// As [`OVERLAY`], where they weigh too much: the inbox writers of other gateways, which write every 30 ms and may have
+/// The same while the overlay weighs too much. The inbox writers of other gateways, which write every 30 ms and may have
 /// failed once or twice, have written by then.
 const HEAVY: Duration = Duration::from_secs(5);
-/// As [`HEAVY`], where this gateway is alone: its own inbox writer says when it has written.
+/// The same as [`HEAVY`] for a gateway that is alone: its own inbox writer says when it has written.
 const HEAVY_ALONE: Duration = Duration::from_millis(500);
-/// Between two looks at what they weigh.
+/// The time between two checks of the weight.
 const WEIGHED_EVERY: Duration = Duration::from_millis(100);
 
-/// What one of these weighs, with its places in the maps and its user's name, counted once for each.
-const LAID_BYTES: usize = 2 * size_of::<(ConversationId, Laid)>()
-    + 2 * size_of::<(UserId, BTreeMap<ConversationId, Laid>)>()
+/// The weight of one entry with its slots in the maps and its user's name, which is counted once for each entry.
+const ENTRY_BYTES: usize = 2 * size_of::<(ConversationId, OverlayEntry)>()
+    + 2 * size_of::<(UserId, BTreeMap<ConversationId, OverlayEntry>)>()
     + 3 * ALLOCATION_BYTES
     + USER_ID_BYTES_MAX;
-/// A character of a preview has at most so many bytes.
+/// The bytes of a preview, at most: each of its characters has at most four.
 const PREVIEW_BYTES_MAX: usize = 4 * PREVIEW_CHARS;
 
-/// Two generations: the current one and the one before it.
-pub(super) struct Overlays {
+/// Two generations of recorded publications: the current one and the one before it.
+pub(super) struct Overlay {
     generations: [Generation; 2],
     current: AtomicUsize,
-    /// What both may weigh; with more they are dropped sooner.
+    /// The weight of both generations above which they are dropped sooner.
     bytes_max: usize,
 }
 
 #[derive(Default)]
 struct Generation {
-    users: DashMap<UserId, BTreeMap<ConversationId, Laid>, RandomState>,
+    users: DashMap<UserId, BTreeMap<ConversationId, OverlayEntry>, RandomState>,
     bytes: AtomicUsize,
 }
 
 /// What the stored row of one user and conversation may not say yet.
 #[derive(Default)]
-struct Laid {
-    newest: Option<(Arc<Members>, Arc<Last>, Seq)>,
+struct OverlayEntry {
+    /// The newest entry, its recipients, and the seq at which the user joined.
+    newest: Option<(Arc<Recipients>, Arc<Last>, Seq)>,
     read_seq: Option<Seq>,
-    place: Option<Box<InboxRow>>,
+    membership: Option<Box<InboxRow>>,
 }
 
-impl Overlays {
+impl Overlay {
     pub(super) fn new(bytes_max: usize) -> Self {
         Self {
             generations: Default::default(),
@@ -78,65 +83,116 @@ impl Overlays {
         &self.generations[self.current.load(Ordering::Acquire)]
     }
 
-    pub(super) fn published(
+    /// Records what a publication means for the inboxes of its users, here and in the index of the users who are known.
+    pub(super) fn record(&self, publication: &Publication, index: &InboxIndex) {
+        let Publication {
+            conversation,
+            at: Cursor(seq, _),
+            audience,
+            body,
+            ..
+        } = publication;
+        match body {
+            Body::Entry(entry) => {
+                if let Audience::Members(recipients) = audience {
+                    self.record_entry(*conversation, recipients, entry.last(), index);
+                }
+            }
+            Body::Membership(notice) => {
+                for user in audience.users() {
+                    if let Some(write) = membership(*conversation, *seq, notice, user) {
+                        self.record_write(&write, index);
+                    }
+                }
+            }
+            Body::Read => {
+                for user in audience.users() {
+                    let write = InboxWrite {
+                        read_seq: Some(*seq),
+                        ..nothing(*conversation, Kind::Channel, user)
+                    };
+                    self.record_write(&write, index);
+                }
+            }
+            Body::Receipt(_) | Body::Typing(_) => {}
+        }
+    }
+
+    fn record_entry(
         &self,
         conversation: ConversationId,
-        members: &Arc<Members>,
-        last: &Arc<Last>,
+        recipients: &Arc<Recipients>,
+        last: Last,
+        index: &InboxIndex,
     ) {
+        let last = Arc::new(last);
         let generation = self.current();
         let (mut new, mut other_list) = (0, false);
-        for (user, joined_seq) in &members.users {
-            let mut laid = generation.users.entry(user.clone()).or_default();
-            let laid = laid.entry(conversation).or_default();
-            new += usize::from(laid.newest.is_none());
-            // An entry that was given again may come after a newer one.
+        for (user, joined_seq) in &recipients.users {
+            let mut entries = generation.users.entry(user.clone()).or_default();
+            let entry = entries.entry(conversation).or_default();
+            new += usize::from(entry.newest.is_none());
+            // An entry that was published again may come after a newer one.
             let newer = |(_, known, _): &(_, Arc<Last>, _)| known.seq <= last.seq;
-            if laid.newest.as_ref().is_none_or(newer) {
-                // Those who are in it no more keep the list they had.
-                let known = laid.newest.as_ref();
-                other_list |= known.is_some_and(|(known, ..)| !Arc::ptr_eq(known, members));
-                laid.newest = Some((members.clone(), last.clone(), *joined_seq));
+            if entry.newest.as_ref().is_none_or(newer) {
+                // Users who have left keep the list that they had.
+                let known = entry.newest.as_ref();
+                other_list |= known.is_some_and(|(known, ..)| !Arc::ptr_eq(known, recipients));
+                entry.newest = Some((recipients.clone(), last.clone(), *joined_seq));
             }
             if *user == last.sender {
-                laid.read_seq = laid.read_seq.max(Some(last.seq));
+                entry.read_seq = entry.read_seq.max(Some(last.seq));
             }
         }
         if new > 0 || other_list {
-            // The users of an entry share the list of members and the preview, which may yet become longer.
-            let shared = members.weight() + last.weight() + PREVIEW_BYTES_MAX;
-            let bytes = shared + new * LAID_BYTES;
+            // The users of an entry share the list of recipients and the preview, which may yet become longer.
+            let shared = recipients.weight() + last.weight() + PREVIEW_BYTES_MAX;
+            let bytes = shared + new * ENTRY_BYTES;
             generation.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        for (user, joined_seq) in &recipients.users {
+            let summary = SummaryVersion {
+                seq: last.seq,
+                kind: recipients.kind,
+                joined_seq: *joined_seq,
+                last_seq: Some(last.seq),
+            };
+            index.record(user, conversation, Some(summary), None);
         }
     }
 
-    pub(super) fn placed(&self, write: &InboxWrite) {
+    fn record_write(&self, write: &InboxWrite, index: &InboxIndex) {
         let generation = self.current();
-        let mut laid = generation.users.entry(write.user.clone()).or_default();
-        let laid = laid.entry(write.conversation).or_default();
-        let row = laid.place.get_or_insert_with(|| {
-            let bytes = LAID_BYTES + size_of::<InboxRow>() + NAME_BYTES_MAX;
+        let mut entries = generation.users.entry(write.user.clone()).or_default();
+        let entry = entries.entry(write.conversation).or_default();
+        let row = entry.membership.get_or_insert_with(|| {
+            let bytes = ENTRY_BYTES + size_of::<InboxRow>() + NAME_BYTES_MAX;
             generation.bytes.fetch_add(bytes, Ordering::Relaxed);
             Box::new(InboxRow::empty(write.conversation))
         });
-        row.merge(write.face.clone(), write.read_seq, write.left_seq);
+        row.merge(write.summary.clone(), write.read_seq, write.left_seq);
+        drop(entries);
+        let summary = write.summary.as_ref().map(SummaryVersion::of);
+        if summary.is_some() || write.left_seq.is_some() {
+            index.record(&write.user, write.conversation, summary, write.left_seq);
+        }
     }
 
-    /// Lays what is noted of a user over their stored rows.
+    /// Lays what is recorded of a user over their stored rows.
     pub(super) fn lay_over(&self, user: &UserId, rows: &mut Vec<InboxRow>) {
         let numbered = rows.iter().enumerate();
         let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
         let current = self.current.load(Ordering::Acquire);
         for generation in [&self.generations[1 - current], &self.generations[current]] {
-            let Some(laid) = generation.users.get(user) else {
+            let Some(entries) = generation.users.get(user) else {
                 continue;
             };
-            for (&conversation, laid) in laid.iter() {
+            for (&conversation, entry) in entries.iter() {
                 let place = *places.entry(conversation).or_insert_with(|| {
                     rows.push(InboxRow::empty(conversation));
                     rows.len() - 1
                 });
-                laid.lay_over(&mut rows[place], user);
+                entry.lay_over(&mut rows[place], user);
             }
         }
     }
@@ -145,18 +201,18 @@ impl Overlays {
     pub(super) async fn keep(&self, inbox: &InboxWriter, alone: bool) {
         let heavy = if alone { HEAVY_ALONE } else { HEAVY };
         loop {
-            let turned = Instant::now();
+            let rotated = Instant::now();
             sleep(heavy).await;
-            while turned.elapsed() < OVERLAY && !self.is_heavy() {
+            while rotated.elapsed() < OVERLAY && !self.is_heavy() {
                 sleep(WEIGHED_EVERY).await;
             }
-            if turned.elapsed() < OVERLAY {
-                // What is dropped was noted before the last turn: by now its rows are with the writer, or written.
+            if rotated.elapsed() < OVERLAY {
+                // What is dropped was recorded before the last rotation, so its rows are queued or written by now.
                 inbox.flush().await;
                 counter!("chat_overlays_turned_early_total").increment(1);
             }
             if inbox.is_current() {
-                self.turn();
+                self.rotate();
             }
         }
     }
@@ -167,7 +223,8 @@ impl Overlays {
         bytes > self.bytes_max
     }
 
-    fn turn(&self) {
+    /// Drops the older generation, and makes it the current one.
+    fn rotate(&self) {
         let before = 1 - self.current.load(Ordering::Acquire);
         let generation = &self.generations[before];
         generation.users.clear();
@@ -177,16 +234,58 @@ impl Overlays {
     }
 }
 
-impl Laid {
+impl OverlayEntry {
     fn lay_over(&self, row: &mut InboxRow, user: &UserId) {
-        if let Some(place) = &self.place {
-            row.merge(place.face.clone(), Some(place.read_seq), place.left_seq);
+        if let Some(membership) = &self.membership {
+            let summary = membership.summary.clone();
+            row.merge(summary, Some(membership.read_seq), membership.left_seq);
         }
-        let face = self
+        let summary = self
             .newest
             .as_ref()
-            .map(|(members, last, joined)| members.face(user, *joined, last));
-        row.merge(face, self.read_seq, None);
+            .map(|(recipients, last, joined)| recipients.summary(user, *joined, last));
+        row.merge(summary, self.read_seq, None);
+    }
+}
+
+/// Returns a write that changes nothing.
+fn nothing(conversation: ConversationId, kind: Kind, user: &UserId) -> InboxWrite {
+    InboxWrite {
+        user: user.clone(),
+        conversation,
+        kind,
+        summary: None,
+        read_seq: None,
+        left_seq: None,
+    }
+}
+
+/// Returns what a change of membership writes into the user's inbox, if the published entry does not say it all.
+fn membership(
+    conversation: ConversationId,
+    seq: Seq,
+    notice: &MembershipNotice,
+    user: &UserId,
+) -> Option<InboxWrite> {
+    let MembershipNotice { change, details } = notice;
+    let write = nothing(conversation, details.kind, user);
+    match (change, details.kind) {
+        (MembershipChange::Added, Kind::Channel) => Some(InboxWrite {
+            summary: Some(InboxSummary {
+                seq,
+                kind: details.kind,
+                name: details.name.clone(),
+                joined_seq: seq,
+                last: None,
+            }),
+            read_seq: Some(seq),
+            ..write
+        }),
+        (MembershipChange::Removed, _) => Some(InboxWrite {
+            left_seq: Some(seq),
+            ..write
+        }),
+        (MembershipChange::Added, Kind::Dm | Kind::Group) | (MembershipChange::Updated, _) => None,
     }
 }
 
@@ -207,8 +306,8 @@ mod tests {
         UserId::new("alice").unwrap()
     }
 
-    fn publish(overlays: &Overlays, number: u128) {
-        let members = Arc::new(Members {
+    fn publish(overlay: &Overlay, number: u128) {
+        let members = Arc::new(Recipients {
             kind: Kind::Group,
             name: None,
             users: vec![(user(), 1)],
@@ -222,12 +321,12 @@ mod tests {
             preview: "hi".into(),
         };
         let id = ConversationId(uuid::Uuid::from_u128(number));
-        overlays.published(id, &members, &Arc::new(last));
+        overlay.record_entry(id, &members, last, &InboxIndex::new(1 << 20));
     }
 
-    fn noted(overlays: &Overlays) -> usize {
+    fn recorded(overlay: &Overlay) -> usize {
         let mut rows = Vec::new();
-        overlays.lay_over(&user(), &mut rows);
+        overlay.lay_over(&user(), &mut rows);
         rows.len()
     }
 
@@ -237,15 +336,15 @@ mod tests {
         let inbox = Arc::new(InboxWriter::new(Arc::new(store), Memory::of_mib(64)));
         for heavy in [false, true] {
             let bytes_max = if heavy { 10_000 } else { 10_000_000 };
-            let overlays = Arc::new(Overlays::new(bytes_max));
-            (1..=100).for_each(|number| publish(&overlays, number));
-            assert_eq!(overlays.is_heavy(), heavy);
-            let (keeping, writer) = (overlays.clone(), inbox.clone());
+            let overlay = Arc::new(Overlay::new(bytes_max));
+            (1..=100).for_each(|number| publish(&overlay, number));
+            assert_eq!(overlay.is_heavy(), heavy);
+            let (keeping, writer) = (overlay.clone(), inbox.clone());
             let keep = Tasks::default().spawn(async move { keeping.keep(&writer, true).await });
             sleep(Duration::from_secs(20)).await;
-            assert_eq!(noted(&overlays), if heavy { 0 } else { 100 });
+            assert_eq!(recorded(&overlay), if heavy { 0 } else { 100 });
             sleep(Duration::from_secs(60)).await;
-            assert_eq!(noted(&overlays), 0);
+            assert_eq!(recorded(&overlay), 0);
             keep.abort();
         }
     }

@@ -1,6 +1,6 @@
-//! Which conversations a user is in, as their home remembers it: read from the store when a session first registers, and
-//! raised by every publication that the home notes. So whoever comes back costs the store no read. Rule [remember] of
-//! docs/cluster.md says why that misses nothing.
+//! The conversations that each user is in, as their home remembers them. They are read from the store when a session first
+//! registers, and every publication that the home records is applied to them. So a user who returns costs the store no
+//! read. Rule [remember] of docs/cluster.md says why that misses nothing.
 
 use std::{
     convert::Infallible,
@@ -19,50 +19,52 @@ use crate::{
     model::{
         ConversationId, Kind, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
     },
-    store::{InboxFace, InboxRow},
+    store::{InboxRow, InboxSummary},
 };
 
-/// A conversation that a user is in.
+/// A conversation that a user is in, as their inbox refers to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InboxPlace {
+pub struct InboxRef {
     pub conversation: ConversationId,
     pub kind: Kind,
-    /// Of a dm or group, its newest entry; a channel's owner says that.
+    /// The newest entry of a dm or group. Only the owner of a channel knows that of the channel.
     pub last_seq: Option<Seq>,
 }
 
-pub(super) struct Places(Cache<UserId, Kept, ByRows>);
+/// The conversations of the users who were here last, as many as fit.
+pub(super) struct InboxIndex(Cache<UserId, Kept, ByRows>);
 
 #[derive(Clone)]
 struct Kept {
     known: Arc<Known>,
-    /// In bytes, as last weighed; the cache counts on it not to change by itself.
+    /// The weight in bytes as of the last `weigh`. The cache relies on it not to change by itself.
     weight: u64,
 }
 
-/// What is known of one user's conversations.
+/// The conversations of one user, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Known(Mutex<Rows>);
 
 #[derive(Debug, Default)]
 struct Rows {
-    /// What the store has is among them; before that, they are only what was published since somebody asked.
+    /// Whether the rows of the store are among them. Before that, they are only what was published since `begin`.
     read: bool,
-    /// By conversation.
+    /// The rows, ordered by conversation.
     rows: Vec<Row>,
 }
 
-/// What of an inbox row decides. Whatever comes late, or twice, changes nothing.
+/// The fields of an inbox row that decide whether the user is in the conversation. Late and repeated changes have no
+/// effect.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     conversation: ConversationId,
-    face: Option<Face>,
+    summary: Option<SummaryVersion>,
     left_seq: Option<Seq>,
 }
 
-/// Of an [`InboxFace`].
+/// The fields of an [`InboxSummary`] that a [`Row`] needs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Face {
+pub(super) struct SummaryVersion {
     pub seq: Seq,
     pub kind: Kind,
     pub joined_seq: Seq,
@@ -78,32 +80,33 @@ impl Weighter<UserId, Kept> for ByRows {
     }
 }
 
-/// What a user weighs without rows: the cache's place and key, and what is known.
+/// The weight of a user without rows: the cache's slot and key, and an empty [`Known`].
 const USER_BYTES: usize = size_of::<(UserId, Kept)>()
     + size_of::<Known>()
     + 4 * ALLOCATION_BYTES
     + USER_ID_BYTES_MAX
     + 64;
-/// Users for which the cache makes room at once.
+/// The users for which the cache makes room when it is created.
 const USERS_EXPECTED_MAX: usize = 100_000;
 
 fn weight(rows: usize) -> u64 {
     (USER_BYTES + rows * size_of::<Row>()) as u64
 }
 
-impl Places {
+impl InboxIndex {
     pub(super) fn new(bytes_max: usize) -> Self {
         let users = (bytes_max / USER_BYTES / 2).min(USERS_EXPECTED_MAX);
         Self(Cache::with_weighter(users, bytes_max as u64, ByRows))
     }
 
-    pub(super) fn of(&self, user: &UserId) -> Option<Vec<InboxPlace>> {
+    /// Returns the conversations of a user, if they are remembered.
+    pub(super) fn of(&self, user: &UserId) -> Option<Vec<InboxRef>> {
         let kept = self.0.get(user)?;
         let rows = lock(&kept.known.0);
-        rows.read.then(|| rows.places())
+        rows.read.then(|| rows.refs())
     }
 
-    /// To be called before the store is read: what is published from now on is noted.
+    /// Begins to record what is published to a user. To be called before the store is read.
     pub(super) fn begin(&self, user: &UserId) -> Arc<Known> {
         let new = || {
             let known = Arc::default();
@@ -114,31 +117,32 @@ impl Places {
         kept.known
     }
 
-    /// What the store has, what was published of late laid over it.
+    /// Adds the rows read from the store, with the overlay over them, and returns the user's conversations.
     pub(super) fn learn(
         &self,
         user: &UserId,
         known: &Arc<Known>,
         read: &[InboxRow],
-    ) -> Vec<InboxPlace> {
+    ) -> Vec<InboxRef> {
         let mut rows = lock(&known.0);
         for row in read {
-            let face = row.face.as_ref().map(Face::of);
-            rows.row(row.conversation).raise(face, row.left_seq);
+            let summary = row.summary.as_ref().map(SummaryVersion::of);
+            rows.row(row.conversation).raise(summary, row.left_seq);
         }
         rows.rows.shrink_to_fit();
         rows.read = true;
-        let (places, count) = (rows.places(), rows.rows.len());
+        let (refs, count) = (rows.refs(), rows.rows.len());
         drop(rows);
         self.weigh(user, known, count);
-        places
+        refs
     }
 
-    pub(super) fn note(
+    /// Records what was published to a user, if the user is remembered.
+    pub(super) fn record(
         &self,
         user: &UserId,
         conversation: ConversationId,
-        face: Option<Face>,
+        summary: Option<SummaryVersion>,
         left_seq: Option<Seq>,
     ) {
         let Some(Kept { known, .. }) = self.0.get(user) else {
@@ -146,7 +150,7 @@ impl Places {
         };
         let mut rows = lock(&known.0);
         let before = rows.rows.len();
-        rows.row(conversation).raise(face, left_seq);
+        rows.row(conversation).raise(summary, left_seq);
         let count = rows.rows.len();
         drop(rows);
         if count > before {
@@ -154,8 +158,8 @@ impl Places {
         }
     }
 
-    /// If it was forgotten meanwhile, it stays forgotten: what was published since is not in it. Somebody who is in no
-    /// conversation is not worth remembering.
+    /// Tells the cache what a user weighs. A user who was forgotten meanwhile stays forgotten, because what was published
+    /// since is missing. A user who is in no conversation is forgotten.
     fn weigh(&self, user: &UserId, known: &Arc<Known>, rows: usize) {
         let weigh = |_: &_, kept: &mut Kept| {
             if !Arc::ptr_eq(&kept.known, known) {
@@ -171,12 +175,14 @@ impl Places {
         drop(self.0.entry(user, Some(Duration::ZERO), weigh));
     }
 
+    /// Forgets all other users.
     pub(super) fn retain(&self, stays: impl Fn(&UserId) -> bool) {
         self.0.retain(|user, _| stays(user));
     }
 }
 
 impl Rows {
+    /// Returns the row of a conversation; a new one, if there is none yet.
     fn row(&mut self, conversation: ConversationId) -> &mut Row {
         let found = self
             .rows
@@ -184,7 +190,7 @@ impl Rows {
         let index = found.unwrap_or_else(|index| {
             let row = Row {
                 conversation,
-                face: None,
+                summary: None,
                 left_seq: None,
             };
             self.rows.insert(index, row);
@@ -193,40 +199,40 @@ impl Rows {
         &mut self.rows[index]
     }
 
-    fn places(&self) -> Vec<InboxPlace> {
-        self.rows.iter().filter_map(Row::place).collect()
+    fn refs(&self) -> Vec<InboxRef> {
+        self.rows.iter().filter_map(Row::inbox_ref).collect()
     }
 }
 
 impl Row {
-    /// The same rules as those of [`InboxRow::merge`].
-    fn raise(&mut self, face: Option<Face>, left_seq: Option<Seq>) {
-        if let Some(face) = face
-            && self.face.is_none_or(|mine| mine.seq <= face.seq)
+    /// Applies a change by the same rules as [`InboxRow::merge`].
+    fn raise(&mut self, summary: Option<SummaryVersion>, left_seq: Option<Seq>) {
+        if let Some(summary) = summary
+            && self.summary.is_none_or(|mine| mine.seq <= summary.seq)
         {
-            self.face = Some(face);
+            self.summary = Some(summary);
         }
         self.left_seq = self.left_seq.max(left_seq);
     }
 
-    fn place(&self) -> Option<InboxPlace> {
-        let face = self.face?;
-        let is_in = self.left_seq.is_none_or(|left| left < face.joined_seq);
-        is_in.then_some(InboxPlace {
+    fn inbox_ref(&self) -> Option<InboxRef> {
+        let summary = self.summary?;
+        let is_in = self.left_seq.is_none_or(|left| left < summary.joined_seq);
+        is_in.then_some(InboxRef {
             conversation: self.conversation,
-            kind: face.kind,
-            last_seq: face.last_seq,
+            kind: summary.kind,
+            last_seq: summary.last_seq,
         })
     }
 }
 
-impl Face {
-    pub(super) fn of(face: &InboxFace) -> Self {
+impl SummaryVersion {
+    pub(super) fn of(summary: &InboxSummary) -> Self {
         Self {
-            seq: face.seq,
-            kind: face.kind,
-            joined_seq: face.joined_seq,
-            last_seq: face.last.as_ref().map(|last| last.seq),
+            seq: summary.seq,
+            kind: summary.kind,
+            joined_seq: summary.joined_seq,
+            last_seq: summary.last.as_ref().map(|last| last.seq),
         }
     }
 }
@@ -245,8 +251,8 @@ mod tests {
         ConversationId(Uuid::from_u128(number))
     }
 
-    fn face(joined_seq: Seq, last_seq: Seq) -> Face {
-        Face {
+    fn summary(joined_seq: Seq, last_seq: Seq) -> SummaryVersion {
+        SummaryVersion {
             seq: last_seq,
             kind: Kind::Group,
             joined_seq,
@@ -255,7 +261,7 @@ mod tests {
     }
 
     fn row(conversation: ConversationId, joined_seq: Seq) -> InboxRow {
-        let face = InboxFace {
+        let summary = InboxSummary {
             seq: joined_seq,
             kind: Kind::Group,
             name: None,
@@ -263,53 +269,53 @@ mod tests {
             last: None,
         };
         let mut row = InboxRow::empty(conversation);
-        row.merge(Some(face), None, None);
+        row.merge(Some(summary), None, None);
         row
     }
 
-    fn last_seqs(places: &Places) -> Option<Vec<Option<Seq>>> {
-        let places = places.of(&user())?;
-        Some(places.iter().map(|place| place.last_seq).collect())
+    fn last_seqs(index: &InboxIndex) -> Option<Vec<Option<Seq>>> {
+        let refs = index.of(&user())?;
+        Some(refs.iter().map(|r| r.last_seq).collect())
     }
 
     #[test]
     fn what_is_published_while_the_store_is_read_is_known() {
-        let places = Places::new(1 << 20);
-        let known = places.begin(&user());
-        places.note(&user(), group(1), Some(face(1, 7)), None);
-        places.note(&user(), group(2), Some(face(1, 1)), None);
-        assert_eq!(places.of(&user()), None, "not read yet");
-        places.learn(&user(), &known, &[row(group(1), 1)]);
-        assert_eq!(last_seqs(&places), Some(vec![Some(7), Some(1)]));
+        let index = InboxIndex::new(1 << 20);
+        let known = index.begin(&user());
+        index.record(&user(), group(1), Some(summary(1, 7)), None);
+        index.record(&user(), group(2), Some(summary(1, 1)), None);
+        assert_eq!(index.of(&user()), None, "not read yet");
+        index.learn(&user(), &known, &[row(group(1), 1)]);
+        assert_eq!(last_seqs(&index), Some(vec![Some(7), Some(1)]));
     }
 
     #[test]
     fn what_comes_late_changes_nothing() {
-        let places = Places::new(1 << 20);
-        let known = places.begin(&user());
-        places.learn(&user(), &known, &[row(group(1), 1)]);
-        let note = |face, left| places.note(&user(), group(1), face, left);
-        note(Some(face(1, 9)), None);
-        note(Some(face(1, 8)), None);
-        assert_eq!(last_seqs(&places), Some(vec![Some(9)]));
-        note(None, Some(10));
-        note(Some(face(1, 10)), None);
-        assert_eq!(last_seqs(&places), Some(vec![]), "removed by entry 10");
-        note(Some(face(12, 12)), None);
-        note(None, Some(10));
-        assert_eq!(last_seqs(&places), Some(vec![Some(12)]), "added again");
+        let index = InboxIndex::new(1 << 20);
+        let known = index.begin(&user());
+        index.learn(&user(), &known, &[row(group(1), 1)]);
+        let record = |summary, left| index.record(&user(), group(1), summary, left);
+        record(Some(summary(1, 9)), None);
+        record(Some(summary(1, 8)), None);
+        assert_eq!(last_seqs(&index), Some(vec![Some(9)]));
+        record(None, Some(10));
+        record(Some(summary(1, 10)), None);
+        assert_eq!(last_seqs(&index), Some(vec![]), "removed by entry 10");
+        record(Some(summary(12, 12)), None);
+        record(None, Some(10));
+        assert_eq!(last_seqs(&index), Some(vec![Some(12)]), "added again");
     }
 
     #[test]
     fn who_is_forgotten_while_the_store_is_read_stays_forgotten() {
-        let places = Places::new(1 << 20);
-        let known = places.begin(&user());
-        places.retain(|_| false);
-        places.note(&user(), group(1), Some(face(1, 7)), None);
-        places.learn(&user(), &known, &[row(group(1), 1)]);
-        assert_eq!(places.of(&user()), None);
-        let known = places.begin(&user());
-        places.learn(&user(), &known, &[]);
-        assert_eq!(places.of(&user()), None, "nothing to remember");
+        let index = InboxIndex::new(1 << 20);
+        let known = index.begin(&user());
+        index.retain(|_| false);
+        index.record(&user(), group(1), Some(summary(1, 7)), None);
+        index.learn(&user(), &known, &[row(group(1), 1)]);
+        assert_eq!(index.of(&user()), None);
+        let known = index.begin(&user());
+        index.learn(&user(), &known, &[]);
+        assert_eq!(index.of(&user()), None, "nothing to remember");
     }
 }

@@ -29,8 +29,8 @@ pub(super) struct Presence {
     interests: Arc<Interests>,
     /// When users were seen, until the next flush.
     seen: Mutex<BTreeMap<UserId, Millis>>,
-    /// Held while a coming or going is noted and told, so that watchers hear of them in order.
-    telling: Mutex<usize>,
+    /// The number of users online. Held while one comes or goes and watchers are told, so that they hear of both in order.
+    interest_order: Mutex<usize>,
 }
 
 impl Presence {
@@ -48,13 +48,13 @@ impl Presence {
             peers,
             interests,
             seen: Mutex::default(),
-            telling: Mutex::default(),
+            interest_order: Mutex::default(),
         }
     }
 
     /// A gateway has a session of `user`.
     pub(super) fn came(&self, user: &UserId, gateway: GatewayId, version: Epoch) {
-        let mut online = lock(&self.telling);
+        let mut online = lock(&self.interest_order);
         let topic = Topic::User(user.clone());
         if self.interests.note(&topic, gateway, version) {
             *online += 1;
@@ -67,7 +67,7 @@ impl Presence {
 
     /// A gateway has no session of `user` any more.
     pub(super) fn went(&self, user: &UserId, gateway: GatewayId) {
-        let mut online = lock(&self.telling);
+        let mut online = lock(&self.interest_order);
         let topic = Topic::User(user.clone());
         if self.interests.forget(&topic, gateway) {
             self.gone(user, &mut online);
@@ -76,7 +76,7 @@ impl Presence {
 
     /// Nobody is interested in this user any more, as gateways are gone.
     pub(super) fn vanished(&self, user: &UserId) {
-        self.gone(user, &mut lock(&self.telling));
+        self.gone(user, &mut lock(&self.interest_order));
     }
 
     fn gone(&self, user: &UserId, online: &mut usize) {
@@ -90,7 +90,7 @@ impl Presence {
     /// Users of whom this gateway is the home no more are not counted here.
     pub(super) fn count(&self) {
         let users = self.interests.topics(|t| matches!(t, Topic::User(_)));
-        let mut online = lock(&self.telling);
+        let mut online = lock(&self.interest_order);
         *online = users.len();
         gauge!("chat_users_online").set(*online as f64);
     }
@@ -118,7 +118,7 @@ impl Presence {
 
     /// Tells everyone who watches how it is, after this gateway has become the home.
     pub(super) fn tell_again(&self, watched: &UserId) {
-        let _telling = lock(&self.telling);
+        let _order = lock(&self.interest_order);
         let online = self.interests.any(&Topic::User(watched.clone()));
         self.tell(watched, (!online).then(clock::wall));
     }

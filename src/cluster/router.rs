@@ -25,7 +25,7 @@ use super::{
     message::{Answer, Ask, Interest},
     news::Listener,
     peers::Peers,
-    places::InboxPlace,
+    places::InboxRef,
     ring::Ring,
 };
 use crate::{
@@ -222,7 +222,7 @@ impl Router {
                 let read = async {
                     self.at_home(&user).await?;
                     // Who was paused or cut off may have missed anything.
-                    Ok(self.home.places(&user, self.may_serve()).await?)
+                    Ok(self.home.inbox_refs(&user, self.may_serve()).await?)
                 };
                 Answer::Places(read.await)
             }
@@ -319,7 +319,7 @@ impl Router {
         };
         let attempt = || async {
             // Said under the lock under which announcements are made: never under an older version after those.
-            let (ask, asked) = self.edge.telling(|| {
+            let (ask, asked) = self.edge.in_interest_order(|| {
                 let ring = self.ring.load();
                 let ask = ask(ring.version());
                 match place(&ring) {
@@ -355,7 +355,7 @@ impl Router {
     ///
     /// # Errors
     /// When that cannot be read in time.
-    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxPlace>, Error> {
+    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRef>, Error> {
         let user = &session.user;
         self.edge.subscribe(&Topic::User(user.clone()), session);
         let ask = |version| Ask::Register {

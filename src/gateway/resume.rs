@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::{Gateway, pages::encoded_bytes, requests};
 use crate::{
     chat::{self, LogRange, Operation, Outcome, Page},
-    cluster::InboxPlace,
+    cluster::InboxRef,
     fanout::{Frame, Subscriber},
     model::{
         ConversationId, Cursor, Entry, Kind, Seq, Topic,
@@ -22,7 +22,7 @@ use crate::{
 pub(super) async fn follow_channels(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
-    places: &[InboxPlace],
+    places: &[InboxRef],
 ) {
     let channels = places.iter().filter(|place| place.kind == Kind::Channel);
     let channels: Vec<ConversationId> = channels.map(|place| place.conversation).collect();
@@ -35,7 +35,7 @@ pub(super) struct Missed<'a> {
     gateway: &'a Gateway,
     session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
-    places: HashMap<ConversationId, InboxPlace>,
+    places: HashMap<ConversationId, InboxRef>,
     /// The conversation that is being read.
     replay: Option<Replay>,
     /// Entries of all conversations that may still be pushed.
@@ -48,7 +48,7 @@ impl<'a> Missed<'a> {
         gateway: &'a Gateway,
         session: &'a Subscriber,
         cursors: &HashMap<ConversationId, Cursor>,
-        places: Vec<InboxPlace>,
+        places: Vec<InboxRef>,
     ) -> Self {
         let cursors: Vec<_> = cursors
             .iter()

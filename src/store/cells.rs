@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Activity, Applied, ConversationRow, Error, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow,
-    Mark, ParticipantRow, PublicPage, PublicRow, Result, RingRow, SendRow, Store, Tail,
+    Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxSummary, InboxWrite,
+    LogRow, Mark, ParticipantRow, PublicPage, PublicRow, Result, RingRow, SendRow, Store, Tail,
 };
 use crate::{
     clock,
@@ -112,7 +112,7 @@ const HEARTBEAT: u8 = b'h';
 const MEMBERSHIP: u8 = b'm';
 const READ: u8 = b'r';
 const DELIVERED: u8 = b'd';
-const FACE: u8 = b'f';
+const SUMMARY: u8 = b'f';
 const LEFT: u8 = b'l';
 
 /// The initial capacity of a key, enough for most users.
@@ -342,7 +342,7 @@ struct StoredConversation(
 struct StoredMembership(Role, Seq, Option<Seq>);
 
 #[derive(Serialize, Deserialize)]
-struct StoredFace(Kind, Option<String>, Seq, Option<StoredLast>);
+struct StoredSummary(Kind, Option<String>, Seq, Option<StoredLast>);
 
 #[derive(Serialize, Deserialize)]
 struct StoredLast(
@@ -359,13 +359,13 @@ struct StoredPublic(bool, Kind, Option<String>, Millis);
 
 fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
     let key = || inbox_key(&write.user, write.conversation);
-    if let Some(face) = &write.face {
-        let last = face
+    if let Some(summary) = &write.summary {
+        let last = summary
             .last
             .clone()
             .map(|l| StoredLast(l.seq, l.message_id, l.at, l.sender, l.kind, l.preview));
-        let stored = StoredFace(face.kind, face.name.clone(), face.joined_seq, last);
-        cells.push(key().bytes(&[FACE]).cell(face.seq, encode(&stored)));
+        let stored = StoredSummary(summary.kind, summary.name.clone(), summary.joined_seq, last);
+        cells.push(key().bytes(&[SUMMARY]).cell(summary.seq, encode(&stored)));
     }
     if let Some(seq) = write.read_seq {
         cells.push(key().bytes(&[READ]).cell(seq, Vec::new()));
@@ -619,8 +619,8 @@ impl<C: Cells> Store for CellStore<C> {
             }
             let Some(row) = rows.last_mut() else { continue };
             match cell.key.last().copied() {
-                Some(FACE) => {
-                    let StoredFace(kind, name, joined_seq, last) = decode("inbox", &cell.value)?;
+                Some(SUMMARY) => {
+                    let StoredSummary(kind, name, joined_seq, last) = decode("inbox", &cell.value)?;
                     let last = last.map(
                         |StoredLast(seq, message_id, at, sender, kind, preview)| Last {
                             seq,
@@ -631,7 +631,7 @@ impl<C: Cells> Store for CellStore<C> {
                             preview,
                         },
                     );
-                    row.face = Some(InboxFace {
+                    row.summary = Some(InboxSummary {
                         seq: cell.timestamp,
                         kind,
                         name,

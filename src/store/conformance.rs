@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxWrite, LogRow, Mark,
+    Activity, Applied, ConversationRow, Heartbeat, InboxSummary, InboxWrite, LogRow, Mark,
     ParticipantRow, Result, RingRow, Store,
 };
 use crate::{
@@ -244,9 +244,9 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
         .participant;
     assert_eq!((p.read_seq, p.delivered_seq, p.role), (9, 11, Role::Admin));
 
-    let face = |seq, name: &str| {
+    let summary = |seq, name: &str| {
         let last = Some(row(seq, 1, name).record.last());
-        Some(InboxFace {
+        Some(InboxSummary {
             seq,
             kind: Kind::Group,
             name: Some(name.into()),
@@ -254,28 +254,28 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
             last,
         })
     };
-    let write = |face, read_seq, left_seq| InboxWrite {
+    let write = |summary, read_seq, left_seq| InboxWrite {
         user: bob.clone(),
         conversation: id,
         kind: Kind::Group,
-        face,
+        summary,
         read_seq,
         left_seq,
     };
-    // The two faces are in one call, the newer one first; it is then written a second time.
-    let new = write(face(8, "new"), Some(3), None);
+    // The two summaries are in one call, the newer one first; it is then written a second time.
+    let new = write(summary(8, "new"), Some(3), None);
     store
-        .write_inbox(vec![new.clone(), write(face(7, "old"), None, None)])
+        .write_inbox(vec![new.clone(), write(summary(7, "old"), None, None)])
         .await?;
     store
-        .write_inbox(vec![write(face(6, "older"), Some(1), None)])
+        .write_inbox(vec![write(summary(6, "older"), Some(1), None)])
         .await?;
     store.write_inbox(vec![new.clone()]).await?;
     let inbox = store.inbox(&bob).await?;
     assert_eq!(inbox.len(), 1);
     assert_eq!(
-        (&inbox[0].face, inbox[0].read_seq, inbox[0].left_seq),
-        (&new.face, 9, None)
+        (&inbox[0].summary, inbox[0].read_seq, inbox[0].left_seq),
+        (&new.summary, 9, None)
     );
     store.write_inbox(vec![write(None, None, Some(10))]).await?;
     store.write_inbox(vec![write(None, None, Some(1))]).await?;
@@ -335,7 +335,7 @@ async fn an_inbox_is_one_read(store: &dyn Store) -> Checked {
         user: carol.clone(),
         conversation,
         kind: Kind::Channel,
-        face: Some(InboxFace {
+        summary: Some(InboxSummary {
             seq: 1,
             kind: Kind::Channel,
             name: None,

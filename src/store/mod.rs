@@ -13,8 +13,8 @@ pub mod simulated;
 
 use async_trait::async_trait;
 pub use rows::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxFace, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicPage, PublicRow, RingRow, Row, SendRow, Tail,
+    Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxSummary, InboxWrite, LogRow,
+    Mark, ParticipantRow, PublicPage, PublicRow, RingRow, Row, SendRow, Tail,
 };
 
 use crate::model::{ClientId, ConversationId, Entry, Epoch, GatewayId, Kind, Millis, Seq, UserId};

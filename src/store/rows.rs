@@ -77,7 +77,7 @@ pub struct Mark {
 
 /// The inbox's view of a conversation. The one with the highest `seq` replaces the others completely.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct InboxFace {
+pub struct InboxSummary {
     pub seq: Seq,
     pub kind: Kind,
     pub name: Option<String>,
@@ -93,7 +93,8 @@ pub struct InboxWrite {
     pub conversation: ConversationId,
     /// The kind of the conversation, from which the place of the participant's row follows.
     pub kind: Kind,
-    pub face: Option<InboxFace>,
+    #[serde(rename = "face")]
+    pub summary: Option<InboxSummary>,
     pub read_seq: Option<Seq>,
     pub left_seq: Option<Seq>,
 }
@@ -101,8 +102,9 @@ pub struct InboxWrite {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxRow {
     pub conversation: ConversationId,
-    /// Absent if a watermark was stored before the row itself.
-    pub face: Option<InboxFace>,
+    /// Absent if a watermark was stored before the row itself. Earlier builds call it `face`.
+    #[serde(rename = "face")]
+    pub summary: Option<InboxSummary>,
     pub read_seq: Seq,
     pub left_seq: Option<Seq>,
 }
@@ -112,18 +114,26 @@ impl InboxRow {
     pub fn empty(conversation: ConversationId) -> Self {
         Self {
             conversation,
-            face: None,
+            summary: None,
             read_seq: 0,
             left_seq: None,
         }
     }
 
     /// Applies a write to the row, by the rules of the store.
-    pub fn merge(&mut self, face: Option<InboxFace>, read_seq: Option<Seq>, left_seq: Option<Seq>) {
-        if let Some(face) = face
-            && self.face.as_ref().is_none_or(|mine| mine.seq <= face.seq)
+    pub fn merge(
+        &mut self,
+        summary: Option<InboxSummary>,
+        read_seq: Option<Seq>,
+        left_seq: Option<Seq>,
+    ) {
+        if let Some(summary) = summary
+            && self
+                .summary
+                .as_ref()
+                .is_none_or(|mine| mine.seq <= summary.seq)
         {
-            self.face = Some(face);
+            self.summary = Some(summary);
         }
         self.read_seq = self.read_seq.max(read_seq.unwrap_or_default());
         self.left_seq = self.left_seq.max(left_seq);

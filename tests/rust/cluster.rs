@@ -30,7 +30,7 @@ use chat_gateway::{
     },
     mutation::{Mutation, break_rule},
     protocol::Codec,
-    store::{InboxFace, InboxWrite, Store, simulated::Faults},
+    store::{InboxSummary, InboxWrite, Store, simulated::Faults},
 };
 use rand::RngExt;
 use tokio::{
@@ -122,7 +122,7 @@ async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) 
                 .iter()
                 .find(|r| r.conversation == world.conversations[conversation]);
             let last = row
-                .and_then(|r| r.face.as_ref()?.last.as_ref())
+                .and_then(|r| r.summary.as_ref()?.last.as_ref())
                 .map_or(0, |l| l.seq);
             if device.is_in(conversation) && last != head {
                 world.checker.lock().unwrap().find(format!(
@@ -158,7 +158,7 @@ async fn check_places(world: &Arc<World>, round: usize) {
         let rows: BTreeMap<_, _> = rows
             .into_iter()
             .map(|row| {
-                let last = row.face.and_then(|face| face.last);
+                let last = row.summary.and_then(|summary| summary.last);
                 (row.conversation, last.map(|last| last.seq))
             })
             .collect();
@@ -397,7 +397,7 @@ async fn long_inbox() {
         user: user(3),
         conversation: ConversationId(Uuid::from_u128(number)),
         kind: Kind::Group,
-        face: Some(InboxFace {
+        summary: Some(InboxSummary {
             seq: 7,
             kind: Kind::Group,
             name: Some("n".repeat(256)),

@@ -17,8 +17,8 @@ use std::{
 
 use chat_gateway::{
     chat::{
-        Conversations, Creation, Handed, InboxWriter, Lease, LogRange, Operation, Outcome,
-        Publication, Publish, Settings,
+        Body, Confirmation, Conversations, Creation, InboxWriter, Lease, LogRange, Operation,
+        Outcome, Publication, Publish, Settings,
     },
     memory::Memory,
     model::{
@@ -88,14 +88,14 @@ impl Checker {
 struct Watching(Arc<Mutex<Checker>>);
 
 impl Publish for Watching {
-    fn publish(&self, publication: Publication) -> Handed {
-        if let Publication::Entry { entry, .. } = publication {
+    fn publish(&self, publication: Publication) -> Confirmation {
+        if let Body::Entry(entry) = publication.body {
             self.0
                 .lock()
                 .unwrap()
                 .saw(entry.seq, std::iter::once(&entry));
         }
-        Handed::Done
+        Confirmation::Immediate
     }
 }
 

@@ -409,11 +409,7 @@ impl Owner {
             return Ok(Outcome::Done);
         };
         if let Some(audience @ Audience::Members(_)) = participants.audience_committed() {
-            let typing = Publication::Typing {
-                conversation: self.id,
-                user,
-                audience,
-            };
+            let typing = Publication::typing(self.id, user, audience);
             drop(self.environment.publish.publish(typing));
         }
         Ok(Outcome::Done)

@@ -9,7 +9,7 @@ use super::{
         log::Pending,
         operation::Outcome,
         participants::Participants,
-        publish::{Audience, Members, Place, Publication},
+        publish::{Audience, MembershipChange, MembershipNotice, Publication, Recipients},
     },
     Answer, Reply, sent,
 };
@@ -32,7 +32,7 @@ pub(super) struct PendingEntry {
     pub entry: Arc<Entry>,
     pub effects: Effects,
     /// The users whose inbox shows the entry. `None` for channels.
-    pub recipients: Option<Arc<Members>>,
+    pub recipients: Option<Arc<Recipients>>,
     /// Number of effects that must be done before the replies are sent.
     pub awaited: u32,
     /// The first is the reply to the request that made the entry, the others are replies to its repetitions. After a
@@ -72,35 +72,29 @@ impl PendingEntry {
             Content::Text { .. } => {
                 let audience = participants.audience();
                 let first_of_dm = entry.seq == 1;
-                let added = first_of_dm.then(|| (Place::Added, audience.clone()));
+                let added = first_of_dm.then(|| (MembershipChange::Added, audience.clone()));
                 (audience, None, added)
             }
             Content::System(change) => changed(participants, &entry, change),
         };
-        let notice = membership.map(|(place, audience)| {
-            let notice = Publication::Place {
-                conversation,
-                seq: entry.seq,
-                place,
-                details: participants.details.clone(),
-                audience,
-            };
-            (place, notice)
+        let notice = membership.map(|(change, audience)| {
+            let details = participants.details.clone();
+            let notice = Arc::new(MembershipNotice { change, details });
+            let notice = Publication::membership(conversation, entry.seq, notice, audience);
+            (change, notice)
         });
         let recipients = match &audience {
             Audience::Members(members) => Some(members.clone()),
             Audience::Channel | Audience::User(_) => None,
         };
-        let itself = Publication::Entry {
-            conversation,
-            entry: entry.clone(),
-            audience,
-        };
+        let itself = Publication::entry(conversation, entry.clone(), audience);
         let publications = match notice {
             None => [Some(itself), None],
             // Users who are added learn of the conversation before they get its entries.
-            Some((Place::Added, notice)) => [Some(notice), Some(itself)],
-            Some((Place::Removed | Place::Updated, notice)) => [Some(itself), Some(notice)],
+            Some((MembershipChange::Added, notice)) => [Some(notice), Some(itself)],
+            Some((MembershipChange::Removed | MembershipChange::Updated, notice)) => {
+                [Some(itself), Some(notice)]
+            }
         };
         Self {
             entry,
@@ -139,7 +133,7 @@ impl PendingEntry {
     }
 }
 
-type Membership = Option<(Place, Audience)>;
+type Membership = Option<(MembershipChange, Audience)>;
 
 /// Applies a change to `participants`. Returns the audience of its entry, the rows that it changes, and who is told of
 /// their membership.
@@ -154,10 +148,13 @@ fn changed(
     let after = participants.audience();
     let one = |user: &UserId| Audience::User(user.clone());
     let (audience, membership) = match change {
-        SystemChange::Removed { user } => (before, Some((Place::Removed, one(user)))),
-        SystemChange::Left => (before, Some((Place::Removed, one(&entry.sender)))),
-        SystemChange::Added { user } => (after, Some((Place::Added, one(user)))),
-        SystemChange::Joined => (after, Some((Place::Added, one(&entry.sender)))),
+        SystemChange::Removed { user } => (before, Some((MembershipChange::Removed, one(user)))),
+        SystemChange::Left => (
+            before,
+            Some((MembershipChange::Removed, one(&entry.sender))),
+        ),
+        SystemChange::Added { user } => (after, Some((MembershipChange::Added, one(user)))),
+        SystemChange::Joined => (after, Some((MembershipChange::Added, one(&entry.sender)))),
         SystemChange::Created {
             kind,
             name,
@@ -165,15 +162,15 @@ fn changed(
             ..
         } => {
             let users = participants.iter().map(|user| (user.clone(), entry.seq));
-            let members = Members {
+            let members = Recipients {
                 kind: *kind,
                 name: name.clone(),
                 users: users.collect(),
             };
             let added = Audience::Members(members.into());
-            (after, Some((Place::Added, added)))
+            (after, Some((MembershipChange::Added, added)))
         }
-        SystemChange::Updated { .. } => (after.clone(), Some((Place::Updated, after))),
+        SystemChange::Updated { .. } => (after.clone(), Some((MembershipChange::Updated, after))),
         SystemChange::RoleSet { .. } => (after, None),
     };
     (audience, rows, membership)

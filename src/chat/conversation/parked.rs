@@ -229,8 +229,8 @@ mod tests {
     use super::*;
     use crate::{
         chat::{
-            Conversations, Creation, Handed, InboxWriter, Lease, Outcome, Publication, Publish,
-            Settings, operation::fresh_client_id,
+            Confirmation, Conversations, Creation, InboxWriter, Lease, Outcome, Publication,
+            Publish, Settings, operation::fresh_client_id,
         },
         memory::Memory,
         model::{
@@ -244,8 +244,8 @@ mod tests {
     struct Nobody;
 
     impl Publish for Nobody {
-        fn publish(&self, _: Publication) -> Handed {
-            Handed::Done
+        fn publish(&self, _: Publication) -> Confirmation {
+            Confirmation::Immediate
         }
     }
 

@@ -6,7 +6,9 @@ use tokio::sync::oneshot;
 
 use super::{Done, Owner, Reply, effects::Effects, insist};
 use crate::{
-    chat::publish::{Audience, Handed, InHand, Place, Publication},
+    chat::publish::{
+        Audience, Body, Confirmation, MembershipChange, Publication, Receipt, RedeliveryGuard,
+    },
     model::Seq,
     mutation::{Mutation, broken},
     store::{Applied, Mark},
@@ -53,23 +55,23 @@ impl Owner {
 
     /// Publishes an entry, or what it means for somebody's membership.
     fn publish(&mut self, seq: Seq, publication: Publication) {
-        let (is_entry, is_awaited) = match &publication {
+        let (is_entry, is_awaited) = match &publication.body {
             // Rule [private]: acknowledged when no gateway sends later events to users who may not see them.
-            Publication::Entry { entry, .. } => (true, entry.content.makes_private()),
+            Body::Entry(entry) => (true, entry.content.makes_private()),
             // Rule [private]: a removal is acknowledged when none of the user's sockets gets later events.
-            Publication::Place { place, .. } => {
-                let is_removal = *place == Place::Removed;
+            Body::Membership(notice) => {
+                let is_removal = notice.change == MembershipChange::Removed;
                 (false, is_removal && !broken(Mutation::Private))
             }
-            Publication::Receipt { .. } | Publication::Typing { .. } => (false, false),
+            Body::Receipt(_) | Body::Typing(_) | Body::Read => (false, false),
         };
         match self.environment.publish.publish(publication) {
             // Rule [flush]: an inbox row is written only when the entry was delivered, so that rows never claim
             // more than that.
-            Handed::Done if is_entry => self.queue_inbox(seq),
-            Handed::Done => {}
-            Handed::Waiting(_) if !is_entry && broken(Mutation::Place) => {}
-            Handed::Waiting(delivered) => {
+            Confirmation::Immediate if is_entry => self.queue_inbox(seq),
+            Confirmation::Immediate => {}
+            Confirmation::Pending(_) if !is_entry && broken(Mutation::Place) => {}
+            Confirmation::Pending(delivered) => {
                 // Rule [remember]: until then a successor publishes it again.
                 self.log.hold(seq);
                 if is_awaited {
@@ -87,7 +89,13 @@ impl Owner {
     }
 
     /// Handles the delivery of a publication to every gateway concerned.
-    pub(super) fn delivered(&mut self, seq: Seq, is_entry: bool, is_awaited: bool, guard: InHand) {
+    pub(super) fn delivered(
+        &mut self,
+        seq: Seq,
+        is_entry: bool,
+        is_awaited: bool,
+        guard: RedeliveryGuard,
+    ) {
         if is_entry {
             self.queue_inbox(seq);
         }
@@ -169,19 +177,19 @@ impl Owner {
             Some(audience) => audience,
             None => return,
         };
-        drop(self.environment.publish.publish(Publication::Receipt {
-            conversation: self.id,
+        let receipt = Receipt {
             user,
             read_seq,
             delivered_seq,
-            audience,
-        }));
+        };
+        let publication = Publication::receipt(self.id, receipt, audience);
+        drop(self.environment.publish.publish(publication));
     }
 }
 
 /// Waits until a publication was delivered. If that is never reported, it waits for ever, and a successor publishes it
 /// again.
-async fn arrived(delivered: oneshot::Receiver<InHand>) -> InHand {
+async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
     match delivered.await {
         Ok(handed) => handed,
         Err(_) => std::future::pending().await,

@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use crate::{
     chat::{
-        Conversations, Creation, DetailsView, Error, Handed, InboxWriter, Lease, LogRange,
-        Operation, Outcome, Publication, Publish, Settings, operation::fresh_client_id,
+        Body, Confirmation, Conversations, Creation, DetailsView, Error, InboxWriter, Lease,
+        LogRange, Operation, Outcome, Publication, Publish, Settings, operation::fresh_client_id,
     },
     memory::Memory,
     model::{
@@ -36,11 +36,11 @@ const UNANSWERED: Faults = Faults {
 struct Receipts(Mutex<Vec<UserId>>);
 
 impl Publish for Receipts {
-    fn publish(&self, publication: Publication) -> Handed {
-        if let Publication::Receipt { user, .. } = publication {
-            lock(&self.0).push(user);
+    fn publish(&self, publication: Publication) -> Confirmation {
+        if let Body::Receipt(receipt) = publication.body {
+            lock(&self.0).push(receipt.user);
         }
-        Handed::Done
+        Confirmation::Immediate
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Conversations, Environment, Error, LogRange, Operation, Outcome, Page};
 use crate::{
-    chat::publish::{Audience, Handed, Members, Publication},
+    chat::publish::{Audience, Confirmation, Publication, Recipients},
     model::{ConversationId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
     store::{self, Store},
 };
@@ -38,14 +38,14 @@ pub(super) async fn conversation(
             let rows = store.inbox(user).await?;
             let row = rows.into_iter().find(|r| r.conversation == conversation);
             let last = row
-                .and_then(|r| r.face)
+                .and_then(|r| r.summary)
                 .and_then(|f| f.last)
                 .map_or(0, |l| l.seq);
             lowest = lowest.min(last);
         }
     }
     let members = (kind != Kind::Channel).then(|| {
-        Arc::new(Members {
+        Arc::new(Recipients {
             kind,
             name,
             users: participants,
@@ -80,23 +80,24 @@ pub(super) async fn conversation(
             .map(|entry| {
                 let unseen = |_: &_| entry.seq > lowest || entry.seq == head;
                 let unseen = members.as_ref().filter(unseen);
-                let publication = unseen.map(|members| Publication::Entry {
-                    conversation,
-                    entry: entry.clone(),
-                    audience: Audience::Members(members.clone()),
+                let publication = unseen.map(|members| {
+                    let audience = Audience::Members(members.clone());
+                    Publication::entry(conversation, entry.clone(), audience)
                 });
                 publication.map(|publication| environment.publish.publish(publication))
             })
             .collect();
         for (entry, published) in entries.iter().zip(published) {
-            let in_hand = match published {
-                Some(Handed::Waiting(delivered)) => Some(delivered.await.map_err(|_| moved())?),
-                Some(Handed::Done) | None => None,
+            let guard = match published {
+                Some(Confirmation::Pending(delivered)) => {
+                    Some(delivered.await.map_err(|_| moved())?)
+                }
+                Some(Confirmation::Immediate) | None => None,
             };
             environment
                 .inbox
                 .queue(conversation, members.clone(), entry);
-            drop(in_hand);
+            drop(guard);
         }
         match entries.last() {
             Some(last) if last.seq < head => range = LogRange::After(last.seq),

@@ -7,7 +7,7 @@ use super::{Participants, refusal, users_of};
 use crate::{
     chat::{
         error::Error,
-        publish::{Audience, Members},
+        publish::{Audience, Recipients},
     },
     model::{Content, Details, Entry, Kind, Participant, Seq, SystemChange, UserId},
 };
@@ -128,7 +128,7 @@ impl Participants {
         }
         let committed = self.committed()?;
         let users = committed.after(None);
-        Some(Audience::Members(Arc::new(Members {
+        Some(Audience::Members(Arc::new(Recipients {
             kind: committed.details.kind,
             name: committed.details.name.clone(),
             users: users.map(|p| (p.user.clone(), p.joined_seq)).collect(),

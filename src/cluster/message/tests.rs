@@ -1,4 +1,4 @@
-//! Tests: the largest messages fit into a frame, and what another version of the program says is understood or passed over.
+//! The largest messages fit into a frame, and messages of another version of the program are understood or skipped.
 
 use std::sync::Arc;
 
@@ -6,7 +6,9 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    chat::{Audience, Creation, LogRange, Members, Page, Place},
+    chat::{
+        Audience, Creation, LogRange, MembershipChange, MembershipNotice, Page, Receipt, Recipients,
+    },
     cluster::exchange::TOPICS_AT_ONCE,
     model::{
         Attachment, ClientId, Content, Details, Draft, Entry, Kind, Posting, SystemChange,
@@ -15,9 +17,10 @@ use crate::{
             USER_ID_BYTES_MAX,
         },
     },
+    store::InboxSummary,
 };
 
-/// The largest that may be set.
+/// The largest value that may be configured.
 const GROUP_PARTICIPANTS_MAX: usize = 10_000;
 const BODY_BYTES_MAX: usize = 64 << 10;
 
@@ -63,7 +66,7 @@ fn text() -> Content {
 }
 
 fn largest() -> Vec<Message> {
-    let audience = Audience::Members(Arc::new(Members {
+    let audience = Audience::Members(Arc::new(Recipients {
         kind: Kind::Channel,
         name: name(),
         users: users().into_iter().map(|user| (user, Seq::MAX)).collect(),
@@ -75,38 +78,27 @@ fn largest() -> Vec<Message> {
         public: true,
         participants: users(),
     });
+    let receipt = Receipt {
+        user: user(),
+        read_seq: Some(Seq::MAX),
+        delivered_seq: Some(Seq::MAX),
+    };
+    let notice = Arc::new(MembershipNotice {
+        change: MembershipChange::Updated,
+        details: Details {
+            kind: Kind::Channel,
+            name: name(),
+            created_at: i64::MAX,
+            created_by: user(),
+            posting: Posting::Everyone,
+            public: true,
+        },
+    });
     let publications = [
-        Publication::Entry {
-            conversation: conversation(),
-            entry: entry(created),
-            audience: audience.clone(),
-        },
-        Publication::Entry {
-            conversation: conversation(),
-            entry: entry(text()),
-            audience: audience.clone(),
-        },
-        Publication::Receipt {
-            conversation: conversation(),
-            user: user(),
-            read_seq: Some(Seq::MAX),
-            delivered_seq: Some(Seq::MAX),
-            audience: audience.clone(),
-        },
-        Publication::Place {
-            conversation: conversation(),
-            seq: Seq::MAX,
-            place: Place::Updated,
-            details: Details {
-                kind: Kind::Channel,
-                name: name(),
-                created_at: i64::MAX,
-                created_by: user(),
-                posting: Posting::Everyone,
-                public: true,
-            },
-            audience,
-        },
+        Publication::entry(conversation(), entry(created), audience.clone()),
+        Publication::entry(conversation(), entry(text()), audience.clone()),
+        Publication::receipt(conversation(), receipt, audience.clone()),
+        Publication::membership(conversation(), Seq::MAX, notice, audience),
     ];
     let operations = [
         Operation::Create(Creation {
@@ -131,7 +123,7 @@ fn largest() -> Vec<Message> {
     ];
     let interest = Interest {
         topic: Topic::Presence(user()),
-        passed: Some(Seq::MAX),
+        passed: Some(Cursor(Seq::MAX, 0)),
     };
     let id = u64::MAX;
     let part = u64::MAX;
@@ -190,9 +182,9 @@ fn a_page_of_the_largest_entries_can_be_answered() {
     );
 }
 
-/// Gateways of the version before understand this one's handshake, and this one theirs.
+/// The version before understands this one's handshake, and this one understands theirs.
 #[test]
-fn who_does_not_say_so_takes_no_parts() {
+fn a_gateway_that_does_not_say_so_takes_no_parts() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Before {
         numbering: u64,
@@ -212,9 +204,10 @@ fn who_does_not_say_so_takes_no_parts() {
     };
     assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
 }
+
 /// A newer build's messages hold up nothing else.
 #[test]
-fn a_message_that_is_not_known_is_passed_over() {
+fn an_unknown_message_is_skipped() {
     #[derive(Serialize)]
     enum Newer {
         Ask { id: u64, ask: NewerAsk },
@@ -248,7 +241,32 @@ fn a_message_that_is_not_known_is_passed_over() {
     };
     assert_eq!(first.id, None);
     assert_eq!(second.id, Some(Numbered::Ask { id: 7 }));
-    // What is no message at all breaks the connection, as before.
+    // What is no message at all still breaks the connection.
     frame.truncate(frame.len() - 5);
     assert!(decode_batch(&frame).is_err());
+}
+
+/// Earlier builds call the summary of an inbox row its face.
+#[test]
+fn an_inbox_row_is_encoded_as_in_earlier_builds() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Before {
+        conversation: ConversationId,
+        face: Option<InboxSummary>,
+        read_seq: Seq,
+        left_seq: Option<Seq>,
+    }
+    let mut row = InboxRow::empty(conversation());
+    let summary = InboxSummary {
+        seq: 7,
+        kind: Kind::Group,
+        name: name(),
+        joined_seq: 1,
+        last: None,
+    };
+    row.merge(Some(summary.clone()), Some(3), None);
+    let before: Before = decode(&encode(&row)).unwrap();
+    assert_eq!(before.face, Some(summary));
+    assert_eq!(decode::<InboxRow>(&encode(&before)).unwrap(), row);
+    assert_eq!(encode(&before), encode(&row));
 }

@@ -104,7 +104,7 @@ impl Fixture {
     }
 
     /// Reads what a cursor misses: the seqs of each page, and the event at the end if there is one.
-    async fn missed(&self, place: InboxPlace, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
+    async fn missed(&self, place: InboxRef, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
         let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
         let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
         let (mut pages, mut other) = (Vec::new(), None);
@@ -135,8 +135,8 @@ impl Fixture {
     }
 }
 
-fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> InboxPlace {
-    InboxPlace {
+fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> InboxRef {
+    InboxRef {
         conversation,
         kind,
         last_seq,

@@ -16,7 +16,7 @@ use super::{End, Live, Session};
 use crate::{
     auth::{Identity, TokenError},
     clock,
-    cluster::InboxPlace,
+    cluster::InboxRef,
     fanout::{Closing, Frame, Subscriber},
     gateway::{
         Gateway, pages,
@@ -221,7 +221,7 @@ impl Session {
         &mut self,
         accepted: &Accepted,
         subscriber: &Arc<Subscriber>,
-        places: Vec<InboxPlace>,
+        places: Vec<InboxRef>,
     ) -> Result<(), End> {
         let gateway = self.gateway.clone();
         let Accepted {

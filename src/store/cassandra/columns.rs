@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        ConversationRow, Error, InboxFace, InboxRow, InboxWrite, LogRow, ParticipantRow, PublicRow,
-        Result,
+        ConversationRow, Error, InboxRow, InboxSummary, InboxWrite, LogRow, ParticipantRow,
+        PublicRow, Result,
     },
     batches::Unit,
     statements::{Statements, Write},
@@ -287,22 +287,22 @@ impl Statements {
             user,
             conversation,
             kind,
-            face,
+            summary,
             read_seq,
             left_seq,
         } = write;
         let mut row = Unit::default();
-        if let Some(face) = face {
-            let last = face.last.as_ref();
+        if let Some(summary) = summary {
+            let last = summary.last.as_ref();
             let bytes = STATEMENT_BYTES
-                + face.name.as_ref().map_or(0, String::len)
+                + summary.name.as_ref().map_or(0, String::len)
                 + last.map_or(0, |l| l.preview.len());
             let values = (
-                big(face.seq),
-                name_of(&face.kind),
-                unset(face.name.clone()),
-                big(face.joined_seq),
-                big(face.seq),
+                big(summary.seq),
+                name_of(&summary.kind),
+                unset(summary.name.clone()),
+                big(summary.joined_seq),
+                big(summary.seq),
                 unset(last.map(|l| big(l.seq))),
                 unset(last.map(|l| CqlTimeuuid::from(l.message_id.0))),
                 unset(last.map(|l| CqlTimestamp(l.at))),
@@ -312,7 +312,7 @@ impl Statements {
                 user.as_str().to_owned(),
                 conversation.0,
             );
-            row.extend([Unit::one(&self.set_inbox_face, Box::new(values), bytes)]);
+            row.extend([Unit::one(&self.set_inbox_summary, Box::new(values), bytes)]);
         }
         let mark = |statement, seq| Self::inbox_mark(statement, *conversation, user, seq);
         row.extend(read_seq.map(|seq| mark(&self.set_inbox_read, seq)));
@@ -493,8 +493,8 @@ impl InboxColumns {
             }),
             _ => None,
         };
-        let face = match (self.kind, self.joined_seq, self.seq) {
-            (Some(kind), Some(joined_seq), Some(seq)) => Some(InboxFace {
+        let summary = match (self.kind, self.joined_seq, self.seq) {
+            (Some(kind), Some(joined_seq), Some(seq)) => Some(InboxSummary {
                 seq: unsigned(seq),
                 kind: named(operation, &kind)?,
                 name: self.name,
@@ -505,7 +505,7 @@ impl InboxColumns {
         };
         Ok(InboxRow {
             conversation: ConversationId(self.conversation_id),
-            face,
+            summary,
             read_seq: self.read_seq.map_or(0, unsigned),
             left_seq: self.left_seq.map(unsigned),
         })

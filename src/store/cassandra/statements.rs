@@ -100,7 +100,7 @@ statements! {
     read participant: "SELECT user_id, role, joined_seq, left_seq, seq, delivered_seq, read_seq FROM participants \
         WHERE conversation_id = ? AND shard = ? AND user_id = ?",
 
-    write set_inbox_face: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
+    write set_inbox_summary: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
         last_message_id = ?, last_at = ?, last_sender = ?, last_kind = ?, last_preview = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_read: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_left: "UPDATE user_conversations USING TIMESTAMP ? SET left_seq = ? WHERE user_id = ? AND conversation_id = ?",

@@ -1,0 +1,134 @@
+//! The handover between two versions of the ring: what this gateway tells the others when it adopts a version or leaves.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::{Exchange, RETRY_AFTER, TOPICS_AT_ONCE};
+use crate::{
+    cluster::{
+        lock,
+        members::Adopt,
+        membership::Learned,
+        message::{Interest, Message, encode},
+        ring::Ring,
+    },
+    model::{Epoch, GatewayId, Topic},
+};
+
+impl Exchange {
+    /// Tells the others that this gateway is leaving.
+    pub(in crate::cluster) fn leaving(&self) {
+        let others = self.members.concerned();
+        self.peers.broadcast(&others, &Message::Leaving);
+    }
+
+    /// Forgets the leaving gateways that have left by now, or whose lease has ended.
+    pub(super) fn forget_left(&self, has_left: impl Fn(GatewayId) -> bool) {
+        let left: Vec<_> = lock(&self.leaving)
+            .extract_if(.., |g| has_left(*g))
+            .collect();
+        for gateway in left {
+            self.peers.forget(gateway);
+        }
+    }
+
+    /// Waits until the others have acknowledged every message. To be called after leaving.
+    pub(in crate::cluster) async fn said(&self) {
+        let version = self.members.ring().load().version();
+        while self.told.load(Ordering::Acquire) < version
+            || !self.peers.are_idle(&self.members.concerned())
+        {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Tells the others of each version that this gateway adopts.
+    pub(super) async fn follow_ring(self: Arc<Self>) {
+        let mut news = self.members.news();
+        loop {
+            let version = news.version();
+            if version > self.told.load(Ordering::Acquire) {
+                self.tell_adopted(version).await;
+                if self.members.ring().load().version() == version {
+                    self.told.store(version, Ordering::Release);
+                }
+                continue;
+            }
+            news.changed().await;
+        }
+    }
+
+    /// Tells the others that this gateway has adopted a version, in the order that the rules need.
+    async fn tell_adopted(&self, version: Epoch) {
+        let row = self.members.row();
+        let concerned = self.members.concerned();
+        self.know_peers();
+        self.peers.broadcast(&concerned, &Message::Ring(row));
+        self.members.let_go().await;
+        self.peers
+            .broadcast(&concerned, &Message::Adopted { version });
+        // Rule [flush]: what was published to an old home is in the rows before a new home speaks for its users.
+        let is_outdated = || self.members.ring().load().version() > version;
+        while !self.inbox.flush().await {
+            if is_outdated() {
+                return;
+            }
+            sleep(RETRY_AFTER).await;
+        }
+        self.announce(version);
+    }
+
+    /// Tells each topic's home or owner that sockets here are interested in it.
+    fn announce(&self, version: Epoch) {
+        let ring = self.members.ring().load_full();
+        if ring.version() != version {
+            return;
+        }
+        let edge = self.router.edge();
+        edge.in_interest_order(|| {
+            let mut by_member: BTreeMap<GatewayId, Vec<Interest>> =
+                ring.members().iter().map(|&m| (m, Vec::new())).collect();
+            for interest in edge.interests() {
+                let place = ring.place(&interest.topic);
+                if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
+                    edge.follow_later(*channel, None);
+                }
+                if let Some(interests) = place.and_then(|place| by_member.get_mut(&place)) {
+                    interests.push(interest);
+                }
+            }
+            for (gateway, topics) in by_member {
+                if gateway == self.me {
+                    self.interested(gateway, &topics, version);
+                    continue;
+                }
+                for topics in topics.chunks(TOPICS_AT_ONCE) {
+                    self.peers.announce(gateway, version, topics.to_vec());
+                }
+                let announced = encode(&Message::Announced { version });
+                self.peers.send(gateway, announced, None);
+            }
+        });
+        self.announced(self.me, version);
+    }
+}
+
+impl Adopt for Exchange {
+    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned) {
+        self.home.adopt(after, learned);
+        self.delivery.reroute();
+        let gone = before
+            .members()
+            .iter()
+            .filter(|g| !after.members().contains(g));
+        let leaving = lock(&self.leaving).clone();
+        for &gateway in gone.filter(|&&g| g != self.me && !leaving.contains(&g)) {
+            self.peers.forget(gateway);
+        }
+    }
+}

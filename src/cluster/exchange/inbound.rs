@@ -1,0 +1,107 @@
+//! Receives the messages of peers, and hands each to the part of this gateway that it is for.
+
+use metrics::counter;
+
+use super::Exchange;
+use crate::{
+    chat::{Guarantee, Publication},
+    cluster::{
+        answers::Asked,
+        link::Token,
+        lock,
+        message::{Ask, Delivered, Interest, Message, encode},
+        peers::Receive,
+    },
+    model::{Cursor, Epoch, GatewayId, Topic},
+};
+
+impl Receive for Exchange {
+    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked> {
+        match message {
+            Message::Ask { id, ask } => return Some(self.asked(from, id, ask)),
+            Message::Answer { .. } | Message::AnswerPart { .. } => {}
+            Message::Publish { part, publication } => {
+                let done = (publication.guarantee == Guarantee::Confirmed).then(|| {
+                    let peers = self.peers.clone();
+                    Token::new(move |taken| {
+                        peers.send(from, encode(&Message::Published { part, taken }), None);
+                    })
+                });
+                self.home.deliver(publication, done);
+            }
+            Message::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
+            Message::Sent { user, channel, seq } => {
+                self.home
+                    .record(&Publication::read(channel, Cursor(seq, 0), user));
+            }
+            Message::Deliver(delivered) => {
+                if let Delivered::Publication(publication) = &delivered {
+                    tracing::trace!(me = %self.me, %from, %publication, "received");
+                }
+                self.take(delivered);
+            }
+            Message::Interests { version, topics } => {
+                self.interested(from, &topics, version);
+            }
+            Message::Announced { version } => self.announced(from, version),
+            Message::Uninterested { topic } => {
+                tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
+                self.home.uninterested(from, &topic);
+            }
+            Message::Adopted { version } => {
+                self.members.peer_adopted(from, version);
+                let ring = self.members.ring().load_full();
+                let left = ring.version() <= version && !ring.members().contains(&from);
+                self.forget_left(|gateway| left && gateway == from);
+            }
+            Message::Leaving => {
+                lock(&self.leaving).insert(from);
+            }
+            Message::Ring(row) => self.members.learn(&row, None),
+        }
+        None
+    }
+}
+
+impl Exchange {
+    /// Notes that some sockets of a gateway are interested in these topics.
+    pub(super) fn interested(&self, gateway: GatewayId, topics: &[Interest], version: Epoch) {
+        tracing::trace!(me = %self.me, %gateway, version, ?topics, "announced");
+        for interest in topics {
+            self.home.interested(gateway, interest, version);
+            if let (Topic::Channel(channel), Some(passed)) = (&interest.topic, interest.passed) {
+                lock(&self.behind).push((*channel, gateway, passed));
+            }
+        }
+    }
+
+    /// Notes that a member has announced all its interests.
+    pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
+        tracing::trace!(me = %self.me, %member, version, "announced everything");
+        self.home.announced(member, version);
+        self.members.wake();
+    }
+
+    /// Returns how a question is answered.
+    fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Asked {
+        counter!("chat_operations_forwarded_total").increment(1);
+        // Noted at once, because what follows on the link relies on the interest.
+        self.router.note(from, &ask);
+        let (refuse, router) = (ask.refuse(), self.router.clone());
+        Asked {
+            id,
+            refuse,
+            answer: Box::pin(async move { router.answer_here(ask).await }),
+        }
+    }
+
+    /// Delivers something to the sockets here.
+    pub(super) fn take(&self, delivered: Delivered) {
+        if let Delivered::Resync { channel, .. } = delivered {
+            let router = self.router.clone();
+            self.tasks
+                .spawn_until_drained(async move { router.check_spectators(channel).await });
+        }
+        self.router.edge().deliver(delivered);
+    }
+}

@@ -1,0 +1,99 @@
+//! Finishes what was interrupted when a conversation was lost, here or with another gateway.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use metrics::counter;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Exchange, REPAIRS_AT_ONCE, RETRY_AFTER};
+use crate::{
+    chat::{Error, Operation},
+    cluster::status::BEAT_SEEN,
+    model::{ConversationId, GatewayId, UserId},
+};
+
+/// The time between two searches for gateways that are gone and not repaired.
+const REPAIR_EVERY: Duration = Duration::from_secs(10);
+
+impl Exchange {
+    /// Lets the new owners of conversations that were lost here load them, and thereby finish what was in progress.
+    pub(super) fn finish(self: &Arc<Self>) {
+        for conversation in self.conversations.take_unfinished() {
+            let exchange = self.clone();
+            self.tasks.spawn_until_drained(async move {
+                let ask = exchange
+                    .router
+                    .ask(conversation, UserId::gateway(), Operation::Details);
+                // The answer does not matter: asking loads the conversation.
+                let answered = !ask.await.is_err_and(|error| error.is_unavailable());
+                exchange.conversations.asked(conversation, answered);
+            });
+        }
+    }
+
+    /// Repairs the conversations of gateways that are gone. For each of these one member is responsible.
+    pub(super) async fn repair(self: Arc<Self>) {
+        let mut news = self.members.news();
+        let mut version = 0;
+        loop {
+            let now = news.version();
+            let looked_at = Instant::now();
+            if let Err(error) = self.repair_gone().await {
+                tracing::warn!(%error, "crash repair could not finish; trying again");
+                sleep(RETRY_AFTER * 5).await;
+                continue;
+            }
+            version = version.max(now);
+            // Again at once when the ring changes, and otherwise after a while.
+            while news.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
+                let _ = timeout(REPAIR_EVERY, news.changed()).await;
+            }
+        }
+    }
+
+    /// Repairs the conversations of all gateways that are gone, for which this member is responsible.
+    async fn repair_gone(&self) -> Result<(), Error> {
+        let ring = self.members.ring().load_full();
+        let members = ring.members();
+        let mut gone = self.store.active_gateways().await?;
+        gone.retain(|gateway| !members.contains(gateway));
+        gone.retain(|gateway| ring.owner(ConversationId(gateway.0)) == Some(self.me));
+        for gateway in gone {
+            if self.lives(gateway).await? {
+                continue;
+            }
+            let touched = self.store.activity(gateway).await?;
+            tracing::info!(%gateway, conversations = touched.len(), "crash repair began");
+            let repairs = touched.into_iter().map(|conversation| {
+                let repair = self
+                    .router
+                    .ask(conversation, UserId::gateway(), Operation::Repair);
+                async move {
+                    match repair.await {
+                        Err(error) if error.is_unavailable() => Err(error),
+                        _ => Ok(()),
+                    }
+                }
+            });
+            let mut repairs = stream::iter(repairs).buffer_unordered(REPAIRS_AT_ONCE);
+            while let Some(repaired) = repairs.next().await {
+                repaired?;
+                counter!("chat_conversations_repaired_total").increment(1);
+            }
+            self.store.forget_activity(gateway).await?;
+            tracing::info!(%gateway, "crash repair ended");
+        }
+        Ok(())
+    }
+
+    /// Whether a gateway that is no member still writes heartbeats: it is about to join, or is leaving.
+    async fn lives(&self, gateway: GatewayId) -> Result<bool, Error> {
+        let before = self.store.heartbeat(gateway).await?;
+        if before.is_none() {
+            return Ok(false);
+        }
+        sleep(BEAT_SEEN).await;
+        Ok(self.store.heartbeat(gateway).await? != before)
+    }
+}

@@ -1,0 +1,121 @@
+//! The encoded form of a publication. Every build of this protocol writes and reads it, so it stays as it is when
+//! [`Publication`] changes: it has no cursor and no guarantee, which follow from the rest. For `#[serde(with)]`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::Error};
+
+use crate::{
+    chat::{Audience, Body, MembershipChange, MembershipNotice, Publication, Receipt},
+    model::{ConversationId, Details, Entry, Seq, UserId},
+};
+
+#[derive(Serialize, Deserialize)]
+enum Encoded {
+    Entry {
+        conversation: ConversationId,
+        entry: Arc<Entry>,
+        audience: Audience,
+    },
+    Receipt {
+        conversation: ConversationId,
+        user: UserId,
+        read_seq: Option<Seq>,
+        delivered_seq: Option<Seq>,
+        audience: Audience,
+    },
+    Typing {
+        conversation: ConversationId,
+        user: UserId,
+        audience: Audience,
+    },
+    Place {
+        conversation: ConversationId,
+        seq: Seq,
+        place: MembershipChange,
+        details: Details,
+        audience: Audience,
+    },
+}
+
+pub(super) fn serialize<S: Serializer>(
+    publication: &Publication,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    let conversation = publication.conversation;
+    let audience = publication.audience.clone();
+    let encoded = match &publication.body {
+        Body::Entry(entry) => Encoded::Entry {
+            conversation,
+            entry: entry.clone(),
+            audience,
+        },
+        Body::Receipt(receipt) => Encoded::Receipt {
+            conversation,
+            user: receipt.user.clone(),
+            read_seq: receipt.read_seq,
+            delivered_seq: receipt.delivered_seq,
+            audience,
+        },
+        Body::Typing(user) => Encoded::Typing {
+            conversation,
+            user: user.clone(),
+            audience,
+        },
+        Body::Membership(notice) => Encoded::Place {
+            conversation,
+            seq: publication.at.0,
+            place: notice.change,
+            details: notice.details.clone(),
+            audience,
+        },
+        Body::Read => {
+            return Err(S::Error::custom(
+                "`Message::Sent` says what a sender has read",
+            ));
+        }
+    };
+    encoded.serialize(to)
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publication, D::Error> {
+    Ok(match Encoded::deserialize(from)? {
+        Encoded::Entry {
+            conversation,
+            entry,
+            audience,
+        } => Publication::entry(conversation, entry, audience),
+        Encoded::Receipt {
+            conversation,
+            user,
+            read_seq,
+            delivered_seq,
+            audience,
+        } => {
+            let receipt = Receipt {
+                user,
+                read_seq,
+                delivered_seq,
+            };
+            Publication::receipt(conversation, receipt, audience)
+        }
+        Encoded::Typing {
+            conversation,
+            user,
+            audience,
+        } => Publication::typing(conversation, user, audience),
+        Encoded::Place {
+            conversation,
+            seq,
+            place: change,
+            details,
+            audience,
+        } => {
+            let notice = Arc::new(MembershipNotice { change, details });
+            Publication::membership(conversation, seq, notice, audience)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;
