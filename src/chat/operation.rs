@@ -280,23 +280,4 @@ pub(super) fn fresh_client_id() -> ClientId {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::LogRange::{After, Around, Before, Newest};
-
-    #[test]
-    fn pages_stay_within_the_log() {
-        assert_eq!(Newest.within(100, 10), (91, 100));
-        assert_eq!(Newest.within(3, 10), (1, 3));
-        assert_eq!(Newest.within(0, 10), (1, 0));
-        assert_eq!(Before(50).within(100, 10), (40, 49));
-        assert_eq!(Before(1).within(100, 10), (1, 0));
-        assert_eq!(Before(u64::MAX).within(100, 10), (91, 100));
-        assert_eq!(After(0).within(100, 10), (1, 10));
-        assert_eq!(After(95).within(100, 10), (96, 100));
-        assert_eq!(After(u64::MAX).within(100, 10), (u64::MAX, 100));
-        assert_eq!(Around(50).within(100, 10), (46, 55));
-        assert_eq!(Around(1).within(100, 10), (1, 10));
-        assert_eq!(Around(u64::MAX).within(100, 10), (91, 100));
-        assert_eq!(Around(2).within(4, 10), (1, 4));
-    }
-}
+mod tests;
