@@ -64,7 +64,7 @@ pub(super) fn handle(
     user: UserId,
     request: Request,
 ) -> impl Future<Output = Option<Answer>> {
-    let name = name(&request);
+    let name = request.name();
     let quiet = matches!(request, Request::Typing(_));
     let answer = answer(gateway, user, request);
     answer.map(move |answer| {
@@ -445,35 +445,5 @@ pub(super) fn code_label(code: ErrorCode) -> &'static str {
         ErrorCode::RateLimited => "rate_limited",
         ErrorCode::Unavailable => "unavailable",
         ErrorCode::Internal => "internal",
-    }
-}
-
-fn name(request: &Request) -> &'static str {
-    match request {
-        Request::Connect(_) => "connect",
-        Request::Cursors(_) => "cursors",
-        Request::Refresh(_) => "refresh",
-        Request::Inbox(_) => "inbox",
-        Request::Create(_) => "create",
-        Request::Conversation(_) => "conversation",
-        Request::Participants(_) => "participants",
-        Request::Add(_) => "add",
-        Request::Remove(_) => "remove",
-        Request::Join(_) => "join",
-        Request::Leave(_) => "leave",
-        Request::SetRole(_) => "set_role",
-        Request::Update(_) => "update",
-        Request::Send(_) => "send",
-        Request::History(_) => "history",
-        Request::Read(_) => "read",
-        Request::Delivered(_) => "delivered",
-        Request::Typing(_) => "typing",
-        Request::Watch(_) => "watch",
-        Request::Unwatch(_) => "unwatch",
-        Request::Subscribe(_) => "subscribe",
-        Request::Unsubscribe(_) => "unsubscribe",
-        Request::Public(_) => "public",
-        Request::Ping => "ping",
-        Request::Unsupported => "unsupported",
     }
 }
