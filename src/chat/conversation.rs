@@ -43,7 +43,7 @@ use super::{
     lease::{Lease, Term},
     log::Log,
     open::{Held, Room},
-    operation::{Operation, Outcome, Sent},
+    operation::{Operation, Outcome},
     participants::Participants,
     publish::{Audience, InHand, Publish},
     unfinished::Unfinished,
@@ -135,6 +135,10 @@ pub(super) enum Answer {
         from: Seq,
         to: Seq,
         head: Seq,
+    },
+    /// A repeated message that has left memory: the entry with this seq acknowledges it.
+    ReadSent {
+        seq: Seq,
     },
     ReadParticipants {
         actor: UserId,
@@ -521,14 +525,5 @@ impl Owner {
             }
             seq
         }
-    }
-}
-
-fn sent(entry: &Entry, duplicate: bool) -> Sent {
-    Sent {
-        seq: entry.seq,
-        message_id: entry.message_id,
-        at: entry.at,
-        duplicate,
     }
 }

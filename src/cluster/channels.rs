@@ -11,7 +11,7 @@ use super::{
     router::Router,
 };
 use crate::{
-    chat::{Audience, Error, Head, Operation, Outcome, Publication},
+    chat::{Audience, CatchUp, Error, GetHead, Head, Publication},
     fanout::Subscriber,
     model::{
         ConversationId, Kind, Seq, Topic, UserId,
@@ -33,16 +33,14 @@ impl Router {
         conversation: ConversationId,
     ) -> Result<Head, Error> {
         let topics = &[Topic::Channel(conversation)];
-        let head = || self.ask(conversation, session.user.clone(), Operation::Head);
+        let head = || self.ask(conversation, session.user.clone(), GetHead);
         // By a request before this one.
         let subscribed_already = self.edge.hub().is_sent(&topics[0], session.session);
         let subscribed = async {
             // Rule [private]. Asked three times: whether it may, so that strangers make no gateway interested; whether it
             // still may, now that whatever ends that right comes here and ends the request; and, once events are sent to
             // it, where the channel has got to.
-            let Outcome::Head(first) = head().await? else {
-                return Err(Error::UnknownConversation);
-            };
+            let first = head().await?;
             if first.details.kind != Kind::Channel {
                 return Err(Error::Invalid("only channels can be looked into".into()));
             }
@@ -54,10 +52,7 @@ impl Router {
             if !self.edge.hub().confirm(topics, session) {
                 return Err(Error::unavailable("the subscription has ended meanwhile"));
             }
-            match head().await? {
-                Outcome::Head(head) => Ok(head),
-                _ => Err(Error::UnknownConversation),
-            }
+            head().await
         };
         let subscribed = subscribed.await;
         match &subscribed {
@@ -74,12 +69,12 @@ impl Router {
     /// Ends the subscriptions of those who are not in a channel if it is not public any more: entries were left out that
     /// may have said so.
     pub(super) async fn check_spectators(&self, channel: ConversationId) {
-        let asked = self.ask(channel, UserId::gateway(), Operation::Head).await;
+        let asked = self.ask(channel, UserId::gateway(), GetHead).await;
         let is_public = match asked {
-            Ok(Outcome::Head(head)) => head.details.public,
+            Ok(head) => head.details.public,
             Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
             // Nobody can say now: the channel is followed anew, and asked again then.
-            Ok(_) | Err(_) => return self.edge.follow_later(channel, None),
+            Err(_) => return self.edge.follow_later(channel, None),
         };
         if !is_public {
             self.edge.end_spectators(channel);
@@ -169,9 +164,9 @@ impl Router {
             return Ok(());
         };
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
-        let operation = Operation::CatchUp { after, limit };
-        match self.ask(channel, UserId::gateway(), operation).await {
-            Ok(Outcome::History(page)) if page.reaches_head(after) => {
+        let missed = CatchUp { after, limit };
+        match self.ask(channel, UserId::gateway(), missed).await {
+            Ok(page) if page.reaches_head(after) => {
                 for entry in page.entries {
                     self.edge.publication(&Publication::Entry {
                         conversation: channel,

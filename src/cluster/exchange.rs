@@ -28,7 +28,10 @@ use super::{
     status::BEAT_SEEN,
 };
 use crate::{
-    chat::{Audience, Conversations, Error, InboxWriter, Operation, Outcome, Page, Publication},
+    chat::{
+        Audience, Conversations, Error, InboxWriter, Load, Operation, Outcome, Page, Publication,
+        Repair,
+    },
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId, limits::RESUME_ENTRIES_MAX},
     store::Store,
     tasks::Tasks,
@@ -293,10 +296,7 @@ impl Exchange {
         for conversation in self.conversations.take_unfinished() {
             let exchange = self.clone();
             self.tasks.spawn_until_drained(async move {
-                let ask = exchange
-                    .router
-                    .ask(conversation, UserId::gateway(), Operation::Details);
-                // Whatever the answer: asking loads it.
+                let ask = exchange.router.ask(conversation, UserId::gateway(), Load);
                 let answered = !ask.await.is_err_and(|error| error.is_unavailable());
                 exchange.conversations.asked(conversation, answered);
             });
@@ -420,9 +420,7 @@ impl Exchange {
             let touched = self.store.activity(gateway).await?;
             tracing::info!(%gateway, conversations = touched.len(), "crash repair began");
             let repairs = touched.into_iter().map(|conversation| {
-                let repair = self
-                    .router
-                    .ask(conversation, UserId::gateway(), Operation::Repair);
+                let repair = self.router.ask(conversation, UserId::gateway(), Repair);
                 async move {
                     match repair.await {
                         Err(error) if error.is_unavailable() => Err(error),

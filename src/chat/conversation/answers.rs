@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Command, Done, Owner, Reply, Waiting, insist, sent};
+use super::{Answer, Command, Done, Owner, Reply, Waiting, insist};
 use crate::{
     chat::{
         error::Error,
         log::Appended,
         operation::{
             Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
-            ParticipantsPage, fresh_client_id,
+            ParticipantsPage, Sent, fresh_client_id,
         },
         participants::{Committed, Participants, check_creation},
         publish::{Audience, Publication},
@@ -68,7 +68,7 @@ impl Owner {
             Operation::CatchUp { after, limit } => {
                 drop(reply.send(self.catch_up(after, limit)));
             }
-            // Goes through many operations: see `Conversations::ask`.
+            // It takes many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(Answer::Ready(Outcome::Done)))),
         }
     }
@@ -180,15 +180,10 @@ impl Owner {
             return;
         }
         if let Some([entry]) = self.log.recent(seq, seq).as_deref() {
-            drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(entry, true))))));
+            drop(reply.send(Ok(Answer::Ready(Outcome::Sent(Sent::of(entry, true))))));
             return;
         }
-        let head = self.log.head();
-        drop(reply.send(Ok(Answer::ReadLog {
-            from: seq,
-            to: seq,
-            head,
-        })));
+        drop(reply.send(Ok(Answer::ReadSent { seq })));
     }
 
     fn check_content(&self, content: &Content) -> Result<(), Error> {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::{Answer, Applying, Done, Owner, Waiting, insist, sent};
+use super::{Answer, Applying, Done, Owner, Waiting, insist};
 use crate::{
     chat::{
-        operation::Outcome,
+        operation::{Outcome, Sent},
         participants::Participants,
         publish::{Audience, Handed, InHand, Place, Publication},
     },
@@ -29,7 +29,9 @@ impl Owner {
         match applied {
             None => {
                 for (reply, duplicate) in replies {
-                    drop(reply.send(Ok(Answer::Ready(Outcome::Sent(sent(&entry, duplicate))))));
+                    drop(reply.send(Ok(Answer::Ready(Outcome::Sent(Sent::of(
+                        &entry, duplicate,
+                    ))))));
                 }
             }
             Some(applied) => {
