@@ -123,13 +123,13 @@ impl Environment {
 pub(super) struct Command {
     pub actor: UserId,
     pub operation: Operation,
-    pub reply: oneshot::Sender<Result<Answer, Error>>,
+    pub reply: oneshot::Sender<Result<OwnerReply, Error>>,
 }
 
 /// What the owner answers. A read of old entries is not done by the owner itself, which would keep
 /// everyone else waiting: it says what may be read, and whoever asks reads it.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum OwnerReply {
     Ready(Outcome),
     ReadLog {
         from: Seq,
@@ -147,7 +147,7 @@ pub(super) enum Answer {
     },
 }
 
-type Reply = oneshot::Sender<Result<Answer, Error>>;
+type Reply = oneshot::Sender<Result<OwnerReply, Error>>;
 
 pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
@@ -424,7 +424,7 @@ impl Owner {
             Done::Marked(mark, reply) => {
                 self.marks -= 1;
                 self.marked(mark);
-                drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
+                drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
             Done::Settled(seq) => self.marked = self.marked.max(seq),
             Done::Founded(reply) => {
@@ -433,7 +433,7 @@ impl Owner {
                 {
                     self.unpark();
                 }
-                drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
+                drop(reply.send(Ok(OwnerReply::Ready(Outcome::Created { existed: false }))));
             }
             Done::Told(told) => self.told(told),
             Done::Published {

@@ -17,13 +17,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    conversation::{Answer, Command, Environment, Opening, Settings, mailbox, own},
+    conversation::{Command, Environment, Opening, OwnerReply, Settings, mailbox, own},
     error::Error,
     history::History,
     inbox::InboxWriter,
     lease::{Lease, Term},
     open::{Held, Table},
-    operation::{Ask, LogRange, Operation, Sent, output},
+    operation::{Ask, LogRange, Operation, SendAck, output},
     publish::Publish,
 };
 use crate::{
@@ -168,7 +168,7 @@ impl Conversations {
                 }
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
-                Answer::Ready(outcome) => Ok(outcome),
+                OwnerReply::Ready(outcome) => Ok(outcome),
                 read => Box::pin(self.read(conversation, &term, asked, read)).await,
             }
         };
@@ -212,7 +212,7 @@ impl Conversations {
         &self,
         conversation: ConversationId,
         draft: Draft,
-    ) -> impl Future<Output = Result<Sent, Error>> {
+    ) -> impl Future<Output = Result<SendAck, Error>> {
         let sender = draft.sender.clone();
         self.ask(conversation, sender, draft)
     }

@@ -125,7 +125,7 @@ operations! {
     Update => Update { name: Option<String>, posting: Option<Posting>, public: Option<bool> } -> Seq:
         Outcome::Changed { seq } => seq;
     // A gateway of an earlier build answers a repeated message with the page that contains it.
-    Draft => Send(Draft) -> Sent: Outcome::Sent(sent) => sent, Outcome::History(page) => repeated(&page)?;
+    Draft => Send(Draft) -> SendAck: Outcome::Sent(sent) => sent, Outcome::History(page) => repeated(&page)?;
     GetHistory => History { range: LogRange, limit: usize } -> Page: Outcome::History(page) => page;
     MarkRead => Read { seq: Seq } -> (): Outcome::Done => ();
     MarkDelivered => Delivered { seq: Seq } -> (): Outcome::Done => ();
@@ -173,9 +173,9 @@ impl Ask for Repair {
     }
 }
 
-fn repeated(page: &Page) -> Option<Sent> {
+fn repeated(page: &Page) -> Option<SendAck> {
     match &page.entries[..] {
-        [entry] => Some(Sent::of(entry, true)),
+        [entry] => Some(SendAck::of(entry, true)),
         _ => None,
     }
 }
@@ -305,7 +305,7 @@ pub enum Outcome {
     Changed {
         seq: Seq,
     },
-    Sent(Sent),
+    Sent(SendAck),
     History(Page),
     Head(Head),
     Done,
@@ -383,7 +383,7 @@ impl Listed {
 
 /// The acknowledgement of a message.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SendAck {
     pub seq: Seq,
     pub message_id: MessageId,
     pub at: Millis,
@@ -391,7 +391,7 @@ pub struct Sent {
     pub duplicate: bool,
 }
 
-impl Sent {
+impl SendAck {
     pub(super) fn of(entry: &Entry, duplicate: bool) -> Self {
         Self {
             seq: entry.seq,

@@ -25,7 +25,7 @@ use super::{
     ring::Ring,
 };
 use crate::{
-    chat::{self, Conversations, Error, Operation, Outcome, Sent, output},
+    chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
     model::{ConversationId, Draft, Epoch, GatewayId, UserId},
     store::{PublicPage, Store},
     tasks::Tasks,
@@ -199,7 +199,7 @@ impl Router {
         &self,
         conversation: ConversationId,
         draft: Draft,
-    ) -> impl Future<Output = Result<Sent, Error>> {
+    ) -> impl Future<Output = Result<SendAck, Error>> {
         let sender = draft.sender.clone();
         self.ask(conversation, sender, draft)
     }

@@ -12,6 +12,6 @@ pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber, TooMany};
 pub use outbox::{Closing, Outbox};
-pub use wire::{Line, Wire};
+pub use wire::{FrameWriter, SharedStream};
 
 use crate::tasks::lock;

@@ -26,7 +26,7 @@ use super::{
     admission::{Admission, Full, Place, SharedPlace},
 };
 use crate::{
-    fanout::{Line, Wire},
+    fanout::{FrameWriter, SharedStream},
     protocol::Answer,
     tasks::Tasks,
 };
@@ -167,15 +167,15 @@ async fn connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
-    let wire = Wire::new(stream);
-    let line = wire.line().clone();
+    let wire = SharedStream::new(stream);
+    let writer = wire.writer().clone();
     let place = SharedPlace::new(place);
-    let watched = line.clone();
+    let watched = writer.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(place.clone());
-        request.extensions_mut().insert(line.clone());
+        request.extensions_mut().insert(writer.clone());
         let mut routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {})) }
     });
@@ -240,11 +240,11 @@ async fn identify(
 }
 
 /// Returns when the client took nothing of a response for [`RESPONSE_TIMEOUT`].
-async fn stalled(line: &Line) {
+async fn stalled(writer: &FrameWriter) {
     let mut before = None;
     loop {
         sleep(RESPONSE_TIMEOUT).await;
-        let writing = line.writing_since();
+        let writing = writer.writing_since();
         if writing.is_some() && writing == before {
             return;
         }

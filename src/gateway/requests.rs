@@ -292,7 +292,7 @@ fn send(
     sent.map_ok(move |sent| {
         let seconds = began.elapsed().as_secs_f64();
         gateway.metrics.send_seconds.record(seconds);
-        let chat::Sent {
+        let chat::SendAck {
             seq,
             message_id,
             at,

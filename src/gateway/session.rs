@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     clock,
-    fanout::{Admitted, Closing, Frame, Line, Subscriber},
+    fanout::{Admitted, Closing, Frame, FrameWriter, Subscriber},
     model::{
         SessionId, Topic,
         limits::{CHANNELS_JOINED_MAX, REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
@@ -75,7 +75,7 @@ pub(super) struct Session {
     socket: WebSocket,
     codec: Codec,
     /// The socket, for writing past the WebSocket library.
-    line: Arc<Line>,
+    writer: Arc<FrameWriter>,
     /// Requests and control frames that the rate limit refused, minus those accepted since.
     refused: u32,
     place: Place,
@@ -138,7 +138,7 @@ impl Session {
         gateway: Arc<Gateway>,
         socket: WebSocket,
         codec: Codec,
-        line: Arc<Line>,
+        writer: Arc<FrameWriter>,
         place: Place,
     ) -> Self {
         let counted = gateway.hub.admit();
@@ -147,7 +147,7 @@ impl Session {
             gateway,
             socket,
             codec,
-            line,
+            writer,
             refused: 0,
             place,
             _counted: counted,
@@ -164,7 +164,7 @@ impl Session {
         let code = match Box::pin(self.connect()).await {
             Err(code) => code,
             Ok(mut live) => {
-                live.subscriber.outbox.attach(self.line.clone());
+                live.subscriber.outbox.attach(self.writer.clone());
                 let code = self.live(&mut live).await;
                 live.subscriber.outbox.close(code);
                 code

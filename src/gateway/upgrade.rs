@@ -18,7 +18,7 @@ use super::{
     session::Session,
 };
 use crate::{
-    fanout::Line,
+    fanout::FrameWriter,
     model::SessionId,
     protocol::{Answer, Codec, ErrorCode, Refusal},
     tasks::contain,
@@ -35,7 +35,7 @@ pub(super) async fn upgrade(
     State(gateway): State<Arc<Gateway>>,
     Extension(peer): Extension<Peer>,
     Extension(place): Extension<SharedPlace>,
-    Extension(line): Extension<Arc<Line>>,
+    Extension(writer): Extension<Arc<FrameWriter>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
@@ -59,7 +59,7 @@ pub(super) async fn upgrade(
         return refuse(ErrorCode::BadRequest, "subprotocol", text);
     };
     match take_place(&gateway.admission, peer, &place, &headers) {
-        Ok(place) => start(gateway, upgrade, codec, line, place),
+        Ok(place) => start(gateway, upgrade, codec, writer, place),
         Err(full) => {
             full.count();
             respond(Answer::Error(full.refusal()))
@@ -111,7 +111,7 @@ fn start(
     gateway: Arc<Gateway>,
     upgrade: WebSocketUpgrade,
     codec: Codec,
-    line: Arc<Line>,
+    writer: Arc<FrameWriter>,
     place: Place,
 ) -> Response {
     let id = SessionId(gateway.next_session.fetch_add(1, Ordering::Relaxed));
@@ -125,7 +125,7 @@ fn start(
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {
             // A future that owned the session would contain it twice, as its argument and as its variable.
-            let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
+            let mut session = Box::new(Session::new(id, gateway, socket, codec, writer, place));
             tasks.track(async move {
                 // A panic drops the session, which releases everything it holds. Its client reconnects.
                 contain("a session", id, session.run()).await;

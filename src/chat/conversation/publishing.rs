@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::{Answer, Applying, Done, Owner, Waiting, insist};
+use super::{Applying, Done, Owner, OwnerReply, Waiting, insist};
 use crate::{
     chat::{
-        operation::{Outcome, Sent},
+        operation::{Outcome, SendAck},
         participants::Participants,
         publish::{Audience, Handed, InHand, Place, Publication},
     },
@@ -29,7 +29,7 @@ impl Owner {
         match applied {
             None => {
                 for (reply, duplicate) in replies {
-                    drop(reply.send(Ok(Answer::Ready(Outcome::Sent(Sent::of(
+                    drop(reply.send(Ok(OwnerReply::Ready(Outcome::Sent(SendAck::of(
                         &entry, duplicate,
                     ))))));
                 }
@@ -105,7 +105,7 @@ impl Owner {
         }
         let applied = self.applying.remove(&seq);
         for reply in applied.into_iter().flat_map(|applied| applied.replies) {
-            drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
+            drop(reply.send(Ok(OwnerReply::Ready(Outcome::Changed { seq }))));
         }
     }
 

@@ -5,10 +5,10 @@ use tokio::time::Instant;
 use super::Conversations;
 use crate::{
     chat::{
-        conversation::Answer,
+        conversation::OwnerReply,
         error::Error,
         lease::Term,
-        operation::{Listed, LogRange, Outcome, Page, ParticipantsPage, Sent},
+        operation::{Listed, LogRange, Outcome, Page, ParticipantsPage, SendAck},
     },
     model::{
         ConversationId, Kind, UserId,
@@ -24,21 +24,21 @@ impl Conversations {
         conversation: ConversationId,
         term: &Term,
         asked: (LogRange, usize),
-        reply: Answer,
+        reply: OwnerReply,
     ) -> Result<Outcome, Error> {
         let history = &self.shared.history;
         let outcome = match reply {
-            Answer::Ready(outcome) => return Ok(outcome),
-            Answer::ReadLog { from, to, head } => {
+            OwnerReply::Ready(outcome) => return Ok(outcome),
+            OwnerReply::ReadLog { from, to, head } => {
                 let entries = history.read(conversation, (from, to), asked).await?;
                 Outcome::History(Page { entries, head })
             }
-            Answer::ReadSent { seq } => {
+            OwnerReply::ReadSent { seq } => {
                 let entries = history.read(conversation, (seq, seq), asked).await?;
                 let entry = entries.first().ok_or(Error::Closed)?;
-                Outcome::Sent(Sent::of(entry, true))
+                Outcome::Sent(SendAck::of(entry, true))
             }
-            Answer::ReadParticipants {
+            OwnerReply::ReadParticipants {
                 actor,
                 after,
                 limit,

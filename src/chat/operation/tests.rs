@@ -121,7 +121,7 @@ fn outcomes() -> Vec<Outcome> {
             next: Some(user("bob")),
         }),
         Outcome::Changed { seq: 7 },
-        Outcome::Sent(Sent {
+        Outcome::Sent(SendAck {
             seq: 7,
             message_id: MessageId(Uuid::nil()),
             at: 5,
