@@ -42,7 +42,7 @@ use super::{
     inbox::InboxWriter,
     lease::{Lease, Term},
     log::Log,
-    open::{Held, Room},
+    open::{Held, OpenPermit},
     operation::{Operation, Outcome},
     participants::Participants,
     publish::{Audience, InHand, Publish},
@@ -156,7 +156,7 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
 /// The right to open one conversation: its place, its room if there is some at once, and the term.
 pub(super) struct Opening {
     pub held: Arc<Held>,
-    pub room: Option<Room>,
+    pub room: Option<OpenPermit>,
     pub term: Arc<Term>,
 }
 

@@ -13,7 +13,7 @@ use std::{
 use super::{
     encoded::Frame,
     lock,
-    wire::{FrameWriter, Written},
+    shared_stream::{FrameWriter, Written},
 };
 use crate::protocol::{CloseCode, Codec};
 

@@ -167,8 +167,8 @@ async fn connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
-    let wire = SharedStream::new(stream);
-    let writer = wire.writer().clone();
+    let stream = SharedStream::new(stream);
+    let writer = stream.writer().clone();
     let place = SharedPlace::new(place);
     let watched = writer.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -183,7 +183,7 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(wire), service)
+        .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     let mut drained = pin!(async {

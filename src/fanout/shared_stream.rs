@@ -347,14 +347,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_frame_goes_past_the_library_unless_that_is_writing() {
-        let (mut wire, mut client) = pair().await;
-        let writer = wire.writer().clone();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
         assert_eq!(writer.write(&Bytes::from_static(b"one ")), Written::Whole);
-        wire.write_all(b"two ").await.unwrap();
+        stream.write_all(b"two ").await.unwrap();
         let between = Bytes::from_static(b"never ");
         assert_eq!(writer.write(&between), Written::Nothing);
         assert!(writer.busy());
-        wire.flush().await.unwrap();
+        stream.flush().await.unwrap();
         assert!(!writer.busy());
         assert_eq!(writer.write(&Bytes::from_static(b"three")), Written::Whole);
         let mut all = [0; 13];
@@ -364,13 +364,13 @@ mod tests {
 
     #[tokio::test]
     async fn whatever_is_read_at_once_is_given_bit_by_bit() {
-        let (mut wire, mut client) = pair().await;
+        let (mut stream, mut client) = pair().await;
         let sent: Vec<u8> = (0..3 * READ_BYTES).map(|n| (n % 251) as u8).collect();
         client.write_all(&sent).await.unwrap();
         client.shutdown().await.unwrap();
         let (mut all, mut some) = (Vec::new(), [0; 500]);
         loop {
-            match wire.read(&mut some).await.unwrap() {
+            match stream.read(&mut some).await.unwrap() {
                 0 => break,
                 count => all.extend_from_slice(&some[..count]),
             }
@@ -380,8 +380,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_left_of_a_frame_goes_out_before_anything_else() {
-        let (mut wire, mut client) = pair().await;
-        let writer = wire.writer().clone();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
         let frame = Bytes::from((0..8 << 20).map(|n| (n % 251) as u8).collect::<Vec<_>>());
         let Written::Part(left) = writer.write(&frame) else {
             panic!("a socket takes 8 MiB at once");
@@ -394,9 +394,9 @@ mod tests {
             all
         };
         let writing = async {
-            wire.write_all(b"after").await.unwrap();
-            wire.flush().await.unwrap();
-            wire.shutdown().await.unwrap();
+            stream.write_all(b"after").await.unwrap();
+            stream.flush().await.unwrap();
+            stream.shutdown().await.unwrap();
         };
         let (all, ()) = tokio::join!(reading, writing);
         assert_eq!(all, [&frame[..], b"after"].concat());
@@ -404,8 +404,8 @@ mod tests {
 
     #[tokio::test]
     async fn many_frames_arrive_whole_and_in_order_however_little_is_taken_at_once() {
-        let (mut wire, mut client) = pair().await;
-        let writer = wire.writer().clone();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
         let text = |n: usize| "x".repeat(n * 131 % 40_000);
         let frame = |n| Frame::encode(Codec::Json, &text(n));
         let mut frames: VecDeque<Frame> = (0..10 * WRITE_FRAMES).map(frame).collect();
@@ -421,8 +421,8 @@ mod tests {
         };
         let writing = async {
             writer.write_all(&mut frames).await.unwrap();
-            wire.write_all(b"after").await.unwrap();
-            wire.shutdown().await.unwrap();
+            stream.write_all(b"after").await.unwrap();
+            stream.shutdown().await.unwrap();
         };
         let (all, ()) = tokio::join!(reading, writing);
         assert!(frames.is_empty());
