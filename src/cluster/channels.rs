@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
-    message::{Answer, Ask},
+    message::{PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
@@ -121,9 +121,9 @@ impl Router {
         let Some(time) = self.edge.asking(channel) else {
             return Ok(None);
         };
-        let ask = |version| Ask::Follow { channel, version };
+        let ask = |version| PeerRequest::Follow { channel, version };
         match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
-            Answer::Head(head) => {
+            PeerResponse::Head(head) => {
                 let head = head?;
                 self.edge.confirmed(channel, time, head);
                 Ok(Some(head))

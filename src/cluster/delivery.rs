@@ -17,7 +17,7 @@ use super::{
     interests::Interests,
     link::Token,
     lock,
-    message::{Delivered, Message, encode},
+    message::{Delivered, PeerMessage, encode},
     peers::Peers,
     ring::Ring,
 };
@@ -124,7 +124,7 @@ impl Delivery {
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
         let mut handed = Handed::Done;
         if others.peek().is_some() {
-            let deliver = Message::Deliver(Delivered::Publication(publication.clone()));
+            let deliver = PeerMessage::Deliver(Delivered::Publication(publication.clone()));
             let bytes = encode(&deliver);
             // Rule [private]: nobody who is not in the channel gets what follows, on any gateway.
             let token = entry.content.makes_private().then(|| {
@@ -144,7 +144,7 @@ impl Delivery {
         let (user, seq) = (entry.sender.clone(), entry.seq);
         match self.ring.load().home(&user) {
             Some(home) if home != self.me => {
-                peers.send_if_room(home, encode(&Message::Sent { user, channel, seq }));
+                peers.send_if_room(home, encode(&PeerMessage::Sent { user, channel, seq }));
             }
             _ => self.home.sent(user, channel, seq),
         }
@@ -185,7 +185,11 @@ impl Delivery {
                 });
                 self.home.publication(publication, done);
             } else if let Some(peers) = &self.peers {
-                peers.send(home, encode(&Message::Publish { part, publication }), None);
+                peers.send(
+                    home,
+                    encode(&PeerMessage::Publish { part, publication }),
+                    None,
+                );
             }
         }
     }

@@ -21,7 +21,7 @@ use super::{
     lock,
     members::{Adopt, Members},
     membership::Learned,
-    message::{Ask, Delivered, Interest, Message, encode},
+    message::{Delivered, Interest, PeerMessage, PeerRequest, encode},
     peers::{Peers, Receive},
     ring::Ring,
     router::Router,
@@ -133,7 +133,7 @@ impl Exchange {
     /// Tells the others that this gateway leaves.
     pub(super) fn leaving(&self) {
         let others = self.members.concerned();
-        self.peers.broadcast(&others, &Message::Leaving);
+        self.peers.broadcast(&others, &PeerMessage::Leaving);
     }
 
     /// Who said that it leaves has left, or can do nothing any more.
@@ -174,10 +174,10 @@ impl Exchange {
         let row = self.members.row();
         let concerned = self.members.concerned();
         self.know_peers();
-        self.peers.broadcast(&concerned, &Message::Ring(row));
+        self.peers.broadcast(&concerned, &PeerMessage::Ring(row));
         self.members.let_go().await;
         self.peers
-            .broadcast(&concerned, &Message::Adopted { version });
+            .broadcast(&concerned, &PeerMessage::Adopted { version });
         // Rule [flush]: whatever was published to an old home is in the rows before a new one speaks for anyone.
         let newer = || self.members.ring().load().version() > version;
         while !self.inbox.flush().await {
@@ -216,7 +216,7 @@ impl Exchange {
                 for topics in topics.chunks(TOPICS_AT_ONCE) {
                     self.peers.announce(gateway, version, topics.to_vec());
                 }
-                let announced = encode(&Message::Announced { version });
+                let announced = encode(&PeerMessage::Announced { version });
                 self.peers.send(gateway, announced, None);
             }
         });
@@ -382,7 +382,7 @@ impl Exchange {
         if gateway == self.me {
             self.take(delivered.clone());
         } else {
-            let bytes = encode(&Message::Deliver(delivered.clone()));
+            let bytes = encode(&PeerMessage::Deliver(delivered.clone()));
             self.peers.send(gateway, bytes, None);
         }
     }
@@ -449,7 +449,7 @@ impl Exchange {
         Ok(self.store.heartbeat(gateway).await? != before)
     }
 
-    fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Asked {
+    fn asked(&self, from: GatewayId, id: u64, ask: PeerRequest) -> Asked {
         counter!("chat_operations_forwarded_total").increment(1);
         // Noted at once: what comes after this on the link is from a gateway that is interested.
         self.router.note(from, &ask);
@@ -475,43 +475,43 @@ fn encoded_bytes(entries: &[Delivered]) -> usize {
 }
 
 impl Receive for Exchange {
-    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked> {
+    fn receive(&self, from: GatewayId, message: PeerMessage) -> Option<Asked> {
         match message {
-            Message::Ask { id, ask } => return Some(self.asked(from, id, ask)),
-            Message::Answer { .. } | Message::AnswerPart { .. } => {}
-            Message::Publish { part, publication } => {
+            PeerMessage::Ask { id, ask } => return Some(self.asked(from, id, ask)),
+            PeerMessage::Answer { .. } | PeerMessage::AnswerPart { .. } => {}
+            PeerMessage::Publish { part, publication } => {
                 let peers = self.peers.clone();
                 let done = Token::new(move |taken| {
-                    peers.send(from, encode(&Message::Published { part, taken }), None);
+                    peers.send(from, encode(&PeerMessage::Published { part, taken }), None);
                 });
                 self.home.publication(publication, done);
             }
-            Message::Published { part, taken } => self.delivery.published(part, from, taken),
-            Message::Sent { user, channel, seq } => self.home.sent(user, channel, seq),
-            Message::Deliver(delivered) => {
+            PeerMessage::Published { part, taken } => self.delivery.published(part, from, taken),
+            PeerMessage::Sent { user, channel, seq } => self.home.sent(user, channel, seq),
+            PeerMessage::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {
                     tracing::trace!(me = %self.me, %from, publication = %super::home::named(publication), "delivered");
                 }
                 self.take(delivered);
             }
-            Message::Interests { version, topics } => {
+            PeerMessage::Interests { version, topics } => {
                 self.interested(from, &topics, version);
             }
-            Message::Announced { version } => self.announced(from, version),
-            Message::Uninterested { topic } => {
+            PeerMessage::Announced { version } => self.announced(from, version),
+            PeerMessage::Uninterested { topic } => {
                 tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
                 self.home.uninterested(from, &topic);
             }
-            Message::Adopted { version } => {
+            PeerMessage::Adopted { version } => {
                 self.members.peer_adopted(from, version);
                 let ring = self.members.ring().load_full();
                 let left = ring.version() <= version && !ring.members().contains(&from);
                 self.forget_left(|gateway| left && gateway == from);
             }
-            Message::Leaving => {
+            PeerMessage::Leaving => {
                 lock(&self.leaving).insert(from);
             }
-            Message::Ring(row) => self.members.learn(&row, None),
+            PeerMessage::Ring(row) => self.members.learn(&row, None),
         }
         None
     }

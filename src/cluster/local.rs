@@ -6,7 +6,7 @@ use futures_util::{TryFutureExt, future::Either};
 
 use super::{
     home::AtHome,
-    message::{Answer, Ask, Interest},
+    message::{Interest, PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
@@ -16,43 +16,47 @@ use crate::{
 
 impl Router {
     /// Answers a request of a session here or of a peer, as an owner or a home.
-    pub(super) async fn answer_here(&self, ask: Ask) -> Answer {
+    pub(super) async fn answer_here(&self, ask: PeerRequest) -> PeerResponse {
         match ask {
-            Ask::Operation {
+            PeerRequest::Operation {
                 conversation,
                 actor,
                 operation,
-            } => Answer::Outcome(self.ask_here(conversation, actor, operation).await),
-            Ask::Register { user, .. } => {
+            } => PeerResponse::Outcome(self.ask_here(conversation, actor, operation).await),
+            PeerRequest::Register { user, .. } => {
                 let read = async {
                     self.at_home(&user).await?;
                     // A gateway that was paused or cut off may have missed anything.
                     Ok(self.home.places(&user, self.may_serve()).await?)
                 };
-                Answer::Places(read.await)
+                PeerResponse::Places(read.await)
             }
-            Ask::Inbox { user } => {
+            PeerRequest::Inbox { user } => {
                 let read = async {
                     self.at_home(&user).await?;
                     Ok(self.home.inbox(&user).await?)
                 };
-                Answer::Inbox(read.await)
+                PeerResponse::Inbox(read.await)
             }
-            Ask::Watch { user, .. } | Ask::Presence { user } => {
+            PeerRequest::Watch { user, .. } | PeerRequest::Presence { user } => {
                 let read = async {
                     self.at_home(&user).await?;
                     Ok(self.home.presence.of(&user).await?)
                 };
-                Answer::Presence(read.await)
+                PeerResponse::Presence(read.await)
             }
-            Ask::Follow { channel, .. } => Answer::Head(self.head_here(channel).await),
-            Ask::Disconnect { user } => Answer::Disconnected(self.edge.disconnect(&user)),
+            PeerRequest::Follow { channel, .. } => {
+                PeerResponse::Head(self.head_here(channel).await)
+            }
+            PeerRequest::Disconnect { user } => {
+                PeerResponse::Disconnected(self.edge.disconnect(&user))
+            }
         }
     }
 
     /// Notes that the asking gateway is interested in the topic of its request. It must be called in the order in which
     /// requests arrive, before anything else of that gateway is handled: see [`Exchange`](super::Exchange).
-    pub(super) fn note(&self, from: GatewayId, ask: &Ask) {
+    pub(super) fn note(&self, from: GatewayId, ask: &PeerRequest) {
         let Some((topic, version)) = ask.interest() else {
             return;
         };

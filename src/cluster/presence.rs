@@ -11,7 +11,7 @@ use super::{
     edge::Edge,
     interests::Interests,
     lock,
-    message::{Delivered, Message, encode},
+    message::{Delivered, PeerMessage, encode},
     peers::Peers,
 };
 use crate::{
@@ -134,7 +134,7 @@ impl Presence {
             last_seen,
         };
         if let Some(peers) = &self.peers {
-            let told = Message::Deliver(Delivered::Presence(item.clone()));
+            let told = PeerMessage::Deliver(Delivered::Presence(item.clone()));
             for gateway in self.interests.of(&topic) {
                 if gateway != self.me {
                     peers.send_if_room(gateway, encode(&told));

@@ -19,7 +19,7 @@ use super::{
     home::Home,
     link::Unasked,
     members::Members,
-    message::{Answer, Ask},
+    message::{PeerRequest, PeerResponse},
     news::Listener,
     peers::Peers,
     ring::Ring,
@@ -135,13 +135,13 @@ impl Router {
                     self.ask_conversation(conversation, actor, asked).await
                 }
                 Some(owner) => {
-                    let ask = Ask::Operation {
+                    let ask = PeerRequest::Operation {
                         conversation,
                         actor,
                         operation: asked,
                     };
                     match cluster.peers.ask(owner, ask).await {
-                        Ok(Answer::Outcome(outcome)) => outcome,
+                        Ok(PeerResponse::Outcome(outcome)) => outcome,
                         Ok(_) => Err(Error::Closed),
                         Err(unasked) => Err(unasked.into()),
                     }
@@ -208,8 +208,8 @@ impl Router {
     pub(super) async fn ask_wherever(
         &self,
         responsible: impl Fn(&Ring) -> Option<GatewayId>,
-        ask: impl Fn(Epoch) -> Ask,
-    ) -> Result<Answer, Error> {
+        ask: impl Fn(Epoch) -> PeerRequest,
+    ) -> Result<PeerResponse, Error> {
         let Some(cluster) = &self.cluster else {
             let ask = ask(self.ring.load().version());
             self.note(self.me, &ask);
@@ -247,8 +247,8 @@ impl Router {
     pub(super) async fn ask_home(
         &self,
         user: &UserId,
-        ask: impl Fn(Epoch) -> Ask,
-    ) -> Result<Answer, Error> {
+        ask: impl Fn(Epoch) -> PeerRequest,
+    ) -> Result<PeerResponse, Error> {
         self.ask_wherever(|ring| ring.home(user), ask).await
     }
 

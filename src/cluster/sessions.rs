@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::{
     link::Unasked,
-    message::{Answer, Ask},
+    message::{PeerRequest, PeerResponse},
     places::InboxPlace,
     router::Router,
 };
@@ -30,12 +30,12 @@ impl Router {
     pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxPlace>, Error> {
         let user = &session.user;
         self.edge.subscribe(&Topic::User(user.clone()), session);
-        let ask = |version| Ask::Register {
+        let ask = |version| PeerRequest::Register {
             user: user.clone(),
             version,
         };
         match self.ask_home(user, ask).await? {
-            Answer::Places(places) => places,
+            PeerResponse::Places(places) => places,
             _ => Err(Error::Closed),
         }
     }
@@ -60,9 +60,9 @@ impl Router {
     /// # Errors
     /// `Unavailable` if the store cannot be read, or the user's home does not answer in time.
     pub async fn inbox_rows(&self, user: &UserId) -> Result<Vec<InboxRow>, Error> {
-        let ask = |_| Ask::Inbox { user: user.clone() };
+        let ask = |_| PeerRequest::Inbox { user: user.clone() };
         match self.ask_home(user, ask).await? {
-            Answer::Inbox(rows) => rows,
+            PeerResponse::Inbox(rows) => rows,
             _ => Err(Error::Closed),
         }
     }
@@ -108,7 +108,7 @@ impl Router {
     }
 
     async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {
-        let ask = |version| Ask::Watch {
+        let ask = |version| PeerRequest::Watch {
             user: user.clone(),
             version,
         };
@@ -120,7 +120,7 @@ impl Router {
     /// # Errors
     /// `Unavailable` if the store cannot be read, or the user's home does not answer in time.
     pub async fn presence(&self, user: &UserId) -> Result<PresenceItem, Error> {
-        let ask = |_| Ask::Presence { user: user.clone() };
+        let ask = |_| PeerRequest::Presence { user: user.clone() };
         presence(self.ask_home(user, ask).await?)
     }
 
@@ -135,13 +135,13 @@ impl Router {
             let others = others.members().iter().filter(|&&g| g != self.me);
             let asks = others.map(|&gateway| {
                 let user = user.clone();
-                cluster.peers.ask(gateway, Ask::Disconnect { user })
+                cluster.peers.ask(gateway, PeerRequest::Disconnect { user })
             });
             let answers = self.in_time(async { Ok(join_all(asks).await) });
             for answer in answers.await? {
                 match answer {
-                    Ok(Answer::Disconnected(there)) => closed += there,
-                    Ok(Answer::Outcome(Err(error))) => return Err(error),
+                    Ok(PeerResponse::Disconnected(there)) => closed += there,
+                    Ok(PeerResponse::Outcome(Err(error))) => return Err(error),
                     // The gateway is gone, and with it its sessions.
                     Ok(_) | Err(Unasked::Lost) => {}
                     Err(unasked) => return Err(unasked.into()),
@@ -152,9 +152,9 @@ impl Router {
     }
 }
 
-fn presence(answer: Answer) -> Result<PresenceItem, Error> {
+fn presence(answer: PeerResponse) -> Result<PresenceItem, Error> {
     match answer {
-        Answer::Presence(item) => item,
+        PeerResponse::Presence(item) => item,
         _ => Err(Error::Closed),
     }
 }
