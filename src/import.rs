@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     chat::{
-        self, Confirmation, Conversations, Creation, InboxWriter, LogRange, Operation, Outcome,
+        self, Confirmation, Conversations, Creation, GetHistory, InboxWriter, LogRange,
         Publication, Publish,
     },
     cluster::Members,
@@ -213,13 +213,11 @@ impl Importer {
                     posting,
                     at,
                 };
-                let operation = Operation::Create(creation);
                 let created = self
                     .conversations
-                    .ask(conversation, owner.clone(), operation)
+                    .ask(conversation, owner.clone(), creation)
                     .await?;
-                let existed = matches!(created, Outcome::Created { existed: true });
-                self.report.conversations += u64::from(!existed);
+                self.report.conversations += u64::from(!created.existed);
                 self.meet(conversation, owner).await?;
             }
             Line::Message {
@@ -306,17 +304,14 @@ impl Importer {
         let mut seen = Seen::default();
         let mut after = 0;
         loop {
-            let operation = Operation::History {
+            let history = GetHistory {
                 range: LogRange::After(after),
                 limit: PAGE_ENTRIES_MAX,
             };
-            let Outcome::History(page) = self
+            let asked = self
                 .conversations
-                .ask(conversation, reader.clone(), operation)
-                .await?
-            else {
-                bail!("could not read the log");
-            };
+                .ask(conversation, reader.clone(), history);
+            let page = asked.await?;
             seen.before.extend(page.entries.iter().map(|e| e.client_id));
             match page.entries.last() {
                 Some(last) if last.seq < page.head => after = last.seq,

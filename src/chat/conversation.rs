@@ -44,8 +44,8 @@ use super::{
     inbox::InboxWriter,
     lease::{Lease, Term},
     log::Log,
-    open::{Held, Room},
-    operation::{Operation, Outcome, Sent},
+    open::{Held, OpenPermit},
+    operation::{Operation, Outcome},
     participants::Participants,
     publish::{Publish, RedeliveryGuard},
     recent::RecentEntries,
@@ -54,7 +54,7 @@ use super::{
 use crate::{
     clock,
     memory::Memory,
-    model::{ConversationId, Entry, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    model::{ConversationId, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
     store::{self, Activity, LogRow, Mark, Store},
     tasks::contain,
 };
@@ -126,18 +126,22 @@ impl Environment {
 pub(super) struct Command {
     pub actor: UserId,
     pub operation: Operation,
-    pub reply: oneshot::Sender<Result<Answer, Error>>,
+    pub reply: oneshot::Sender<Result<OwnerReply, Error>>,
 }
 
 /// What the owner answers. A read of old entries is not done by the owner itself, which would keep
 /// everyone else waiting: it says what may be read, and whoever asks reads it.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum OwnerReply {
     Ready(Outcome),
     ReadLog {
         from: Seq,
         to: Seq,
         head: Seq,
+    },
+    /// A repeated message that has left memory: the entry with this seq acknowledges it.
+    ReadSent {
+        seq: Seq,
     },
     ReadParticipants {
         actor: UserId,
@@ -146,7 +150,7 @@ pub(super) enum Answer {
     },
 }
 
-type Reply = oneshot::Sender<Result<Answer, Error>>;
+type Reply = oneshot::Sender<Result<OwnerReply, Error>>;
 
 pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
@@ -155,7 +159,7 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
 /// The right to open one conversation: its place, its room if there is some at once, and the term.
 pub(super) struct Opening {
     pub held: Arc<Held>,
-    pub room: Option<Room>,
+    pub room: Option<OpenPermit>,
     pub term: Arc<Term>,
 }
 
@@ -421,7 +425,7 @@ impl Owner {
             Done::Marked(mark, reply) => {
                 self.marks -= 1;
                 self.marked(mark);
-                drop(reply.send(Ok(Answer::Ready(Outcome::Done))));
+                drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
             Done::Settled(seq) => self.marked = self.marked.max(seq),
             Done::DmCreated(reply) => {
@@ -430,7 +434,7 @@ impl Owner {
                 {
                     self.unpark();
                 }
-                drop(reply.send(Ok(Answer::Ready(Outcome::Created { existed: false }))));
+                drop(reply.send(Ok(OwnerReply::Ready(Outcome::Created { existed: false }))));
             }
             Done::Told(told) => self.told(told),
             Done::Lost(error) => {
@@ -500,14 +504,5 @@ impl Owner {
             }
             seq
         }
-    }
-}
-
-fn sent(entry: &Entry, duplicate: bool) -> Sent {
-    Sent {
-        seq: entry.seq,
-        message_id: entry.message_id,
-        at: entry.at,
-        duplicate,
     }
 }

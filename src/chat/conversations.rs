@@ -1,6 +1,6 @@
-//! Which conversations are open here: finds the owner of each, or makes one.
+//! The conversations that are open on this gateway: finds the owner of a conversation, or makes one.
 
-mod repair;
+mod reading;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 
 use dashmap::{DashMap, mapref::entry::Entry as Slot};
 use foldhash::quality::RandomState;
-use futures_util::{FutureExt, StreamExt, future::Either, stream};
+use futures_util::FutureExt;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout},
@@ -17,28 +17,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    conversation::{Answer, Command, Environment, Opening, Settings, mailbox, own},
+    conversation::{Command, Environment, Opening, OwnerReply, Settings, mailbox, own},
     error::Error,
     history::History,
     inbox::InboxWriter,
     lease::{Lease, Term},
     open::{Held, Table},
-    operation::{Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent},
+    operation::{Ask, LogRange, Operation, SendAck, output},
     publish::Publish,
 };
 use crate::{
-    model::{
-        ConversationId, GatewayId, Kind, UserId,
-        limits::{MAILBOX_OPERATIONS_KEPT, PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
-    },
-    store::{self, ParticipantRow, Store},
+    model::{ConversationId, Draft, GatewayId, UserId, limits::MAILBOX_OPERATIONS_KEPT},
+    store::Store,
     tasks::{Tasks, contain},
 };
 
-/// Conversations repaired at once after a crash.
-const REPAIRS_AT_ONCE: usize = 32;
-
-/// All conversations that this gateway owns. Cheap to clone.
+/// All conversations that this gateway owns. It is cheap to clone.
 #[derive(Clone)]
 pub struct Conversations {
     shared: Arc<Shared>,
@@ -50,44 +44,45 @@ struct Shared {
     environment: Arc<Environment>,
     history: History,
     tasks: Tasks,
-    /// Fires when conversations are to be closed: after the sessions have gone.
+    /// Fires when all conversations must be closed, after the sessions have ended.
     closing: CancellationToken,
 }
 
+/// An owner as others see it.
 #[derive(Clone)]
 struct Handle {
     held: Arc<Held>,
     mailbox: mpsc::Sender<Command>,
     term: Arc<Term>,
-    /// Fires when the owner has let go and another one may be made.
+    /// Fires when the owner has ended and another one may be made.
     gone: CancellationToken,
 }
 
 impl Handle {
-    fn offer(&self, command: Command) -> Result<Arc<Term>, Unoffered> {
+    fn offer(&self, command: Command) -> Result<Arc<Term>, Rejected> {
         if command.operation.only_reads() && self.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT {
-            return Err(Unoffered::Refused(Error::BUSY));
+            return Err(Rejected::Refused(Error::BUSY));
         }
         self.held.used();
         match self.mailbox.try_send(command) {
             Ok(()) => Ok(self.term.clone()),
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Unoffered::Refused(Error::BUSY)),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Rejected::Refused(Error::BUSY)),
             Err(mpsc::error::TrySendError::Closed(command)) => {
-                Err(Unoffered::Closing(self.gone.clone(), Box::new(command)))
+                Err(Rejected::Closing(self.gone.clone(), Box::new(command)))
             }
         }
     }
 
-    /// Whether nothing is in the mailbox.
+    /// Whether the mailbox is empty.
     fn is_unasked(&self) -> bool {
         self.mailbox.capacity() == self.mailbox.max_capacity()
     }
 }
 
-/// Why a command is not in an owner's mailbox.
-enum Unoffered {
+/// The reason why a command is not in an owner's mailbox.
+enum Rejected {
     Refused(Error),
-    /// The owner is letting go: once it has gone, the next one may have it.
+    /// The owner closes. When the token fires, the command may be offered to the next owner.
     Closing(CancellationToken, Box<Command>),
 }
 
@@ -133,24 +128,26 @@ impl Conversations {
         }
     }
 
-    /// Asks the owner of a conversation, which gets operations in the order in which this is called.
+    pub(super) fn environment(&self) -> &Environment {
+        &self.shared.environment
+    }
+
+    /// Asks the owner of a conversation, which gets operations in the order of these calls.
     ///
-    /// No `async fn`: what is asked is in the owner's mailbox by the time this returns, and not in the future, of whose
-    /// size every request is a copy.
+    /// This is no `async fn`, so that the operation is in the owner's mailbox when this returns. It is not in the future
+    /// then, which is copied several times for each request.
     ///
     /// # Errors
-    /// As the operation; `Moved` when nothing was begun, `Closed` when the outcome is unknown; `Unavailable` when the owner
-    /// is overloaded or cannot reach the store in time.
-    pub fn ask(
+    /// The error of the operation; `Moved` if nothing was begun; `Closed` if the outcome is unknown; `Unavailable` if the
+    /// owner is overloaded, or cannot reach the store in time.
+    pub fn ask<A: Ask>(
         &self,
         conversation: ConversationId,
         actor: UserId,
-        operation: Operation,
-    ) -> impl Future<Output = Result<Outcome, Error>> {
-        if let Operation::Repair = operation {
-            return Either::Left(Box::pin(self.repair_one(conversation)));
-        }
-        // Sessions come back, and gateways catch up, with more than a page.
+        ask: A,
+    ) -> impl Future<Output = Result<A::Output, Error>> {
+        let operation = ask.into();
+        // Clients that resume and gateways that catch up request more than a page.
         let asked = match operation {
             Operation::History { range, limit } => (range, limit),
             _ => (LogRange::After(0), usize::MAX),
@@ -165,36 +162,32 @@ impl Conversations {
         let answered = async move {
             let term = match offered {
                 Ok(term) => term,
-                Err(Unoffered::Refused(error)) => return Err(error),
-                Err(Unoffered::Closing(gone, command)) => {
+                Err(Rejected::Refused(error)) => return Err(error),
+                Err(Rejected::Closing(gone, command)) => {
                     Box::pin(self.offer_next(conversation, gone, command)).await?
                 }
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
-                Answer::Ready(outcome) => Ok(outcome),
+                OwnerReply::Ready(outcome) => Ok(outcome),
                 read => Box::pin(self.read(conversation, &term, asked, read)).await,
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
-        Either::Right(timeout(limit, answered).map(|answered| {
-            answered.unwrap_or_else(|_| Err(Error::unavailable("it took too long")))
-        }))
+        timeout(limit, answered).map(|answered| {
+            output::<A>(answered.unwrap_or(Err(Error::unavailable("it took too long"))))
+        })
     }
 
-    /// Puts a command into the owner's mailbox, while the conversation's place in the map is held: the owner leaves only
-    /// while that is not.
-    fn offer(
-        &self,
-        conversation: ConversationId,
-        command: Command,
-    ) -> Result<Arc<Term>, Unoffered> {
+    /// Puts a command into the owner's mailbox while the conversation's entry in the map is locked. An owner leaves the
+    /// map only while that is unlocked.
+    fn offer(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Rejected> {
         if let Some(handle) = self.shared.open.get(&conversation) {
             return handle.offer(command);
         }
         self.open(conversation, command)
     }
 
-    /// As `offer`, to the owner after the one that closes.
+    /// Offers a command to the owner that follows a closing one.
     async fn offer_next(
         &self,
         conversation: ConversationId,
@@ -205,164 +198,62 @@ impl Conversations {
             gone.cancelled().await;
             match self.offer(conversation, *command) {
                 Ok(term) => return Ok(term),
-                Err(Unoffered::Refused(error)) => return Err(error),
-                Err(Unoffered::Closing(next, returned)) => (gone, command) = (next, returned),
+                Err(Rejected::Refused(error)) => return Err(error),
+                Err(Rejected::Closing(next, returned)) => (gone, command) = (next, returned),
             }
         }
     }
 
-    /// Reads what the owner says may be read.
-    async fn read(
-        &self,
-        conversation: ConversationId,
-        term: &Term,
-        asked: (LogRange, usize),
-        read: Answer,
-    ) -> Result<Outcome, Error> {
-        match read {
-            Answer::Ready(outcome) => Ok(outcome),
-            Answer::ReadLog { from, to, head } => {
-                let entries = self
-                    .shared
-                    .history
-                    .read(conversation, (from, to), asked)
-                    .await?;
-                // Read under the lease, or not at all.
-                if !term.holds(Instant::now()) {
-                    return Err(Error::Closed);
-                }
-                Ok(Outcome::History(Page { entries, head }))
-            }
-            Answer::ReadParticipants {
-                actor,
-                after,
-                limit,
-            } => {
-                let read = self.read_participants(conversation, &actor, after, limit);
-                let page = read.await?;
-                if !term.holds(Instant::now()) {
-                    return Err(Error::Closed);
-                }
-                Ok(Outcome::Participants(page))
-            }
-        }
-    }
-
-    /// As `repair`, of one conversation.
-    async fn repair_one(&self, conversation: ConversationId) -> Result<Outcome, Error> {
-        let environment = &self.shared.environment;
-        repair::conversation(self, environment, conversation).await?;
-        // Written, before anyone forgets that there was something to repair.
-        if environment.inbox.flush().await {
-            Ok(Outcome::Done)
-        } else {
-            Err(Error::unavailable("the store did not answer"))
-        }
-    }
-
-    /// As `ask`, for a message.
+    /// Asks the owner to append a message.
     ///
     /// # Errors
-    /// As `ask`.
-    pub async fn send(
+    /// The errors of [`Self::ask`].
+    pub fn send(
         &self,
         conversation: ConversationId,
-        draft: crate::model::Draft,
-    ) -> Result<Sent, Error> {
+        draft: Draft,
+    ) -> impl Future<Output = Result<SendAck, Error>> {
         let sender = draft.sender.clone();
-        let asked = self.ask(conversation, sender, Operation::Send(draft));
-        Self::sent(asked.await?)
+        self.ask(conversation, sender, draft)
     }
 
-    /// What a message's outcome says.
-    ///
-    /// # Errors
-    /// If it does not say where the message is.
-    pub fn sent(outcome: Outcome) -> Result<Sent, Error> {
-        match outcome {
-            Outcome::Sent(sent) => Ok(sent),
-            // A repetition of a message that has left memory.
-            Outcome::History(page) => match &page.entries[..] {
-                [entry] => Ok(Sent {
-                    seq: entry.seq,
-                    message_id: entry.message_id,
-                    at: entry.at,
-                    duplicate: true,
-                }),
-                _ => Err(Error::Closed),
-            },
-            other => {
-                debug_assert!(false, "a message is answered with its place, not {other:?}");
-                Err(Error::Closed)
-            }
+    /// Offers a command to the owner, and makes one if there is none.
+    fn open(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Rejected> {
+        let shared = &self.shared;
+        if shared.closing.is_cancelled() {
+            return Err(Rejected::Refused(Error::Moved));
         }
-    }
-
-    /// As `offer`; makes an owner if there is none.
-    fn open(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Unoffered> {
-        let Shared {
-            open,
-            table,
-            environment,
-            tasks,
-            closing,
-            ..
-        } = &*self.shared;
-        if closing.is_cancelled() {
-            return Err(Unoffered::Refused(Error::Moved));
-        }
-        // Gateways catch up by themselves; whatever else is asked, somebody's request is behind it.
+        // Gateways catch up by themselves. Everything else was caused by the request of a user.
         let user = match command.operation {
             Operation::CatchUp { .. } if command.actor == UserId::gateway() => None,
             _ => Some(&command.actor),
         };
-        match open.entry(conversation) {
+        match shared.open.entry(conversation) {
             Slot::Occupied(there) => there.get().offer(command),
             Slot::Vacant(place) => {
-                // Asked while the place is held: whoever then lets go of what is lost finds it there.
-                let term = environment.lease.term(conversation);
-                let term = Arc::new(term.ok_or(Unoffered::Refused(Error::Moved))?);
-                let (held, room) = table.begin(user).map_err(Unoffered::Refused)?;
+                // The ring is asked while the entry is locked, so that `release` finds a conversation that moves then.
+                let term = shared.environment.lease.term(conversation);
+                let term = Arc::new(term.ok_or(Rejected::Refused(Error::Moved))?);
+                let (held, room) = shared.table.begin(user).map_err(Rejected::Refused)?;
                 let (mailbox, commands) = mailbox();
+                let gone = CancellationToken::new();
                 let handle = Handle {
                     held: held.clone(),
                     mailbox,
                     term: term.clone(),
-                    gone: CancellationToken::new(),
+                    gone: gone.clone(),
                 };
-                let gone = handle.gone.clone();
-                // Offered before anybody else can be: whoever makes an owner is the first to be served.
+                // The request that makes an owner is the first one that it serves.
                 let offered = place.insert(handle).offer(command);
-                let shared = self.shared.clone();
-                tasks.spawn(async move {
-                    let stop = shared.closing.clone().cancelled_owned();
-                    let environment = shared.environment.clone();
-                    let is_same = |other: &Handle| Arc::ptr_eq(&other.held, &held);
-                    let leave = || {
-                        let is_over =
-                            |_: &_, handle: &Handle| is_same(handle) && handle.is_unasked();
-                        shared.open.remove_if(&conversation, is_over).is_some()
-                    };
-                    let opening = Opening {
-                        held: held.clone(),
-                        room,
-                        term,
-                    };
-                    let owning = own(conversation, environment, opening, commands, stop, leave);
-                    contain("the owner of a conversation", conversation, owning).await;
-                    // Only now may another owner be made, unless this one has left: never two at once.
-                    shared
-                        .open
-                        .remove_if(&conversation, |_, other| is_same(other));
-                    gone.cancel();
-                    held.end();
-                });
+                let opening = Opening { held, room, term };
+                let owning = shared.clone().own(conversation, opening, commands, gone);
+                shared.tasks.spawn(owning);
                 offered
             }
         }
     }
 
-    /// Evicts the conversation that was not used for longest, for tests.
+    /// Evicts the least recently used conversation, for tests.
     #[doc(hidden)]
     pub fn evict_one(&self) {
         self.shared.table.evict_one();
@@ -373,74 +264,8 @@ impl Conversations {
         self.shared.open.contains_key(&conversation)
     }
 
-    /// Of a channel: those of others are in their owner's memory. Former participants have rows too and are passed
-    /// over, as many as one request may look at.
-    async fn read_participants(
-        &self,
-        conversation: ConversationId,
-        actor: &UserId,
-        mut after: Option<UserId>,
-        limit: usize,
-    ) -> Result<ParticipantsPage, Error> {
-        let store = &self.shared.environment.store;
-        let mut items = Vec::new();
-        let mut left = SCAN_ROWS_MAX;
-        let mut rows = limit + 1;
-        loop {
-            rows = rows.min(left);
-            let page = store
-                .participants(conversation, Kind::Channel, after.as_ref(), rows)
-                .await?;
-            let (found, full) = (page.len(), page.len() == rows);
-            for (i, ParticipantRow { participant, .. }) in page.into_iter().enumerate() {
-                if participant.is_in() {
-                    items.push(Listed::of(&participant, participant.user == *actor));
-                }
-                after = Some(participant.user);
-                if items.len() == limit {
-                    let next = after.filter(|_| full || i + 1 < found);
-                    return Ok(ParticipantsPage { items, next });
-                }
-            }
-            left -= found;
-            if !full || left == 0 {
-                let next = after.filter(|_| full);
-                return Ok(ParticipantsPage { items, next });
-            }
-            rows = PAGE_ITEMS_MAX;
-        }
-    }
-
-    /// Writes the inbox rows that a gateway which is gone may have left unwritten. Idempotent.
-    ///
-    /// # Errors
-    /// When the store cannot be read; it must be tried again before anyone is served.
-    pub async fn repair(&self, gone: GatewayId) -> store::Result<()> {
-        let Environment { store, inbox, .. } = &*self.shared.environment;
-        let touched = store.activity(gone).await?;
-        if !touched.is_empty() {
-            tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
-            let failures: Vec<store::Error> = stream::iter(touched)
-                .map(|conversation| {
-                    repair::conversation(self, &self.shared.environment, conversation)
-                })
-                .buffer_unordered(REPAIRS_AT_ONCE)
-                .filter_map(async |result| result.err())
-                .collect()
-                .await;
-            if let Some(error) = failures.into_iter().next() {
-                return Err(error);
-            }
-            while !inbox.flush().await {
-                store.healthy()?;
-            }
-            tracing::info!(gateway = %gone, "crash repair ended");
-        }
-        store.forget_activity(gone).await
-    }
-
-    /// Lets go of all conversations but those to keep. Each of them fires when it is let go of: nothing of it is
-    /// answered after that.
+    /// Revokes the right to all conversations but those to keep. Returns a token for each, which fires when its owner has
+    /// ended: nothing is answered after that.
     pub fn release(&self, keep: impl Fn(ConversationId) -> bool) -> Vec<CancellationToken> {
         let open = self.shared.open.iter();
         let lost = open.filter(|open| !keep(*open.key()));
@@ -455,25 +280,26 @@ impl Conversations {
             .collect()
     }
 
-    /// Conversations that were lost in the middle of something: their next owner is to be asked something, and
-    /// finishes it when it begins. What came of that is told to [`Self::asked`].
+    /// Takes the conversations that were lost while work was in progress. Their next owner finishes that when it is asked
+    /// to load them. [`Self::asked`] must be called for each.
     #[must_use]
     pub fn take_unfinished(&self) -> BTreeSet<ConversationId> {
         self.shared.environment.unfinished.take()
     }
 
+    /// Notes whether the owner of a lost conversation has answered.
     pub fn asked(&self, conversation: ConversationId, answered: bool) {
         let unfinished = &self.shared.environment.unfinished;
         unfinished.asked(conversation, answered);
     }
 
-    /// Whether every conversation that was lost has been finished by somebody else.
+    /// Whether the next owners have finished all conversations that were lost.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.shared.environment.unfinished.is_empty()
     }
 
-    /// Closes all conversations, each once nothing of it is in flight, and waits for that.
+    /// Closes all conversations, each when nothing of it is in flight, and waits for that.
     pub async fn close(&self) {
         self.shared.closing.cancel();
         loop {
@@ -483,5 +309,32 @@ impl Conversations {
             };
             gone.cancelled().await;
         }
+    }
+}
+
+impl Shared {
+    /// Runs the owner of a conversation, and removes the conversation from the map.
+    async fn own(
+        self: Arc<Self>,
+        conversation: ConversationId,
+        opening: Opening,
+        commands: mpsc::Receiver<Command>,
+        gone: CancellationToken,
+    ) {
+        let held = opening.held.clone();
+        let is_same = |other: &Handle| Arc::ptr_eq(&other.held, &held);
+        let leave = || {
+            let is_over = |_: &_, handle: &Handle| is_same(handle) && handle.is_unasked();
+            self.open.remove_if(&conversation, is_over).is_some()
+        };
+        let stop = self.closing.clone().cancelled_owned();
+        let environment = self.environment.clone();
+        let owning = own(conversation, environment, opening, commands, stop, leave);
+        contain("the owner of a conversation", conversation, owning).await;
+        // Another owner may be made from here on, if this one has not left before: there are never two at a time.
+        self.open
+            .remove_if(&conversation, |_, other| is_same(other));
+        gone.cancel();
+        held.end();
     }
 }

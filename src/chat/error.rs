@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store;
 
-/// Why an operation failed. Gateways tell each other errors as [`OnWire`].
+/// The reason why an operation failed. Between gateways it is encoded as [`OnWire`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(from = "OnWire", into = "OnWire")]
 pub enum Error {
@@ -15,27 +15,27 @@ pub enum Error {
     Invalid(String),
     #[error("{0}")]
     Forbidden(Cow<'static, str>),
-    /// There is no such conversation, or this user may not know of it.
+    /// There is no such conversation, or the user may not know of it.
     #[error("no such conversation")]
     UnknownConversation,
     #[error("{0}")]
     Conflict(Cow<'static, str>),
-    /// `what` names what is counted: `bytes of a body`.
+    /// A limit is exceeded. `what` names the counted things, such as "bytes of a body".
     #[error("too large: {what}: at most {max}")]
     TooLarge { what: Cow<'static, str>, max: usize },
-    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to.
+    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to own it.
     #[error("unavailable: the conversation is being closed or moved; try again")]
     Moved,
     /// The owner lost the conversation while it worked on the request. The outcome is unknown.
     #[error("unavailable: the conversation is moving")]
     Closed,
-    /// The outcome is unknown: the client sends again with the same client id and `retry`.
+    /// The outcome is unknown. The client sends again with the same client id and `retry`.
     #[error("unavailable: {reason}")]
     Unavailable { reason: Cow<'static, str> },
 }
 
-/// An error between gateways. `Moved` and `Closed` are `Unavailable` with these texts there, because that is how gateways
-/// of the first versions know them.
+/// The encoding of an error between gateways. `Moved` and `Closed` are `Unavailable` with a fixed text, because gateways of
+/// the first versions know no others.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Error")]
 enum OnWire {
@@ -103,7 +103,7 @@ impl Error {
     }
 }
 
-/// To the asker every fault of the store is the same; the log has the details.
+/// Users learn only that the store failed. The log has the details.
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         match error {
@@ -138,7 +138,7 @@ mod tests {
         );
     }
 
-    /// A gateway of the first versions understands each error, and this one theirs.
+    /// Gateways of the first versions and this one understand each other's errors.
     #[test]
     fn errors_between_gateways_stay_as_they_were() {
         #[derive(Debug, PartialEq, Serialize, Deserialize)]

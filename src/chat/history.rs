@@ -1,5 +1,5 @@
-//! Pages of the committed log from the store, through a cache that joins identical reads in flight: ten
-//! thousand clients that come back at once cost one read.
+//! Reads pages of the committed log from the store, through a cache that joins identical reads in progress: ten thousand
+//! clients that reconnect at once cost one read.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -44,9 +44,9 @@ impl History {
         }
     }
 
-    /// The entries from `from` to `to`, without those farthest from where `range` begins, if all of them weigh too much
-    /// for a page. The caller has asked the owner: all of them are committed, and what is committed never changes, so a
-    /// page never grows stale.
+    /// Reads the entries from `from` to `to`. If they weigh too much for a page, it leaves out those farthest from where
+    /// `range` begins. The owner has said that all of them are committed. Committed entries never change, so the cache is
+    /// never stale.
     pub(super) async fn read(
         &self,
         conversation: ConversationId,
@@ -74,7 +74,7 @@ impl History {
     ) -> Result<Entries, Error> {
         let load = async {
             let entries = u32::try_from(to - from + 1).unwrap_or(u32::MAX);
-            // Never closed.
+            // The semaphore is never closed.
             let _permits = self.reads.acquire_many(entries).await;
             let rows = self.store.log(conversation, from, to).await?;
             counter!("chat_history_entries_read_total").increment(rows.len() as u64);
@@ -103,27 +103,28 @@ impl History {
                 store::Error::clone(&error).into()
             });
         if loaded {
-            // By itself the cache evicts some time later, and holds more than its bound until then.
+            // The cache would evict some time later, and exceed its bound until then.
             self.parts.run_pending_tasks().await;
         }
         part
     }
 }
 
-/// Entries of the first part of a page, and at most of each further one.
+/// Entries of the first part of a page.
 const FIRST_PART_ENTRIES: Seq = PAGE_ENTRIES_DEFAULT as Seq;
+/// Entries of each further part, at most.
 const PART_ENTRIES_MAX: Seq = 2 * FIRST_PART_ENTRIES;
-/// What a part weighs besides its entries: the list, its key, its place in the cache.
+/// The weight of a part without its entries: the list, its key, its place in the cache.
 const PART_BYTES: usize = 400 + 2 * ALLOCATION_BYTES;
 
-/// A page that is being read, a part at a time, from where it was asked for.
+/// A page that is read in parts, beginning next to the requested position.
 struct Reading {
     from: Seq,
     to: Seq,
-    /// Where it was asked for: the entries next to it come first.
+    /// The requested position. The entries next to it are read first.
     near: Seq,
     bytes_max: usize,
-    /// Without a gap.
+    /// The entries read so far, without a gap.
     entries: VecDeque<Arc<Entry>>,
     bytes: usize,
 }
@@ -145,7 +146,7 @@ impl Reading {
         }
     }
 
-    /// The part to be read next; none if all is there, or there is no room for more.
+    /// Returns the part to read next. `None` if the page is complete or full.
     fn next(&self) -> Option<(Seq, Seq)> {
         let Self { from, to, near, .. } = *self;
         let (Some(first), Some(last)) = (self.entries.front(), self.entries.back()) else {
@@ -159,7 +160,7 @@ impl Reading {
         if room == 0 {
             return None;
         }
-        // As many as there is room for if they are like those that are there.
+        // The size of the next entries is estimated from those that were read.
         let each = self.bytes as Seq / self.entries.len() as Seq;
         let count = (room / each.max(1)).clamp(1, PART_ENTRIES_MAX);
         let (before, after) = (first - from, to - last);
@@ -184,7 +185,7 @@ impl Reading {
         }
     }
 
-    /// What there is room for; at least one entry.
+    /// Returns the entries that fit into the page, but at least one.
     fn page(mut self) -> Vec<Arc<Entry>> {
         while self.bytes > self.bytes_max
             && self.entries.len() > 1

@@ -1,5 +1,5 @@
-//! Writes inbox rows: queued by conversation, the newest entry wins, flushed in batches, never waited
-//! for by a sender. What a crash loses of it, crash repair writes again.
+//! Writes inbox rows behind: they are queued by conversation, the newest entry wins, and they are written in batches. No
+//! sender waits for them. The rows that a crash loses are written again by the crash repair.
 
 use std::{
     collections::BTreeMap,
@@ -26,33 +26,36 @@ use crate::{
     tasks::lock,
 };
 
-/// How long rows wait for more of their conversation.
+/// The time that rows wait for newer ones of their conversation.
 const FLUSH_EVERY: Duration = Duration::from_millis(30);
 /// Rows of one write to the store.
 const BATCH_ROWS: usize = 500;
-/// Writes under way at once.
+/// Writes in progress at once.
 const BATCHES_IN_FLIGHT_MAX: usize = 4;
-/// After a failed write, before the next.
+/// The time between a failed write and the next one.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
+/// The writer of inbox rows.
 pub struct InboxWriter {
     store: Arc<dyn Store>,
     bytes_max: usize,
-    pending: Mutex<BTreeMap<ConversationId, Pending>>,
-    /// What they weigh, with those that are being written.
+    queued: Mutex<BTreeMap<ConversationId, QueuedRows>>,
+    /// The weight of the queued rows and of those that are being written.
     bytes: AtomicUsize,
     wake: Notify,
     flushing: tokio::sync::Mutex<()>,
+    /// Whether the last write has failed.
     behind: AtomicBool,
 }
 
+/// The queued rows of one conversation, as what they are made of.
 #[derive(Default, Clone)]
-struct Pending {
-    /// Nobody's row follows a channel's entries.
+struct QueuedRows {
+    /// The newest entry, with the users whose rows show it. `None` for a channel, whose entries change no row.
     newest: Option<(Arc<Recipients>, Arc<Last>)>,
-    /// Who sends has read what came before.
+    /// The read marks of senders, who have read everything up to their own message.
     read_by_senders: BTreeMap<UserId, Seq>,
-    /// As last weighed.
+    /// The weight when it was last computed.
     bytes: usize,
 }
 
@@ -62,7 +65,7 @@ impl InboxWriter {
         Self {
             store,
             bytes_max: memory.inbox(),
-            pending: Mutex::default(),
+            queued: Mutex::default(),
             bytes: AtomicUsize::new(0),
             wake: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
@@ -70,51 +73,51 @@ impl InboxWriter {
         }
     }
 
-    /// Queues what a published entry means for the inbox of its audience. The newest wins.
+    /// Queues the rows that a published entry changes. The newest entry wins.
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
         members: Option<Arc<Recipients>>,
         entry: &Entry,
     ) {
-        let mut pending = self.pending();
-        if pending.is_empty() {
+        let mut queued = self.queued();
+        if queued.is_empty() {
             self.wake.notify_one();
         }
-        let pending = pending.entry(conversation).or_default();
-        let before = pending.bytes;
+        let rows = queued.entry(conversation).or_default();
+        let before = rows.bytes;
         let newer = |(_, last): &(_, Arc<Last>)| last.seq < entry.seq;
         if let Some(members) = members
-            && pending.newest.as_ref().is_none_or(newer)
+            && rows.newest.as_ref().is_none_or(newer)
         {
-            pending.newest = Some((members, Arc::new(entry.last())));
+            rows.newest = Some((members, Arc::new(entry.last())));
         }
-        let read = pending
+        let read = rows
             .read_by_senders
             .entry(entry.sender.clone())
             .or_default();
         *read = entry.seq.max(*read);
-        let grown = pending.weigh().wrapping_sub(before);
+        let grown = rows.weigh().wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
     }
 
-    /// Whether the store is so far behind that no more should be accepted.
+    /// Whether so many rows are queued that no further message should be accepted.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.bytes_max
-            || self.pending().len() >= INBOX_CONVERSATIONS_PENDING_MAX
+            || self.queued().len() >= INBOX_CONVERSATIONS_PENDING_MAX
     }
 
-    /// Whether the store has, or is about to get, what was queued: not so while it cannot be reached.
+    /// Whether the queued rows reach the store soon. They do not while it cannot be reached.
     #[must_use]
     pub fn is_current(&self) -> bool {
         !self.behind.load(Ordering::Acquire)
     }
 
-    /// Flushes for ever; for a task.
+    /// Writes queued rows, for ever.
     pub async fn run(&self) {
         loop {
             self.wake.notified().await;
-            while !self.pending().is_empty() {
+            while !self.queued().is_empty() {
                 sleep(FLUSH_EVERY).await;
                 if !self.flush().await {
                     sleep(RETRY_AFTER).await;
@@ -123,15 +126,15 @@ impl InboxWriter {
         }
     }
 
-    /// Writes everything queued so far; false when some of it must be tried again. Who stops waiting for it loses nothing.
+    /// Writes all rows that are queued. Returns false if some of them must be written again. It is cancel-safe.
     pub async fn flush(&self) -> bool {
         let _one_at_a_time = self.flushing.lock().await;
         let mut taken = Taken {
             writer: self,
-            rows: std::mem::take(&mut *self.pending()),
+            rows: std::mem::take(&mut *self.queued()),
         };
         gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
-        // Made as they are written: a group's rows weigh much more than what they are made of.
+        // The rows of a group weigh much more than what they are made of, so they are made batch by batch.
         let mut rows = taken.rows.iter().flat_map(|(id, p)| p.writes(*id));
         let batches = std::iter::from_fn(|| {
             let batch: Vec<_> = rows.by_ref().take(BATCH_ROWS).collect();
@@ -148,21 +151,21 @@ impl InboxWriter {
             tracing::warn!(%error, "inbox rows were not written; they will be tried again");
             return false;
         }
-        let bytes: usize = taken.rows.values().map(|pending| pending.bytes).sum();
+        let bytes: usize = taken.rows.values().map(|rows| rows.bytes).sum();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         taken.rows.clear();
         true
     }
 
-    fn pending(&self) -> MutexGuard<'_, BTreeMap<ConversationId, Pending>> {
-        lock(&self.pending)
+    fn queued(&self) -> MutexGuard<'_, BTreeMap<ConversationId, QueuedRows>> {
+        lock(&self.queued)
     }
 }
 
-/// Taken to be written: what is left of it when this is dropped waits again.
+/// Rows that are being written. Those that are left when this is dropped are queued again.
 struct Taken<'a> {
     writer: &'a InboxWriter,
-    rows: BTreeMap<ConversationId, Pending>,
+    rows: BTreeMap<ConversationId, QueuedRows>,
 }
 
 impl Drop for Taken<'_> {
@@ -170,11 +173,11 @@ impl Drop for Taken<'_> {
         if self.rows.is_empty() {
             return;
         }
-        let mut pending = self.writer.pending();
+        let mut queued = self.writer.queued();
         for (id, older) in std::mem::take(&mut self.rows) {
-            let newer = pending.entry(id).or_default();
+            let newer = queued.entry(id).or_default();
             let before = newer.bytes + older.bytes;
-            newer.lay_over(older);
+            newer.add_older(older);
             let grown = newer.weigh().wrapping_sub(before);
             self.writer.bytes.fetch_add(grown, Ordering::Relaxed);
         }
@@ -182,7 +185,8 @@ impl Drop for Taken<'_> {
     }
 }
 
-impl Pending {
+impl QueuedRows {
+    /// Computes the weight.
     fn weigh(&mut self) -> usize {
         const READ_BYTES: usize = size_of::<(UserId, Seq)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
         let newest = self.newest.as_ref();
@@ -192,6 +196,7 @@ impl Pending {
         self.bytes
     }
 
+    /// Makes the rows.
     fn writes(&self, conversation: ConversationId) -> Vec<InboxWrite> {
         let mut reads = self.read_by_senders.clone();
         let mut writes = Vec::new();
@@ -218,7 +223,8 @@ impl Pending {
         writes
     }
 
-    fn lay_over(&mut self, older: Self) {
+    /// Adds rows that were queued before these.
+    fn add_older(&mut self, older: Self) {
         if self.newest.is_none() {
             self.newest = older.newest;
         }
@@ -286,7 +292,7 @@ mod tests {
         assert!(!writer.is_full());
     }
 
-    /// Whoever asks for a flush may stop waiting, and nobody else may ask for one: the rows are written all the same.
+    /// The rows of a flush that was cancelled are written, also if nobody requests another flush.
     #[tokio::test(start_paused = true)]
     async fn a_flush_that_nobody_waits_for_any_more_loses_no_rows() {
         let store = Simulated::new(1, Faults::NONE);

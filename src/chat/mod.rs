@@ -1,8 +1,7 @@
-//! The domain: what a conversation is. Start with `conversation.rs`; the rules it obeys are in `log.rs`
-//! (order, takeover) and `participants.rs` (who may do what), both without I/O.
+//! The rules of a conversation. Start with `conversation.rs`. The order of entries and the takeover are in `log.rs`, and
+//! who may do what is in `participants.rs`; both do no I/O.
 //!
-//! This room never sees a socket, a frame or the ring. It learns that it may act from a [`Lease`] and
-//! tells the world through [`Publish`].
+//! This layer never sees a socket, a frame or the ring. A [`Lease`] allows it to act, and it publishes through [`Publish`].
 
 mod client_ids;
 mod conversation;
@@ -17,6 +16,7 @@ mod operation;
 mod participants;
 mod publish;
 mod recent;
+mod repair;
 mod unfinished;
 
 pub use conversation::Settings;
@@ -24,9 +24,7 @@ pub use conversations::Conversations;
 pub use error::Error;
 pub use inbox::InboxWriter;
 pub use lease::{Lease, Owns, Term};
-pub use operation::{
-    Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
-};
+pub use operation::*;
 pub use publish::{
     Audience, Body, Confirmation, Guarantee, MembershipChange, MembershipNotice, Publication,
     Publish, Receipt, Recipients, RedeliveryGuard,

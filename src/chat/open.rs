@@ -1,5 +1,5 @@
-//! Which conversations may be open: how many, how many because of one user, and how much all of them weigh. Where there
-//! is no room, the coldest is evicted, and whoever opens another one waits until it has gone.
+//! Limits the open conversations: their number, the number because of one user, and their weight. At a limit the least
+//! recently used conversation is evicted, and the request that opens another one waits until it has gone.
 
 mod loads;
 mod places;
@@ -27,43 +27,43 @@ use super::error::Error;
 use crate::{
     model::{
         UserId,
-        limits::{USER_OPEN_MIN, USER_OPEN_PART},
+        limits::{USER_OPEN_DIVISOR, USER_OPEN_MIN},
     },
     tasks::lock,
 };
 
-/// Between two looks of the keeper, if nothing wakes it.
+/// The interval at which the keeper looks for conversations to evict.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// So many looks without a use, and a conversation is evicted as soon as its place could be needed soon.
+/// Looks without a use after which a conversation is cold: it is evicted when its place could be needed soon.
 const COLD_LOOKS: usize = 10;
-/// Of 10: above this much of a bound, what is cold is evicted.
-const SOON_FULL: usize = 9;
-/// Evicted at one look because their places could be needed soon: each costs the store a write.
+/// Tenths of a limit above which cold conversations are evicted.
+const SOON_FULL_TENTHS: usize = 9;
+/// Cold conversations that are evicted at one look. Each costs the store a write.
 const EVICTED_AT_ONCE: usize = 1_000;
-/// By so much may an owner's weight differ from what is counted for it.
+/// Bytes by which an owner's weight may differ from the counted weight.
 const WEIGHED_BYTES: usize = 4 << 10;
 
-/// The conversations that are open here: how many, and what they weigh.
+/// The open conversations of this gateway, with their weight.
 pub(super) struct Table {
     open_max: usize,
     user_max: usize,
     bytes_max: usize,
-    /// A permit for each that is open and not about to open.
-    room: Arc<Semaphore>,
-    /// Which of them are loaded now.
+    /// A permit for each open conversation. Those that wait to be opened have none.
+    permits: Arc<Semaphore>,
+    /// The conversations that are being loaded.
     loads: Loads,
-    /// What all of them weigh.
+    /// The weight of all open conversations.
     bytes: AtomicUsize,
-    /// Goes on with each opening and each look. A use is noted as of it: so the coldest is known without a clock.
+    /// A counter of openings and looks. Each use is noted with its value, so the least recent use is known without a clock.
     now: AtomicU64,
-    /// The weight is above its bound.
+    /// Fires when the weight is above its limit.
     pressed: Notify,
-    /// A place or weight has become free.
+    /// Fires when a conversation has gone.
     freed: Notify,
     state: Mutex<State>,
 }
 
-/// What the table knows of one conversation; its handle, its owner and the table share it.
+/// The table's record of one conversation. The table, the handle and the owner share it.
 pub(super) struct Held {
     number: u64,
     table: Arc<Table>,
@@ -72,14 +72,14 @@ pub(super) struct Held {
     retire: CancellationToken,
 }
 
-/// The right to be open. Given back when it is dropped.
-pub(super) struct Room {
+/// The permit to have one conversation open. It is given back when it is dropped.
+pub(super) struct OpenPermit {
     _of_user: Option<OwnedSemaphorePermit>,
     _of_all: OwnedSemaphorePermit,
 }
 
 impl Held {
-    /// Somebody asks the conversation something. Of the hot path: one read, and seldom a write.
+    /// Notes a use of the conversation. It is called for each operation, and mostly only compares two numbers.
     pub(super) fn used(&self) {
         let now = self.table.now.load(Ordering::Relaxed);
         if self.used_at.load(Ordering::Relaxed) != now {
@@ -87,7 +87,7 @@ impl Held {
         }
     }
 
-    /// What its owner, who alone says that, weighs by now. Of the hot path: mostly a comparison.
+    /// Notes the weight of the owner, which alone calls this. It is called often, and mostly only compares two numbers.
     pub(super) fn weighs(&self, bytes: usize) {
         let before = self.bytes.load(Ordering::Relaxed);
         if before.abs_diff(bytes) < WEIGHED_BYTES {
@@ -101,27 +101,27 @@ impl Held {
         }
     }
 
-    /// See [`Table::room`].
-    pub(super) async fn room(&self) -> Room {
-        self.table.room(self).await
+    /// Waits for a permit: see [`Table::permit`].
+    pub(super) async fn permit(&self) -> OpenPermit {
+        self.table.permit(self).await
     }
 
-    /// See [`Table::loading`].
+    /// Waits for the turn to load: see [`Table::loading`].
     pub(super) async fn loading(self: &Arc<Self>, patience: Duration) -> Loading {
         self.table.loading(self, patience).await
     }
 
-    /// The conversation is loaded, and weighed: from now on it may be evicted.
+    /// Notes that the conversation is loaded and weighed. From now on it may be evicted.
     pub(super) fn loaded(&self) {
         self.table.loaded(self);
     }
 
-    /// The conversation has gone, or never opened.
+    /// Notes that the conversation has gone, or was never opened.
     pub(super) fn end(&self) {
         self.table.end(self);
     }
 
-    /// Fires when the conversation is to be closed as soon as nothing of it is under way.
+    /// Returns the token that fires when the conversation must close as soon as nothing of it is in progress.
     pub(super) fn retired(&self) -> CancellationToken {
         self.retire.clone()
     }
@@ -131,9 +131,9 @@ impl Table {
     pub(super) fn new(open_max: usize, bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             open_max,
-            user_max: (open_max / USER_OPEN_PART).max(USER_OPEN_MIN),
+            user_max: (open_max / USER_OPEN_DIVISOR).max(USER_OPEN_MIN),
             bytes_max,
-            room: Arc::new(Semaphore::new(open_max.min(Semaphore::MAX_PERMITS))),
+            permits: Arc::new(Semaphore::new(open_max.min(Semaphore::MAX_PERMITS))),
             loads: Loads::new(),
             bytes: AtomicUsize::new(0),
             now: AtomicU64::new(0),
@@ -151,22 +151,22 @@ impl Table {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes that a conversation opens because of `user`, or by this gateway's own doing. Without room, if there is none
-    /// at once: it is to be waited for.
+    /// Notes that a conversation opens because of a request of `user`, or because of this gateway itself. Returns no
+    /// permit if there is none at once: the caller waits for it with [`Held::permit`].
     ///
     /// # Errors
-    /// When too many wait already.
+    /// `Unavailable` if too many conversations wait already.
     pub(super) fn begin(
         self: &Arc<Self>,
         user: Option<&UserId>,
-    ) -> Result<(Arc<Held>, Option<Room>), Error> {
+    ) -> Result<(Arc<Held>, Option<OpenPermit>), Error> {
         let mut state = self.state();
         let of_user = match user {
             Some(user) => Some(state.user(user, self.user_max)?),
             None => None,
         };
-        let room = self.room_at_once(of_user);
-        if room.is_none() && !state.may_wait(user) {
+        let permit = self.permit_at_once(of_user);
+        if permit.is_none() && !state.may_wait(user) {
             if let Some(user) = user {
                 state.forget_unless_open(user);
             }
@@ -182,56 +182,56 @@ impl Table {
             retire: CancellationToken::new(),
         });
         state.came(&held, user);
-        if room.is_some() {
+        if permit.is_some() {
             state.placed(held.number);
             state.admitted(held.number);
         }
         gauge!("chat_conversations_open").set(state.places.len() as f64);
-        Ok((held, room))
+        Ok((held, permit))
     }
 
-    fn room_at_once(&self, of_user: Option<Arc<Semaphore>>) -> Option<Room> {
+    fn permit_at_once(&self, of_user: Option<Arc<Semaphore>>) -> Option<OpenPermit> {
         if self.bytes() > self.bytes_max {
             return None;
         }
         let of_user = match of_user {
-            Some(room) => Some(room.try_acquire_owned().ok()?),
+            Some(permits) => Some(permits.try_acquire_owned().ok()?),
             None => None,
         };
-        Some(Room {
+        Some(OpenPermit {
             _of_user: of_user,
-            _of_all: self.room.clone().try_acquire_owned().ok()?,
+            _of_all: self.permits.clone().try_acquire_owned().ok()?,
         })
     }
 
-    /// Evicts what must go, and waits until it has gone.
-    async fn room(&self, held: &Held) -> Room {
+    /// Waits for a permit. It evicts a conversation for it if there is none.
+    async fn permit(&self, held: &Held) -> OpenPermit {
         let user = {
             let state = self.state();
             let taken = state.places.get(&held.number);
             let user = taken.and_then(|taken| taken.user.clone());
-            user.and_then(|user| Some((state.users.get(&user)?.room.clone(), user)))
+            user.and_then(|user| Some((state.users.get(&user)?.permits.clone(), user)))
         };
         let of_user = match user {
-            Some((room, user)) => Some(self.permit(room, Some(&user)).await),
+            Some((permits, user)) => Some(self.acquire(permits, Some(&user)).await),
             None => None,
         };
-        let of_all = self.permit(self.room.clone(), None).await;
+        let of_all = self.acquire(self.permits.clone(), None).await;
         self.state().placed(held.number);
-        Room {
+        OpenPermit {
             _of_user: of_user,
             _of_all: of_all,
         }
     }
 
-    /// Waits until one more conversation may be loaded: few are loaded at once, and none while all weigh too much and
-    /// something can be evicted.
+    /// Waits until one more conversation may be loaded: few are loaded at once, and none while the weight is above its
+    /// limit and something can be evicted.
     async fn loading(&self, held: &Arc<Held>, patience: Duration) -> Loading {
         let loading = Loading::begin(held, patience).await;
         while self.bytes() > self.bytes_max {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
-            // Where nothing can be evicted, nobody need wait for it.
+            // If nothing can be evicted, waiting would not help.
             if !self.relieve(self.bytes_max) {
                 break;
             }
@@ -244,19 +244,23 @@ impl Table {
     fn loaded(&self, held: &Held) {
         let mut state = self.state();
         state.loaded(held);
-        if self.room.available_permits() == 0 {
+        if self.permits.available_permits() == 0 {
             state.evict_for_waiting();
         }
     }
 
-    async fn permit(&self, room: Arc<Semaphore>, user: Option<&UserId>) -> OwnedSemaphorePermit {
+    async fn acquire(
+        &self,
+        permits: Arc<Semaphore>,
+        user: Option<&UserId>,
+    ) -> OwnedSemaphorePermit {
         loop {
-            if let Ok(permit) = room.clone().try_acquire_owned() {
+            if let Ok(permit) = permits.clone().try_acquire_owned() {
                 return permit;
             }
             self.state().evict(user, u64::MAX);
             // The semaphore is never closed.
-            if let Ok(permit) = room.clone().acquire_owned().await {
+            if let Ok(permit) = permits.clone().acquire_owned().await {
                 return permit;
             }
         }
@@ -274,7 +278,8 @@ impl Table {
         self.freed.notify_waiters();
     }
 
-    /// Evicts the coldest until what is left weighs no more than `bytes`. True if something is about to go.
+    /// Evicts the least recently used conversations until the others weigh no more than `bytes`. Returns true if some are
+    /// about to go.
     fn relieve(&self, bytes: usize) -> bool {
         let mut state = self.state();
         for _ in 0..EVICTED_AT_ONCE {
@@ -286,12 +291,12 @@ impl Table {
         state.retiring > 0
     }
 
-    /// Evicts the coldest one now, if there is one.
+    /// Evicts the least recently used conversation, if there is one that may be evicted.
     pub(super) fn evict_one(&self) -> bool {
         self.state().evict(None, u64::MAX)
     }
 
-    /// Looks after all of this; for a task.
+    /// Evicts conversations before their places are needed, for ever.
     pub(super) async fn keep(&self) {
         let mut looks = VecDeque::new();
         let mut look_at = Instant::now() + LOOK_EVERY;
@@ -310,17 +315,17 @@ impl Table {
                 () = self.pressed.notified() => {}
             }
             if self.bytes() > self.bytes_max {
-                self.relieve(self.bytes_max / 10 * SOON_FULL);
+                self.relieve(self.bytes_max / 10 * SOON_FULL_TENTHS);
             }
         }
     }
 
-    /// Evicts, while places or weight are scarce, what was not used since `cold`; and for those who wait because what
-    /// they evicted is still busy, others.
+    /// Evicts the conversations that were not used since `cold`, while places or weight are scarce. It also evicts others
+    /// for those that wait because an evicted conversation is still busy.
     fn look(&self, cold: u64) {
         let (soon, heavy) = (
-            self.open_max / 10 * SOON_FULL,
-            self.bytes_max / 10 * SOON_FULL,
+            self.open_max / 10 * SOON_FULL_TENTHS,
+            self.bytes_max / 10 * SOON_FULL_TENTHS,
         );
         let mut state = self.state();
         for _ in 0..EVICTED_AT_ONCE {
@@ -330,7 +335,7 @@ impl Table {
                 break;
             }
         }
-        if self.room.available_permits() == 0 {
+        if self.permits.available_permits() == 0 {
             state.evict_for_waiting_anew();
         }
         gauge!("chat_conversations_open_bytes").set(self.bytes() as f64);
@@ -349,19 +354,19 @@ mod tests {
         UserId::new(name).unwrap()
     }
 
-    fn open(table: &Arc<Table>, name: &str) -> (Arc<Held>, Room) {
-        let (held, room) = table.begin(Some(&user(name))).unwrap();
+    fn open(table: &Arc<Table>, name: &str) -> (Arc<Held>, OpenPermit) {
+        let (held, permit) = table.begin(Some(&user(name))).unwrap();
         held.weighs(10_000);
         held.loaded();
-        (held, room.expect("there is room"))
+        (held, permit.expect("there is one"))
     }
 
     fn is_retired(held: &Held) -> bool {
         held.retired().is_cancelled()
     }
 
-    fn close((held, room): (Arc<Held>, Room)) {
-        drop(room);
+    fn close((held, permit): (Arc<Held>, OpenPermit)) {
+        drop(permit);
         held.end();
     }
 
@@ -377,7 +382,7 @@ mod tests {
         table.begin(Some(&user("b"))).unwrap().0.end();
         let (held, none) = table.begin(Some(&user("d"))).unwrap();
         assert!(none.is_none());
-        let mut room = Box::pin(held.room());
+        let mut room = Box::pin(held.permit());
         assert!((&mut room).now_or_never().is_none());
         let retired: Vec<bool> = all.iter().map(|(held, _)| is_retired(held)).collect();
         assert_eq!(retired, [false, true, false], "the first was used since");
@@ -391,7 +396,7 @@ mod tests {
         let first = open(&table, "a");
         let (second, _) = table.begin(Some(&user("b"))).unwrap();
         let (third, _) = table.begin(Some(&user("c"))).unwrap();
-        let (mut next, mut last) = (Box::pin(second.room()), Box::pin(third.room()));
+        let (mut next, mut last) = (Box::pin(second.permit()), Box::pin(third.permit()));
         assert!((&mut next).now_or_never().is_none() && (&mut last).now_or_never().is_none());
         close(first);
         let room = next.now_or_never().expect("its turn");
@@ -416,7 +421,7 @@ mod tests {
         }
         assert!(table.begin(Some(&user("alice"))).is_err());
         assert!(table.begin(None).unwrap().1.is_some(), "others have room");
-        let mut room = Box::pin(waiting[0].room());
+        let mut room = Box::pin(waiting[0].permit());
         assert!((&mut room).now_or_never().is_none());
         assert!(is_retired(&mine[0].0) && !is_retired(&others.0));
         close(mine.remove(0));
@@ -454,7 +459,7 @@ mod tests {
         all[3].0.weighs(50_000);
         let (held, none) = table.begin(Some(&user("bob"))).unwrap();
         assert!(none.is_none());
-        let _room = held.room().now_or_never().expect("a place");
+        let _room = held.permit().now_or_never().expect("a place");
         let mut loading = Box::pin(held.loading(LOOK_EVERY));
         assert!((&mut loading).now_or_never().is_none());
         let retired = all.iter().filter(|(held, _)| is_retired(held)).count();

@@ -1,65 +1,187 @@
-//! What can be asked of a conversation, and what it answers.
+//! The operations on a conversation, and their outcomes.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::Error;
 use crate::model::{
     ClientId, ConversationId, Details, Draft, Entry, Kind, Last, MessageId, Millis, Participant,
     Posting, Role, Seq, UserId,
 };
 
-/// An operation on one conversation, by one user. Answered by the conversation's owner, in order.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Operation {
-    Create(Creation),
-    Details,
-    Participants {
-        after: Option<UserId>,
-        limit: usize,
-    },
-    Add {
-        user: UserId,
-    },
-    Remove {
-        user: UserId,
-    },
-    Join,
-    Leave,
-    SetRole {
-        user: UserId,
-        role: Role,
-    },
-    Update {
-        name: Option<String>,
-        posting: Option<Posting>,
-        public: Option<bool>,
-    },
-    Send(Draft),
-    History {
-        range: LogRange,
-        limit: usize,
-    },
-    Read {
-        seq: Seq,
-    },
-    Delivered {
-        seq: Seq,
-    },
-    Typing,
-    /// The newest entry, for who may see it: participants, and anyone of a public channel.
-    Head,
-    /// Entries after one, for a gateway that has missed them; never from a client.
-    CatchUp {
-        after: Seq,
-        limit: usize,
-    },
-    /// Its inbox rows are written again, where a gateway that is gone may have left them unwritten; never from a client.
-    Repair,
+/// An operation on one conversation with a typed output. The enums [`Operation`] and [`Outcome`] are its form in mailboxes
+/// and between gateways.
+pub trait Ask: Into<Operation> {
+    type Output;
+
+    /// Returns the output of this operation. `None` if the outcome belongs to another one.
+    fn output(outcome: Outcome) -> Option<Self::Output>;
+}
+
+/// An operation whose kind is known only at run time.
+impl Ask for Operation {
+    type Output = Outcome;
+
+    fn output(outcome: Outcome) -> Option<Outcome> {
+        Some(outcome)
+    }
+}
+
+/// Returns the typed output of an operation that was asked as `A`.
+pub(crate) fn output<A: Ask>(asked: Result<Outcome, Error>) -> Result<A::Output, Error> {
+    A::output(asked?).ok_or_else(unexpected::<A>)
+}
+
+fn unexpected<A>() -> Error {
+    let operation = std::any::type_name::<A>();
+    debug_assert!(
+        false,
+        "{operation} was answered with the outcome of another operation"
+    );
+    crate::seldom::seldom!(
+        ERROR,
+        "an operation returned the outcome of another one",
+        operation
+    );
+    Error::unavailable("an internal error")
+}
+
+/// Makes [`Operation`]: its variants, the type with which callers ask each (a variant with content is asked with that
+/// content), and that type's [`Ask`], from the output and the outcomes it is made of.
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $ask:ident => $variant:ident $(($content:ty))? $({ $($field:ident: $type:ty),* })?
+            -> $output:ty: $($outcome:pat => $value:expr),+;
+    )*) => {
+        /// An operation on one conversation, by one user. The conversation's owner answers operations in order.
+        #[derive(Debug, Clone, Serialize, Deserialize)]
+        pub enum Operation {
+            $($(#[$doc])* $variant $(($content))? $({ $($field: $type),* })?,)*
+            /// Repairs the conversation after a crash. The gateway of the owner does it with many operations, so no
+            /// owner gets this one. It never comes from a client.
+            Repair,
+        }
+
+        $(
+            operations!(@type $ask => $variant $(($content))? $({ $($field: $type),* })?);
+
+            impl Ask for $ask {
+                type Output = $output;
+
+                fn output(outcome: Outcome) -> Option<$output> {
+                    match outcome {
+                        $($outcome => Some($value),)+
+                        _ => None,
+                    }
+                }
+            }
+        )*
+    };
+    (@type $ask:ident => $variant:ident($content:ty)) => {
+        impl From<$ask> for Operation {
+            fn from(content: $ask) -> Self {
+                Self::$variant(content)
+            }
+        }
+    };
+    (@type $ask:ident => $variant:ident) => {
+        #[derive(Debug, Clone, Copy)]
+        pub struct $ask;
+
+        impl From<$ask> for Operation {
+            fn from($ask: $ask) -> Self {
+                Self::$variant
+            }
+        }
+    };
+    (@type $ask:ident => $variant:ident { $($field:ident: $type:ty),* }) => {
+        #[derive(Debug, Clone)]
+        pub struct $ask {
+            $(pub $field: $type,)*
+        }
+
+        impl From<$ask> for Operation {
+            fn from($ask { $($field),* }: $ask) -> Self {
+                Self::$variant { $($field),* }
+            }
+        }
+    };
+}
+
+operations! {
+    // The creation of a group or channel is its first entry.
+    Creation => Create(Creation) -> Created:
+        Outcome::Created { existed } => Created { existed }, Outcome::Changed { .. } => Created { existed: false };
+    GetDetails => Details -> DetailsView: Outcome::Details(view) => view;
+    GetParticipants => Participants { after: Option<UserId>, limit: usize } -> ParticipantsPage:
+        Outcome::Participants(page) => page;
+    AddParticipant => Add { user: UserId } -> Seq: Outcome::Changed { seq } => seq;
+    RemoveParticipant => Remove { user: UserId } -> Seq: Outcome::Changed { seq } => seq;
+    Join => Join -> Seq: Outcome::Changed { seq } => seq;
+    Leave => Leave -> Seq: Outcome::Changed { seq } => seq;
+    SetRole => SetRole { user: UserId, role: Role } -> Seq: Outcome::Changed { seq } => seq;
+    Update => Update { name: Option<String>, posting: Option<Posting>, public: Option<bool> } -> Seq:
+        Outcome::Changed { seq } => seq;
+    // A gateway of an earlier build answers a repeated message with the page that contains it.
+    Draft => Send(Draft) -> SendAck: Outcome::Sent(sent) => sent, Outcome::History(page) => repeated(&page)?;
+    GetHistory => History { range: LogRange, limit: usize } -> Page: Outcome::History(page) => page;
+    MarkRead => Read { seq: Seq } -> (): Outcome::Done => ();
+    MarkDelivered => Delivered { seq: Seq } -> (): Outcome::Done => ();
+    ShowTyping => Typing -> (): Outcome::Done => ();
+    /// Reads the newest entry, for users who may read the conversation.
+    GetHead => Head -> Head: Outcome::Head(head) => head;
+    /// Reads the entries after one, for a gateway that lacks them. It never comes from a client.
+    CatchUp => CatchUp { after: Seq, limit: usize } -> Page: Outcome::History(page) => page;
+}
+
+/// Loads a conversation, so that its owner finishes what the previous one left. Every operation does that. Between gateways
+/// it is the operation `Details`, which earlier builds know.
+#[derive(Debug, Clone, Copy)]
+pub struct Load;
+
+impl From<Load> for Operation {
+    fn from(Load: Load) -> Self {
+        Self::Details
+    }
+}
+
+impl Ask for Load {
+    type Output = ();
+
+    fn output(_: Outcome) -> Option<()> {
+        Some(())
+    }
+}
+
+/// Repairs a conversation: see [`Conversations::repair_one`](super::Conversations::repair_one).
+#[derive(Debug, Clone, Copy)]
+pub struct Repair;
+
+impl From<Repair> for Operation {
+    fn from(Repair: Repair) -> Self {
+        Self::Repair
+    }
+}
+
+impl Ask for Repair {
+    type Output = ();
+
+    fn output(_: Outcome) -> Option<()> {
+        Some(())
+    }
+}
+
+fn repeated(page: &Page) -> Option<SendAck> {
+    match &page.entries[..] {
+        [entry] => Some(SendAck::of(entry, true)),
+        _ => None,
+    }
 }
 
 impl Operation {
-    /// Whether it changes nothing and tells nobody.
+    /// Whether it changes nothing and publishes nothing.
     pub(super) fn only_reads(&self) -> bool {
         matches!(
             self,
@@ -71,7 +193,8 @@ impl Operation {
         )
     }
 
-    /// Whether it matters who asks: what anyone may read is read for anyone, and gateways are not participants.
+    /// Whether the answer depends on the user who asks. It does not where anyone may read, and for gateways, which are not
+    /// participants.
     pub(super) fn depends_on_actor(&self, details: &Details) -> bool {
         match self {
             Self::History { .. } | Self::Head => !details.public,
@@ -80,7 +203,7 @@ impl Operation {
         }
     }
 
-    /// The user it is about, besides the one who asks.
+    /// The user whom it changes, if that is not the one who asks.
     pub(super) fn subject(&self) -> Option<&UserId> {
         match self {
             Self::Add { user } | Self::Remove { user } | Self::SetRole { user, .. } => Some(user),
@@ -101,7 +224,7 @@ impl Operation {
         }
     }
 
-    /// The same to be asked again when nobody knows whether it was done; none if that could do it twice.
+    /// The operation to retry with after an unknown outcome. `None` if a retry could apply it twice.
     #[must_use]
     pub fn again(&self) -> Option<Self> {
         match self {
@@ -129,18 +252,20 @@ impl Operation {
     }
 }
 
+/// A conversation to be created.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Creation {
     pub kind: Kind,
-    /// Besides the creator; of a dm, the other one.
+    /// The participants besides the creator.
     pub participants: Vec<UserId>,
     pub name: Option<String>,
     pub public: bool,
     pub posting: Posting,
-    /// When it was made, if that is not now: an imported conversation.
+    /// The time at which an imported conversation was created. `None` means now.
     pub at: Option<Millis>,
 }
 
+/// The part of a log that a page is read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogRange {
     Newest,
@@ -150,7 +275,8 @@ pub enum LogRange {
 }
 
 impl LogRange {
-    /// The first and the last seq of the page, of a log whose newest entry is `head`. Empty if first > last.
+    /// Returns the first and the last seq of a page of a log whose newest entry is `head`. The page is empty if the first
+    /// is greater than the last.
     #[must_use]
     pub fn within(self, head: Seq, limit: usize) -> (Seq, Seq) {
         let limit = limit as Seq;
@@ -167,6 +293,7 @@ impl LogRange {
     }
 }
 
+/// The outcome of an operation, in mailboxes and between gateways.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Outcome {
     Created {
@@ -174,31 +301,41 @@ pub enum Outcome {
     },
     Details(DetailsView),
     Participants(ParticipantsPage),
-    /// A membership change or an update, at this place in the log.
+    /// A change of the membership or details is the entry with this seq.
     Changed {
         seq: Seq,
     },
-    Sent(Sent),
+    Sent(SendAck),
     History(Page),
     Head(Head),
     Done,
 }
 
+/// The result of creating a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Created {
+    /// The conversation existed before, with this user in it.
+    pub existed: bool,
+}
+
+/// A conversation as one user sees it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DetailsView {
     pub details: Details,
     pub participant_count: u64,
     pub head: Seq,
+    /// The role of that user. `None` if the user is not a participant.
     pub role: Option<Role>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ParticipantsPage {
     pub items: Vec<Listed>,
+    /// The user after whom the next page begins.
     pub next: Option<UserId>,
 }
 
-/// A participant as shown to another one.
+/// A participant as another one sees them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Listed {
     pub user: UserId,
@@ -206,8 +343,8 @@ pub struct Listed {
     pub joined_seq: Seq,
     delivered_seq: Seq,
     read_seq: Seq,
-    /// Of a channel's users, only oneself is told how far one has got: the two above say nothing. They are numbers all the
-    /// same, because gateways of the version before understand nothing else.
+    /// The two marks above are left out, because a channel shows them to nobody but the user themselves. They are zero
+    /// then, because gateways of earlier versions understand only numbers.
     #[serde(default)]
     without_marks: bool,
 }
@@ -226,7 +363,7 @@ impl Listed {
             user: user.clone(),
             role: *role,
             joined_seq: *joined_seq,
-            // What is read has been delivered.
+            // An entry that was read was delivered too.
             delivered_seq: if with_marks {
                 *delivered_seq.max(read_seq)
             } else {
@@ -237,21 +374,35 @@ impl Listed {
         }
     }
 
-    /// Up to where messages were delivered to them, and read, if whoever asks may know.
+    /// The seqs up to which messages were delivered to this user and read, if the user who asks may know them.
     #[must_use]
     pub fn marks(&self) -> Option<(Seq, Seq)> {
         (!self.without_marks).then_some((self.delivered_seq, self.read_seq))
     }
 }
 
+/// The acknowledgement of a message.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SendAck {
     pub seq: Seq,
     pub message_id: MessageId,
     pub at: Millis,
+    /// The message was committed before; this is its first acknowledgement again.
     pub duplicate: bool,
 }
 
+impl SendAck {
+    pub(super) fn of(entry: &Entry, duplicate: bool) -> Self {
+        Self {
+            seq: entry.seq,
+            message_id: entry.message_id,
+            at: entry.at,
+            duplicate,
+        }
+    }
+}
+
+/// A page of the log, oldest entry first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Page {
     pub entries: Vec<Arc<Entry>>,
@@ -259,7 +410,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Whether it has everything that follows `after`, up to the head.
+    /// Whether a page of the entries after `after` reaches the head.
     #[must_use]
     pub fn reaches_head(&self, after: Seq) -> bool {
         let last = self.entries.last().map_or(after, |last| last.seq);
@@ -267,6 +418,7 @@ impl Page {
     }
 }
 
+/// The newest entry of a conversation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Head {
     pub details: Details,
@@ -274,29 +426,10 @@ pub struct Head {
     pub last: Option<Last>,
 }
 
-/// A system entry's client id: nobody sends it twice.
+/// Returns a client id for a system entry, which nobody sends twice.
 pub(super) fn fresh_client_id() -> ClientId {
     ClientId(ConversationId::random().0)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::LogRange::{After, Around, Before, Newest};
-
-    #[test]
-    fn pages_stay_within_the_log() {
-        assert_eq!(Newest.within(100, 10), (91, 100));
-        assert_eq!(Newest.within(3, 10), (1, 3));
-        assert_eq!(Newest.within(0, 10), (1, 0));
-        assert_eq!(Before(50).within(100, 10), (40, 49));
-        assert_eq!(Before(1).within(100, 10), (1, 0));
-        assert_eq!(Before(u64::MAX).within(100, 10), (91, 100));
-        assert_eq!(After(0).within(100, 10), (1, 10));
-        assert_eq!(After(95).within(100, 10), (96, 100));
-        assert_eq!(After(u64::MAX).within(100, 10), (u64::MAX, 100));
-        assert_eq!(Around(50).within(100, 10), (46, 55));
-        assert_eq!(Around(1).within(100, 10), (1, 10));
-        assert_eq!(Around(u64::MAX).within(100, 10), (91, 100));
-        assert_eq!(Around(2).within(4, 10), (1, 4));
-    }
-}
+mod tests;

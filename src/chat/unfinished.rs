@@ -1,5 +1,5 @@
-//! Conversations that this gateway lost in the middle of something. Their next owner settles and publishes it, but only
-//! once there is one: so somebody must ask it something.
+//! The conversations that this gateway lost while work was in progress. Their next owners settle and publish it, so this
+//! gateway asks for each to be loaded.
 
 use std::{
     collections::BTreeSet,
@@ -14,6 +14,7 @@ pub(super) struct Unfinished(Mutex<Lost>);
 #[derive(Default)]
 struct Lost {
     to_ask: BTreeSet<ConversationId>,
+    /// The number of conversations that were taken and not answered yet.
     asking: usize,
 }
 
@@ -22,7 +23,7 @@ impl Unfinished {
         self.get().to_ask.insert(conversation);
     }
 
-    /// Those that nobody has asked yet. For each, [`Self::asked`] is to be called.
+    /// Takes the conversations that were not asked for yet. [`Self::asked`] must be called for each.
     pub(super) fn take(&self) -> BTreeSet<ConversationId> {
         let mut lost = self.get();
         let taken = std::mem::take(&mut lost.to_ask);
@@ -30,7 +31,7 @@ impl Unfinished {
         taken
     }
 
-    /// Whether it was answered: if not, it is to be asked again.
+    /// Notes whether the owner has answered. If not, it is asked again.
     pub(super) fn asked(&self, conversation: ConversationId, answered: bool) {
         let mut lost = self.get();
         lost.asking -= 1;

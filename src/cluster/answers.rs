@@ -15,7 +15,9 @@ use tokio::{
 
 use super::{
     link::{ASKS_MAX, Link, Token},
-    message::{ANSWER_BYTES_MAX, Answer, MESSAGE_BYTES_MAX, Message, PART_BYTES, Refuse, encode},
+    message::{
+        ANSWER_BYTES_MAX, MESSAGE_BYTES_MAX, PART_BYTES, PeerMessage, PeerResponse, Refuse, encode,
+    },
 };
 use crate::{chat::Error, tasks::contain};
 
@@ -34,7 +36,7 @@ pub(super) struct Asked {
     pub id: u64,
     /// Makes the answer that refuses it.
     pub refuse: Refuse,
-    pub answer: BoxFuture<'static, Answer>,
+    pub answer: BoxFuture<'static, PeerResponse>,
 }
 
 impl Asked {
@@ -43,7 +45,7 @@ impl Asked {
         if let Err(TrySendError::Full(Self { id, refuse, .. })) = answering.try_send(self) {
             counter!("chat_peer_asks_refused_total").increment(1);
             let answer = refuse(Error::BUSY);
-            link.send(encode(&Message::Answer { id, answer }), None);
+            link.send(encode(&PeerMessage::Answer { id, answer }), None);
         }
     }
 }
@@ -65,12 +67,12 @@ pub(super) async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Asked>) {
            biased;
             Some(bytes) = sending.next(), if !sending.is_empty() => waiting -= bytes,
             Some((id, refuse, answer)) = answering.next(), if !answering.is_empty() => {
-                let bytes = encode(&Message::Answer { id, answer });
+                let bytes = encode(&PeerMessage::Answer { id, answer });
                 let room = WAITING_BYTES_MAX - waiting;
                 match refusal(bytes.len(), room, link.takes_parts()) {
                     Some(error) => {
                         let answer = refuse(error);
-                        link.send(encode(&Message::Answer { id, answer }), None);
+                        link.send(encode(&PeerMessage::Answer { id, answer }), None);
                     }
                     None if bytes.len() <= SHORT_BYTES => link.send(bytes, None),
                     None => {
@@ -121,7 +123,7 @@ async fn send_long(
         let next = if in_parts {
             let bytes = rest.split_to(PART_BYTES.min(rest.len()));
             let last = rest.is_empty();
-            encode(&Message::AnswerPart { id, bytes, last })
+            encode(&PeerMessage::AnswerPart { id, bytes, last })
         } else {
             std::mem::take(&mut rest)
         };
@@ -146,7 +148,7 @@ mod tests {
         chat::{Operation, Outcome},
         cluster::{
             link::Unasked,
-            message::{Ask, decode_batch},
+            message::{PeerRequest, decode_batch},
         },
         model::{ConversationId, GatewayId, Kind, UserId},
         store::{InboxRow, InboxSummary},
@@ -156,25 +158,25 @@ mod tests {
         UserId::new("alice").unwrap()
     }
 
-    fn asks() -> [Ask; 7] {
+    fn asks() -> [PeerRequest; 7] {
         let (user, conversation) = (alice(), ConversationId(uuid::Uuid::nil()));
         [
-            Ask::Inbox { user: user.clone() },
-            Ask::Register {
+            PeerRequest::Inbox { user: user.clone() },
+            PeerRequest::Register {
                 user: user.clone(),
                 version: 1,
             },
-            Ask::Watch {
+            PeerRequest::Watch {
                 user: user.clone(),
                 version: 1,
             },
-            Ask::Presence { user: user.clone() },
-            Ask::Disconnect { user: user.clone() },
-            Ask::Follow {
+            PeerRequest::Presence { user: user.clone() },
+            PeerRequest::Disconnect { user: user.clone() },
+            PeerRequest::Follow {
                 channel: conversation,
                 version: 1,
             },
-            Ask::Operation {
+            PeerRequest::Operation {
                 conversation,
                 actor: user,
                 operation: Operation::Details,
@@ -183,7 +185,7 @@ mod tests {
     }
 
     /// An inbox of about so many bytes.
-    fn inbox(bytes: usize) -> Answer {
+    fn inbox(bytes: usize) -> PeerResponse {
         const ROW_BYTES: usize = 60_000;
         let row = |number| {
             let mut row = InboxRow::empty(ConversationId(uuid::Uuid::from_u128(number as u128)));
@@ -196,12 +198,12 @@ mod tests {
             });
             row
         };
-        Answer::Inbox(Ok((0..bytes.div_ceil(ROW_BYTES)).map(row).collect()))
+        PeerResponse::Inbox(Ok((0..bytes.div_ceil(ROW_BYTES)).map(row).collect()))
     }
 
     /// Two gateways: what the first one asks, the second one answers with these. Returns what the first one gets, and how
     /// many bytes were queued at most.
-    async fn exchange(takes_parts: bool, answers: Vec<Answer>) -> (Vec<Answer>, usize) {
+    async fn exchange(takes_parts: bool, answers: Vec<PeerResponse>) -> (Vec<PeerResponse>, usize) {
         let link = || Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
         let (here, there) = (link(), link());
         let mut standing = here.standing();
@@ -212,11 +214,11 @@ mod tests {
         let mut answering = Box::pin(answer(there.clone(), work));
         let asked = answers
             .iter()
-            .map(|_| here.ask(Ask::Inbox { user: alice() }));
+            .map(|_| here.ask(PeerRequest::Inbox { user: alice() }));
         let asked = futures_util::future::join_all(asked);
         for (answer, id) in answers.into_iter().zip(1..) {
             let answer = std::future::ready(answer).boxed();
-            let refuse = Ask::Inbox { user: alice() }.refuse();
+            let refuse = PeerRequest::Inbox { user: alice() }.refuse();
             let asked = Asked { id, refuse, answer };
             asked.begin(&there, &give);
         }
@@ -236,8 +238,8 @@ mod tests {
                 assert!(frame.len() <= MESSAGE_BYTES_MAX + 128);
                 for message in messages {
                     match message.unwrap() {
-                        Message::Answer { id, answer } => here.answered(id, answer),
-                        Message::AnswerPart { id, bytes, last } => {
+                        PeerMessage::Answer { id, answer } => here.answered(id, answer),
+                        PeerMessage::AnswerPart { id, bytes, last } => {
                             here.answered_in_part(id, bytes, last);
                         }
                         other => panic!("{other:?}"),
@@ -250,9 +252,9 @@ mod tests {
         }
     }
 
-    fn rows(answer: &Answer) -> Result<usize, &Error> {
+    fn rows(answer: &PeerResponse) -> Result<usize, &Error> {
         match answer {
-            Answer::Inbox(rows) => rows.as_ref().map(Vec::len),
+            PeerResponse::Inbox(rows) => rows.as_ref().map(Vec::len),
             other => panic!("{other:?}"),
         }
     }
@@ -310,7 +312,7 @@ mod tests {
         let (_, messages) = decode_batch(&frame).unwrap();
         assert!(matches!(
             &messages[6],
-            Ok(Message::Answer { id: 2, answer: Answer::Outcome(Err(error)) }) if *error == Error::BUSY
+            Ok(PeerMessage::Answer { id: 2, answer: PeerResponse::Outcome(Err(error)) }) if *error == Error::BUSY
         ));
     }
 
@@ -318,14 +320,14 @@ mod tests {
     #[tokio::test]
     async fn parts_that_cannot_be_read_lose_their_answer() {
         let link = Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
-        let ask = || link.ask(Ask::Inbox { user: alice() });
+        let ask = || link.ask(PeerRequest::Inbox { user: alice() });
         let (first, second, third) = (ask(), ask(), ask());
         let part = bytes::Bytes::from(vec![0; PART_BYTES]);
         for _ in 0..=ANSWER_BYTES_MAX / PART_BYTES {
             link.answered_in_part(1, part.clone(), false);
         }
         link.answered_in_part(2, part, true);
-        link.answered(3, Answer::Outcome(Ok(Outcome::Done)));
+        link.answered(3, PeerResponse::Outcome(Ok(Outcome::Done)));
         assert_eq!(first.await.err(), Some(Unasked::Lost));
         assert_eq!(second.await.err(), Some(Unasked::Lost));
         assert!(third.await.is_ok());

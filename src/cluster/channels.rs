@@ -7,11 +7,11 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
-    message::{Answer, Ask},
+    message::{PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
-    chat::{Audience, Error, Head, Operation, Outcome, Publication},
+    chat::{Audience, CatchUp, Error, GetHead, Head, Publication},
     fanout::Subscriber,
     model::{
         ConversationId, Kind, Seq, Topic, UserId,
@@ -34,16 +34,14 @@ impl Router {
         conversation: ConversationId,
     ) -> Result<Head, Error> {
         let topics = &[Topic::Channel(conversation)];
-        let head = || self.ask(conversation, session.user.clone(), Operation::Head);
+        let head = || self.ask(conversation, session.user.clone(), GetHead);
         // An earlier request may have subscribed it.
         let subscribed_already = self.edge.hub().is_sent(&topics[0], session.session);
         let subscribed = async {
             // Rule [private]. The owner is asked three times. First whether the session may read, so that strangers make no
             // gateway interested. Then whether it still may, because from now on an entry that ends this right comes here
             // and ends the request. And for the head, once events are sent to the session.
-            let Outcome::Head(first) = head().await? else {
-                return Err(Error::UnknownConversation);
-            };
+            let first = head().await?;
             if first.details.kind != Kind::Channel {
                 return Err(Error::Invalid("only channels can be looked into".into()));
             }
@@ -55,10 +53,7 @@ impl Router {
             if !self.edge.hub().confirm(topics, session) {
                 return Err(Error::unavailable("the subscription has ended meanwhile"));
             }
-            match head().await? {
-                Outcome::Head(head) => Ok(head),
-                _ => Err(Error::UnknownConversation),
-            }
+            head().await
         };
         let subscribed = subscribed.await;
         match &subscribed {
@@ -75,12 +70,12 @@ impl Router {
     /// Ends the subscriptions of sessions that look into a channel if it is no longer public. To be called when entries were
     /// left out, because one of them may have said so.
     pub(super) async fn check_spectators(&self, channel: ConversationId) {
-        let asked = self.ask(channel, UserId::gateway(), Operation::Head).await;
+        let asked = self.ask(channel, UserId::gateway(), GetHead).await;
         let is_public = match asked {
-            Ok(Outcome::Head(head)) => head.details.public,
+            Ok(head) => head.details.public,
             Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
             // Nobody can say now. The channel is followed anew, and the owner asked again then.
-            Ok(_) | Err(_) => return self.edge.follow_later(channel, None),
+            Err(_) => return self.edge.follow_later(channel, None),
         };
         if !is_public {
             self.edge.end_spectators(channel);
@@ -127,9 +122,9 @@ impl Router {
         let Some(subscription) = self.edge.subscription(channel) else {
             return Ok(None);
         };
-        let ask = |version| Ask::Follow { channel, version };
+        let ask = |version| PeerRequest::Follow { channel, version };
         match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
-            Answer::Head(head) => {
+            PeerResponse::Head(head) => {
                 let head = head?;
                 self.edge.confirmed(channel, subscription, head);
                 Ok(Some(head))
@@ -170,9 +165,9 @@ impl Router {
             return Ok(());
         };
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
-        let operation = Operation::CatchUp { after, limit };
-        match self.ask(channel, UserId::gateway(), operation).await {
-            Ok(Outcome::History(page)) if page.reaches_head(after) => {
+        let missed = CatchUp { after, limit };
+        match self.ask(channel, UserId::gateway(), missed).await {
+            Ok(page) if page.reaches_head(after) => {
                 for entry in page.entries {
                     let publication = Publication::entry(channel, entry, Audience::Channel);
                     self.edge.deliver_publication(&publication);

@@ -17,7 +17,7 @@ use super::{
     interests::Interests,
     link::Token,
     lock,
-    message::{Delivered, Message, encode},
+    message::{Delivered, PeerMessage, encode},
     peers::Peers,
     ring::Ring,
 };
@@ -126,7 +126,7 @@ impl Delivery {
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
         let mut confirmation = Confirmation::Immediate;
         if others.peek().is_some() {
-            let deliver = Message::Deliver(Delivered::Publication(publication.clone()));
+            let deliver = PeerMessage::Deliver(Delivered::Publication(publication.clone()));
             let bytes = encode(&deliver);
             // Rule [private]: nobody who is not in the channel gets what follows, on any gateway.
             let token = (publication.guarantee == Guarantee::Confirmed).then(|| {
@@ -148,7 +148,7 @@ impl Delivery {
         for user in read.audience.users() {
             match ring.home(user) {
                 Some(home) if home != self.me => {
-                    let sent = Message::Sent {
+                    let sent = PeerMessage::Sent {
                         user: user.clone(),
                         channel: read.conversation,
                         seq: read.at.0,
@@ -198,7 +198,11 @@ impl Delivery {
                 });
                 self.home.deliver(publication, done);
             } else if let Some(peers) = &self.peers {
-                peers.send(home, encode(&Message::Publish { part, publication }), None);
+                peers.send(
+                    home,
+                    encode(&PeerMessage::Publish { part, publication }),
+                    None,
+                );
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
     link::Token,
     lock,
     membership::Learned,
-    message::{Delivered, Interest, Message, encode},
+    message::{Delivered, Interest, PeerMessage, encode},
     overlay::Overlay,
     peers::Peers,
     places::{InboxIndex, InboxRef},
@@ -293,7 +293,7 @@ impl Home {
         self.record(publication);
         if let Some(peers) = &self.peers {
             for (gateway, publication) in self.by_gateway(publication) {
-                let deliver = Message::Deliver(Delivered::Publication(publication));
+                let deliver = PeerMessage::Deliver(Delivered::Publication(publication));
                 let done = done.filter(|_| !broken(Mutation::EndToEnd)).cloned();
                 peers.send(gateway, encode(&deliver), done);
             }

@@ -1,4 +1,5 @@
-//! One page of a user's inbox: what the home knows, and of channels what passed by here, or else what their owners say.
+//! Pages of inboxes: the rows that the user's home knows, with the newest entries of channels, which this gateway has
+//! delivered or asks their owners for.
 
 use std::sync::Arc;
 
@@ -6,25 +7,25 @@ use futures_util::{StreamExt, stream};
 
 use super::{edge::Heads, router::Router};
 use crate::{
-    chat::{Error, Head, Operation, Outcome},
+    chat::{Error, GetHead, Head},
     model::{ConversationId, Kind, UserId, limits::HEADS_AT_ONCE},
     protocol::InboxItem,
     store::InboxRow,
 };
 
-/// One page of an inbox, newest first.
+/// One page of an inbox, newest entry first.
 pub struct Inbox {
     pub items: Vec<InboxItem>,
-    /// Where the next page begins.
+    /// The position at which the next page begins.
     pub next: Option<String>,
 }
 
 impl Router {
-    /// One page of the inbox, newest first, channels merged in.
+    /// Reads one page of a user's inbox, including channels.
     ///
     /// # Errors
-    /// `Invalid` when `before` is not a `next` of an earlier page; `Unavailable` when the store or an owner cannot
-    /// be reached.
+    /// `Invalid` if `before` is not the `next` of an earlier page; `Unavailable` if the store or an owner cannot be
+    /// reached.
     pub async fn inbox(
         &self,
         user: &UserId,
@@ -46,7 +47,8 @@ impl Router {
         Ok(Inbox { items, next })
     }
 
-    /// The heads of the channels among these. Those that sockets here follow are known; of others the owners are asked.
+    /// Returns the heads of the channels among these rows. Those that sockets here follow are known. The owners of the
+    /// others are asked.
     async fn heads(&self, user: &UserId, rows: &[InboxRow]) -> Result<Heads, Error> {
         let is_channel = |row: &&InboxRow| {
             row.summary
@@ -54,7 +56,7 @@ impl Router {
                 .is_some_and(|f| f.kind == Kind::Channel)
         };
         let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
-        // Who was paused or cut off may have missed anything.
+        // A gateway that was paused or cut off may have missed anything.
         let (mut known, unknown) = if self.may_serve() {
             self.edge.heads(channels)
         } else {
@@ -73,18 +75,18 @@ impl Router {
         Ok(known)
     }
 
-    /// None: left at this moment, or removed.
+    /// Asks the owner of a channel for its head. `None` if the user may not read it any more.
     async fn ask_head(
         &self,
         user: &UserId,
         channel: ConversationId,
     ) -> Result<Option<Arc<Head>>, Error> {
         let subscription = self.edge.subscription(channel);
-        match self.ask(channel, user.clone(), Operation::Head).await {
-            Ok(Outcome::Head(head)) => {
+        match self.ask(channel, user.clone(), GetHead).await {
+            Ok(head) => {
                 let head = Arc::new(head);
                 if let Some(subscription) = subscription {
-                    // Alone, this gateway is the owner, and publishes everything that follows here.
+                    // A gateway without others is the owner, so everything that follows is published here.
                     if self.cluster.is_none() {
                         self.edge.confirmed(channel, subscription, head.head);
                     }
@@ -92,13 +94,13 @@ impl Router {
                 }
                 Ok(Some(head))
             }
-            Ok(_) | Err(Error::UnknownConversation | Error::Forbidden(_)) => Ok(None),
+            Err(Error::UnknownConversation | Error::Forbidden(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
 }
 
-/// What an inbox says of one conversation; none if there is nothing to say.
+/// Makes the item of one conversation. `None` if the inbox does not show the conversation.
 fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {
     let summary = row.summary?;
     let (name, last) = match summary.kind {
@@ -123,7 +125,7 @@ fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {
     })
 }
 
-/// An inbox is ordered by the time of its newest entries, for people; the id makes it a total order.
+/// The position of a conversation in an inbox: the time of its newest entry, and its id, so that the order is total.
 type Position = (crate::model::Millis, ConversationId);
 
 fn position(item: &InboxItem) -> Position {

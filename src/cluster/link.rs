@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     message::{
-        ANSWER_BYTES_MAX, Answer, Ask, Batch, Interest, MESSAGE_BYTES_MAX, Message, Standing,
-        decode, encode,
+        ANSWER_BYTES_MAX, Batch, Interest, MESSAGE_BYTES_MAX, PeerMessage, PeerRequest,
+        PeerResponse, Standing, decode, encode,
     },
 };
 use crate::{
@@ -164,12 +164,12 @@ impl State {
 }
 
 fn uninterested(topic: Topic) -> Bytes {
-    encode(&Message::Uninterested { topic })
+    encode(&PeerMessage::Uninterested { topic })
 }
 
 /// Waits for an answer.
 struct Waiting {
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<PeerResponse>,
     /// What has come of a long one.
     parts: Vec<Bytes>,
 }
@@ -235,7 +235,7 @@ impl Link {
                 }
             }
         }
-        self.send_announced(version, encode(&Message::Interests { version, topics }));
+        self.send_announced(version, encode(&PeerMessage::Interests { version, topics }));
     }
 
     fn send_announced(&self, version: Epoch, bytes: Bytes) {
@@ -302,8 +302,8 @@ impl Link {
     /// Asks the peer; the order of calls is the order in which the peer begins.
     pub(super) fn ask(
         self: &Arc<Self>,
-        ask: Ask,
-    ) -> impl Future<Output = Result<Answer, Unasked>> + use<> {
+        ask: PeerRequest,
+    ) -> impl Future<Output = Result<PeerResponse, Unasked>> + use<> {
         let asked = self.begin_ask(ask);
         let link = self.clone();
         async move {
@@ -313,7 +313,10 @@ impl Link {
         }
     }
 
-    fn begin_ask(&self, ask: Ask) -> Result<(u64, oneshot::Receiver<Answer>), Unasked> {
+    fn begin_ask(
+        &self,
+        ask: PeerRequest,
+    ) -> Result<(u64, oneshot::Receiver<PeerResponse>), Unasked> {
         let (reply, answer) = oneshot::channel();
         let id = {
             let mut state = self.state();
@@ -331,7 +334,7 @@ impl Link {
             id
         };
         let interest = ask.interest();
-        let bytes = encode(&Message::Ask { id, ask });
+        let bytes = encode(&PeerMessage::Ask { id, ask });
         if bytes.len() > MESSAGE_BYTES_MAX {
             self.state().asks.remove(&id);
             return Err(Unasked::TooLong);
@@ -343,7 +346,7 @@ impl Link {
         Ok((id, answer))
     }
 
-    pub(super) fn answered(&self, id: u64, answer: Answer) {
+    pub(super) fn answered(&self, id: u64, answer: PeerResponse) {
         let asked = self.state().asks.remove(&id);
         if let Some(asked) = asked {
             drop(asked.reply.send(answer));
@@ -374,7 +377,7 @@ impl Link {
             return;
         };
         match decode(&parts.concat()) {
-            Ok(Message::Answer { answer, .. }) if last => drop(reply.send(answer)),
+            Ok(PeerMessage::Answer { answer, .. }) if last => drop(reply.send(answer)),
             // Lost, and nothing else: the link is fine.
             Ok(_) | Err(_) => tracing::error!(peer = %self.peer, "a long answer cannot be read"),
         }

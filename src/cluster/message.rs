@@ -29,7 +29,7 @@ const BATCH_START_BYTES_MAX: usize = 128;
 ///
 /// | message | largest | bytes |
 /// |---|---|---|
-/// | `Ask` | a creation with 10,000 users of 64 bytes | 0.7 MB |
+/// | `PeerRequest` | a creation with 10,000 users of 64 bytes | 0.7 MB |
 /// | `Publish`, `Deliver` | the same, to these 10,000 users with the seq of their joining | 1.5 MB |
 /// | `Publish`, `Deliver` | a body of 64 KiB and ten links, to 10,000 users | 0.9 MB |
 /// | `Interests` | 1,000 topics | 0.2 MB |
@@ -46,16 +46,16 @@ pub(super) const PART_BYTES: usize = 1 << 20;
 pub(super) const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Message {
+pub(super) enum PeerMessage {
     Ask {
         id: u64,
-        ask: Ask,
+        ask: PeerRequest,
     },
     Answer {
         id: u64,
-        answer: Answer,
+        answer: PeerResponse,
     },
-    /// Some bytes of an encoded `Answer`, in order. It is sent only to a gateway that takes parts: see [`Standing`].
+    /// Some bytes of an encoded `PeerResponse`, in order. It is sent only to a gateway that takes parts: see [`Standing`].
     AnswerPart {
         id: u64,
         #[serde(with = "raw")]
@@ -127,7 +127,7 @@ pub(super) enum Delivered {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Ask {
+pub(super) enum PeerRequest {
     /// An operation, for a conversation's owner.
     Operation {
         conversation: ConversationId,
@@ -152,9 +152,9 @@ pub(super) enum Ask {
 }
 
 /// A function that makes the answer that refuses a question.
-pub(super) type Refuse = fn(Error) -> Answer;
+pub(super) type Refuse = fn(Error) -> PeerResponse;
 
-impl Ask {
+impl PeerRequest {
     /// Returns the topic in which the asking gateway is interested from now on, and the version of the ring as of which.
     pub(super) fn interest(&self) -> Option<(Topic, Epoch)> {
         match self {
@@ -172,17 +172,21 @@ impl Ask {
     pub(super) fn refuse(&self) -> Refuse {
         match self {
             // `Disconnected` has no form for a refusal.
-            Self::Operation { .. } | Self::Disconnect { .. } => |error| Answer::Outcome(Err(error)),
-            Self::Register { .. } => |error| Answer::Places(Err(error)),
-            Self::Inbox { .. } => |error| Answer::Inbox(Err(error)),
-            Self::Watch { .. } | Self::Presence { .. } => |error| Answer::Presence(Err(error)),
-            Self::Follow { .. } => |error| Answer::Head(Err(error)),
+            Self::Operation { .. } | Self::Disconnect { .. } => {
+                |error| PeerResponse::Outcome(Err(error))
+            }
+            Self::Register { .. } => |error| PeerResponse::Places(Err(error)),
+            Self::Inbox { .. } => |error| PeerResponse::Inbox(Err(error)),
+            Self::Watch { .. } | Self::Presence { .. } => {
+                |error| PeerResponse::Presence(Err(error))
+            }
+            Self::Follow { .. } => |error| PeerResponse::Head(Err(error)),
         }
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum PeerResponse {
     Outcome(Result<Outcome, Error>),
     Inbox(Result<Vec<InboxRow>, Error>),
     Places(Result<Vec<InboxRef>, Error>),
@@ -191,7 +195,7 @@ pub(super) enum Answer {
     Disconnected(usize),
 }
 
-impl Answer {
+impl PeerResponse {
     /// Whether nothing was done, because another gateway must be asked.
     pub(super) fn is_moved(&self) -> bool {
         match self {
@@ -352,14 +356,14 @@ pub(super) enum Numbered {
 /// Reads a batch's start and its messages. A message that cannot be read is skipped, as long as its encoding is sound.
 pub(super) fn decode_batch(
     bytes: &[u8],
-) -> Result<(Batch, Vec<Result<Message, Unknown>>), Unreadable> {
+) -> Result<(Batch, Vec<Result<PeerMessage, Unknown>>), Unreadable> {
     let unreadable = |e: rmp_serde::decode::Error| Unreadable(e.to_string().into());
     let mut decoder = rmp_serde::Deserializer::new(bytes);
     let batch = Batch::deserialize(&mut decoder).map_err(unreadable)?;
     let mut messages = Vec::new();
     for _ in 0..batch.messages {
         let from = *decoder.get_ref();
-        messages.push(match Message::deserialize(&mut decoder) {
+        messages.push(match PeerMessage::deserialize(&mut decoder) {
             Ok(message) => Ok(message),
             Err(error) => {
                 decoder = rmp_serde::Deserializer::new(from);

@@ -13,6 +13,7 @@ mod home;
 mod inbox;
 mod interests;
 mod link;
+mod local;
 mod members;
 mod membership;
 mod message;
@@ -24,6 +25,7 @@ mod places;
 mod presence;
 mod ring;
 mod router;
+mod sessions;
 mod status;
 
 use std::{sync::Arc, time::Duration};

@@ -23,8 +23,8 @@ use super::{
     link::{ASKS_MAX, Link, Stale, Token, Unasked},
     lock,
     message::{
-        Answer, Ask, Challenge, Hello, Interest, Message, Numbered, PROTOCOL, Response, Standing,
-        Unknown, Welcome, decode, decode_batch, encode,
+        Challenge, Hello, Interest, Numbered, PROTOCOL, PeerMessage, PeerRequest, PeerResponse,
+        Response, Standing, Unknown, Welcome, decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
@@ -49,7 +49,7 @@ const LAST_WORD_WITHIN: Duration = Duration::from_secs(3);
 
 /// Takes what comes from peers, one after the other. Must not wait.
 pub(super) trait Receive: Send + Sync {
-    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked>;
+    fn receive(&self, from: GatewayId, message: PeerMessage) -> Option<Asked>;
 }
 
 pub(super) struct Peers {
@@ -375,13 +375,18 @@ impl Peers {
                 }
             };
             // What it gave to the sockets here is acknowledged, so it must reach them.
-            let last_word = matches!(message, Message::Adopted { .. } | Message::Deliver(_));
+            let last_word = matches!(
+                message,
+                PeerMessage::Adopted { .. } | PeerMessage::Deliver(_)
+            );
             if link.is_closed() && !last_word {
                 continue;
             }
             match message {
-                Message::Answer { id, answer } => link.answered(id, answer),
-                Message::AnswerPart { id, bytes, last } => link.answered_in_part(id, bytes, last),
+                PeerMessage::Answer { id, answer } => link.answered(id, answer),
+                PeerMessage::AnswerPart { id, bytes, last } => {
+                    link.answered_in_part(id, bytes, last)
+                }
                 message => {
                     let Some(receive) = self.receive.get().and_then(Weak::upgrade) else {
                         continue;
@@ -422,7 +427,7 @@ impl Peers {
         self.link(to).send_if_room(bytes);
     }
 
-    pub(super) fn broadcast(self: &Arc<Self>, to: &[GatewayId], message: &Message) {
+    pub(super) fn broadcast(self: &Arc<Self>, to: &[GatewayId], message: &PeerMessage) {
         let bytes = encode(message);
         for &peer in to.iter().filter(|&&peer| peer != self.me) {
             self.send(peer, bytes.clone(), None);
@@ -432,8 +437,8 @@ impl Peers {
     pub(super) fn ask(
         self: &Arc<Self>,
         to: GatewayId,
-        ask: Ask,
-    ) -> impl Future<Output = Result<Answer, Unasked>> + use<> {
+        ask: PeerRequest,
+    ) -> impl Future<Output = Result<PeerResponse, Unasked>> + use<> {
         counter!("chat_peer_asks_total").increment(1);
         self.link(to).ask(ask)
     }
@@ -484,8 +489,8 @@ fn pass_over(link: &Link, Unknown { error, id }: Unknown) {
     match id {
         Some(Numbered::Ask { id }) => {
             let refused = Err(Error::unavailable("not before all gateways are upgraded"));
-            let answer = Answer::Outcome(refused);
-            link.send(encode(&Message::Answer { id, answer }), None);
+            let answer = PeerResponse::Outcome(refused);
+            link.send(encode(&PeerMessage::Answer { id, answer }), None);
         }
         Some(Numbered::Answer { id } | Numbered::AnswerPart { id }) => link.unanswered(id),
         None => {}

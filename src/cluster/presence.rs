@@ -1,4 +1,4 @@
-//! Who is online: known by a user's home, which knows every gateway that has a session of theirs.
+//! Presence: a user is online while any gateway has a session of the user. The user's home knows these gateways.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use super::{
     edge::Edge,
     interests::Interests,
     lock,
-    message::{Delivered, Message, encode},
+    message::{Delivered, PeerMessage, encode},
     peers::Peers,
 };
 use crate::{
@@ -27,10 +27,11 @@ pub(super) struct Presence {
     edge: Arc<Edge>,
     peers: Option<Arc<Peers>>,
     interests: Arc<Interests>,
-    /// When users were seen, until the next flush.
+    /// The times at which users were last seen, which are not stored yet.
     seen: Mutex<BTreeMap<UserId, Millis>>,
-    /// The number of users online. Held while one comes or goes and watchers are told, so that they hear of both in order.
-    interest_order: Mutex<usize>,
+    /// The number of users who are online. It is locked while a change is noted and sent, so that watchers receive changes
+    /// in order.
+    online: Mutex<usize>,
 }
 
 impl Presence {
@@ -48,35 +49,35 @@ impl Presence {
             peers,
             interests,
             seen: Mutex::default(),
-            interest_order: Mutex::default(),
+            online: Mutex::default(),
         }
     }
 
-    /// A gateway has a session of `user`.
+    /// Notes that a gateway has a session of `user`.
     pub(super) fn came(&self, user: &UserId, gateway: GatewayId, version: Epoch) {
-        let mut online = lock(&self.interest_order);
+        let mut online = lock(&self.online);
         let topic = Topic::User(user.clone());
         if self.interests.note(&topic, gateway, version) {
             *online += 1;
             gauge!("chat_users_online").set(*online as f64);
             self.tell(user, None);
-            // A gateway that is killed could not say goodbye: then this is when the user was last seen.
+            // If that gateway is killed, nothing newer is known.
             self.saw(user, clock::wall());
         }
     }
 
-    /// A gateway has no session of `user` any more.
+    /// Notes that a gateway has no session of `user` any more.
     pub(super) fn went(&self, user: &UserId, gateway: GatewayId) {
-        let mut online = lock(&self.interest_order);
+        let mut online = lock(&self.online);
         let topic = Topic::User(user.clone());
         if self.interests.forget(&topic, gateway) {
             self.gone(user, &mut online);
         }
     }
 
-    /// Nobody is interested in this user any more, as gateways are gone.
+    /// Notes that the gateways with sessions of `user` are gone.
     pub(super) fn vanished(&self, user: &UserId) {
-        self.gone(user, &mut lock(&self.interest_order));
+        self.gone(user, &mut lock(&self.online));
     }
 
     fn gone(&self, user: &UserId, online: &mut usize) {
@@ -87,14 +88,15 @@ impl Presence {
         self.saw(user, now);
     }
 
-    /// Users of whom this gateway is the home no more are not counted here.
+    /// Counts the users anew, because this gateway is no longer the home of some.
     pub(super) fn count(&self) {
         let users = self.interests.topics(|t| matches!(t, Topic::User(_)));
-        let mut online = lock(&self.interest_order);
+        let mut online = lock(&self.online);
         *online = users.len();
         gauge!("chat_users_online").set(*online as f64);
     }
 
+    /// Reads the presence of a user.
     pub(super) async fn of(&self, user: &UserId) -> crate::store::Result<PresenceItem> {
         let user = user.clone();
         if self.interests.any(&Topic::User(user.clone())) {
@@ -116,13 +118,14 @@ impl Presence {
         })
     }
 
-    /// Tells everyone who watches how it is, after this gateway has become the home.
+    /// Sends the presence of a user to all who watch it, because this gateway has become the home.
     pub(super) fn tell_again(&self, watched: &UserId) {
-        let _order = lock(&self.interest_order);
+        let _in_order = lock(&self.online);
         let online = self.interests.any(&Topic::User(watched.clone()));
         self.tell(watched, (!online).then(clock::wall));
     }
 
+    /// Sends the presence of a user to all who watch it. `last_seen` is `None` while the user is online.
     fn tell(&self, user: &UserId, last_seen: Option<Millis>) {
         let topic = Topic::Presence(user.clone());
         let item = PresenceItem {
@@ -131,7 +134,7 @@ impl Presence {
             last_seen,
         };
         if let Some(peers) = &self.peers {
-            let told = Message::Deliver(Delivered::Presence(item.clone()));
+            let told = PeerMessage::Deliver(Delivered::Presence(item.clone()));
             for gateway in self.interests.of(&topic) {
                 if gateway != self.me {
                     peers.send_if_room(gateway, encode(&told));
@@ -147,7 +150,7 @@ impl Presence {
         lock(&self.seen).insert(user.clone(), at);
     }
 
-    /// Stores when users were last seen. To be called every few seconds: a crash forgets what came since.
+    /// Stores the times at which users were last seen. It is called every few seconds. A crash forgets newer times.
     pub(super) async fn flush(&self) {
         let seen: Vec<_> = lock(&self.seen)
             .iter()
@@ -157,10 +160,10 @@ impl Presence {
             return;
         }
         if let Err(error) = self.store.set_last_seen(&seen).await {
-            tracing::warn!(%error, "last seen was not stored; it will be tried again");
+            tracing::warn!(%error, "could not store when users were last seen; trying again");
             return;
         }
-        // Whoever was seen again meanwhile stays for the next time.
+        // Users who were seen again meanwhile stay for the next time.
         let mut pending = lock(&self.seen);
         for (user, at) in seen {
             if pending.get(&user) == Some(&at) {

@@ -1,7 +1,7 @@
-//! Requests inward: an operation goes to the conversation's owner, an inbox read to the user's home.
+//! The way of requests inward: an operation goes to the owner of its conversation, a question about a user to the user's
+//! home. Everything is retried while another gateway takes over.
 
 use std::{
-    future::{Future, ready},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,54 +10,45 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use futures_util::{
-    FutureExt,
-    future::{Either, join_all},
-};
+use futures_util::{FutureExt, future::Either};
 use metrics::counter;
 use tokio::time::{sleep, timeout};
 
 use super::{
     edge::Edge,
-    home::{AtHome, Home},
+    home::Home,
     link::Unasked,
     members::Members,
-    message::{Answer, Ask, Interest},
+    message::{PeerRequest, PeerResponse},
     news::Listener,
     peers::Peers,
-    places::InboxRef,
     ring::Ring,
 };
 use crate::{
-    chat::{Conversations, Error, Operation, Outcome, Sent},
-    fanout::{Hub, Subscriber},
-    model::{
-        ConversationId, Draft, Epoch, GatewayId, Seq, Topic, UserId,
-        limits::{HEADS_AT_ONCE, WATCHED_MAX},
-    },
-    protocol::PresenceItem,
-    store::{InboxRow, PublicPage, Store},
+    chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
+    model::{ConversationId, Draft, Epoch, GatewayId, UserId},
+    store::{PublicPage, Store},
     tasks::Tasks,
 };
 
-/// Between two tries of what another gateway is about to take over.
+/// The time between two attempts while another gateway takes over.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// The way to everything a session can ask for.
+/// The way to everything that a session can request.
 pub struct Router {
-    me: GatewayId,
-    ring: Arc<ArcSwap<Ring>>,
+    pub(super) me: GatewayId,
+    pub(super) ring: Arc<ArcSwap<Ring>>,
     store: Arc<dyn Store>,
-    conversations: Conversations,
-    home: Arc<Home>,
+    pub(super) conversations: Conversations,
+    pub(super) home: Arc<Home>,
     pub(super) edge: Arc<Edge>,
-    /// None: this gateway never has any.
+    /// The other gateways. `None` with the embedded store, where there never are any.
     pub(super) cluster: Option<Cluster>,
     operation_timeout: Duration,
     pub(super) tasks: Tasks,
 }
 
-/// The others, and the news of them.
+/// The other gateways, and the changes of the ring.
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub members: Arc<Members>,
@@ -102,25 +93,25 @@ impl Router {
         &self.edge
     }
 
-    /// Asks the owner of `conversation`, wherever it is, and whoever it becomes meanwhile.
+    /// Asks the owner of a conversation, on whichever gateway it is, also if that changes meanwhile.
+    ///
+    /// This is no `async fn`: without other gateways the operation is in the owner's mailbox when this returns.
     ///
     /// # Errors
-    /// As the operation; `Unavailable` when the owner cannot be reached in time, `Closed` when it was lost meanwhile.
-    pub fn ask(
+    /// The error of the operation; `Unavailable` if the owner cannot be reached in time; `Closed` if it was lost meanwhile.
+    pub fn ask<A: chat::Ask>(
         &self,
         conversation: ConversationId,
         actor: UserId,
-        operation: Operation,
-    ) -> impl Future<Output = Result<Outcome, Error>> {
+        ask: A,
+    ) -> impl Future<Output = Result<A::Output, Error>> {
         match &self.cluster {
-            None => Either::Left(self.conversations.ask(conversation, actor, operation)),
-            // Boxed: who is alone is not to carry it.
-            Some(cluster) => Either::Right(Box::pin(self.ask_owner(
-                cluster,
-                conversation,
-                actor,
-                operation,
-            ))),
+            None => Either::Left(self.conversations.ask(conversation, actor, ask)),
+            // Boxed, so that without other gateways no future reserves room for it.
+            Some(cluster) => {
+                let asked = self.ask_owner(cluster, conversation, actor, ask.into());
+                Either::Right(Box::pin(asked).map(output::<A>))
+            }
         }
     }
 
@@ -131,7 +122,7 @@ impl Router {
         actor: UserId,
         operation: Operation,
     ) -> Result<Outcome, Error> {
-        // After an unknown outcome it is asked only what does no harm if it was done before.
+        // After an unknown outcome only what may be applied twice is asked again.
         let unknown = AtomicBool::new(false);
         let attempt = || async {
             let owner = self.ring.load().owner(conversation);
@@ -141,16 +132,16 @@ impl Router {
             let outcome = match owner {
                 None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
-                    self.conversations.ask(conversation, actor, asked).await
+                    self.ask_conversation(conversation, actor, asked).await
                 }
                 Some(owner) => {
-                    let ask = Ask::Operation {
+                    let ask = PeerRequest::Operation {
                         conversation,
                         actor,
                         operation: asked,
                     };
                     match cluster.peers.ask(owner, ask).await {
-                        Ok(Answer::Outcome(outcome)) => outcome,
+                        Ok(PeerResponse::Outcome(outcome)) => outcome,
                         Ok(_) => Err(Error::Closed),
                         Err(unasked) => Err(unasked.into()),
                     }
@@ -169,8 +160,12 @@ impl Router {
     }
 
     /// Repeats an attempt until it gives a result, or until the operation's time is over. In between it waits for a change
-    /// of the ring, or a moment.
-    async fn retry<T, F>(&self, cluster: &Cluster, attempt: impl Fn() -> F) -> Result<T, Error>
+    /// of the ring, or for [`RETRY_AFTER`].
+    pub(super) async fn retry<T, F>(
+        &self,
+        cluster: &Cluster,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, Error>
     where
         F: Future<Output = Option<Result<T, Error>>>,
     {
@@ -187,8 +182,8 @@ impl Router {
         self.in_time(decided).await
     }
 
-    /// No `async fn`: that would hold `asked` twice, and every request is a copy of all it holds.
-    fn in_time<T>(
+    /// Limits the time of an operation. This is no `async fn`, because that would contain `asked` twice.
+    pub(super) fn in_time<T>(
         &self,
         asked: impl Future<Output = Result<T, Error>>,
     ) -> impl Future<Output = Result<T, Error>> {
@@ -196,138 +191,41 @@ impl Router {
             .map(|asked| asked.unwrap_or(Err(Error::unavailable("it took too long"))))
     }
 
-    /// As `ask`, for a message.
+    /// Asks the owner to append a message.
     ///
     /// # Errors
-    /// As `ask`.
+    /// The errors of [`Self::ask`].
     pub fn send(
         &self,
         conversation: ConversationId,
         draft: Draft,
-    ) -> impl Future<Output = Result<Sent, Error>> {
+    ) -> impl Future<Output = Result<SendAck, Error>> {
         let sender = draft.sender.clone();
-        let asked = self.ask(conversation, sender, Operation::Send(draft));
-        asked.map(|asked| asked.and_then(Conversations::sent))
+        self.ask(conversation, sender, draft)
     }
 
-    /// Answers what this gateway is asked, by a session here or by a peer, as an owner or a home.
-    pub(super) async fn answer_here(&self, ask: Ask) -> Answer {
-        match ask {
-            Ask::Operation {
-                conversation,
-                actor,
-                operation,
-            } => Answer::Outcome(self.ask_here(conversation, actor, operation).await),
-            Ask::Register { user, .. } => {
-                let read = async {
-                    self.at_home(&user).await?;
-                    // Who was paused or cut off may have missed anything.
-                    Ok(self.home.inbox_refs(&user, self.may_serve()).await?)
-                };
-                Answer::Places(read.await)
-            }
-            Ask::Inbox { user } => {
-                let read = async {
-                    self.at_home(&user).await?;
-                    Ok(self.home.inbox(&user).await?)
-                };
-                Answer::Inbox(read.await)
-            }
-            Ask::Watch { user, .. } | Ask::Presence { user } => {
-                let read = async {
-                    self.at_home(&user).await?;
-                    Ok(self.home.presence.of(&user).await?)
-                };
-                Answer::Presence(read.await)
-            }
-            Ask::Follow { channel, .. } => Answer::Head(self.head_here(channel).await),
-            Ask::Disconnect { user } => Answer::Disconnected(self.edge.disconnect(&user)),
-        }
-    }
-
-    /// Whoever asks here is told of it before anything else that comes from there: see [`Exchange`](super::Exchange).
-    pub(super) fn note(&self, from: GatewayId, ask: &Ask) {
-        let Some((topic, version)) = ask.interest() else {
-            return;
-        };
-        tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
-        let passed = None;
-        self.home
-            .interested(from, &Interest { topic, passed }, version);
-    }
-
-    /// Asks the conversation here for as long as this gateway is its owner, also while it is only about to be.
-    pub(super) async fn ask_here(
-        &self,
-        conversation: ConversationId,
-        actor: UserId,
-        operation: Operation,
-    ) -> Result<Outcome, Error> {
-        let Some(cluster) = &self.cluster else {
-            return self.conversations.ask(conversation, actor, operation).await;
-        };
-        let attempt = || async {
-            if self.ring.load().owner(conversation) != Some(self.me) {
-                return Some(Err(Error::Moved));
-            }
-            let (actor, operation) = (actor.clone(), operation.clone());
-            match self.conversations.ask(conversation, actor, operation).await {
-                Err(Error::Moved) => None,
-                outcome => Some(outcome),
-            }
-        };
-        self.retry(cluster, attempt).await
-    }
-
-    /// The channel's newest seq: what comes after it is published to whoever is interested now.
-    async fn head_here(&self, channel: ConversationId) -> Result<Seq, Error> {
-        let nothing = Operation::CatchUp {
-            after: Seq::MAX,
-            limit: 1,
-        };
-        match self.ask_here(channel, UserId::gateway(), nothing).await? {
-            Outcome::History(page) => Ok(page.head),
-            _ => Err(Error::UnknownConversation),
-        }
-    }
-
-    /// Waits until this gateway speaks for the user: rule [confirm].
-    async fn at_home(&self, user: &UserId) -> Result<(), Error> {
-        let Some(cluster) = &self.cluster else {
-            return Ok(());
-        };
-        let attempt = || {
-            ready(match self.home.at_home(user) {
-                AtHome::Yes => Some(Ok(())),
-                AtHome::No => Some(Err(Error::Moved)),
-                AtHome::NotYet => None,
-            })
-        };
-        self.retry(cluster, attempt).await
-    }
-
-    /// Asks one that the ring names, wherever it is, and whichever it becomes meanwhile.
+    /// Asks the gateway that the ring names as `responsible`, also if that changes meanwhile. It may be this one.
     pub(super) async fn ask_wherever(
         &self,
-        place: impl Fn(&Ring) -> Option<GatewayId>,
-        ask: impl Fn(Epoch) -> Ask,
-    ) -> Result<Answer, Error> {
+        responsible: impl Fn(&Ring) -> Option<GatewayId>,
+        ask: impl Fn(Epoch) -> PeerRequest,
+    ) -> Result<PeerResponse, Error> {
         let Some(cluster) = &self.cluster else {
             let ask = ask(self.ring.load().version());
             self.note(self.me, &ask);
             return Ok(self.answer_here(ask).await);
         };
         let attempt = || async {
-            // Said under the lock under which announcements are made: never under an older version after those.
+            // Interests are announced under this lock, so that none is told for an older version after that.
             let (ask, asked) = self.edge.in_interest_order(|| {
                 let ring = self.ring.load();
                 let ask = ask(ring.version());
-                match place(&ring) {
-                    Some(place) if place == self.me => {
+                match responsible(&ring) {
+                    Some(gateway) if gateway == self.me => {
                         self.note(self.me, &ask);
                         (Some(ask), None)
                     }
-                    Some(place) => (None, Some(cluster.peers.ask(place, ask))),
+                    Some(gateway) => (None, Some(cluster.peers.ask(gateway, ask))),
                     None => (None, None),
                 }
             });
@@ -346,135 +244,18 @@ impl Router {
         self.retry(cluster, attempt).await
     }
 
-    async fn ask_home(&self, user: &UserId, ask: impl Fn(Epoch) -> Ask) -> Result<Answer, Error> {
+    pub(super) async fn ask_home(
+        &self,
+        user: &UserId,
+        ask: impl Fn(Epoch) -> PeerRequest,
+    ) -> Result<PeerResponse, Error> {
         self.ask_wherever(|ring| ring.home(user), ask).await
     }
 
-    /// Subscribes a session to its user, at the user's home, and reads which conversations the user is in. Everything
-    /// published from then on reaches the session: rule [register], then read.
+    /// Reads a page of the public conversations.
     ///
     /// # Errors
-    /// When that cannot be read in time.
-    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRef>, Error> {
-        let user = &session.user;
-        self.edge.subscribe(&Topic::User(user.clone()), session);
-        let ask = |version| Ask::Register {
-            user: user.clone(),
-            version,
-        };
-        match self.ask_home(user, ask).await? {
-            Answer::Places(places) => places,
-            _ => Err(Error::Closed),
-        }
-    }
-
-    /// Ends everything that `register` and `subscribe` began.
-    pub fn leave(&self, session: &Subscriber) {
-        self.edge.leave(session, |topic| self.uninterested(topic));
-    }
-
-    fn uninterested(&self, topic: &Topic) {
-        match (self.ring.load().place(topic), &self.cluster) {
-            (Some(place), Some(cluster)) if place != self.me => {
-                cluster.peers.uninterested(place, topic);
-            }
-            _ => self.home.uninterested(self.me, topic),
-        }
-    }
-
-    /// All conversations of a user, as stored and as published since.
-    ///
-    /// # Errors
-    /// When the store cannot be read, or the user's home not be reached.
-    pub async fn inbox_rows(&self, user: &UserId) -> Result<Vec<InboxRow>, Error> {
-        let ask = |_| Ask::Inbox { user: user.clone() };
-        inbox(self.ask_home(user, ask).await?)
-    }
-
-    /// Ends what a session asked for: looking into channels, watching users.
-    pub fn unsubscribe(&self, session: &Subscriber, topics: &[Topic]) {
-        let end = |hub: &Hub| hub.end_requested(topics, session);
-        self.edge.end(end, |topic| self.uninterested(topic));
-    }
-
-    /// A request for these failed.
-    pub(super) fn give_up(&self, session: &Subscriber, topics: &[Topic]) {
-        let end = |hub: &Hub| hub.give_up(topics, session);
-        self.edge.end(end, |topic| self.uninterested(topic));
-    }
-
-    /// Whether each user is online; and from now on, when that changes.
-    ///
-    /// # Errors
-    /// `TooLarge` if the session would watch too many; else when the store cannot be read, or a user's home not be
-    /// reached. Then nothing has changed.
-    pub async fn watch(
-        &self,
-        session: &Arc<Subscriber>,
-        users: &[UserId],
-    ) -> Result<Vec<PresenceItem>, Error> {
-        let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
-        let what = "users that a session watches";
-        self.edge.request(&topics, session, what, WATCHED_MAX)?;
-        let mut items = Vec::with_capacity(users.len());
-        for users in users.chunks(HEADS_AT_ONCE) {
-            items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
-        }
-        let items: Result<Vec<_>, Error> = items.into_iter().collect();
-        match items {
-            Ok(items) if self.edge.hub().confirm(&topics, session) => Ok(items),
-            Ok(_) => Err(Error::unavailable("unwatched meanwhile")),
-            Err(error) => {
-                self.give_up(session, &topics);
-                Err(error)
-            }
-        }
-    }
-
-    async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {
-        let ask = |version| Ask::Watch {
-            user: user.clone(),
-            version,
-        };
-        presence(self.ask_home(user, ask).await?)
-    }
-
-    /// # Errors
-    /// When the store cannot be read, or the user's home not be reached.
-    pub async fn presence(&self, user: &UserId) -> Result<PresenceItem, Error> {
-        let ask = |_| Ask::Presence { user: user.clone() };
-        presence(self.ask_home(user, ask).await?)
-    }
-
-    /// Closes all sessions of a user, wherever they are; returns how many.
-    ///
-    /// # Errors
-    /// When a gateway could not be told.
-    pub async fn disconnect(&self, user: &UserId) -> Result<usize, Error> {
-        let mut closed = self.edge.disconnect(user);
-        if let Some(cluster) = &self.cluster {
-            let others = self.ring.load_full();
-            let others = others.members().iter().filter(|&&g| g != self.me);
-            let asks = others.map(|&gateway| {
-                let user = user.clone();
-                cluster.peers.ask(gateway, Ask::Disconnect { user })
-            });
-            let answers = self.in_time(async { Ok(join_all(asks).await) });
-            for answer in answers.await? {
-                match answer {
-                    Ok(Answer::Disconnected(there)) => closed += there,
-                    Ok(Answer::Outcome(Err(error))) => return Err(error),
-                    // Gone, and its sessions with it.
-                    Ok(_) | Err(Unasked::Lost) => {}
-                    Err(unasked) => return Err(unasked.into()),
-                }
-            }
-        }
-        Ok(closed)
-    }
-
-    /// # Errors
-    /// When the store cannot be read.
+    /// The error of the store.
     pub async fn public(
         &self,
         after: Option<ConversationId>,
@@ -483,7 +264,7 @@ impl Router {
         Ok(self.store.public_conversations(after, limit).await?)
     }
 
-    /// Stores when users were last seen. To be called every few seconds.
+    /// Stores the times at which users were last seen. It must be called every few seconds.
     pub async fn flush_presence(&self) {
         self.home.presence.flush().await;
     }
@@ -493,8 +274,10 @@ impl Router {
         self.conversations.may_serve()
     }
 
+    /// Checks whether requests can be served.
+    ///
     /// # Errors
-    /// Why nothing can be stored now.
+    /// The reason why nothing can be stored now.
     pub fn ready(&self) -> Result<(), crate::store::Error> {
         self.store.healthy()?;
         if self.may_serve() {
@@ -507,26 +290,12 @@ impl Router {
     }
 }
 
-/// Something may have become possible.
+/// Waits until another attempt may succeed.
 async fn changed(news: &mut Listener) {
     counter!("chat_cluster_retries_total").increment(1);
     tokio::select! {
         biased;
         () = news.changed() => {}
         () = sleep(RETRY_AFTER) => {}
-    }
-}
-
-fn inbox(answer: Answer) -> Result<Vec<InboxRow>, Error> {
-    match answer {
-        Answer::Inbox(rows) => rows,
-        _ => Err(Error::Closed),
-    }
-}
-
-fn presence(answer: Answer) -> Result<PresenceItem, Error> {
-    match answer {
-        Answer::Presence(item) => item,
-        _ => Err(Error::Closed),
     }
 }

@@ -42,12 +42,12 @@ impl Coalesce {
 #[derive(Default)]
 pub(super) struct Coalescing {
     pub(super) when: Coalesce,
-    topics: DashMap<Topic, Held, RandomState>,
+    topics: DashMap<Topic, HeldFrames, RandomState>,
 }
 
 /// The waiting events of one topic. It exists from the first event that came within the window until a window ends
 /// without any.
-struct Held {
+struct HeldFrames {
     /// `None` if all events are flushed.
     events: Option<Encoded>,
     bytes: usize,
@@ -85,7 +85,7 @@ impl Coalescing {
             Entry::Vacant(_) if !soon => Fate::Now,
             Entry::Vacant(place) => {
                 let flushing = Flushing::default();
-                place.insert(Held {
+                place.insert(HeldFrames {
                     events: Some(event.clone()),
                     bytes,
                     flushing: flushing.clone(),

@@ -6,12 +6,12 @@ mod encoded;
 mod hub;
 mod outbox;
 mod pace;
-mod wire;
+mod shared_stream;
 
 pub use coalescing::Coalesce;
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber, TooMany};
 pub use outbox::{Closing, Outbox};
-pub use wire::{Line, Wire};
+pub use shared_stream::{FrameWriter, SharedStream};
 
 use crate::tasks::lock;

@@ -13,7 +13,7 @@ use std::{
 use super::{
     encoded::Frame,
     lock,
-    wire::{Line, Written},
+    shared_stream::{FrameWriter, Written},
 };
 use crate::protocol::{CloseCode, Codec};
 
@@ -32,7 +32,7 @@ pub struct Outbox {
 #[repr(C)]
 struct State {
     /// The socket. It is set while frames may be written past the session.
-    line: Option<Arc<Line>>,
+    writer: Option<Arc<FrameWriter>>,
     /// Bytes that are pushed and not flushed, including those of frames that were taken.
     bytes: u32,
     /// The part of `bytes` that is replies. They do not count against the limit, because the session itself requested
@@ -70,8 +70,8 @@ impl Outbox {
     }
 
     /// Allows frames to be written at once. The caller has written everything that must come before them.
-    pub fn attach(&self, line: Arc<Line>) {
-        self.state().line = Some(line);
+    pub fn attach(&self, writer: Arc<FrameWriter>) {
+        self.state().writer = Some(writer);
     }
 
     /// Queues a frame. A full queue closes the socket as too slow.
@@ -101,9 +101,9 @@ impl Outbox {
     /// Returns true if any of it was written.
     pub fn write_or_push(&self, frame: &Frame) -> bool {
         let mut state = self.state();
-        let line = state.line.as_ref().filter(|_| state.bytes == 0);
-        let written = match line {
-            Some(line) if state.closing.is_none() => line.write(frame.bytes()),
+        let writer = state.writer.as_ref().filter(|_| state.bytes == 0);
+        let written = match writer {
+            Some(writer) if state.closing.is_none() => writer.write(frame.bytes()),
             _ => Written::Nothing,
         };
         let waker = match written {
@@ -143,7 +143,7 @@ impl Outbox {
     pub fn close(&self, code: CloseCode) {
         self.change(|state| {
             state.closing.get_or_insert(code);
-            state.line = None;
+            state.writer = None;
         });
     }
 

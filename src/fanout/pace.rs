@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Each queued frame reduces `took_us` by one part in this many.
-const FORGET: u64 = 256;
-/// The latest pause is one part in this many of the average: after two or three frames in quick succession, frames are
+/// Each queued frame reduces `took_us` by itself divided by this.
+const TOOK_DECAY_DIVISOR: u64 = 256;
+/// The latest pause divided by this is its part of the average: after two or three frames in quick succession, frames are
 /// queued.
-const MEMORY: u64 = 4;
+const AVERAGE_DIVISOR: u64 = 4;
 /// The least duration of a write, in microseconds: about that of writing to a few sockets and waking a session. Entries
 /// that were committed together are therefore queued, and leave together.
 const TOOK_US_MIN: u64 = 100;
@@ -43,7 +43,8 @@ impl Pace {
     pub(super) fn rests(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
         let rest = self.since_us(now_us).min(took) * 1_000 / took;
-        let average = (self.rest.load(Ordering::Relaxed) * (MEMORY - 1) + rest) / MEMORY;
+        let average =
+            (self.rest.load(Ordering::Relaxed) * (AVERAGE_DIVISOR - 1) + rest) / AVERAGE_DIVISOR;
         self.rest.store(average, Ordering::Relaxed);
         average >= 500
     }
@@ -57,7 +58,8 @@ impl Pace {
     /// effect.
     pub(super) fn queued(&self, now_us: u64) {
         let took = self.took_us.load(Ordering::Relaxed);
-        self.took_us.store(took - took / FORGET, Ordering::Relaxed);
+        self.took_us
+            .store(took - took / TOOK_DECAY_DIVISOR, Ordering::Relaxed);
         self.ended_us.store(now_us, Ordering::Relaxed);
     }
 }

@@ -26,7 +26,7 @@ use super::{
     admission::{Admission, Full, Place, SharedPlace},
 };
 use crate::{
-    fanout::{Line, Wire},
+    fanout::{FrameWriter, SharedStream},
     protocol::Answer,
     tasks::Tasks,
 };
@@ -79,7 +79,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     tasks: Tasks,
 ) {
-    let begin = |(stream, from): (TcpStream, SocketAddr)| match admit(&admission, from.ip()) {
+    let begin = |(mut stream, from): (TcpStream, SocketAddr)| match admit(&admission, from.ip()) {
         Ok(Some(place)) => {
             tasks.spawn(connection(
                 stream,
@@ -95,7 +95,7 @@ pub async fn serve(
             if admission.refuse() {
                 let admission = admission.clone();
                 tasks.spawn(async move {
-                    refuse(stream, full).await;
+                    refuse(&mut stream, full).await;
                     admission.refused();
                 });
             }
@@ -133,7 +133,7 @@ fn admit(admission: &Arc<Admission>, peer: IpAddr) -> Result<Option<Place>, Full
 
 /// Answers with the reason before anything is read. It waits briefly until the client has read the answer, because the
 /// kernel discards it if the socket is closed with unread bytes.
-async fn refuse(mut stream: TcpStream, full: Full) {
+async fn refuse(stream: &mut TcpStream, full: Full) {
     let refused = async {
         let refusal = full.refusal();
         let status = refusal.code.http_status();
@@ -152,46 +152,30 @@ async fn refuse(mut stream: TcpStream, full: Full) {
     let _ = timeout(REFUSAL_TIMEOUT, refused).await;
 }
 
+/// Serves a connection until it ends or becomes a session.
 async fn connection(
     mut stream: TcpStream,
     socket: IpAddr,
-    mut place: Place,
+    place: Place,
     routes: Router,
     tasks: Tasks,
 ) {
-    let mut peer = Peer {
-        socket,
-        address: socket,
+    let Some((peer, place)) = Box::pin(identify(&mut stream, socket, place)).await else {
+        return;
     };
-    if place.admission().proxy_protocol() {
-        match Box::pin(timeout(PROXY_TIMEOUT, proxied(&mut stream))).await {
-            Ok(Ok(source)) => peer.address = source.unwrap_or(socket),
-            failed => {
-                let reason = failed.map_or_else(|late| late.to_string(), |r| format!("{r:?}"));
-                crate::seldom::seldom!(WARN, "closed a connection without a PROXY header", peer = %socket, reason);
-                return;
-            }
-        }
-        if !place.admission().is_trusted_proxy(peer.address)
-            && let Err(full) = place.assign(peer.address)
-        {
-            full.count();
-            return Box::pin(refuse(stream, full)).await;
-        }
-    }
     // Nagle's algorithm would delay small frames.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
-    let wire = Wire::new(stream);
-    let line = wire.line().clone();
+    let stream = SharedStream::new(stream);
+    let writer = stream.writer().clone();
     let place = SharedPlace::new(place);
-    let watched = line.clone();
+    let watched = writer.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(place.clone());
-        request.extensions_mut().insert(line.clone());
+        request.extensions_mut().insert(writer.clone());
         let mut routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {})) }
     });
@@ -199,7 +183,7 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(wire), service)
+        .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     let mut drained = pin!(async {
@@ -223,12 +207,44 @@ async fn connection(
     }
 }
 
+/// Finds out the address of the client, from the PROXY header if there must be one, and counts the connection for it.
+/// `None` if the connection was closed instead.
+async fn identify(
+    stream: &mut TcpStream,
+    socket: IpAddr,
+    mut place: Place,
+) -> Option<(Peer, Place)> {
+    let mut peer = Peer {
+        socket,
+        address: socket,
+    };
+    if !place.admission().proxy_protocol() {
+        return Some((peer, place));
+    }
+    match timeout(PROXY_TIMEOUT, proxied(stream)).await {
+        Ok(Ok(source)) => peer.address = source.unwrap_or(socket),
+        failed => {
+            let reason = failed.map_or_else(|late| late.to_string(), |r| format!("{r:?}"));
+            crate::seldom::seldom!(WARN, "closed a connection without a PROXY header", peer = %socket, reason);
+            return None;
+        }
+    }
+    if !place.admission().is_trusted_proxy(peer.address)
+        && let Err(full) = place.assign(peer.address)
+    {
+        full.count();
+        refuse(stream, full).await;
+        return None;
+    }
+    Some((peer, place))
+}
+
 /// Returns when the client took nothing of a response for [`RESPONSE_TIMEOUT`].
-async fn stalled(line: &Line) {
+async fn stalled(writer: &FrameWriter) {
     let mut before = None;
     loop {
         sleep(RESPONSE_TIMEOUT).await;
-        let writing = line.writing_since();
+        let writing = writer.writing_since();
         if writing.is_some() && writing == before {
             return;
         }

@@ -7,8 +7,9 @@ use crate::{
     model::{Content, Entry},
 };
 
-/// Shortens a page to `bytes_max`, but at least one entry stays. It removes those farthest from the requested position.
-pub(super) fn shorten(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
+/// Removes entries of a page until at most `bytes_max` of encoded bytes, or one entry, are left. Those farthest from the
+/// requested position go first.
+pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
     let mut bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
     while bytes > bytes_max
         && entries.len() > 1

@@ -9,12 +9,12 @@ use futures_util::{
 use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
 
-use super::{Gateway, pages::shorten};
+use super::{Gateway, pages::cut_to_fit};
 use crate::{
-    chat::{self, Creation, LogRange, Operation, Outcome},
+    chat::{self, Creation, LogRange},
     fanout::Subscriber,
     model::{
-        Content, ConversationId, Draft, Entry, Kind, UserId,
+        Content, ConversationId, Draft, Entry, Kind, Seq, UserId,
         limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, PAGE_ITEMS_MAX},
     },
     protocol::{
@@ -64,7 +64,7 @@ pub(super) fn handle(
     user: UserId,
     request: Request,
 ) -> impl Future<Output = Option<Answer>> {
-    let name = name(&request);
+    let name = request.name();
     let quiet = matches!(request, Request::Typing(_));
     let answer = answer(gateway, user, request);
     answer.map(move |answer| {
@@ -85,10 +85,6 @@ fn answer(
     user: UserId,
     request: Request,
 ) -> impl Future<Output = Result<Answer, chat::Error>> {
-    let change = |conversation, operation| {
-        let changed = change(gateway, user.clone(), conversation, operation);
-        changed.boxed()
-    };
     let invalid = |text: &str| ready(Err(chat::Error::invalid(text))).boxed();
     Either::Right(match request {
         Request::Send(request) => return Either::Left(send(gateway, user, request)),
@@ -98,25 +94,38 @@ fn answer(
         Request::Participants(request) => participants(gateway, user, request).boxed(),
         Request::History(request) => history(gateway, user, request).boxed(),
         Request::Public(request) => public(gateway, request).boxed(),
-        Request::Add(r) => change(r.conversation, Operation::Add { user: r.user }),
-        Request::Remove(r) => change(r.conversation, Operation::Remove { user: r.user }),
-        Request::Join(r) => change(r.conversation, Operation::Join),
-        Request::Leave(r) => change(r.conversation, Operation::Leave),
+        Request::Add(r) => {
+            let add = chat::AddParticipant { user: r.user };
+            change(gateway, user, r.conversation, add).boxed()
+        }
+        Request::Remove(r) => {
+            let remove = chat::RemoveParticipant { user: r.user };
+            change(gateway, user, r.conversation, remove).boxed()
+        }
+        Request::Join(r) => change(gateway, user, r.conversation, chat::Join).boxed(),
+        Request::Leave(r) => change(gateway, user, r.conversation, chat::Leave).boxed(),
         Request::SetRole(r) => {
-            let (user, role) = (r.user, r.role);
-            change(r.conversation, Operation::SetRole { user, role })
+            let (named, role) = (r.user, r.role);
+            let set_role = chat::SetRole { user: named, role };
+            change(gateway, user, r.conversation, set_role).boxed()
         }
         Request::Update(r) => {
-            let operation = Operation::Update {
+            let update = chat::Update {
                 name: r.name,
                 posting: r.posting,
                 public: r.public,
             };
-            change(r.conversation, operation)
+            change(gateway, user, r.conversation, update).boxed()
         }
-        Request::Read(r) => change(r.conversation, Operation::Read { seq: r.seq }),
-        Request::Delivered(r) => change(r.conversation, Operation::Delivered { seq: r.seq }),
-        Request::Typing(r) => change(r.conversation, Operation::Typing),
+        Request::Read(r) => {
+            let read = chat::MarkRead { seq: r.seq };
+            tell(gateway, user, r.conversation, read).boxed()
+        }
+        Request::Delivered(r) => {
+            let delivered = chat::MarkDelivered { seq: r.seq };
+            tell(gateway, user, r.conversation, delivered).boxed()
+        }
+        Request::Typing(r) => tell(gateway, user, r.conversation, chat::ShowTyping).boxed(),
         Request::Unsupported => invalid("not supported"),
         Request::Connect(_)
         | Request::Cursors(_)
@@ -179,22 +188,11 @@ async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, ch
         posting: r.posting,
         at: None,
     };
-    match gateway
-        .router
-        .ask(conversation, user, Operation::Create(creation))
-        .await?
-    {
-        Outcome::Created { existed } => Ok(Answer::Created {
-            conversation,
-            existed,
-        }),
-        // The creation of a group or channel is its first entry.
-        Outcome::Changed { .. } => Ok(Answer::Created {
-            conversation,
-            existed: false,
-        }),
-        other => Err(unexpected(&other)),
-    }
+    let created = gateway.router.ask(conversation, user, creation).await?;
+    Ok(Answer::Created {
+        conversation,
+        existed: created.existed,
+    })
 }
 
 async fn details(
@@ -202,20 +200,15 @@ async fn details(
     user: UserId,
     conversation: ConversationId,
 ) -> Result<Answer, chat::Error> {
-    match gateway
-        .router
-        .ask(conversation, user, Operation::Details)
-        .await?
-    {
-        Outcome::Details(view) => Ok(Answer::Conversation(Box::new(ConversationAnswer {
-            conversation,
-            details: view.details,
-            participant_count: view.participant_count,
-            message_count: view.head,
-            role: view.role,
-        }))),
-        other => Err(unexpected(&other)),
-    }
+    let asked = gateway.router.ask(conversation, user, chat::GetDetails);
+    let view = asked.await?;
+    Ok(Answer::Conversation(Box::new(ConversationAnswer {
+        conversation,
+        details: view.details,
+        participant_count: view.participant_count,
+        message_count: view.head,
+        role: view.role,
+    })))
 }
 
 async fn participants(
@@ -223,46 +216,50 @@ async fn participants(
     user: UserId,
     r: ParticipantsRequest,
 ) -> Result<Answer, chat::Error> {
-    let operation = Operation::Participants {
+    let asked = chat::GetParticipants {
         after: r.after,
         limit: items(r.limit)?,
     };
-    match gateway.router.ask(r.conversation, user, operation).await? {
-        Outcome::Participants(page) => {
-            let item = |p: chat::Listed| {
-                let marks = p.marks();
-                ParticipantItem {
-                    user: p.user,
-                    role: p.role,
-                    joined_seq: p.joined_seq,
-                    delivered_seq: marks.map(|(delivered, _)| delivered),
-                    read_seq: marks.map(|(_, read)| read),
-                }
-            };
-            let items = page.items.into_iter().map(item).collect();
-            Ok(Answer::Participants {
-                items,
-                next: page.next,
-            })
+    let page = gateway.router.ask(r.conversation, user, asked).await?;
+    let item = |p: chat::Listed| {
+        let marks = p.marks();
+        ParticipantItem {
+            user: p.user,
+            role: p.role,
+            joined_seq: p.joined_seq,
+            delivered_seq: marks.map(|(delivered, _)| delivered),
+            read_seq: marks.map(|(_, read)| read),
         }
-        other => Err(unexpected(&other)),
-    }
+    };
+    Ok(Answer::Participants {
+        items: page.items.into_iter().map(item).collect(),
+        next: page.next,
+    })
 }
 
-async fn change(
+/// Changes a conversation. The answer contains the seq of the entry that this creates.
+async fn change<A: chat::Ask<Output = Seq>>(
     gateway: &Gateway,
     user: UserId,
     conversation: ConversationId,
-    operation: Operation,
+    change: A,
 ) -> Result<Answer, chat::Error> {
-    match gateway.router.ask(conversation, user, operation).await? {
-        Outcome::Changed { seq } => Ok(Answer::Ok(Okay {
-            seq: Some(seq),
-            head: None,
-        })),
-        Outcome::Done => Ok(Answer::Ok(Okay::default())),
-        other => Err(unexpected(&other)),
-    }
+    let seq = gateway.router.ask(conversation, user, change).await?;
+    Ok(Answer::Ok(Okay {
+        seq: Some(seq),
+        head: None,
+    }))
+}
+
+/// Tells a conversation something that creates no entry.
+async fn tell<A: chat::Ask<Output = ()>>(
+    gateway: &Gateway,
+    user: UserId,
+    conversation: ConversationId,
+    told: A,
+) -> Result<Answer, chat::Error> {
+    gateway.router.ask(conversation, user, told).await?;
+    Ok(Answer::Ok(Okay::default()))
 }
 
 fn send(
@@ -295,7 +292,7 @@ fn send(
     sent.map_ok(move |sent| {
         let seconds = began.elapsed().as_secs_f64();
         gateway.metrics.send_seconds.record(seconds);
-        let chat::Sent {
+        let chat::SendAck {
             seq,
             message_id,
             at,
@@ -330,24 +327,19 @@ async fn history(
     if limit == 0 {
         return Err(chat::Error::Invalid("limit must be at least 1".into()));
     }
-    let operation = Operation::History {
+    let asked = chat::GetHistory {
         range,
         limit: limit.min(PAGE_ENTRIES_MAX),
     };
-    match gateway.router.ask(r.conversation, user, operation).await? {
-        Outcome::History(page) => {
-            let mut entries = VecDeque::from(page.entries);
-            shorten(&mut entries, range, gateway.limits.page_bytes());
-            let message = |e: &Arc<Entry>| Message::of(r.conversation, Entry::clone(e));
-            let messages = entries.iter().map(message).collect();
-            Ok(Answer::History(HistoryPage {
-                messages,
-                rev: 0,
-                head: page.head,
-            }))
-        }
-        other => Err(unexpected(&other)),
-    }
+    let page = gateway.router.ask(r.conversation, user, asked).await?;
+    let mut entries = VecDeque::from(page.entries);
+    cut_to_fit(&mut entries, range, gateway.limits.page_bytes());
+    let message = |e: &Arc<Entry>| Message::of(r.conversation, Entry::clone(e));
+    Ok(Answer::History(HistoryPage {
+        messages: entries.iter().map(message).collect(),
+        rev: 0,
+        head: page.head,
+    }))
 }
 
 async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Error> {
@@ -381,21 +373,6 @@ fn items(limit: Option<usize>) -> Result<usize, chat::Error> {
     match limit.unwrap_or(PAGE_ITEMS_DEFAULT) {
         0 => Err(chat::Error::Invalid("limit must be at least 1".into())),
         limit => Ok(limit.min(PAGE_ITEMS_MAX)),
-    }
-}
-
-fn unexpected(outcome: &Outcome) -> chat::Error {
-    debug_assert!(
-        false,
-        "the outcome {outcome:?} does not belong to the operation"
-    );
-    crate::seldom::seldom!(
-        ERROR,
-        "an operation returned the outcome of another one",
-        ?outcome
-    );
-    chat::Error::Unavailable {
-        reason: "an internal error".into(),
     }
 }
 
@@ -445,35 +422,5 @@ pub(super) fn code_label(code: ErrorCode) -> &'static str {
         ErrorCode::RateLimited => "rate_limited",
         ErrorCode::Unavailable => "unavailable",
         ErrorCode::Internal => "internal",
-    }
-}
-
-fn name(request: &Request) -> &'static str {
-    match request {
-        Request::Connect(_) => "connect",
-        Request::Cursors(_) => "cursors",
-        Request::Refresh(_) => "refresh",
-        Request::Inbox(_) => "inbox",
-        Request::Create(_) => "create",
-        Request::Conversation(_) => "conversation",
-        Request::Participants(_) => "participants",
-        Request::Add(_) => "add",
-        Request::Remove(_) => "remove",
-        Request::Join(_) => "join",
-        Request::Leave(_) => "leave",
-        Request::SetRole(_) => "set_role",
-        Request::Update(_) => "update",
-        Request::Send(_) => "send",
-        Request::History(_) => "history",
-        Request::Read(_) => "read",
-        Request::Delivered(_) => "delivered",
-        Request::Typing(_) => "typing",
-        Request::Watch(_) => "watch",
-        Request::Unwatch(_) => "unwatch",
-        Request::Subscribe(_) => "subscribe",
-        Request::Unsubscribe(_) => "unsubscribe",
-        Request::Public(_) => "public",
-        Request::Ping => "ping",
-        Request::Unsupported => "unsupported",
     }
 }

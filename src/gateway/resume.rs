@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{Gateway, pages::encoded_bytes, requests};
 use crate::{
-    chat::{self, LogRange, Operation, Outcome, Page},
+    chat::{self, CatchUp, GetHead, GetHistory, LogRange, Page},
     cluster::InboxRef,
     fanout::{Frame, Subscriber},
     model::{
@@ -202,7 +202,7 @@ impl Replay {
         if !self.is_head_current {
             (self.head, self.is_head_current) = (page.head, true);
         }
-        shorten(&mut page.entries, gateway.limits.page_bytes());
+        keep_first(&mut page.entries, gateway.limits.page_bytes());
         match page.entries.last() {
             Some(last) => self.after = last.seq,
             None if self.head > self.after => return Err(Unread::TooMuch),
@@ -219,11 +219,8 @@ impl Replay {
             return Ok(self.read(gateway, session, Seq::MAX, 1).await?.head);
         }
         let user = session.user.clone();
-        let asked = gateway.router.ask(self.conversation, user, Operation::Head);
-        match asked.await? {
-            Outcome::Head(head) => Ok(head.head),
-            _ => Err(Unread::TooMuch),
-        }
+        let asked = gateway.router.ask(self.conversation, user, GetHead);
+        Ok(asked.await?.head)
     }
 
     async fn read(
@@ -233,28 +230,23 @@ impl Replay {
         after: Seq,
         limit: usize,
     ) -> Result<Page, Unread> {
-        let (actor, operation) = match self.reader {
+        let (router, user) = (&gateway.router, session.user.clone());
+        match self.reader {
             Reader::User => {
                 let range = LogRange::After(after);
-                (session.user.clone(), Operation::History { range, limit })
+                let asked = router.ask(self.conversation, user, GetHistory { range, limit });
+                Ok(asked.await?)
             }
             Reader::Gateway => {
-                let operation = Operation::CatchUp { after, limit };
-                (session.user.clone(), operation)
+                let asked = router.ask(self.conversation, user, CatchUp { after, limit });
+                let page = asked.await?;
+                let topic = Topic::Channel(self.conversation);
+                // The user was removed since. The page may contain entries from after the removal.
+                if !gateway.hub.is_subscribed(&topic, session.session) {
+                    return Err(chat::Error::UnknownConversation.into());
+                }
+                Ok(page)
             }
-        };
-        let read = gateway
-            .router
-            .ask(self.conversation, actor, operation)
-            .await?;
-        let topic = Topic::Channel(self.conversation);
-        // The user was removed since. The page may contain entries from after the removal.
-        if self.reader == Reader::Gateway && !gateway.hub.is_subscribed(&topic, session.session) {
-            return Err(chat::Error::UnknownConversation.into());
-        }
-        match read {
-            Outcome::History(page) => Ok(page),
-            _ => Err(Unread::TooMuch),
         }
     }
 
@@ -287,9 +279,9 @@ impl From<chat::Error> for Unread {
     }
 }
 
-/// Shortens a page to the entries that may be kept in memory at once, but at least one. A page from the owner's memory
-/// may weigh more than one read from the store.
-fn shorten(entries: &mut Vec<Arc<Entry>>, bytes_max: usize) {
+/// Keeps the first entries of a page, as many as may be in memory at once, but at least one. A page from the owner's
+/// memory may weigh more than one read from the store.
+fn keep_first(entries: &mut Vec<Arc<Entry>>, bytes_max: usize) {
     let mut bytes = 0;
     let fits = |entry: &Arc<Entry>| {
         bytes += entry.weight();

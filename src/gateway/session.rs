@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     clock,
-    fanout::{Admitted, Closing, Frame, Line, Subscriber},
+    fanout::{Admitted, Closing, Frame, FrameWriter, Subscriber},
     model::{
         SessionId, Topic,
         limits::{CHANNELS_JOINED_MAX, REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
@@ -75,7 +75,7 @@ pub(super) struct Session {
     socket: WebSocket,
     codec: Codec,
     /// The socket, for writing past the WebSocket library.
-    line: Arc<Line>,
+    writer: Arc<FrameWriter>,
     /// Requests and control frames that the rate limit refused, minus those accepted since.
     refused: u32,
     place: Place,
@@ -120,6 +120,7 @@ enum Then {
 }
 
 /// The state of the loop between two steps.
+#[derive(Default)]
 struct Pace {
     steps: u32,
     silent_pings: u32,
@@ -137,7 +138,7 @@ impl Session {
         gateway: Arc<Gateway>,
         socket: WebSocket,
         codec: Codec,
-        line: Arc<Line>,
+        writer: Arc<FrameWriter>,
         place: Place,
     ) -> Self {
         let counted = gateway.hub.admit();
@@ -146,7 +147,7 @@ impl Session {
             gateway,
             socket,
             codec,
-            line,
+            writer,
             refused: 0,
             place,
             _counted: counted,
@@ -163,7 +164,7 @@ impl Session {
         let code = match Box::pin(self.connect()).await {
             Err(code) => code,
             Ok(mut live) => {
-                live.subscriber.outbox.attach(self.line.clone());
+                live.subscriber.outbox.attach(self.writer.clone());
                 let code = self.live(&mut live).await;
                 live.subscriber.outbox.close(code);
                 code
@@ -175,6 +176,7 @@ impl Session {
         gauge!("chat_sessions").set(gateway.hub.sessions().saturating_sub(1) as f64);
     }
 
+    /// Serves a connected client until the session ends: one loop, one branch for each event that wakes it.
     async fn live(&mut self, live: &mut Live) -> End {
         let gateway = self.gateway.clone();
         let ping_interval = Duration::from_millis(gateway.session.ping_interval_ms);
@@ -182,16 +184,11 @@ impl Session {
         let mut timer = Box::pin(sleep_until(first));
         let mut draining = std::pin::pin!(gateway.tasks.draining());
         let mut frames = VecDeque::new();
-        let mut pace = Pace {
-            steps: 0,
-            silent_pings: 0,
-            leave_at: None,
-            writes: 0,
-        };
+        let mut pace = Pace::default();
         loop {
             let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
             let rests_until = live.rests_until;
-            let reads_first = pace.writes == WRITES_IN_A_ROW;
+            let reads_first = pace.reads_first();
             let step = match pace.overdue(timer.deadline(), &gateway) {
                 Some(step) => step,
                 None => select! {
@@ -204,16 +201,8 @@ impl Session {
                 },
             };
             // The step ends before the write begins: otherwise each session's future would reserve room for both.
-            let then = match step {
-                Step::Next(Next::Queued(Ok(()))) => Then::Writes,
-                Step::Time => Then::Looks,
-                step => Then::Goes(self.act(live, &mut pace, step)),
-            };
-            pace.writes = match then {
-                Then::Writes if reads_first => 1,
-                Then::Writes => pace.writes + 1,
-                _ => 0,
-            };
+            let then = self.act(live, &mut pace, step);
+            pace.count(&then);
             let ended = match then {
                 Then::Goes(ended) => ended,
                 Then::Writes => {
@@ -227,31 +216,35 @@ impl Session {
                     ended
                 }
             };
-            if let Err(code) = ended {
-                if code == CloseCode::Restart {
-                    return self.finish_requests(live).await;
-                }
-                return code;
+            match ended {
+                Ok(()) => {}
+                Err(CloseCode::Restart) => return self.finish_requests(live).await,
+                Err(code) => return code,
             }
-            let latest = live
-                .expires_at
-                .min(pace.leave_at.unwrap_or(live.expires_at));
+            let latest = next_wake(live.expires_at, live, pace.leave_at);
             if timer.deadline() > latest {
                 timer.as_mut().reset(latest);
             }
         }
     }
 
-    /// Handles a step that needs no wait.
-    fn act(&mut self, live: &mut Live, pace: &mut Pace, step: Step) -> Result<(), End> {
-        match step {
-            Step::Finished(finished) => self.finished(live, finished),
-            Step::Next(Next::Came(frame)) => return self.came(live, pace, frame),
-            Step::Next(Next::Queued(Err(Closing(code)))) => return Err(code),
-            Step::Draining => pace.leave_at = Some(self.announce_leaving(live)),
-            Step::Next(Next::Queued(Ok(()))) | Step::Time => {}
-        }
-        Ok(())
+    /// Handles the part of a step that needs no wait. Returns the part that may wait.
+    fn act(&mut self, live: &mut Live, pace: &mut Pace, step: Step) -> Then {
+        let ended = match step {
+            Step::Next(Next::Queued(Ok(()))) => return Then::Writes,
+            Step::Time => return Then::Looks,
+            Step::Next(Next::Queued(Err(Closing(code)))) => Err(code),
+            Step::Next(Next::Came(frame)) => self.came(live, pace, frame),
+            Step::Finished(finished) => {
+                self.finished(live, finished);
+                Ok(())
+            }
+            Step::Draining => {
+                pace.leave_at = Some(self.announce_leaving(live));
+                Ok(())
+            }
+        };
+        Then::Goes(ended)
     }
 
     /// Whether the loop takes more replies. It does not while too many wait to be written.
@@ -541,6 +534,20 @@ impl Live {
 }
 
 impl Pace {
+    /// Whether the client is read from before more is written.
+    fn reads_first(&self) -> bool {
+        self.writes == WRITES_IN_A_ROW
+    }
+
+    /// Counts the writes in a row.
+    fn count(&mut self, then: &Then) {
+        self.writes = match then {
+            Then::Writes if self.reads_first() => 1,
+            Then::Writes => self.writes + 1,
+            _ => 0,
+        };
+    }
+
     /// Returns a due step from time to time, so that no client can delay it by always having something to read or
     /// write.
     fn overdue(&mut self, deadline: Instant, gateway: &Gateway) -> Option<Step> {

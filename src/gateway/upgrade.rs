@@ -12,13 +12,13 @@ use metrics::counter;
 use super::{
     Gateway,
     address::forwarded,
-    admission::SharedPlace,
+    admission::{Admission, Full, Place, SharedPlace},
     listener::Peer,
     reply::{refused_with, respond},
     session::Session,
 };
 use crate::{
-    fanout::Line,
+    fanout::FrameWriter,
     model::SessionId,
     protocol::{Answer, Codec, ErrorCode, Refusal},
     tasks::contain,
@@ -30,23 +30,15 @@ const READ_BUFFER_BYTES: usize = 512;
 /// Bytes of pongs that may wait for a client that pings and reads nothing. All other frames bypass the library.
 const CONTROL_BYTES_MAX: usize = 4 << 10;
 
+/// Answers the request for a WebSocket: refuses it, or starts a session on the connection.
 pub(super) async fn upgrade(
     State(gateway): State<Arc<Gateway>>,
     Extension(peer): Extension<Peer>,
     Extension(place): Extension<SharedPlace>,
-    Extension(line): Extension<Arc<Line>>,
+    Extension(writer): Extension<Arc<FrameWriter>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    let refuse = |code: ErrorCode, reason: &'static str, message: String| {
-        counter!("chat_connects_refused_total", "reason" => reason).increment(1);
-        let again = matches!(code, ErrorCode::Unavailable | ErrorCode::RateLimited);
-        respond(Answer::Error(Refusal {
-            code,
-            message,
-            retry_after_ms: again.then_some(1000),
-        }))
-    };
     if gateway.tasks.is_draining() {
         return refuse(ErrorCode::Unavailable, "draining", "draining".into());
     }
@@ -56,39 +48,72 @@ pub(super) async fn upgrade(
         return refuse(ErrorCode::Forbidden, "origin", text);
     }
     let upgrade = match upgrade {
-        Ok(upgrade) => upgrade,
+        Ok(upgrade) => upgrade.protocols(Codec::SUBPROTOCOLS.map(|(name, _)| name)),
         Err(rejection) => {
             let (status, text) = (rejection.status(), rejection.body_text());
             return refused_with(status, ErrorCode::BadRequest, text);
         }
     };
-    let upgrade = upgrade.protocols(Codec::SUBPROTOCOLS.map(|(name, _)| name));
+    let Some(codec) = chosen_codec(&upgrade, &headers) else {
+        let text = "no subprotocol in common: chat.v1.json or chat.v1.msgpack".into();
+        return refuse(ErrorCode::BadRequest, "subprotocol", text);
+    };
+    match take_place(&gateway.admission, peer, &place, &headers) {
+        Ok(place) => start(gateway, upgrade, codec, writer, place),
+        Err(full) => {
+            full.count();
+            respond(Answer::Error(full.refusal()))
+        }
+    }
+}
+
+fn refuse(code: ErrorCode, reason: &'static str, message: String) -> Response {
+    counter!("chat_connects_refused_total", "reason" => reason).increment(1);
+    let again = matches!(code, ErrorCode::Unavailable | ErrorCode::RateLimited);
+    respond(Answer::Error(Refusal {
+        code,
+        message,
+        retry_after_ms: again.then_some(1000),
+    }))
+}
+
+/// Returns the codec of the subprotocol in common, or JSON if the client names no subprotocols. `None` if it names only
+/// others.
+fn chosen_codec(upgrade: &WebSocketUpgrade, headers: &HeaderMap) -> Option<Codec> {
     let chosen = upgrade.selected_protocol().and_then(|p| p.to_str().ok());
     let codec = Codec::SUBPROTOCOLS
         .iter()
         .find(|(name, _)| Some(*name) == chosen);
-    if codec.is_none() && headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) {
-        let text = "no subprotocol in common: chat.v1.json or chat.v1.msgpack".into();
-        return refuse(ErrorCode::BadRequest, "subprotocol", text);
+    match codec {
+        Some((_, codec)) => Some(*codec),
+        None if headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) => None,
+        None => Some(Codec::Json),
     }
-    let codec = codec.map_or(Codec::Json, |(_, codec)| *codec);
-    let admission = &gateway.admission;
-    let place = if admission.is_trusted_proxy(peer.address) {
-        place.take_for(forwarded(
-            &headers,
-            peer.address,
-            admission.trusted_proxies(),
-        ))
+}
+
+/// Takes the place of the connection for its session. Behind a trusted proxy it counts for the client's address.
+fn take_place(
+    admission: &Admission,
+    peer: Peer,
+    place: &SharedPlace,
+    headers: &HeaderMap,
+) -> Result<Place, Full> {
+    if admission.is_trusted_proxy(peer.address) {
+        let client = forwarded(headers, peer.address, admission.trusted_proxies());
+        place.take_for(client)
     } else {
         place.take()
-    };
-    let place = match place {
-        Ok(place) => place,
-        Err(full) => {
-            full.count();
-            return respond(Answer::Error(full.refusal()));
-        }
-    };
+    }
+}
+
+/// Switches the connection to a WebSocket and runs its session.
+fn start(
+    gateway: Arc<Gateway>,
+    upgrade: WebSocketUpgrade,
+    codec: Codec,
+    writer: Arc<FrameWriter>,
+    place: Place,
+) -> Response {
     let id = SessionId(gateway.next_session.fetch_add(1, Ordering::Relaxed));
     let frame_bytes = gateway.limits.frame_bytes;
     let tasks = gateway.tasks.clone();
@@ -100,7 +125,7 @@ pub(super) async fn upgrade(
         .max_frame_size(frame_bytes)
         .on_upgrade(move |socket| {
             // A future that owned the session would contain it twice, as its argument and as its variable.
-            let mut session = Box::new(Session::new(id, gateway, socket, codec, line, place));
+            let mut session = Box::new(Session::new(id, gateway, socket, codec, writer, place));
             tasks.track(async move {
                 // A panic drops the session, which releases everything it holds. Its client reconnects.
                 contain("a session", id, session.run()).await;

@@ -28,7 +28,7 @@ pub const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
 
 /// One user's share of `limits.open_conversations`: a 16th, but at least [`USER_OPEN_MIN`]. These are open because of
 /// that user's requests. Above the share, the user's least recently used one is evicted.
-pub const USER_OPEN_PART: usize = 16;
+pub const USER_OPEN_DIVISOR: usize = 16;
 pub const USER_OPEN_MIN: usize = 64;
 /// Conversations of one user that wait until another one of that user is evicted: as many as one session can request at
 /// once.
@@ -37,7 +37,7 @@ pub const OPENING_OF_USER_MAX: usize = REQUESTS_IN_FLIGHT_MAX;
 pub const OPENING_MAX: usize = 4_096;
 /// One user's part of the places that are free in [`OPENING_MAX`]: a 32nd. A user can always have
 /// [`OPENING_OF_USER_MAX`] waiting until half of all places are taken, and some places stay free for later users.
-pub const OPENING_PART: usize = OPENING_MAX / 2 / OPENING_OF_USER_MAX;
+pub const USER_OPENING_DIVISOR: usize = OPENING_MAX / 2 / OPENING_OF_USER_MAX;
 
 /// Conversations that load at once; more wait. Each load reads up to [`TAIL_ENTRIES`] entries, which are counted only
 /// once they are read. With the largest messages (16 KiB of text and ten long links) that is 4.7 MB, and for a moment

@@ -7,7 +7,7 @@ use serde::{
     de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::frame::{Incoming, Request};
+use super::frame::{EncodedRequest, Incoming, Request};
 
 /// The maximum nesting of a MessagePack frame. No frame needs more than five levels; deeper ones are an attack.
 const DEPTH_MAX: usize = 32;
@@ -110,40 +110,9 @@ impl Codec {
     }
 
     fn request(self, kind: &str, bytes: &[u8]) -> Result<Request, String> {
-        Ok(match kind {
-            "connect" => Request::Connect(self.read(bytes)?),
-            "cursors" => Request::Cursors(self.read(bytes)?),
-            "refresh" => Request::Refresh(self.read(bytes)?),
-            "inbox" => Request::Inbox(self.read(bytes)?),
-            "create" => Request::Create(self.read(bytes)?),
-            "conversation" => Request::Conversation(self.read(bytes)?),
-            "participants" => Request::Participants(self.read(bytes)?),
-            "add" => Request::Add(self.read(bytes)?),
-            "remove" => Request::Remove(self.read(bytes)?),
-            "join" => Request::Join(self.read(bytes)?),
-            "leave" => Request::Leave(self.read(bytes)?),
-            "set_role" => Request::SetRole(self.read(bytes)?),
-            "update" => Request::Update(self.read(bytes)?),
-            "send" => Request::Send(self.read(bytes)?),
-            "history" => Request::History(self.read(bytes)?),
-            "read" => Request::Read(self.read(bytes)?),
-            "delivered" => Request::Delivered(self.read(bytes)?),
-            "typing" => Request::Typing(self.read(bytes)?),
-            "watch" => Request::Watch(self.read(bytes)?),
-            "unwatch" => Request::Unwatch(self.read(bytes)?),
-            "subscribe" => Request::Subscribe(self.read(bytes)?),
-            "unsubscribe" => Request::Unsubscribe(self.read(bytes)?),
-            "public" => Request::Public(self.read(bytes)?),
-            "ping" => {
-                let IgnoredAny = self.read(bytes)?;
-                Request::Ping
-            }
-            "edit" | "delete" | "react" | "unreact" | "changes" => {
-                let IgnoredAny = self.read(bytes)?;
-                Request::Unsupported
-            }
-            unknown => return Err(format!("unknown type {:?}", truncated(unknown))),
-        })
+        let codec = self;
+        Request::decode(kind, Body { codec, bytes })
+            .unwrap_or_else(|| Err(format!("unknown type {:?}", truncated(kind))))
     }
 
     /// Reads the type and the id of a frame, and nothing after them.
@@ -200,6 +169,19 @@ impl Codec {
             }
         };
         debug_assert!(encoded.is_ok(), "a frame must always encode: {encoded:?}");
+    }
+}
+
+/// A frame, from which a request is decoded.
+#[derive(Clone, Copy)]
+struct Body<'a> {
+    codec: Codec,
+    bytes: &'a [u8],
+}
+
+impl EncodedRequest for Body<'_> {
+    fn read<T: DeserializeOwned>(self) -> Result<T, String> {
+        self.codec.read(self.bytes)
     }
 }
 

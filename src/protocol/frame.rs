@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use utoipa::ToSchema;
 
 use super::{codes::ErrorCode, list::at_most};
@@ -21,34 +24,82 @@ pub struct Incoming {
     pub request: Result<Request, String>,
 }
 
-#[derive(Debug)]
-pub enum Request {
-    Connect(Connect),
-    Cursors(Cursors),
-    Refresh(Refresh),
-    Inbox(InboxRequest),
-    Create(Create),
-    Conversation(Named),
-    Participants(ParticipantsRequest),
-    Add(NamedUser),
-    Remove(NamedUser),
-    Join(Named),
-    Leave(Named),
-    SetRole(SetRole),
-    Update(Update),
-    Send(Send),
-    History(HistoryRequest),
-    Read(Mark),
-    Delivered(Mark),
-    Typing(Named),
-    Watch(Users),
-    Unwatch(Users),
-    Subscribe(Subscribe),
-    Unsubscribe(Named),
-    Public(PublicRequest),
-    Ping,
-    /// A request of the protocol that this version of the gateway does not support.
-    Unsupported,
+/// An encoded request, whose type is known.
+pub(super) trait EncodedRequest: Copy {
+    /// Decodes the fields of the request.
+    ///
+    /// # Errors
+    /// The text that says what is wrong with them.
+    fn read<T: DeserializeOwned>(self) -> Result<T, String>;
+}
+
+/// Makes [`Request`] from the table of requests: its decoder, and the names of requests in metrics.
+macro_rules! requests {
+    (
+        $($name:literal => $request:ident $(($fields:ty))?,)*
+        unsupported: $($unsupported:literal),*
+    ) => {
+        #[derive(Debug)]
+        pub enum Request {
+            $($request $(($fields))?,)*
+            /// A request of the protocol that this version of the gateway does not support.
+            Unsupported,
+        }
+
+        impl Request {
+            /// Decodes the request with this `type`. `None` if there is no such request.
+            pub(super) fn decode(name: &str, encoded: impl EncodedRequest) -> Option<Result<Self, String>> {
+                Some(match name {
+                    $($name => requests!(@decode encoded, $request $(($fields))?),)*
+                    $($unsupported)|* => requests!(@decode encoded, Unsupported),
+                    _ => return None,
+                })
+            }
+
+            /// The `type` of the request, for metrics.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$request { .. } => $name,)*
+                    Self::Unsupported => "unsupported",
+                }
+            }
+        }
+    };
+    (@decode $encoded:ident, $request:ident($fields:ty)) => {
+        $encoded.read::<$fields>().map(Self::$request)
+    };
+    (@decode $encoded:ident, $request:ident) => {
+        $encoded.read::<IgnoredAny>().map(|_| Self::$request)
+    };
+}
+
+requests! {
+    "connect" => Connect(Connect),
+    "cursors" => Cursors(Cursors),
+    "refresh" => Refresh(Refresh),
+    "inbox" => Inbox(InboxRequest),
+    "create" => Create(Create),
+    "conversation" => Conversation(Named),
+    "participants" => Participants(ParticipantsRequest),
+    "add" => Add(NamedUser),
+    "remove" => Remove(NamedUser),
+    "join" => Join(Named),
+    "leave" => Leave(Named),
+    "set_role" => SetRole(SetRole),
+    "update" => Update(Update),
+    "send" => Send(Send),
+    "history" => History(HistoryRequest),
+    "read" => Read(Mark),
+    "delivered" => Delivered(Mark),
+    "typing" => Typing(Named),
+    "watch" => Watch(Users),
+    "unwatch" => Unwatch(Users),
+    "subscribe" => Subscribe(Subscribe),
+    "unsubscribe" => Unsubscribe(Named),
+    "public" => Public(PublicRequest),
+    "ping" => Ping,
+    unsupported: "edit", "delete", "react", "unreact", "changes"
 }
 
 #[derive(Debug, Deserialize)]

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Answer, Command, Done, Owner, Reply, effects::PendingEntry, insist, sent};
+use super::{Command, Done, Owner, OwnerReply, Reply, effects::PendingEntry, insist};
 use crate::{
     chat::{
         error::Error,
         operation::{
             Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
-            ParticipantsPage, fresh_client_id,
+            ParticipantsPage, SendAck, fresh_client_id,
         },
         participants::{Committed, Participants, check_creation},
         publish::{Audience, Publication},
@@ -55,20 +55,20 @@ impl Owner {
             | Operation::Update { .. } => self.change(actor, &operation, reply),
             Operation::Read { seq } => self.mark(actor, Some(seq), None, reply),
             Operation::Delivered { seq } => self.mark(actor, None, Some(seq), reply),
-            Operation::Details => drop(reply.send(self.details(&actor).map(Answer::Ready))),
+            Operation::Details => drop(reply.send(self.details(&actor).map(OwnerReply::Ready))),
             Operation::Participants { after, limit } => {
                 drop(reply.send(self.list(actor, after, limit)));
             }
             Operation::History { range, limit } => {
                 drop(reply.send(self.history(&actor, range, limit)));
             }
-            Operation::Typing => drop(reply.send(self.typing(actor).map(Answer::Ready))),
-            Operation::Head => drop(reply.send(self.head(&actor).map(Answer::Ready))),
+            Operation::Typing => drop(reply.send(self.typing(actor).map(OwnerReply::Ready))),
+            Operation::Head => drop(reply.send(self.head(&actor).map(OwnerReply::Ready))),
             Operation::CatchUp { after, limit } => {
                 drop(reply.send(self.catch_up(after, limit)));
             }
-            // Goes through many operations: see `Conversations::ask`.
-            Operation::Repair => drop(reply.send(Ok(Answer::Ready(Outcome::Done)))),
+            // It takes many operations: see `Conversations::repair_one`.
+            Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }
     }
 
@@ -87,7 +87,7 @@ impl Owner {
         if let Ok(existing) = self.view() {
             let same = existing.details.kind == creation.kind;
             let answer = if same && existing.get(creator).is_some() {
-                Ok(Answer::Ready(Outcome::Created { existed: true }))
+                Ok(OwnerReply::Ready(Outcome::Created { existed: true }))
             } else {
                 Err(Error::Conflict(
                     "this id is taken by another conversation".into(),
@@ -199,12 +199,8 @@ impl Owner {
             return;
         };
         let answer = match self.recent.range(seq, seq).as_deref() {
-            Some([entry]) => Answer::Ready(Outcome::Sent(sent(entry, true))),
-            _ => Answer::ReadLog {
-                from: seq,
-                to: seq,
-                head: self.log.head(),
-            },
+            Some([entry]) => OwnerReply::Ready(Outcome::Sent(SendAck::of(entry, true))),
+            _ => OwnerReply::ReadSent { seq },
         };
         drop(reply.send(Ok(answer)));
     }
@@ -263,7 +259,7 @@ impl Owner {
 
     fn changed_before(&mut self, seq: Seq, reply: Reply) {
         if let Err(reply) = self.answer_with(seq, reply) {
-            drop(reply.send(Ok(Answer::Ready(Outcome::Changed { seq }))));
+            drop(reply.send(Ok(OwnerReply::Ready(Outcome::Changed { seq }))));
         }
     }
 
@@ -330,11 +326,16 @@ impl Owner {
         }))
     }
 
-    fn list(&self, actor: UserId, after: Option<UserId>, limit: usize) -> Result<Answer, Error> {
+    fn list(
+        &self,
+        actor: UserId,
+        after: Option<UserId>,
+        limit: usize,
+    ) -> Result<OwnerReply, Error> {
         let committed = self.view()?;
         committed.check_reading(&actor)?;
         if committed.details.kind == Kind::Channel {
-            return Ok(Answer::ReadParticipants {
+            return Ok(OwnerReply::ReadParticipants {
                 actor,
                 after,
                 limit,
@@ -349,32 +350,32 @@ impl Owner {
         } else {
             None
         };
-        Ok(Answer::Ready(Outcome::Participants(ParticipantsPage {
+        Ok(OwnerReply::Ready(Outcome::Participants(ParticipantsPage {
             items,
             next,
         })))
     }
 
-    fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<Answer, Error> {
+    fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
         self.view()?.check_reading(actor)?;
         self.page(range, limit)
     }
 
-    fn page(&self, range: LogRange, limit: usize) -> Result<Answer, Error> {
+    fn page(&self, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
         let head = self.log.head();
         let (from, to) = range.within(head, limit);
         Ok(match self.recent.range(from, to) {
-            Some(entries) => Answer::Ready(Outcome::History(Page { entries, head })),
-            None if from > to => Answer::Ready(Outcome::History(Page {
+            Some(entries) => OwnerReply::Ready(Outcome::History(Page { entries, head })),
+            None if from > to => OwnerReply::Ready(Outcome::History(Page {
                 entries: Vec::new(),
                 head,
             })),
-            None => Answer::ReadLog { from, to, head },
+            None => OwnerReply::ReadLog { from, to, head },
         })
     }
 
     /// For gateways: whoever is subscribed there was allowed to.
-    fn catch_up(&self, after: Seq, limit: usize) -> Result<Answer, Error> {
+    fn catch_up(&self, after: Seq, limit: usize) -> Result<OwnerReply, Error> {
         self.view()?;
         self.page(LogRange::After(after), limit)
     }

@@ -7,11 +7,11 @@ use super::{
     super::{
         client_ids::Origin,
         log::Pending,
-        operation::Outcome,
+        operation::{Outcome, SendAck},
         participants::Participants,
         publish::{Audience, MembershipChange, MembershipNotice, Publication, Recipients},
     },
-    Answer, Reply, sent,
+    OwnerReply, Reply,
 };
 use crate::{
     model::{Content, ConversationId, Entry, SystemChange, UserId},
@@ -123,12 +123,12 @@ impl PendingEntry {
     pub(super) fn answer(&mut self) {
         for (number, reply) in self.replies.drain(..).enumerate() {
             let outcome = match self.entry.content {
-                Content::Text { .. } => Outcome::Sent(sent(&self.entry, number > 0)),
+                Content::Text { .. } => Outcome::Sent(SendAck::of(&self.entry, number > 0)),
                 Content::System(_) => Outcome::Changed {
                     seq: self.entry.seq,
                 },
             };
-            drop(reply.send(Ok(Answer::Ready(outcome))));
+            drop(reply.send(Ok(OwnerReply::Ready(outcome))));
         }
     }
 }

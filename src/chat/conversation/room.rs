@@ -9,7 +9,7 @@ use crate::{
     chat::{
         error::Error,
         lease::Term,
-        open::{Held, Room},
+        open::{Held, OpenPermit},
         participants::Participants,
     },
     model::ConversationId,
@@ -19,14 +19,14 @@ use crate::{
 /// is under way. Measured: 25 to 28 KiB for a group with one message.
 const OWNER_BYTES: usize = 32 << 10;
 
-pub(super) type Loaded = (Room, Owner);
+pub(super) type Loaded = (OpenPermit, Owner);
 
 /// Loads a conversation as soon as there is room for it.
 pub(super) async fn load(
     id: ConversationId,
     environment: &Arc<Environment>,
     held: &Arc<Held>,
-    room: Option<Room>,
+    room: Option<OpenPermit>,
     term: Arc<Term>,
 ) -> Result<Loaded, Error> {
     // One that has room may wait for its load, and is counted meanwhile: else any number could have room.
@@ -37,7 +37,7 @@ pub(super) async fn load(
     let admitted = async {
         let room = match room {
             Some(room) => room,
-            None => held.room().await,
+            None => held.permit().await,
         };
         (room, held.loading(patience).await)
     };

@@ -1,4 +1,4 @@
-//! How many conversations are loaded at once. What a load reads is counted only when it is read, so the number is bounded.
+//! Limits how many conversations are loaded at once, because the entries that a load reads are counted only afterwards.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -15,15 +15,15 @@ use crate::model::limits::{LOADS_AGAIN_MAX, LOADS_MAX};
 
 pub(super) struct Loads {
     first: Arc<Semaphore>,
-    /// For those that the store has failed: however many these are, they hold up no others.
+    /// The permits of loads whose last read failed. They have their own, so that they delay no others.
     again: Arc<Semaphore>,
 }
 
-/// The right to read what an owner holds, and what was read so far. Given back when it is dropped.
+/// The permit to load one conversation. It counts the bytes that were read, and is given back when it is dropped.
 pub(in crate::chat) struct Loading {
     held: Arc<Held>,
     permit: Option<OwnedSemaphorePermit>,
-    /// The end of the request that opened the conversation.
+    /// The end of the time of the request that opened the conversation.
     until: Instant,
 }
 
@@ -50,23 +50,24 @@ impl Loading {
         self.until
     }
 
-    /// Counts what was read.
+    /// Counts bytes that were read.
     pub(in crate::chat) fn has_read(&self, bytes: usize) {
         let before = self.held.bytes.load(Ordering::Relaxed);
         self.held.weighs(before + bytes);
     }
 
-    /// The store did not answer. Until [`Self::resume`] others are loaded.
+    /// Gives the turn to others until [`Self::resume`], because the store did not answer.
     pub(in crate::chat) fn pause(&mut self) {
         self.permit = None;
     }
 
+    /// Waits for the next attempt.
     pub(in crate::chat) async fn resume(&mut self) {
         self.permit = permit(&self.held.table.loads.again).await;
     }
 }
 
-/// The semaphores are never closed, so there always is one.
+/// Waits for a permit. There always is one in the end, because the semaphores are never closed.
 async fn permit(of: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     of.clone().acquire_owned().await.ok()
 }

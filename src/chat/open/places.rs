@@ -1,4 +1,4 @@
-//! The places of the table: who has one, who waits for one, and which was not used for longest.
+//! The places of the table: the conversations that have one, those that wait for one, and the order of their last use.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,9 +10,9 @@ use metrics::counter;
 use tokio::sync::Semaphore;
 
 use super::{Error, Held, UserId};
-use crate::model::limits::{OPENING_MAX, OPENING_OF_USER_MAX, OPENING_PART};
+use crate::model::limits::{OPENING_MAX, OPENING_OF_USER_MAX, USER_OPENING_DIVISOR};
 
-/// Places looked at to find the coldest: those whose last use was newer than known are put in order meanwhile.
+/// Places that are looked at to find the least recently used one. Those with a newer use than noted are moved meanwhile.
 const LOOKED_AT_MAX: usize = 256;
 
 #[derive(Default)]
@@ -20,49 +20,57 @@ pub(super) struct State {
     pub(super) places: HashMap<u64, Taken, RandomState>,
     pub(super) by_use: Order,
     pub(super) users: HashMap<UserId, User, RandomState>,
-    /// Wait for a place.
+    /// The number of conversations that wait for a place.
     pub(super) opening: usize,
-    /// There was no room for these when they came, and they may not be loaded yet.
+    /// The number of conversations that came when no place was free, and may not be loaded yet.
     pub(super) waiting: usize,
-    /// Told to retire and not gone yet: how many, and what they weighed.
+    /// The number of conversations that were told to retire and have not gone yet.
     pub(super) retiring: usize,
+    /// The weight of those, when they were told.
     pub(super) retiring_bytes: usize,
+    /// The number given last to a conversation.
     pub(super) numbers: u64,
 }
 
-/// By the last use that is known, and then by number. The last use itself may be newer.
+/// Places by the last use that was noted here, and then by number. The last use itself may be newer.
 pub(super) type Order = BTreeSet<(u64, u64)>;
 
+/// One conversation that has a place or waits for one.
 pub(super) struct Taken {
     pub(super) held: Arc<Held>,
+    /// The user whose request opened it.
     pub(super) user: Option<UserId>,
-    /// Where it is in the order of all and in its user's.
+    /// The noted last use: its key in the order of all conversations, and in that of its user's.
     pub(super) at: [u64; 2],
     pub(super) has_place: bool,
-    /// It is one of [`State::waiting`].
+    /// Whether it is counted in [`State::waiting`].
     pub(super) waits: bool,
-    /// What it weighed when it was told to retire.
+    /// Its weight when it was told to retire. `None` if it was not.
     pub(super) retiring: Option<usize>,
 }
 
-/// Whose requests opened conversations.
+/// A user whose requests opened conversations.
 pub(super) struct User {
-    pub(super) room: Arc<Semaphore>,
+    /// A permit for each open conversation of the user.
+    pub(super) permits: Arc<Semaphore>,
     pub(super) by_use: Order,
+    /// The number of the user's conversations, including those that wait.
     pub(super) places: usize,
-    /// How many of `places` wait for a place, wait for room or for their load, and are told to retire.
+    /// The user's part of [`State::opening`].
     pub(super) opening: usize,
+    /// The user's part of [`State::waiting`].
     pub(super) waiting: usize,
+    /// The user's part of [`State::retiring`].
     pub(super) retiring: usize,
 }
 
 impl State {
-    /// The room of a user, who has at most `max` places and may wait for some more.
+    /// Returns the permits of a user, who may have `max` conversations open and some more waiting.
     pub(super) fn user(&mut self, user: &UserId, max: usize) -> Result<Arc<Semaphore>, Error> {
         let Some(known) = self.users.get(user) else {
-            let room = Arc::new(Semaphore::new(max));
+            let permits = Arc::new(Semaphore::new(max));
             let new = User {
-                room: room.clone(),
+                permits: permits.clone(),
                 by_use: Order::new(),
                 places: 0,
                 opening: 0,
@@ -70,24 +78,25 @@ impl State {
                 retiring: 0,
             };
             self.users.insert(user.clone(), new);
-            return Ok(room);
+            return Ok(permits);
         };
         if known.places >= max + OPENING_OF_USER_MAX {
             let text = "too many conversations are open because of you";
             return Err(Error::unavailable(text));
         }
-        Ok(known.room.clone())
+        Ok(known.permits.clone())
     }
 
-    /// Whether one more may wait, because of `user`. The fewer may still wait, the smaller is each user's part of them, so
-    /// that a few users who open very much leave something for everybody else.
+    /// Whether one more conversation of `user` may wait. A user may take a part of the places that are left, so that a few
+    /// users who open very much leave some for all others.
     pub(super) fn may_wait(&self, user: Option<&UserId>) -> bool {
         let left = OPENING_MAX.saturating_sub(self.waiting);
-        let part = (left / OPENING_PART).clamp(1, OPENING_OF_USER_MAX);
+        let part = (left / USER_OPENING_DIVISOR).clamp(1, OPENING_OF_USER_MAX);
         let user = user.and_then(|user| self.users.get(user));
         left > 0 && user.is_none_or(|user| user.waiting < part)
     }
 
+    /// Adds a conversation, which waits for a place.
     pub(super) fn came(&mut self, held: &Arc<Held>, user: Option<&UserId>) {
         self.opening += 1;
         self.waiting += 1;
@@ -107,7 +116,7 @@ impl State {
         self.places.insert(held.number, taken);
     }
 
-    /// It has a place.
+    /// Notes that a conversation has a place.
     pub(super) fn placed(&mut self, number: u64) {
         let Some(taken) = self.places.get_mut(&number) else {
             return;
@@ -120,7 +129,7 @@ impl State {
         }
     }
 
-    /// It may be loaded, or waits for its turn without being one of those that wait for room.
+    /// Notes that a conversation may be loaded, so it is not counted in [`Self::waiting`] any more.
     pub(super) fn admitted(&mut self, number: u64) {
         let Some(taken) = self.places.get_mut(&number) else {
             return;
@@ -133,8 +142,8 @@ impl State {
         }
     }
 
-    /// It is loaded. Only from now on it can be evicted: before, it could not go at once, and whoever waits for its
-    /// weight would hold up its load.
+    /// Notes that a conversation is loaded. Only from now on it can be evicted: before, it could not go at once, and its
+    /// load would wait for its own weight.
     pub(super) fn loaded(&mut self, held: &Held) {
         let Some(taken) = self.places.get_mut(&held.number) else {
             return;
@@ -149,18 +158,18 @@ impl State {
             return;
         };
         user.by_use.insert((used, held.number));
-        // The user may have had nothing to evict either when they began to wait.
-        if user.opening > user.retiring && user.room.available_permits() == 0 {
+        // When another conversation of this user began to wait, there may have been none to evict.
+        if user.opening > user.retiring && user.permits.available_permits() == 0 {
             self.evict(Some(&name), u64::MAX);
         }
     }
 
-    /// When those who wait began to, there may have been none left to evict.
+    /// Evicts conversations for those that began to wait when there was none to evict.
     pub(super) fn evict_for_waiting(&mut self) {
         while self.opening > self.retiring && self.evict(None, u64::MAX) {}
     }
 
-    /// As `evict_for_waiting`, once in a while: those that retire may be busy for long, so others go for all that wait.
+    /// Evicts one conversation for each that waits, even if others retire for them already: those may be busy for long.
     pub(super) fn evict_for_waiting_anew(&mut self) {
         for _ in 0..self.opening {
             if !self.evict(None, u64::MAX) {
@@ -170,7 +179,7 @@ impl State {
         let waiting: Vec<UserId> = self
             .users
             .iter()
-            .filter(|(_, user)| user.opening > 0 && user.room.available_permits() == 0)
+            .filter(|(_, user)| user.opening > 0 && user.permits.available_permits() == 0)
             .map(|(name, _)| name.clone())
             .collect();
         for user in waiting {
@@ -178,13 +187,14 @@ impl State {
         }
     }
 
-    /// A user for whom nothing was opened after all.
+    /// Forgets a user of whom nothing is open or waits.
     pub(super) fn forget_unless_open(&mut self, user: &UserId) {
         if self.users.get(user).is_some_and(|user| user.places == 0) {
             self.users.remove(user);
         }
     }
 
+    /// Removes a conversation.
     pub(super) fn gone(&mut self, number: u64) {
         let Some(taken) = self.places.remove(&number) else {
             return;
@@ -210,7 +220,8 @@ impl State {
         }
     }
 
-    /// Tells the coldest one of all, or of a user, to retire, if it was not used since `before`.
+    /// Tells the least recently used conversation, of all or of a user, to retire if it was not used since `before`.
+    /// Returns true if it did.
     pub(super) fn evict(&mut self, user: Option<&UserId>, before: u64) -> bool {
         let Some(number) = self.coldest(user, before) else {
             return false;
@@ -232,6 +243,7 @@ impl State {
         true
     }
 
+    /// Finds the least recently used conversation, of all or of a user, if it was not used since `before`.
     fn coldest(&mut self, of: Option<&UserId>, before: u64) -> Option<u64> {
         let order = match of {
             None => &mut self.by_use,

@@ -7,7 +7,7 @@ use crate::{
     chat::{Audience, Operation, Outcome, Page, Publication},
     cluster::{
         lock,
-        message::{Delivered, Message, encode},
+        message::{Delivered, PeerMessage, encode},
     },
     model::{ConversationId, Cursor, GatewayId, UserId, limits::RESUME_ENTRIES_MAX},
 };
@@ -79,7 +79,7 @@ impl Exchange {
         if gateway == self.me {
             self.take(delivered.clone());
         } else {
-            let bytes = encode(&Message::Deliver(delivered.clone()));
+            let bytes = encode(&PeerMessage::Deliver(delivered.clone()));
             self.peers.send(gateway, bytes, None);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
         lock,
         members::Adopt,
         membership::Learned,
-        message::{Interest, Message, encode},
+        message::{Interest, PeerMessage, encode},
         ring::Ring,
     },
     model::{Epoch, GatewayId, Topic},
@@ -24,7 +24,7 @@ impl Exchange {
     /// Tells the others that this gateway is leaving.
     pub(in crate::cluster) fn leaving(&self) {
         let others = self.members.concerned();
-        self.peers.broadcast(&others, &Message::Leaving);
+        self.peers.broadcast(&others, &PeerMessage::Leaving);
     }
 
     /// Forgets the leaving gateways that have left by now, or whose lease has ended.
@@ -68,10 +68,10 @@ impl Exchange {
         let row = self.members.row();
         let concerned = self.members.concerned();
         self.know_peers();
-        self.peers.broadcast(&concerned, &Message::Ring(row));
+        self.peers.broadcast(&concerned, &PeerMessage::Ring(row));
         self.members.let_go().await;
         self.peers
-            .broadcast(&concerned, &Message::Adopted { version });
+            .broadcast(&concerned, &PeerMessage::Adopted { version });
         // Rule [flush]: what was published to an old home is in the rows before a new home speaks for its users.
         let is_outdated = || self.members.ring().load().version() > version;
         while !self.inbox.flush().await {
@@ -110,7 +110,7 @@ impl Exchange {
                 for topics in topics.chunks(TOPICS_AT_ONCE) {
                     self.peers.announce(gateway, version, topics.to_vec());
                 }
-                let announced = encode(&Message::Announced { version });
+                let announced = encode(&PeerMessage::Announced { version });
                 self.peers.send(gateway, announced, None);
             }
         });

@@ -9,55 +9,55 @@ use crate::{
         answers::Asked,
         link::Token,
         lock,
-        message::{Ask, Delivered, Interest, Message, encode},
+        message::{Delivered, Interest, PeerMessage, PeerRequest, encode},
         peers::Receive,
     },
     model::{Cursor, Epoch, GatewayId, Topic},
 };
 
 impl Receive for Exchange {
-    fn receive(&self, from: GatewayId, message: Message) -> Option<Asked> {
+    fn receive(&self, from: GatewayId, message: PeerMessage) -> Option<Asked> {
         match message {
-            Message::Ask { id, ask } => return Some(self.asked(from, id, ask)),
-            Message::Answer { .. } | Message::AnswerPart { .. } => {}
-            Message::Publish { part, publication } => {
+            PeerMessage::Ask { id, ask } => return Some(self.asked(from, id, ask)),
+            PeerMessage::Answer { .. } | PeerMessage::AnswerPart { .. } => {}
+            PeerMessage::Publish { part, publication } => {
                 let done = (publication.guarantee == Guarantee::Confirmed).then(|| {
                     let peers = self.peers.clone();
                     Token::new(move |taken| {
-                        peers.send(from, encode(&Message::Published { part, taken }), None);
+                        peers.send(from, encode(&PeerMessage::Published { part, taken }), None);
                     })
                 });
                 self.home.deliver(publication, done);
             }
-            Message::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
-            Message::Sent { user, channel, seq } => {
+            PeerMessage::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
+            PeerMessage::Sent { user, channel, seq } => {
                 self.home
                     .record(&Publication::read(channel, Cursor(seq, 0), user));
             }
-            Message::Deliver(delivered) => {
+            PeerMessage::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {
                     tracing::trace!(me = %self.me, %from, %publication, "received");
                 }
                 self.take(delivered);
             }
-            Message::Interests { version, topics } => {
+            PeerMessage::Interests { version, topics } => {
                 self.interested(from, &topics, version);
             }
-            Message::Announced { version } => self.announced(from, version),
-            Message::Uninterested { topic } => {
+            PeerMessage::Announced { version } => self.announced(from, version),
+            PeerMessage::Uninterested { topic } => {
                 tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
                 self.home.uninterested(from, &topic);
             }
-            Message::Adopted { version } => {
+            PeerMessage::Adopted { version } => {
                 self.members.peer_adopted(from, version);
                 let ring = self.members.ring().load_full();
                 let left = ring.version() <= version && !ring.members().contains(&from);
                 self.forget_left(|gateway| left && gateway == from);
             }
-            Message::Leaving => {
+            PeerMessage::Leaving => {
                 lock(&self.leaving).insert(from);
             }
-            Message::Ring(row) => self.members.learn(&row, None),
+            PeerMessage::Ring(row) => self.members.learn(&row, None),
         }
         None
     }
@@ -83,7 +83,7 @@ impl Exchange {
     }
 
     /// Returns how a question is answered.
-    fn asked(&self, from: GatewayId, id: u64, ask: Ask) -> Asked {
+    fn asked(&self, from: GatewayId, id: u64, ask: PeerRequest) -> Asked {
         counter!("chat_operations_forwarded_total").increment(1);
         // Noted at once, because what follows on the link relies on the interest.
         self.router.note(from, &ask);

@@ -47,8 +47,8 @@ fn link() -> Arc<Link> {
     Arc::new(Link::new(GatewayId(uuid::Uuid::nil())))
 }
 
-fn watch(user: &str) -> Ask {
-    Ask::Watch {
+fn watch(user: &str) -> PeerRequest {
+    PeerRequest::Watch {
         user: UserId::new(user).unwrap(),
         version: 1,
     }
@@ -69,7 +69,7 @@ fn deal_with_all(link: &Link) {
 }
 
 /// What is queued, of what can be read.
-fn queued(link: &Link) -> Vec<Message> {
+fn queued(link: &Link) -> Vec<PeerMessage> {
     let state = link.state();
     let bytes = state.queue.iter().map(|queued| decode(&queued.bytes));
     bytes.filter_map(Result::ok).collect()
@@ -78,7 +78,7 @@ fn queued(link: &Link) -> Vec<Message> {
 #[test]
 fn a_question_that_is_too_long_fails_and_nothing_else() {
     let link = link();
-    let ask = |bytes| Ask::Operation {
+    let ask = |bytes| PeerRequest::Operation {
         conversation: ConversationId(uuid::Uuid::nil()),
         actor: UserId::new("alice").unwrap(),
         operation: crate::chat::Operation::Send(Draft {
@@ -155,7 +155,7 @@ fn what_ended_is_told_when_there_is_room_unless_it_began_again() {
     let told: Vec<_> = queued(&link)
         .into_iter()
         .map(|message| match message {
-            Message::Uninterested { topic } => topic,
+            PeerMessage::Uninterested { topic } => topic,
             other => panic!("{other:?}"),
         })
         .collect();

@@ -71,7 +71,7 @@ pub(super) fn serialize<S: Serializer>(
         },
         Body::Read => {
             return Err(S::Error::custom(
-                "`Message::Sent` says what a sender has read",
+                "`PeerMessage::Sent` says what a sender has read",
             ));
         }
     };

@@ -65,7 +65,7 @@ fn text() -> Content {
     }
 }
 
-fn largest() -> Vec<Message> {
+fn largest() -> Vec<PeerMessage> {
     let audience = Audience::Members(Arc::new(Recipients {
         kind: Kind::Channel,
         name: name(),
@@ -127,9 +127,9 @@ fn largest() -> Vec<Message> {
     };
     let id = u64::MAX;
     let part = u64::MAX;
-    let ask = |operation| Message::Ask {
+    let ask = |operation| PeerMessage::Ask {
         id,
-        ask: Ask::Operation {
+        ask: PeerRequest::Operation {
             conversation: conversation(),
             actor: user(),
             operation,
@@ -137,16 +137,16 @@ fn largest() -> Vec<Message> {
     };
     let mut messages: Vec<_> = operations.into_iter().map(ask).collect();
     for publication in publications {
-        messages.push(Message::Deliver(Delivered::Publication(
+        messages.push(PeerMessage::Deliver(Delivered::Publication(
             publication.clone(),
         )));
-        messages.push(Message::Publish { part, publication });
+        messages.push(PeerMessage::Publish { part, publication });
     }
-    messages.push(Message::Interests {
+    messages.push(PeerMessage::Interests {
         version: Epoch::MAX,
         topics: vec![interest; TOPICS_AT_ONCE],
     });
-    messages.push(Message::AnswerPart {
+    messages.push(PeerMessage::AnswerPart {
         id,
         bytes: vec![0; PART_BYTES].into(),
         last: true,
@@ -171,11 +171,11 @@ fn the_largest_message_of_each_kind_fits_into_a_frame() {
 #[test]
 fn a_page_of_the_largest_entries_can_be_answered() {
     let entries = vec![entry(text()); usize::try_from(RESUME_ENTRIES_MAX).unwrap()];
-    let answer = Answer::Outcome(Ok(Outcome::History(Page {
+    let answer = PeerResponse::Outcome(Ok(Outcome::History(Page {
         entries,
         head: Seq::MAX,
     })));
-    let bytes = encode(&Message::Answer { id: 1, answer }).len();
+    let bytes = encode(&PeerMessage::Answer { id: 1, answer }).len();
     assert!(
         MESSAGE_BYTES_MAX < bytes && bytes <= ANSWER_BYTES_MAX,
         "{bytes}"
@@ -236,7 +236,7 @@ fn an_unknown_message_is_skipped() {
         .iter()
         .for_each(|message| frame.extend_from_slice(&encode(message)));
     let (_, messages) = decode_batch(&frame).unwrap();
-    let [Err(first), Err(second), Ok(Message::Leaving)] = &messages[..] else {
+    let [Err(first), Err(second), Ok(PeerMessage::Leaving)] = &messages[..] else {
         panic!("{messages:?}")
     };
     assert_eq!(first.id, None);

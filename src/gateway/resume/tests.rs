@@ -88,7 +88,7 @@ impl Fixture {
             at: None,
         };
         let router = &self.gateway.router;
-        let created = router.ask(conversation, user("alice"), Operation::Create(creation));
+        let created = router.ask(conversation, user("alice"), creation);
         created.await.unwrap();
         for _ in 1..head {
             let draft = Draft {

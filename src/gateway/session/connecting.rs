@@ -24,7 +24,7 @@ use crate::{
         requests,
         resume::{self, Missing},
     },
-    model::{ConversationId, Cursor, limits::CURSORS_MAX},
+    model::{ConversationId, Cursor, UserId, limits::CURSORS_MAX},
     protocol::{Answer, CloseCode, Connect, Connected, Cursors, ErrorCode, Reply, Request},
 };
 
@@ -119,58 +119,19 @@ impl Session {
     /// Reads `connect` and, if its token is valid, the remaining cursors. `connect` must arrive within `limit`, and all
     /// remaining cursors within another `limit`. The time that the user's debt takes in between does not count.
     async fn accept(&mut self, limit: Duration) -> Result<Accepted, End> {
-        let first = in_time(limit, self.next_frame()).await?;
-        // An unauthenticated client may make the gateway decode a `connect`, but only the type of any other frame.
-        let begun = self.codec.begin(&first);
-        if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
-            let text = "the first frame must be connect";
-            let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
-            return self.refuse(begun.id, code, text, end).await;
-        }
-        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
-        let id = incoming.id;
-        let connect = match incoming.request {
-            Ok(Request::Connect(connect)) => connect,
-            Ok(_) => return Err(CloseCode::BadFrame),
-            Err(text) => {
-                let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
-                return self.refuse(id, code, &text, end).await;
-            }
-        };
+        let (id, connect) = self.read_connect(limit).await?;
         let Connect {
             token,
             device,
             cursors,
-            mut more,
+            more,
         } = connect;
-        let identity = match self.gateway.tokens.check(&token) {
-            Ok(identity) => identity,
-            Err(error) => {
-                let end = match error {
-                    TokenError::Expired => CloseCode::TokenExpired,
-                    TokenError::Rejected(_) => CloseCode::Unauthorized,
-                };
-                let (code, text) = (ErrorCode::Unauthorized, error.to_string());
-                return self.refuse(id, code, &text, end).await;
-            }
-        };
+        let identity = self.authenticate(id, &token).await?;
         let rate = self.gateway.rates.of(&identity.user);
-        let repaid = debt_repaid(&self.gateway.rates, &rate);
-        if timeout(DEBT_WAIT_MAX, repaid).await.is_err() {
-            let text = "this user has asked for too much";
-            let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
-            return self.refuse(id, code, text, end).await;
-        }
-        let sessions = self.gateway.hub.sessions_of(&identity.user).len();
-        let connections_max = self.gateway.limits.connections_per_user;
-        let Some(connecting) = Connecting::begin(&rate, sessions, connections_max) else {
-            let text = "this user has too many connections";
-            let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
-            return self.refuse(id, code, text, end).await;
-        };
+        let connecting = self.admit(id, &identity.user, &rate).await?;
         self.place.authenticated();
         let cursors = cursors.unwrap_or_default();
-        let cursors = in_time(limit, self.more_cursors(id, &rate, cursors, &mut more)).await?;
+        let cursors = in_time(limit, self.more_cursors(id, &rate, cursors, more)).await?;
         Ok(Accepted {
             id,
             identity,
@@ -181,16 +142,77 @@ impl Session {
         })
     }
 
+    /// Reads the first frame, which must be `connect`. Returns it with its id.
+    async fn read_connect(&mut self, limit: Duration) -> Result<(Option<u32>, Connect), End> {
+        let first = in_time(limit, self.next_frame()).await?;
+        // An unauthenticated client may make the gateway decode a `connect`, but only the type of any other frame.
+        let begun = self.codec.begin(&first);
+        if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
+            let text = "the first frame must be connect";
+            let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
+            return self.refuse(begun.id, code, text, end).await;
+        }
+        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
+        let id = incoming.id;
+        match incoming.request {
+            Ok(Request::Connect(connect)) => Ok((id, connect)),
+            Ok(_) => Err(CloseCode::BadFrame),
+            Err(text) => {
+                let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
+                self.refuse(id, code, &text, end).await
+            }
+        }
+    }
+
+    async fn authenticate(&mut self, id: Option<u32>, token: &str) -> Result<Identity, End> {
+        match self.gateway.tokens.check(token) {
+            Ok(identity) => Ok(identity),
+            Err(error) => {
+                let end = match error {
+                    TokenError::Expired => CloseCode::TokenExpired,
+                    TokenError::Rejected(_) => CloseCode::Unauthorized,
+                };
+                let (code, text) = (ErrorCode::Unauthorized, error.to_string());
+                self.refuse(id, code, &text, end).await
+            }
+        }
+    }
+
+    /// Waits until the user owes nothing, and counts the session against the limit of the user's connections.
+    async fn admit(
+        &mut self,
+        id: Option<u32>,
+        user: &UserId,
+        rate: &Arc<UserRate>,
+    ) -> Result<Connecting, End> {
+        let repaid = debt_repaid(&self.gateway.rates, rate);
+        if timeout(DEBT_WAIT_MAX, repaid).await.is_err() {
+            let text = "this user has asked for too much";
+            let (code, end) = (ErrorCode::RateLimited, CloseCode::RateLimit);
+            return self.refuse(id, code, text, end).await;
+        }
+        let sessions = self.gateway.hub.sessions_of(user).len();
+        let connections_max = self.gateway.limits.connections_per_user;
+        match Connecting::begin(rate, sessions, connections_max) {
+            Some(connecting) => Ok(connecting),
+            None => {
+                let text = "this user has too many connections";
+                let (code, end) = (ErrorCode::RateLimited, CloseCode::TooManyConnections);
+                self.refuse(id, code, text, end).await
+            }
+        }
+    }
+
     /// Reads the frames with the remaining cursors.
     async fn more_cursors(
         &mut self,
         id: Option<u32>,
         rate: &UserRate,
         mut cursors: HashMap<ConversationId, Cursor>,
-        more: &mut bool,
+        mut more: bool,
     ) -> Result<HashMap<ConversationId, Cursor>, End> {
         let mut parts = 0;
-        while *more {
+        while more {
             parts += 1;
             let part = self.next_frame().await?;
             self.gateway.rates.charge(rate, part.len());
@@ -211,7 +233,7 @@ impl Session {
             } = part;
             let room = CURSORS_MAX.saturating_sub(cursors.len());
             cursors.extend(others.into_iter().take(room));
-            *more = further;
+            more = further;
         }
         Ok(cursors)
     }
@@ -224,15 +246,8 @@ impl Session {
         places: Vec<InboxRef>,
     ) -> Result<(), End> {
         let gateway = self.gateway.clone();
-        let Accepted {
-            id,
-            identity,
-            rate,
-            device,
-            cursors,
-            connecting: _,
-        } = accepted;
-        tracing::debug!(session = %self.id, user = %identity.user, device, "connected");
+        let identity = &accepted.identity;
+        tracing::debug!(session = %self.id, user = %identity.user, device = accepted.device, "connected");
         resume::follow_channels(&gateway, subscriber, &places).await;
         let connected = Connected {
             user: identity.user.clone(),
@@ -244,22 +259,33 @@ impl Session {
             time: clock::wall(),
         };
         let reply = Reply {
-            id: *id,
+            id: accepted.id,
             answer: Answer::Connected(Box::new(connected)),
         };
         self.send(Frame::encode(self.codec, &reply)).await?;
-        if cursors.is_empty() {
+        if accepted.cursors.is_empty() {
             return Ok(());
         }
-        let expires_at = expiry(identity);
-        let mut missed = resume::Missed::new(&gateway, subscriber, cursors, places);
+        self.send_missed(accepted, subscriber, places).await
+    }
+
+    /// Sends the messages that the client missed.
+    async fn send_missed(
+        &mut self,
+        accepted: &Accepted,
+        subscriber: &Arc<Subscriber>,
+        places: Vec<InboxRef>,
+    ) -> Result<(), End> {
+        let gateway = self.gateway.clone();
+        let expires_at = expiry(&accepted.identity);
+        let mut missed = resume::Missed::new(&gateway, subscriber, &accepted.cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
         // Entries count when they are read, even if the client does not take them.
         let mut charge = |bytes: usize| {
             let counted = bytes.min(uncounted);
             uncounted -= counted;
-            gateway.rates.charge(rate, counted);
+            gateway.rates.charge(&accepted.rate, counted);
         };
         while let Some((conversation, missing)) = missed.next().await {
             let (entries, other) = match missing {

@@ -30,7 +30,7 @@ impl Session {
     /// Allows the bytes of one more message.
     pub(super) fn await_message(&self) {
         let bytes = PIECES_OVERHEAD * self.gateway.limits.frame_bytes;
-        self.line.limit_message(bytes);
+        self.writer.limit_message(bytes);
     }
 
     /// Returns the content of a frame, or `None` for a ping or pong, which the WebSocket library answers.
@@ -41,7 +41,7 @@ impl Session {
             }
             // Control frames may come between the fragments of a message, so their bytes are allowed in addition.
             Some(Ok(Message::Ping(bytes) | Message::Pong(bytes))) => {
-                self.line.control_frame_came(bytes.len());
+                self.writer.control_frame_came(bytes.len());
             }
             _ => {}
         }
@@ -95,7 +95,7 @@ fn ended_by(error: &axum::Error) -> CloseCode {
     while let Some(cause) = source {
         if let Some(error) = cause.downcast_ref::<std::io::Error>() {
             return match error.kind() {
-                // `Wire` reports too many bytes without a whole message like this.
+                // `SharedStream` reports too many bytes without a whole message like this.
                 std::io::ErrorKind::InvalidData => CloseCode::BadFrame,
                 _ => CloseCode::GoingAway,
             };

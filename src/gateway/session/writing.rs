@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{End, SILENT_PINGS_MAX, Session};
 use crate::{
-    fanout::{Closing, Frame, Line, Subscriber},
+    fanout::{Closing, Frame, FrameWriter, Subscriber},
     gateway::Gateway,
     protocol::CloseCode,
 };
@@ -30,8 +30,8 @@ impl Session {
     ) -> Result<(), End> {
         let count = frames.iter().map(Frame::count).sum();
         self.gateway.sent.frames.increment(count);
-        let writing = write_all(&mut self.socket, &self.line, frames);
-        let written = patiently(&self.gateway, &self.line, subscriber, expires_at, writing).await;
+        let writing = write_all(&mut self.socket, &self.writer, frames);
+        let written = patiently(&self.gateway, &self.writer, subscriber, expires_at, writing).await;
         // The capacity for a burst is not kept forever.
         frames.shrink_to(FRAMES_KEPT);
         subscriber.outbox.flushed();
@@ -43,7 +43,7 @@ impl Session {
         self.gateway.sent.frames.increment(1);
         let mut frames = VecDeque::from([frame]);
         let limit = Duration::from_millis(self.gateway.session.connect_timeout_ms);
-        let writing = write_all(&mut self.socket, &self.line, &mut frames);
+        let writing = write_all(&mut self.socket, &self.writer, &mut frames);
         match timeout(limit, writing).await {
             Ok(written) => written.map_err(|_| CloseCode::GoingAway),
             Err(_) => Err(CloseCode::TooSlow),
@@ -56,7 +56,7 @@ impl Session {
         expires_at: Instant,
     ) -> Result<(), End> {
         let ping = self.socket.send(Message::Ping(Default::default()));
-        patiently(&self.gateway, &self.line, subscriber, expires_at, ping).await
+        patiently(&self.gateway, &self.writer, subscriber, expires_at, ping).await
     }
 
     pub(super) async fn close(&mut self, code: CloseCode) {
@@ -73,7 +73,7 @@ impl Session {
             self.socket.send(Message::Close(Some(frame))).await?;
             // The client must answer first: closing at once could discard the close code.
             while let Some(Ok(_)) = self.socket.next().await {}
-            self.line.linger().await;
+            self.writer.linger().await;
             Ok::<_, axum::Error>(())
         };
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
@@ -83,13 +83,13 @@ impl Session {
 /// Writes frames past the WebSocket library, after the library has flushed what it has begun, such as a pong.
 async fn write_all(
     socket: &mut WebSocket,
-    line: &Line,
+    writer: &FrameWriter,
     frames: &mut VecDeque<Frame>,
 ) -> Result<(), axum::Error> {
-    if line.busy() {
+    if writer.busy() {
         socket.flush().await?;
     }
-    line.write_all(frames).await.map_err(axum::Error::new)
+    writer.write_all(frames).await.map_err(axum::Error::new)
 }
 
 /// Waits for a write. If the socket takes nothing, the session must still notice that its queue is full, its token
@@ -97,7 +97,7 @@ async fn write_all(
 /// once, as most do.
 async fn patiently(
     gateway: &Gateway,
-    line: &Line,
+    writer: &FrameWriter,
     subscriber: &Subscriber,
     expires_at: Instant,
     write: impl Future<Output = Result<(), axum::Error>>,
@@ -105,13 +105,13 @@ async fn patiently(
     let mut write = std::pin::pin!(write);
     match (&mut write).now_or_never() {
         Some(written) => written.map_err(|_| CloseCode::GoingAway),
-        None => Box::pin(wait_for(gateway, line, subscriber, expires_at, write)).await,
+        None => Box::pin(wait_for(gateway, writer, subscriber, expires_at, write)).await,
     }
 }
 
 async fn wait_for(
     gateway: &Gateway,
-    line: &Line,
+    writer: &FrameWriter,
     subscriber: &Subscriber,
     expires_at: Instant,
     write: impl Future<Output = Result<(), axum::Error>>,
@@ -122,17 +122,17 @@ async fn wait_for(
         () = sleep_until(expires_at) => Err(CloseCode::TokenExpired),
         () = leave_time(gateway) => Err(CloseCode::Restart),
         written = write => written.map_err(|_| CloseCode::GoingAway),
-        () = no_progress(gateway, line) => Err(CloseCode::TooSlow),
+        () = no_progress(gateway, writer) => Err(CloseCode::TooSlow),
     }
 }
 
 /// Returns when the client took nothing for as long as a client may be silent.
-async fn no_progress(gateway: &Gateway, line: &Line) {
+async fn no_progress(gateway: &Gateway, writer: &FrameWriter) {
     let patience = Duration::from_millis(gateway.session.ping_interval_ms) * (1 + SILENT_PINGS_MAX);
     loop {
-        let before = line.writes();
+        let before = writer.writes();
         sleep(patience).await;
-        if line.writes() == before {
+        if writer.writes() == before {
             return;
         }
     }

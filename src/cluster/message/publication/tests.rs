@@ -5,12 +5,12 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     chat::Recipients,
-    cluster::message::{Delivered, Interest, Message, decode, encode},
+    cluster::message::{Delivered, Interest, PeerMessage, decode, encode},
     model::{Attachment, ClientId, Content, Cursor, Kind, MessageId, Posting, SystemChange, Topic},
 };
 
 /// One message of each kind that carries a publication or follows from one.
-fn messages() -> Vec<Message> {
+fn messages() -> Vec<PeerMessage> {
     let conversation = ConversationId(Uuid::from_u128(1));
     let user = |name: &str| UserId::new(name).unwrap();
     let members = |kind, name: Option<&str>| {
@@ -90,19 +90,19 @@ fn messages() -> Vec<Message> {
     ];
     let mut messages = Vec::new();
     for publication in publications {
-        messages.push(Message::Publish {
+        messages.push(PeerMessage::Publish {
             part: 9,
             publication: publication.clone(),
         });
-        messages.push(Message::Deliver(Delivered::Publication(publication)));
+        messages.push(PeerMessage::Deliver(Delivered::Publication(publication)));
     }
-    messages.push(Message::Sent {
+    messages.push(PeerMessage::Sent {
         user: user("ann"),
         channel: conversation,
         seq: 7,
     });
     let topic = Topic::Channel(conversation);
-    messages.push(Message::Interests {
+    messages.push(PeerMessage::Interests {
         version: 3,
         topics: vec![
             Interest {
@@ -115,7 +115,7 @@ fn messages() -> Vec<Message> {
             },
         ],
     });
-    messages.push(Message::Published {
+    messages.push(PeerMessage::Published {
         part: 0,
         taken: true,
     });
@@ -155,7 +155,7 @@ fn publications_are_encoded_as_in_earlier_builds() {
             bytes.escape_ascii().to_string(),
             earlier.escape_ascii().to_string()
         );
-        let read: Message = decode(earlier).unwrap();
+        let read: PeerMessage = decode(earlier).unwrap();
         assert_eq!(format!("{read:?}"), format!("{message:?}"));
     }
 }

@@ -35,15 +35,15 @@ const WRITE_FRAMES: usize = 64;
 
 /// A connection as HTTP and the WebSocket library use it.
 #[derive(Debug)]
-pub struct Wire {
+pub struct SharedStream {
     /// Bytes that were read but not requested yet.
     ahead: Bytes,
-    line: Arc<Line>,
+    writer: Arc<FrameWriter>,
 }
 
-/// The socket of a [`Wire`], for writing whole frames past the WebSocket library.
+/// The socket of a [`SharedStream`], for writing whole frames past the WebSocket library.
 #[derive(Debug)]
-pub struct Line {
+pub struct FrameWriter {
     stream: TcpStream,
     writing: Mutex<Writing>,
     /// The number of writes that waited for the socket. A waiting session sees from it whether the client still reads.
@@ -73,12 +73,12 @@ pub(super) enum Written {
     Nothing,
 }
 
-impl Wire {
+impl SharedStream {
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
         Self {
             ahead: Bytes::new(),
-            line: Arc::new(Line {
+            writer: Arc::new(FrameWriter {
                 stream,
                 writing: Mutex::default(),
                 writes: AtomicU32::new(0),
@@ -88,12 +88,12 @@ impl Wire {
     }
 
     #[must_use]
-    pub fn line(&self) -> &Arc<Line> {
-        &self.line
+    pub fn writer(&self) -> &Arc<FrameWriter> {
+        &self.writer
     }
 }
 
-impl Line {
+impl FrameWriter {
     /// Writes a frame without waiting. It does not report a broken connection; the session notices that itself.
     pub(super) fn write(&self, frame: &Bytes) -> Written {
         let mut writing = self.writing();
@@ -267,7 +267,7 @@ impl Line {
 
 /// The WebSocket library reads in small pieces, because each connection keeps a buffer of that size. One read here
 /// takes what a client sent in one go; the surplus is kept until the library requests it.
-impl AsyncRead for Wire {
+impl AsyncRead for SharedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -276,8 +276,8 @@ impl AsyncRead for Wire {
         if self.ahead.is_empty() {
             let mut bytes = [const { MaybeUninit::uninit() }; READ_BYTES];
             let mut read = ReadBuf::uninit(&mut bytes);
-            ready!(self.line.poll_read(context, &mut read))?;
-            self.line.count(read.filled().len())?;
+            ready!(self.writer.poll_read(context, &mut read))?;
+            self.writer.count(read.filled().len())?;
             let (now, later) = read
                 .filled()
                 .split_at(buffer.remaining().min(read.filled().len()));
@@ -293,21 +293,21 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for SharedStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let mut writing = self.line.writing();
+        let mut writing = self.writer.writing();
         writing.busy = true;
-        ready!(self.line.poll_rest(&mut writing, context))?;
-        self.line.poll_write(context, &[IoSlice::new(bytes)])
+        ready!(self.writer.poll_rest(&mut writing, context))?;
+        self.writer.poll_write(context, &[IoSlice::new(bytes)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut writing = self.line.writing();
-        ready!(self.line.poll_rest(&mut writing, context))?;
+        let mut writing = self.writer.writing();
+        ready!(self.writer.poll_rest(&mut writing, context))?;
         if writing.busy {
             writing.busy = false;
             writing.flushes = writing.flushes.wrapping_add(1);
@@ -316,9 +316,9 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut writing = self.line.writing();
-        ready!(self.line.poll_rest(&mut writing, context))?;
-        match SockRef::from(&self.line.stream).shutdown(Shutdown::Write) {
+        let mut writing = self.writer.writing();
+        ready!(self.writer.poll_rest(&mut writing, context))?;
+        match SockRef::from(&self.writer.stream).shutdown(Shutdown::Write) {
             // A client that is already gone is no error.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             shut => Poll::Ready(shut),
@@ -337,26 +337,26 @@ mod tests {
     use super::*;
     use crate::protocol::Codec;
 
-    async fn pair() -> (Wire, TcpStream) {
+    async fn pair() -> (SharedStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, accepted) = tokio::join!(client, listener.accept());
         let (stream, _) = accepted.unwrap();
-        (Wire::new(stream), client.unwrap())
+        (SharedStream::new(stream), client.unwrap())
     }
 
     #[tokio::test]
     async fn a_frame_goes_past_the_library_unless_that_is_writing() {
-        let (mut wire, mut client) = pair().await;
-        let line = wire.line().clone();
-        assert_eq!(line.write(&Bytes::from_static(b"one ")), Written::Whole);
-        wire.write_all(b"two ").await.unwrap();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
+        assert_eq!(writer.write(&Bytes::from_static(b"one ")), Written::Whole);
+        stream.write_all(b"two ").await.unwrap();
         let between = Bytes::from_static(b"never ");
-        assert_eq!(line.write(&between), Written::Nothing);
-        assert!(line.busy());
-        wire.flush().await.unwrap();
-        assert!(!line.busy());
-        assert_eq!(line.write(&Bytes::from_static(b"three")), Written::Whole);
+        assert_eq!(writer.write(&between), Written::Nothing);
+        assert!(writer.busy());
+        stream.flush().await.unwrap();
+        assert!(!writer.busy());
+        assert_eq!(writer.write(&Bytes::from_static(b"three")), Written::Whole);
         let mut all = [0; 13];
         client.read_exact(&mut all).await.unwrap();
         assert_eq!(&all, b"one two three");
@@ -364,13 +364,13 @@ mod tests {
 
     #[tokio::test]
     async fn whatever_is_read_at_once_is_given_bit_by_bit() {
-        let (mut wire, mut client) = pair().await;
+        let (mut stream, mut client) = pair().await;
         let sent: Vec<u8> = (0..3 * READ_BYTES).map(|n| (n % 251) as u8).collect();
         client.write_all(&sent).await.unwrap();
         client.shutdown().await.unwrap();
         let (mut all, mut some) = (Vec::new(), [0; 500]);
         loop {
-            match wire.read(&mut some).await.unwrap() {
+            match stream.read(&mut some).await.unwrap() {
                 0 => break,
                 count => all.extend_from_slice(&some[..count]),
             }
@@ -380,23 +380,23 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_left_of_a_frame_goes_out_before_anything_else() {
-        let (mut wire, mut client) = pair().await;
-        let line = wire.line().clone();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
         let frame = Bytes::from((0..8 << 20).map(|n| (n % 251) as u8).collect::<Vec<_>>());
-        let Written::Part(left) = line.write(&frame) else {
+        let Written::Part(left) = writer.write(&frame) else {
             panic!("a socket takes 8 MiB at once");
         };
         assert!(left > 0 && left < frame.len());
-        assert_eq!(line.write(&frame), Written::Nothing);
+        assert_eq!(writer.write(&frame), Written::Nothing);
         let reading = async {
             let mut all = Vec::new();
             client.read_to_end(&mut all).await.unwrap();
             all
         };
         let writing = async {
-            wire.write_all(b"after").await.unwrap();
-            wire.flush().await.unwrap();
-            wire.shutdown().await.unwrap();
+            stream.write_all(b"after").await.unwrap();
+            stream.flush().await.unwrap();
+            stream.shutdown().await.unwrap();
         };
         let (all, ()) = tokio::join!(reading, writing);
         assert_eq!(all, [&frame[..], b"after"].concat());
@@ -404,14 +404,14 @@ mod tests {
 
     #[tokio::test]
     async fn many_frames_arrive_whole_and_in_order_however_little_is_taken_at_once() {
-        let (mut wire, mut client) = pair().await;
-        let line = wire.line().clone();
+        let (mut stream, mut client) = pair().await;
+        let writer = stream.writer().clone();
         let text = |n: usize| "x".repeat(n * 131 % 40_000);
         let frame = |n| Frame::encode(Codec::Json, &text(n));
         let mut frames: VecDeque<Frame> = (0..10 * WRITE_FRAMES).map(frame).collect();
         let expected: Vec<Bytes> = frames.iter().map(|f| f.bytes().clone()).collect();
         // Nobody reads yet, so the write is cancelled in the middle. The next one continues it.
-        assert!(line.write_all(&mut frames).now_or_never().is_none());
+        assert!(writer.write_all(&mut frames).now_or_never().is_none());
         let left = frames.len();
         assert!(left > 0 && left < expected.len());
         let reading = async {
@@ -420,9 +420,9 @@ mod tests {
             all
         };
         let writing = async {
-            line.write_all(&mut frames).await.unwrap();
-            wire.write_all(b"after").await.unwrap();
-            wire.shutdown().await.unwrap();
+            writer.write_all(&mut frames).await.unwrap();
+            stream.write_all(b"after").await.unwrap();
+            stream.shutdown().await.unwrap();
         };
         let (all, ()) = tokio::join!(reading, writing);
         assert!(frames.is_empty());

@@ -1,0 +1,207 @@
+//! "Crash repair" of docs/storage.md: an owner that died may have committed entries whose inbox rows were not written.
+//! Repeating a repair changes nothing, because rows carry a seq as their timestamp.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+
+use super::{
+    conversations::Conversations,
+    error::Error,
+    operation::{GetHistory, Load, LogRange},
+    publish::{Audience, Confirmation, Publication, Recipients},
+};
+use crate::{
+    model::{ConversationId, Entry, GatewayId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
+    store::{self, Store},
+};
+
+/// Conversations that are repaired at the same time.
+const REPAIRS_AT_ONCE: usize = 32;
+
+impl Conversations {
+    /// Writes the inbox rows that a gateway which is gone may have left unwritten.
+    ///
+    /// # Errors
+    /// The error of the store. The repair must be tried again before anyone is served.
+    pub async fn repair(&self, gone: GatewayId) -> store::Result<()> {
+        let environment = self.environment();
+        let (store, inbox) = (&environment.store, &environment.inbox);
+        let touched = store.activity(gone).await?;
+        if !touched.is_empty() {
+            tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
+            let failures: Vec<store::Error> = stream::iter(touched)
+                .map(|conversation| self.queue_again(conversation))
+                .buffer_unordered(REPAIRS_AT_ONCE)
+                .filter_map(async |result| result.err())
+                .collect()
+                .await;
+            if let Some(error) = failures.into_iter().next() {
+                return Err(error);
+            }
+            while !inbox.flush().await {
+                store.healthy()?;
+            }
+            tracing::info!(gateway = %gone, "crash repair ended");
+        }
+        store.forget_activity(gone).await
+    }
+
+    /// Repairs one conversation that this gateway owns, and writes its inbox rows.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store or the owner did not answer. The repair must be tried again.
+    pub async fn repair_one(&self, conversation: ConversationId) -> Result<(), Error> {
+        self.queue_again(conversation).await?;
+        // The caller forgets that there was something to repair, so the rows must be stored.
+        if self.environment().inbox.flush().await {
+            Ok(())
+        } else {
+            Err(Error::unavailable("the store did not answer"))
+        }
+    }
+
+    /// Publishes the entries that any participant's row lacks, and queues their inbox rows.
+    async fn queue_again(&self, conversation: ConversationId) -> store::Result<()> {
+        let store = &*self.environment().store;
+        let loaded = self.ask(conversation, UserId::gateway(), Load).await;
+        if let Err(error) = loaded
+            && error.is_unavailable()
+        {
+            return Err(unavailable(&error));
+        }
+        let Some((participants, kind, name)) = participants(store, conversation).await? else {
+            return Ok(());
+        };
+        let Some(asker) = participants.first().map(|(user, ..)| user.clone()) else {
+            return Ok(());
+        };
+        let members = (kind != Kind::Channel).then(|| {
+            Arc::new(Recipients {
+                kind,
+                name,
+                users: participants,
+            })
+        });
+        let shown = match &members {
+            Some(members) => shown_to_all(store, conversation, &members.users).await?,
+            None => Seq::MAX,
+        };
+        let mut range = LogRange::Newest;
+        loop {
+            let limit = PAGE_ENTRIES_MAX;
+            let history = GetHistory { range, limit };
+            let page = match self.ask(conversation, asker.clone(), history).await {
+                Ok(page) => page,
+                Err(Error::UnknownConversation | Error::Forbidden(_)) => return Ok(()),
+                Err(error) => return Err(unavailable(&error)),
+            };
+            let first = page.entries.first().map_or(0, |entry| entry.seq);
+            // The senders' read marks are writes too, and the only ones of a channel. For those the last page is read,
+            // even if it is longer than one answer, and further back if a row lacks more.
+            let from = shown.min(page.head.saturating_sub(PAGE_ENTRIES_MAX as Seq));
+            if range == LogRange::Newest && from.saturating_add(1) < first {
+                range = LogRange::After(from);
+                continue;
+            }
+            // The last write of the dead owner may land after its row was read here, so the newest entry is published in
+            // any case: rule [newest].
+            let lacks = |entry: &Entry| entry.seq > shown || entry.seq == page.head;
+            self.publish_again(conversation, members.as_ref(), &page.entries, lacks)
+                .await?;
+            match page.entries.last() {
+                Some(last) if last.seq < page.head => range = LogRange::After(last.seq),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Queues the inbox rows of entries, and before that publishes those that `lacks` names: a session may have read an
+    /// inbox without them. Receivers ignore an entry whose seq they already have.
+    async fn publish_again(
+        &self,
+        conversation: ConversationId,
+        members: Option<&Arc<Recipients>>,
+        entries: &[Arc<Entry>],
+        lacks: impl Fn(&Entry) -> bool,
+    ) -> store::Result<()> {
+        let environment = self.environment();
+        let publish = |entry: &Arc<Entry>| {
+            let members = members.filter(|_| lacks(entry))?;
+            let audience = Audience::Members(members.clone());
+            let publication = Publication::entry(conversation, entry.clone(), audience);
+            Some(environment.publish.publish(publication))
+        };
+        let published: Vec<_> = entries.iter().map(publish).collect();
+        for (entry, published) in entries.iter().zip(published) {
+            let guard = match published {
+                Some(Confirmation::Pending(delivered)) => {
+                    Some(delivered.await.map_err(|_| unavailable(&Error::Moved))?)
+                }
+                Some(Confirmation::Immediate) | None => None,
+            };
+            let inbox = &environment.inbox;
+            inbox.queue(conversation, members.cloned(), entry);
+            drop(guard);
+        }
+        Ok(())
+    }
+}
+
+fn unavailable(error: &dyn std::error::Error) -> store::Error {
+    store::Error::Unavailable {
+        operation: "repair",
+        reason: error.to_string(),
+    }
+}
+
+/// Returns the seq up to which the rows of all these users show the conversation.
+async fn shown_to_all(
+    store: &dyn Store,
+    conversation: ConversationId,
+    users: &[(UserId, Seq)],
+) -> store::Result<Seq> {
+    let mut shown = Seq::MAX;
+    for (user, _) in users {
+        let rows = store.inbox(user).await?;
+        let row = rows.into_iter().find(|r| r.conversation == conversation);
+        let last = row
+            .and_then(|row| row.summary)
+            .and_then(|summary| summary.last)
+            .map_or(0, |last| last.seq);
+        shown = shown.min(last);
+    }
+    Ok(shown)
+}
+
+/// Users with the seqs at which they joined.
+type Present = Vec<(UserId, Seq)>;
+
+/// Returns the users who are in a conversation, with its kind and name. `None` if there is no such conversation. Of a
+/// channel it returns only some of them: one who may read it is enough.
+async fn participants(
+    store: &dyn Store,
+    conversation: ConversationId,
+) -> store::Result<Option<(Present, Kind, Option<String>)>> {
+    let Some(row) = store.conversation(conversation).await? else {
+        return Ok(None);
+    };
+    let mut present = Present::new();
+    let mut after: Option<UserId> = None;
+    loop {
+        const PAGE: usize = 500;
+        let page = store
+            .participants(conversation, row.details.kind, after.as_ref(), PAGE)
+            .await?;
+        after = page.last().map(|r| r.participant.user.clone());
+        let full = page.len() == PAGE;
+        let inside = page
+            .into_iter()
+            .map(|r| r.participant)
+            .filter(|p| p.is_in());
+        present.extend(inside.map(|p| (p.user, p.joined_seq)));
+        if !full || (row.details.kind == Kind::Channel && !present.is_empty()) {
+            return Ok(Some((present, row.details.kind, row.details.name)));
+        }
+    }
+}

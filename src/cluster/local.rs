@@ -1,0 +1,138 @@
+//! What this gateway answers, to its sessions and to peers, as the owner of conversations and as the home of users.
+
+use std::future::ready;
+
+use futures_util::{TryFutureExt, future::Either};
+
+use super::{
+    home::AtHome,
+    message::{Interest, PeerRequest, PeerResponse},
+    router::Router,
+};
+use crate::{
+    chat::{CatchUp, Error, Operation, Outcome, output},
+    model::{ConversationId, GatewayId, Seq, UserId},
+};
+
+impl Router {
+    /// Answers a request of a session here or of a peer, as an owner or a home.
+    pub(super) async fn answer_here(&self, ask: PeerRequest) -> PeerResponse {
+        match ask {
+            PeerRequest::Operation {
+                conversation,
+                actor,
+                operation,
+            } => PeerResponse::Outcome(self.ask_here(conversation, actor, operation).await),
+            PeerRequest::Register { user, .. } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    // A gateway that was paused or cut off may have missed anything.
+                    Ok(self.home.inbox_refs(&user, self.may_serve()).await?)
+                };
+                PeerResponse::Places(read.await)
+            }
+            PeerRequest::Inbox { user } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    Ok(self.home.inbox(&user).await?)
+                };
+                PeerResponse::Inbox(read.await)
+            }
+            PeerRequest::Watch { user, .. } | PeerRequest::Presence { user } => {
+                let read = async {
+                    self.at_home(&user).await?;
+                    Ok(self.home.presence.of(&user).await?)
+                };
+                PeerResponse::Presence(read.await)
+            }
+            PeerRequest::Follow { channel, .. } => {
+                PeerResponse::Head(self.head_here(channel).await)
+            }
+            PeerRequest::Disconnect { user } => {
+                PeerResponse::Disconnected(self.edge.disconnect(&user))
+            }
+        }
+    }
+
+    /// Notes that the asking gateway is interested in the topic of its request. It must be called in the order in which
+    /// requests arrive, before anything else of that gateway is handled: see [`Exchange`](super::Exchange).
+    pub(super) fn note(&self, from: GatewayId, ask: &PeerRequest) {
+        let Some((topic, version)) = ask.interest() else {
+            return;
+        };
+        tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
+        let passed = None;
+        self.home
+            .interested(from, &Interest { topic, passed }, version);
+    }
+
+    /// Asks the owner on this gateway, and waits if this gateway is only about to own the conversation.
+    ///
+    /// # Errors
+    /// `Moved` if another gateway owns the conversation.
+    pub(super) async fn ask_here(
+        &self,
+        conversation: ConversationId,
+        actor: UserId,
+        operation: Operation,
+    ) -> Result<Outcome, Error> {
+        let Some(cluster) = &self.cluster else {
+            let asked = self.ask_conversation(conversation, actor, operation);
+            return asked.await;
+        };
+        let attempt = || async {
+            if self.ring.load().owner(conversation) != Some(self.me) {
+                return Some(Err(Error::Moved));
+            }
+            let (actor, operation) = (actor.clone(), operation.clone());
+            let asked = self.ask_conversation(conversation, actor, operation);
+            match asked.await {
+                Err(Error::Moved) => None,
+                outcome => Some(outcome),
+            }
+        };
+        self.retry(cluster, attempt).await
+    }
+
+    /// Asks the owner on this gateway once. A repair takes many operations, so it is no operation of the owner.
+    pub(super) fn ask_conversation(
+        &self,
+        conversation: ConversationId,
+        actor: UserId,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Outcome, Error>> {
+        let conversations = &self.conversations;
+        match operation {
+            Operation::Repair => {
+                let repaired = conversations.repair_one(conversation);
+                Either::Left(Box::pin(repaired).map_ok(|()| Outcome::Done))
+            }
+            operation => Either::Right(conversations.ask(conversation, actor, operation)),
+        }
+    }
+
+    /// Reads the newest seq of a channel. Later entries are published to the gateways that are interested now.
+    async fn head_here(&self, channel: ConversationId) -> Result<Seq, Error> {
+        let nothing = CatchUp {
+            after: Seq::MAX,
+            limit: 1,
+        };
+        let asked = self.ask_here(channel, UserId::gateway(), nothing.into());
+        Ok(output::<CatchUp>(asked.await)?.head)
+    }
+
+    /// Waits until this gateway may answer as the user's home: rule [confirm].
+    async fn at_home(&self, user: &UserId) -> Result<(), Error> {
+        let Some(cluster) = &self.cluster else {
+            return Ok(());
+        };
+        let attempt = || {
+            ready(match self.home.at_home(user) {
+                AtHome::Yes => Some(Ok(())),
+                AtHome::No => Some(Err(Error::Moved)),
+                AtHome::NotYet => None,
+            })
+        };
+        self.retry(cluster, attempt).await
+    }
+}

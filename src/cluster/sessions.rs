@@ -1,0 +1,160 @@
+//! What sessions request of the homes of users: their inboxes, and presence.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use super::{
+    link::Unasked,
+    message::{PeerRequest, PeerResponse},
+    places::InboxRef,
+    router::Router,
+};
+use crate::{
+    chat::Error,
+    fanout::{Hub, Subscriber},
+    model::{
+        Topic, UserId,
+        limits::{HEADS_AT_ONCE, WATCHED_MAX},
+    },
+    protocol::PresenceItem,
+    store::InboxRow,
+};
+
+impl Router {
+    /// Subscribes a session to its user, at the user's home, and reads which conversations the user is in. Everything that
+    /// is published from then on reaches the session: rule [register].
+    ///
+    /// # Errors
+    /// `Unavailable` if the home does not answer in time.
+    pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRef>, Error> {
+        let user = &session.user;
+        self.edge.subscribe(&Topic::User(user.clone()), session);
+        let ask = |version| PeerRequest::Register {
+            user: user.clone(),
+            version,
+        };
+        match self.ask_home(user, ask).await? {
+            PeerResponse::Places(places) => places,
+            _ => Err(Error::Closed),
+        }
+    }
+
+    /// Ends all subscriptions of a session.
+    pub fn leave(&self, session: &Subscriber) {
+        self.edge.leave(session, |topic| self.uninterested(topic));
+    }
+
+    /// Tells the gateway that is responsible for a topic that no socket here is interested in it any more.
+    fn uninterested(&self, topic: &Topic) {
+        match (self.ring.load().place(topic), &self.cluster) {
+            (Some(gateway), Some(cluster)) if gateway != self.me => {
+                cluster.peers.uninterested(gateway, topic);
+            }
+            _ => self.home.uninterested(self.me, topic),
+        }
+    }
+
+    /// Reads all conversations of a user, as they are stored and as they were published since.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store cannot be read, or the user's home does not answer in time.
+    pub async fn inbox_rows(&self, user: &UserId) -> Result<Vec<InboxRow>, Error> {
+        let ask = |_| PeerRequest::Inbox { user: user.clone() };
+        match self.ask_home(user, ask).await? {
+            PeerResponse::Inbox(rows) => rows,
+            _ => Err(Error::Closed),
+        }
+    }
+
+    /// Ends subscriptions that a session requested: to channels that its user is not in, and to the presence of users.
+    pub fn unsubscribe(&self, session: &Subscriber, topics: &[Topic]) {
+        let end = |hub: &Hub| hub.end_requested(topics, session);
+        self.edge.end(end, |topic| self.uninterested(topic));
+    }
+
+    /// Undoes a request for subscriptions that failed.
+    fn give_up(&self, session: &Subscriber, topics: &[Topic]) {
+        let end = |hub: &Hub| hub.give_up(topics, session);
+        self.edge.end(end, |topic| self.uninterested(topic));
+    }
+
+    /// Reads whether each user is online, and subscribes the session to changes of that.
+    ///
+    /// # Errors
+    /// `TooLarge` if the session would watch too many users; `Unavailable` if the store cannot be read, or a user's home
+    /// does not answer in time. Then nothing has changed.
+    pub async fn watch(
+        &self,
+        session: &Arc<Subscriber>,
+        users: &[UserId],
+    ) -> Result<Vec<PresenceItem>, Error> {
+        let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
+        let what = "users that a session watches";
+        self.edge.request(&topics, session, what, WATCHED_MAX)?;
+        let mut items = Vec::with_capacity(users.len());
+        for users in users.chunks(HEADS_AT_ONCE) {
+            items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
+        }
+        let items: Result<Vec<_>, Error> = items.into_iter().collect();
+        match items {
+            Ok(items) if self.edge.hub().confirm(&topics, session) => Ok(items),
+            Ok(_) => Err(Error::unavailable("unwatched meanwhile")),
+            Err(error) => {
+                self.give_up(session, &topics);
+                Err(error)
+            }
+        }
+    }
+
+    async fn watch_one(&self, user: &UserId) -> Result<PresenceItem, Error> {
+        let ask = |version| PeerRequest::Watch {
+            user: user.clone(),
+            version,
+        };
+        presence(self.ask_home(user, ask).await?)
+    }
+
+    /// Reads whether a user is online.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store cannot be read, or the user's home does not answer in time.
+    pub async fn presence(&self, user: &UserId) -> Result<PresenceItem, Error> {
+        let ask = |_| PeerRequest::Presence { user: user.clone() };
+        presence(self.ask_home(user, ask).await?)
+    }
+
+    /// Closes all sessions of a user on all gateways. Returns their number.
+    ///
+    /// # Errors
+    /// `Unavailable` if a gateway does not answer in time.
+    pub async fn disconnect(&self, user: &UserId) -> Result<usize, Error> {
+        let mut closed = self.edge.disconnect(user);
+        if let Some(cluster) = &self.cluster {
+            let others = self.ring.load_full();
+            let others = others.members().iter().filter(|&&g| g != self.me);
+            let asks = others.map(|&gateway| {
+                let user = user.clone();
+                cluster.peers.ask(gateway, PeerRequest::Disconnect { user })
+            });
+            let answers = self.in_time(async { Ok(join_all(asks).await) });
+            for answer in answers.await? {
+                match answer {
+                    Ok(PeerResponse::Disconnected(there)) => closed += there,
+                    Ok(PeerResponse::Outcome(Err(error))) => return Err(error),
+                    // The gateway is gone, and with it its sessions.
+                    Ok(_) | Err(Unasked::Lost) => {}
+                    Err(unasked) => return Err(unasked.into()),
+                }
+            }
+        }
+        Ok(closed)
+    }
+}
+
+fn presence(answer: PeerResponse) -> Result<PresenceItem, Error> {
+    match answer {
+        PeerResponse::Presence(item) => item,
+        _ => Err(Error::Closed),
+    }
+}
