@@ -15,10 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     auth::Tokens,
-    cluster,
+    cluster::{self, Finalized},
     config::{Config, Loaded},
     gateway, import,
-    model::{UserId, limits::OPEN_FILES_RESERVED},
+    model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
     store::cassandra::{self, schema},
     tasks::Tasks,
@@ -65,7 +65,7 @@ enum Command {
         #[command(subcommand)]
         command: SchemaCommand,
     },
-    /// Show the gateways on a Cassandra or ScyllaDB store
+    /// Show the gateways on a Cassandra or ScyllaDB store, or end their upgrade
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
@@ -92,8 +92,11 @@ enum SchemaCommand {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    /// Print the ring: its version, and each gateway with its address and whether it is alive
+    /// Print the ring: its version and level, and each gateway with its address, whether it is alive, and the highest level
+    /// that it supports
     Status,
+    /// End an upgrade: raise the level of the ring once all gateways support it. Builds that support less no longer start
+    Finalize,
 }
 
 /// Runs the command of the command line.
@@ -164,6 +167,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Cluster {
             command: ClusterCommand::Status,
         } => runtime()?.block_on(cluster_status(&loaded.config)),
+        Command::Cluster {
+            command: ClusterCommand::Finalize,
+        } => runtime()?.block_on(cluster_finalize(&loaded.config)),
         Command::Health => health(&loaded),
     }
 }
@@ -275,13 +281,41 @@ async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
         None => println!("no gateway has ever run on this store"),
         Some(status) => {
             println!("ring version {}", status.version);
+            println!("level {} (this build supports {LEVEL_MAX})", status.level);
             for member in status.members {
                 let heart = if member.beats { "alive" } else { "silent" };
-                println!("{} {} {heart}", member.gateway, member.address);
+                let level = match member.supports {
+                    Some(level) => format!("supports level {level}"),
+                    None => "has not been heard of".to_owned(),
+                };
+                println!("{} {} {heart} {level}", member.gateway, member.address);
             }
         }
     }
     store.close().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Raises the level of the ring in the store, so that no gateway has to answer.
+async fn cluster_finalize(config: &Config) -> anyhow::Result<ExitCode> {
+    let tasks = Tasks::default();
+    let store = open_store(config, &tasks).await?;
+    if !store.is_shared() {
+        bail!(
+            "an embedded store belongs to one gateway alone: it raises the level by itself when it starts"
+        );
+    }
+    let finalized = cluster::finalize(&*store).await;
+    store.close().await?;
+    match finalized? {
+        Finalized::Raised { from, members } => println!(
+            "the level rose from {from} to {LEVEL_MAX}: all {members} gateways of the ring support it. Builds that \
+             support less no longer start on this store"
+        ),
+        Finalized::Already => {
+            println!("the ring has level {LEVEL_MAX} already; nothing was changed")
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,7 +4,10 @@
 //! With the embedded store nobody else can be there: each start is a new version, so that the epochs in the log's keys
 //! tell one process from the next, and the lease has no end.
 
+mod joining;
 mod leaving;
+
+pub use joining::NotJoined;
 
 use std::{
     collections::BTreeMap,
@@ -21,20 +24,18 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 use metrics::{counter, gauge};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     lock,
-    membership::{LEASE, Learned, MARGIN, Membership, SILENCE},
-    network::Network,
+    membership::{LEASE, Learned, Membership, SILENCE, may_join},
     news::{Listener, News},
     ring::Ring,
-    status::someone_alive,
 };
 use crate::{
     chat::{Conversations, Lease, Owns},
-    model::{ConversationId, Epoch, GatewayId},
+    model::{ConversationId, CurrentLevel, Epoch, GatewayId, LEVEL_MAX},
     store::{self, Heartbeat, RingRow, Store},
 };
 
@@ -44,19 +45,6 @@ const RENEW_EVERY: Duration = Duration::from_millis(500);
 const LISTEN_EVERY: Duration = Duration::from_millis(250);
 /// Between two tries to become a member.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-
-/// Why this process is no member.
-#[derive(Debug, thiserror::Error)]
-pub enum NotJoined {
-    #[error("gateway {0} is running on this store")]
-    Taken(GatewayId),
-    #[error("gateway {0} is running on this store alone: it has no cluster.enabled")]
-    TakenAlone(GatewayId),
-    #[error("another gateway took this store while this one was starting")]
-    Overtaken,
-    #[error(transparent)]
-    Store(#[from] store::Error),
-}
 
 /// Follows the ring, at once and in order.
 pub(super) trait Adopt: Send + Sync {
@@ -72,6 +60,7 @@ pub struct Members {
     lease: Lease,
     rules: Arc<Mutex<Membership>>,
     ring: Arc<ArcSwap<Ring>>,
+    level: CurrentLevel,
     /// The version adopted; also touched when something may have become possible.
     news: Arc<News>,
     addresses: Mutex<BTreeMap<GatewayId, String>>,
@@ -91,123 +80,6 @@ pub struct Members {
 type Followers = Option<(Conversations, Weak<dyn Adopt>)>;
 
 impl Members {
-    /// Makes this process the ring's only member, under a version of its own. When it returns, it may act.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written, or another gateway is using it.
-    pub async fn alone(store: Arc<dyn Store>) -> Result<Self, NotJoined> {
-        let me = GatewayId(uuid::Uuid::now_v7());
-        if !store.is_shared() {
-            let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
-            let rules = Membership::new(me, &row, Instant::now());
-            let lease = Lease::unbounded(row.version);
-            return Ok(Self::new(
-                me,
-                String::new(),
-                store,
-                lease,
-                rules,
-                members_of(before),
-            ));
-        }
-        if let Some((other, _)) = someone_alive(&*store).await? {
-            return Err(NotJoined::Taken(other));
-        }
-        let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
-        let gone = members_of(before);
-        let mut rules = Membership::new(me, &row, Instant::now());
-        if gone.is_empty() {
-            rules = rules.free();
-        } else {
-            tracing::info!("waiting until a gateway that may still be there has lost its lease");
-        }
-        let members = Self::new(me, String::new(), store, Lease::none(), rules, gone);
-        members.renew_until_owner().await?;
-        Ok(members)
-    }
-
-    /// Becomes one of the ring's members.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written, or a gateway without a cluster is using it.
-    pub async fn join(
-        store: Arc<dyn Store>,
-        me: GatewayId,
-        address: String,
-        network: &dyn Network,
-    ) -> Result<Self, NotJoined> {
-        let alone = someone_alive(&*store).await?;
-        if let Some((other, _)) = alone.filter(|(_, address)| address.is_empty()) {
-            return Err(NotJoined::TakenAlone(other));
-        }
-        let first = store.ring().await?;
-        let fresh = first.is_none();
-        let nobody = RingRow {
-            version: 0,
-            members: Vec::new(),
-        };
-        let began = Instant::now();
-        let rules = Membership::new(me, &first.unwrap_or(nobody), began);
-        let members = Self::new(me, address, store, Lease::none(), rules, Vec::new());
-        // Whoever knows all versions of a lease's time can take over at once when it has joined: watch first.
-        // A read that fails here or there does no harm: whoever misses a version notices that by its number.
-        while !fresh && began.elapsed() <= LEASE + MARGIN {
-            if let Err(error) = members.beat().await.and(members.read_ring().await) {
-                tracing::info!(%error, "the ring could not be read");
-            }
-            sleep(RETRY_AFTER).await;
-        }
-        while let Err(error) = members.enter(network).await {
-            tracing::info!(%error, "the ring could not be joined yet");
-            sleep(RETRY_AFTER).await;
-        }
-        Ok(members)
-    }
-
-    /// Proposes versions with this gateway until one is made. When it is not known whether one was, the next read tells.
-    async fn enter(&self, network: &dyn Network) -> store::Result<()> {
-        self.beat().await?;
-        loop {
-            self.read_ring().await?;
-            let row = self.row();
-            if row.members.contains(&self.me) {
-                return Ok(());
-            }
-            for &member in &row.members {
-                self.reach(member, network).await?;
-            }
-            let with_me: Vec<GatewayId> = row.members.iter().copied().chain([self.me]).collect();
-            if row.version > 0 {
-                self.propose(&row, &with_me).await?;
-            } else {
-                let (version, members) = (1, with_me);
-                let first = RingRow { version, members };
-                if self.store.propose_ring(None, &first).await? {
-                    self.learn(&first, None);
-                }
-            }
-        }
-    }
-
-    /// Rule: who joins must be able to speak to everyone who is there. One that is dead does not count.
-    async fn reach(&self, member: GatewayId, network: &dyn Network) -> store::Result<()> {
-        let Some(beat) = self.store.heartbeat(member).await? else {
-            return Ok(());
-        };
-        if network.connect(&beat.address).await.is_ok() {
-            return Ok(());
-        }
-        sleep(SILENCE).await;
-        let still = self.store.heartbeat(member).await?;
-        if still.is_none_or(|still| still.counter == beat.counter) {
-            return Ok(());
-        }
-        Err(store::Error::Unavailable {
-            operation: "join",
-            reason: format!("gateway {member} at {} cannot be reached", beat.address),
-        })
-    }
-
     fn new(
         me: GatewayId,
         address: String,
@@ -218,6 +90,9 @@ impl Members {
     ) -> Self {
         let ring = rules.ring().clone();
         log_adoption(me, &ring, "known");
+        let level = CurrentLevel::default();
+        level.raise(rules.row().level);
+        gauge!("chat_cluster_level").set(f64::from(level.get()));
         Self {
             me,
             address,
@@ -225,6 +100,7 @@ impl Members {
             lease,
             news: News::new(ring.version()),
             ring: Arc::new(ArcSwap::from_pointee(ring)),
+            level,
             rules: Arc::new(Mutex::new(rules)),
             addresses: Mutex::default(),
             beats: AtomicU64::new(0),
@@ -233,28 +109,6 @@ impl Members {
             removed: CancellationToken::new(),
             leaving: AtomicBool::new(false),
             gone,
-        }
-    }
-
-    /// Proposes the next version until one is made; with it, the one before.
-    async fn propose_until_made(
-        store: &dyn Store,
-        next: &(dyn Fn(&[GatewayId]) -> Vec<GatewayId> + Sync),
-    ) -> store::Result<(RingRow, Option<RingRow>)> {
-        loop {
-            let before = store.ring().await?;
-            let expected = before.as_ref().map(|ring| ring.version);
-            let members = before
-                .as_ref()
-                .map_or(&[][..], |ring| ring.members.as_slice());
-            let row = RingRow {
-                version: expected.unwrap_or_default() + 1,
-                members: next(members),
-            };
-            if store.propose_ring(expected, &row).await? {
-                return Ok((row, before));
-            }
-            sleep(RETRY_AFTER).await;
         }
     }
 
@@ -300,6 +154,9 @@ impl Members {
             return Ok(());
         };
         self.learn(&row, Some(began));
+        if may_join(&row).is_err() {
+            return Ok(()); // The lease has ended, see `learn_level`.
+        }
         let until = began + LEASE;
         let (version, member, may_begin) = {
             let rules = self.rules();
@@ -324,6 +181,7 @@ impl Members {
         let beat = Heartbeat {
             address: self.address.clone(),
             counter: self.beats.fetch_add(1, Ordering::Relaxed) + 1,
+            level: LEVEL_MAX,
         };
         self.store.beat(self.me, &beat).await
     }
@@ -334,21 +192,6 @@ impl Members {
             self.learn(&row, Some(began));
         }
         Ok(())
-    }
-
-    /// Until this gateway may act for everything.
-    async fn renew_until_owner(&self) -> Result<(), NotJoined> {
-        loop {
-            let began = Instant::now();
-            self.renew_once().await?;
-            if self.removed.is_cancelled() {
-                return Err(NotJoined::Overtaken);
-            }
-            if self.rules().may_begin(Instant::now()) && self.lease.holds(Instant::now()) {
-                return Ok(());
-            }
-            sleep_until(began + RETRY_AFTER).await;
-        }
     }
 
     /// Watches the others' heartbeats, and removes who is silent.
@@ -403,11 +246,11 @@ impl Members {
     }
 
     async fn propose(&self, before: &RingRow, members: &[GatewayId]) -> store::Result<()> {
-        let next = RingRow {
-            version: before.version + 1,
-            members: members.to_vec(),
-        };
-        if self.store.propose_ring(Some(before.version), &next).await? {
+        if may_join(before).is_err() {
+            return Ok(()); // This gateway ends, see `learn_level`.
+        }
+        let next = before.next(members.to_vec());
+        if self.store.propose_ring(Some(before), &next).await? {
             self.learn(&next, None);
         }
         Ok(())
@@ -424,6 +267,7 @@ impl Members {
             let mut rules = self.rules();
             let before = rules.ring().clone();
             let learned = rules.learn(row, read_at, now);
+            self.learn_level(&rules.row(), now);
             if learned == Learned::Nothing {
                 return;
             }
@@ -456,6 +300,25 @@ impl Members {
             self.removed.cancel();
         }
         self.news.adopted(after.version());
+    }
+
+    /// Takes in the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
+    /// ends as if it had been removed, and then does not start.
+    fn learn_level(&self, row: &RingRow, now: Instant) {
+        let before = self.level.get();
+        if row.level > before {
+            self.level.raise(row.level);
+            gauge!("chat_cluster_level").set(f64::from(row.level));
+            tracing::info!(gateway = %self.me, level = row.level, "the level of the ring rose");
+        }
+        if may_join(row).is_err() {
+            tracing::error!(
+                level = row.level,
+                "this build does not support the level of the ring"
+            );
+            self.lease.end_at(now);
+            self.removed.cancel();
+        }
     }
 
     /// Waits until everything that was lost is let go of.
@@ -515,11 +378,13 @@ impl Members {
     }
 
     pub(super) fn row(&self) -> RingRow {
-        let ring = self.ring.load();
-        RingRow {
-            version: ring.version(),
-            members: ring.members().to_vec(),
-        }
+        self.rules().row()
+    }
+
+    /// Returns the level of the ring, which rises while the gateway runs.
+    #[must_use]
+    pub fn level(&self) -> CurrentLevel {
+        self.level.clone()
     }
 
     /// Where the gateways are that this one has to do with.
@@ -548,10 +413,6 @@ fn late() -> store::Error {
         operation: "renew",
         reason: "it took longer than a lease".into(),
     }
-}
-
-fn members_of(ring: Option<RingRow>) -> Vec<GatewayId> {
-    ring.map(|ring| ring.members).unwrap_or_default()
 }
 
 fn log_adoption(me: GatewayId, ring: &Ring, what: &'static str) {

@@ -7,7 +7,7 @@ use tokio::time::{Duration, Instant};
 
 use super::ring::Ring;
 use crate::{
-    model::{ConversationId, Epoch, GatewayId},
+    model::{ConversationId, Epoch, GatewayId, LEVEL_MAX, Level},
     mutation::{Mutation, broken},
     store::RingRow,
 };
@@ -35,6 +35,8 @@ pub enum Learned {
 pub struct Membership {
     me: GatewayId,
     ring: Ring,
+    /// The highest level of all versions that were read.
+    level: Level,
     /// When `ring` was learned.
     since: Instant,
     /// Versions before, with the moment each was learned, oldest first; older than a lease are forgotten.
@@ -77,6 +79,7 @@ impl Membership {
         Self {
             me,
             ring: Ring::new(first.version, first.members.clone()),
+            level: first.level,
             since: now,
             before: VecDeque::new(),
             lease_until: None,
@@ -108,6 +111,17 @@ impl Membership {
         &self.ring
     }
 
+    /// Returns the newest version that was read. [level] Its level never falls, even if a peer that knows no levels sent
+    /// the version.
+    #[must_use]
+    pub fn row(&self) -> RingRow {
+        RingRow {
+            version: self.ring.version(),
+            members: self.ring.members().to_vec(),
+            level: self.level,
+        }
+    }
+
     #[must_use]
     pub fn is_member(&self) -> bool {
         self.ring.members().contains(&self.me)
@@ -115,6 +129,7 @@ impl Membership {
 
     /// Takes in a ring row. `read_at` is when a read of the row began; news from a peer has none, and gives no lease.
     pub fn learn(&mut self, row: &RingRow, read_at: Option<Instant>, now: Instant) -> Learned {
+        self.level = self.level.max(row.level);
         let known = self.ring.version();
         let learned = match row.version {
             version if version <= known => Learned::Nothing,
@@ -293,6 +308,41 @@ impl Membership {
     }
 }
 
+/// Returns the version that raises the level, if all its members support `level`. `supported` is what they announced. It
+/// is a version of its own: so if another gateway joins meanwhile, the proposal fails.
+///
+/// # Errors
+/// The members that support less, or have announced nothing.
+pub fn raised(
+    row: &RingRow,
+    level: Level,
+    supported: &dyn Fn(GatewayId) -> Option<Level>,
+) -> Result<RingRow, Vec<(GatewayId, Option<Level>)>> {
+    let announced = row.members.iter().map(|&m| (m, supported(m)));
+    let behind: Vec<_> = announced
+        .filter(|&(_, supports)| supports < Some(level))
+        .collect();
+    if !behind.is_empty() {
+        return Err(behind);
+    }
+    let level = level.max(row.level);
+    Ok(RingRow {
+        level,
+        ..row.next(row.members.clone())
+    })
+}
+
+/// Whether this build may be a member of the ring. [level] What a higher level adds it could not read.
+///
+/// # Errors
+/// The level of the ring.
+pub fn may_join(row: &RingRow) -> Result<(), Level> {
+    if row.level > LEVEL_MAX {
+        return Err(row.level);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::time::Duration;
@@ -307,6 +357,7 @@ mod tests {
         let row = |version, members: &[GatewayId]| RingRow {
             version,
             members: members.to_vec(),
+            level: 0,
         };
         let began = Instant::now();
         let mut membership = Membership::new(me, &row(1, &[me, other]), began);
@@ -316,5 +367,52 @@ mod tests {
         assert!(membership.is_over(other, over));
         // Its link stays known, and closed: it is not let in again unless the ring says so.
         assert_eq!(membership.concerned(), [other]);
+    }
+
+    #[test]
+    fn a_level_is_not_lost_if_a_peer_does_not_send_it() {
+        let me = GatewayId(Uuid::from_u128(1));
+        let row = |version, level| RingRow {
+            version,
+            members: vec![me],
+            level,
+        };
+        let now = Instant::now();
+        let mut membership = Membership::new(me, &row(1, 1), now);
+        membership.learn(&row(2, 0), None, now);
+        assert_eq!(membership.row(), row(2, 1));
+        membership.learn(&row(2, 2), Some(now), now);
+        assert_eq!(membership.row(), row(2, 2), "the store knows the level");
+    }
+
+    #[test]
+    fn a_level_rises_only_if_all_members_support_it() {
+        let [one, two] = [1, 2].map(|id| GatewayId(Uuid::from_u128(id)));
+        let row = RingRow {
+            version: 4,
+            members: vec![one, two],
+            level: 1,
+        };
+        let supported = |of_two| move |member| if member == one { Some(3) } else { of_two };
+        assert_eq!(raised(&row, 3, &supported(None)), Err(vec![(two, None)]));
+        assert_eq!(
+            raised(&row, 3, &supported(Some(2))),
+            Err(vec![(two, Some(2))])
+        );
+        let next = raised(&row, 2, &supported(Some(2))).unwrap();
+        assert_eq!((next.version, next.level), (5, 2));
+        assert_eq!(next.members, row.members);
+    }
+
+    #[test]
+    fn a_build_joins_no_ring_above_its_level() {
+        let row = |level| RingRow {
+            version: 1,
+            members: Vec::new(),
+            level,
+        };
+        assert_eq!(may_join(&row(0)), Ok(()));
+        assert_eq!(may_join(&row(LEVEL_MAX)), Ok(()));
+        assert_eq!(may_join(&row(LEVEL_MAX + 1)), Err(LEVEL_MAX + 1));
     }
 }

@@ -9,6 +9,7 @@ mod channels;
 mod delivery;
 mod edge;
 mod exchange;
+mod finalize;
 mod home;
 mod inbox;
 mod interests;
@@ -31,10 +32,11 @@ use std::{sync::Arc, time::Duration};
 pub use delivery::Delivery;
 pub use edge::Edge;
 pub use exchange::Exchange;
+pub use finalize::{Finalized, NotFinalized, finalize};
 pub use home::Home;
 pub use inbox::Inbox;
 pub use members::{Members, NotJoined};
-pub use membership::{LEASE, Learned, Membership, Rule};
+pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
 pub use places::InboxPlace;
 pub use ring::Ring;
@@ -47,6 +49,7 @@ use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     memory::Memory,
+    model::{CurrentLevel, Level},
     store::Store,
     tasks::{Tasks, lock},
 };
@@ -69,6 +72,7 @@ pub struct Cluster {
     pub home: Arc<Home>,
     pub conversations: Conversations,
     pub inbox: Arc<InboxWriter>,
+    level: CurrentLevel,
     exchange: Option<Arc<Exchange>>,
 }
 
@@ -146,8 +150,16 @@ impl Cluster {
             home,
             conversations,
             inbox,
+            level: members.level(),
             exchange,
         }
+    }
+
+    /// Returns the level of the ring. What a higher level adds is refused with `unavailable`, "not before all gateways are
+    /// upgraded".
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level.get()
     }
 
     /// Begins to speak to the others.

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use crate::{
-    model::{Epoch, GatewayId},
+    model::{Epoch, GatewayId, Level},
     store::{self, Store},
 };
 
@@ -16,6 +16,7 @@ pub(super) const BEAT_SEEN: Duration = Duration::from_millis(1_300);
 /// The ring as the store has it.
 pub struct Status {
     pub version: Epoch,
+    pub level: Level,
     pub members: Vec<StatusOf>,
 }
 
@@ -25,6 +26,8 @@ pub struct StatusOf {
     pub address: String,
     /// Whether its heart beat while this was read.
     pub beats: bool,
+    /// The highest level that it supports. `None` if the store has no heartbeat of it.
+    pub supports: Option<Level>,
 }
 
 /// Reads the ring, and each member's heartbeat twice.
@@ -35,9 +38,14 @@ pub async fn status(store: &dyn Store) -> store::Result<Option<Status>> {
     let Some(ring) = store.ring().await? else {
         return Ok(None);
     };
+    let (version, level) = (ring.version, ring.level);
     if ring.members.is_empty() {
-        let (version, members) = (ring.version, Vec::new());
-        return Ok(Some(Status { version, members }));
+        let members = Vec::new();
+        return Ok(Some(Status {
+            version,
+            level,
+            members,
+        }));
     }
     let beats = || join_all(ring.members.iter().map(|&member| store.heartbeat(member)));
     let before = beats().await;
@@ -48,11 +56,15 @@ pub async fn status(store: &dyn Store) -> store::Result<Option<Status>> {
         members.push(StatusOf {
             gateway,
             beats: before != after,
+            supports: after.as_ref().or(before.as_ref()).map(|beat| beat.level),
             address: after.or(before).unwrap_or_default().address,
         });
     }
-    let version = ring.version;
-    Ok(Some(Status { version, members }))
+    Ok(Some(Status {
+        version,
+        level,
+        members,
+    }))
 }
 
 /// A member whose heart beats, and the address it has.

@@ -35,14 +35,11 @@ impl Members {
         for _ in 0..5 {
             let row = self.row();
             let others = row.members.iter().copied().filter(|&m| m != self.me);
-            let next = RingRow {
-                version: row.version + 1,
-                members: others.collect(),
-            };
+            let next = row.next(others.collect());
             if next.members.is_empty() || next.members.len() == row.members.len() {
                 break;
             }
-            let proposed = self.store.propose_ring(Some(row.version), &next);
+            let proposed = self.store.propose_ring(Some(&row), &next);
             match timeout(LEASE, proposed).await {
                 Ok(Ok(true)) => return Some(next),
                 Ok(Ok(false)) => {}
