@@ -21,7 +21,7 @@ use super::{
     error::Error,
     history::History,
     inbox::InboxWriter,
-    lease::{Lease, Term},
+    lease::{Lease, Ownership},
     open::{Held, Table},
     operation::{Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent},
     publish::Publish,
@@ -58,22 +58,22 @@ struct Shared {
 struct Handle {
     held: Arc<Held>,
     mailbox: mpsc::Sender<Command>,
-    term: Arc<Term>,
+    ownership: Arc<Ownership>,
     /// Fires when the owner has let go and another one may be made.
     gone: CancellationToken,
 }
 
 impl Handle {
-    fn offer(&self, command: Command) -> Result<Arc<Term>, Unoffered> {
+    fn offer(&self, command: Command) -> Result<Arc<Ownership>, Rejected> {
         if command.operation.only_reads() && self.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT {
-            return Err(Unoffered::Refused(Error::BUSY));
+            return Err(Rejected::Refused(Error::BUSY));
         }
         self.held.used();
         match self.mailbox.try_send(command) {
-            Ok(()) => Ok(self.term.clone()),
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Unoffered::Refused(Error::BUSY)),
+            Ok(()) => Ok(self.ownership.clone()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Rejected::Refused(Error::BUSY)),
             Err(mpsc::error::TrySendError::Closed(command)) => {
-                Err(Unoffered::Closing(self.gone.clone(), Box::new(command)))
+                Err(Rejected::Closing(self.gone.clone(), Box::new(command)))
             }
         }
     }
@@ -85,7 +85,7 @@ impl Handle {
 }
 
 /// Why a command is not in an owner's mailbox.
-enum Unoffered {
+enum Rejected {
     Refused(Error),
     /// The owner is letting go: once it has gone, the next one may have it.
     Closing(CancellationToken, Box<Command>),
@@ -163,16 +163,16 @@ impl Conversations {
         };
         let offered = self.offer(conversation, command);
         let answered = async move {
-            let term = match offered {
-                Ok(term) => term,
-                Err(Unoffered::Refused(error)) => return Err(error),
-                Err(Unoffered::Closing(gone, command)) => {
+            let ownership = match offered {
+                Ok(ownership) => ownership,
+                Err(Rejected::Refused(error)) => return Err(error),
+                Err(Rejected::Closing(gone, command)) => {
                     Box::pin(self.offer_next(conversation, gone, command)).await?
                 }
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
                 Answer::Ready(outcome) => Ok(outcome),
-                read => Box::pin(self.read(conversation, &term, asked, read)).await,
+                read => Box::pin(self.read(conversation, &ownership, asked, read)).await,
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
@@ -187,7 +187,7 @@ impl Conversations {
         &self,
         conversation: ConversationId,
         command: Command,
-    ) -> Result<Arc<Term>, Unoffered> {
+    ) -> Result<Arc<Ownership>, Rejected> {
         if let Some(handle) = self.shared.open.get(&conversation) {
             return handle.offer(command);
         }
@@ -200,13 +200,13 @@ impl Conversations {
         conversation: ConversationId,
         mut gone: CancellationToken,
         mut command: Box<Command>,
-    ) -> Result<Arc<Term>, Error> {
+    ) -> Result<Arc<Ownership>, Error> {
         loop {
             gone.cancelled().await;
             match self.offer(conversation, *command) {
-                Ok(term) => return Ok(term),
-                Err(Unoffered::Refused(error)) => return Err(error),
-                Err(Unoffered::Closing(next, returned)) => (gone, command) = (next, returned),
+                Ok(ownership) => return Ok(ownership),
+                Err(Rejected::Refused(error)) => return Err(error),
+                Err(Rejected::Closing(next, returned)) => (gone, command) = (next, returned),
             }
         }
     }
@@ -215,7 +215,7 @@ impl Conversations {
     async fn read(
         &self,
         conversation: ConversationId,
-        term: &Term,
+        ownership: &Ownership,
         asked: (LogRange, usize),
         read: Answer,
     ) -> Result<Outcome, Error> {
@@ -228,7 +228,7 @@ impl Conversations {
                     .read(conversation, (from, to), asked)
                     .await?;
                 // Read under the lease, or not at all.
-                if !term.holds(Instant::now()) {
+                if !ownership.holds(Instant::now()) {
                     return Err(Error::Closed);
                 }
                 Ok(Outcome::History(Page { entries, head }))
@@ -240,7 +240,7 @@ impl Conversations {
             } => {
                 let read = self.read_participants(conversation, &actor, after, limit);
                 let page = read.await?;
-                if !term.holds(Instant::now()) {
+                if !ownership.holds(Instant::now()) {
                     return Err(Error::Closed);
                 }
                 Ok(Outcome::Participants(page))
@@ -299,7 +299,11 @@ impl Conversations {
     }
 
     /// As `offer`; makes an owner if there is none.
-    fn open(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Unoffered> {
+    fn open(
+        &self,
+        conversation: ConversationId,
+        command: Command,
+    ) -> Result<Arc<Ownership>, Rejected> {
         let Shared {
             open,
             table,
@@ -309,7 +313,7 @@ impl Conversations {
             ..
         } = &*self.shared;
         if closing.is_cancelled() {
-            return Err(Unoffered::Refused(Error::Moved));
+            return Err(Rejected::Refused(Error::Moved));
         }
         // Gateways catch up by themselves; whatever else is asked, somebody's request is behind it.
         let user = match command.operation {
@@ -320,14 +324,14 @@ impl Conversations {
             Place::Occupied(there) => there.get().offer(command),
             Place::Vacant(place) => {
                 // Asked while the place is held: whoever then lets go of what is lost finds it there.
-                let term = environment.lease.term(conversation);
-                let term = Arc::new(term.ok_or(Unoffered::Refused(Error::Moved))?);
-                let (held, room) = table.begin(user).map_err(Unoffered::Refused)?;
+                let ownership = environment.lease.ownership(conversation);
+                let ownership = Arc::new(ownership.ok_or(Rejected::Refused(Error::Moved))?);
+                let (held, room) = table.begin(user).map_err(Rejected::Refused)?;
                 let (mailbox, commands) = mailbox();
                 let handle = Handle {
                     held: held.clone(),
                     mailbox,
-                    term: term.clone(),
+                    ownership: ownership.clone(),
                     gone: CancellationToken::new(),
                 };
                 let gone = handle.gone.clone();
@@ -346,7 +350,7 @@ impl Conversations {
                     let opening = Opening {
                         held: held.clone(),
                         room,
-                        term,
+                        ownership,
                     };
                     let owning = own(conversation, environment, opening, commands, stop, leave);
                     contain("the owner of a conversation", conversation, owning).await;
@@ -449,7 +453,7 @@ impl Conversations {
             .collect();
         lost.into_values()
             .map(|lost| {
-                lost.term.revoke();
+                lost.ownership.revoke();
                 lost.gone
             })
             .collect()

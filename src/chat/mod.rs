@@ -21,7 +21,7 @@ pub use conversation::Settings;
 pub use conversations::Conversations;
 pub use error::Error;
 pub use inbox::InboxWriter;
-pub use lease::{Lease, Owns, Term};
+pub use lease::{Lease, Ownership, Owns};
 pub use operation::{
     Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page, ParticipantsPage, Sent,
 };

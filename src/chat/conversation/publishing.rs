@@ -37,10 +37,10 @@ impl Owner {
                 let applying = Applying { replies, left: 1 };
                 self.applying.insert(entry.seq, applying);
                 let (id, environment, seq) = (self.id, self.environment.clone(), entry.seq);
-                let term = self.term.clone();
+                let ownership = self.ownership.clone();
                 self.work.push(Box::pin(async move {
                     let store = &environment.store;
-                    match insist(&term, || store.apply(id, &applied)).await {
+                    match insist(&ownership, || store.apply(id, &applied)).await {
                         Ok(()) => Done::Applied(seq),
                         Err(error) => Done::Lost(error),
                     }

@@ -15,7 +15,7 @@ use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, Waitin
 use crate::{
     chat::{
         error::Error,
-        lease::Term,
+        lease::Ownership,
         log::{Log, Takeover},
         open::{Held, Loading},
         participants::{Participants, users_of},
@@ -34,17 +34,19 @@ impl Owner {
         id: ConversationId,
         environment: Arc<Environment>,
         held: Arc<Held>,
-        term: Arc<Term>,
+        ownership: Arc<Ownership>,
         loading: &mut Loading,
     ) -> Result<(Self, Vec<(Arc<Entry>, Waiting)>), Error> {
         let store = environment.store.clone();
-        let tail = loading.read(&term, || store.tail(id, TAIL_ENTRIES)).await?;
+        let tail = loading
+            .read(&ownership, || store.tail(id, TAIL_ENTRIES))
+            .await?;
         loading.has_read(tail.rows.iter().map(|row| row.entry.weight()).sum());
-        let row = loading.read(&term, || store.conversation(id)).await?;
+        let row = loading.read(&ownership, || store.conversation(id)).await?;
         let epoch = if broken(Mutation::Epoch) {
             1
         } else {
-            term.epoch()
+            ownership.epoch()
         };
         let Takeover { log, settle } = Log::take_over(&tail, epoch).map_err(|incomplete| {
             crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
@@ -56,7 +58,7 @@ impl Owner {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
-                    all_participants(id, row.details.kind, &*store, &term, loading).await?
+                    all_participants(id, row.details.kind, &*store, &ownership, loading).await?
                 } else {
                     Vec::new()
                 };
@@ -70,9 +72,11 @@ impl Owner {
             // If this gateway dies before their inbox rows are written, others look for them here.
             let activity = environment.activity();
             loading
-                .insist(&term, || store.append(id, &[], Some(activity)))
+                .insist(&ownership, || store.append(id, &[], Some(activity)))
                 .await?;
-            loading.insist(&term, || store.settle(id, &settle)).await?;
+            loading
+                .insist(&ownership, || store.settle(id, &settle))
+                .await?;
             crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
         }
         counter!("chat_takeovers_total").increment(1);
@@ -87,7 +91,7 @@ impl Owner {
                     .collect::<Vec<_>>()
                 {
                     let row = loading
-                        .insist(&term, || store.participant(id, kind, &user))
+                        .insist(&ownership, || store.participant(id, kind, &user))
                         .await?;
                     participants.learn(&user, row);
                 }
@@ -95,7 +99,9 @@ impl Owner {
                 if let Some(applied) = waiting.applied.take()
                     && !broken(Mutation::Apply)
                 {
-                    loading.insist(&term, || store.apply(id, &applied)).await?;
+                    loading
+                        .insist(&ownership, || store.apply(id, &applied))
+                        .await?;
                 }
                 settled.push((entry, waiting));
             }
@@ -104,7 +110,7 @@ impl Owner {
             id,
             held,
             environment,
-            term,
+            ownership,
             log,
             participants,
             waiting: VecDeque::new(),
@@ -127,35 +133,46 @@ impl Owner {
 /// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
 /// content: repeating is harmless, while skipping a seq is not. A success after the lease has gone is none:
 /// somebody else may own the conversation by then.
-pub(super) async fn insist<T, F>(term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+pub(super) async fn insist<T, F>(
+    ownership: &Ownership,
+    operation: impl Fn() -> F,
+) -> store::Result<T>
 where
     F: Future<Output = store::Result<T>>,
 {
-    repeat(term, None, None, operation).await
+    repeat(ownership, None, None, operation).await
 }
 
 impl Loading {
     /// As [`insist`]; between two attempts others are loaded.
-    async fn insist<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    async fn insist<T, F>(
+        &mut self,
+        ownership: &Ownership,
+        operation: impl Fn() -> F,
+    ) -> store::Result<T>
     where
         F: Future<Output = store::Result<T>>,
     {
-        repeat(term, Some(self), None, operation).await
+        repeat(ownership, Some(self), None, operation).await
     }
 
     /// As [`Self::insist`], until the request that opened the conversation has ended. Only while nothing is written: what is begun must
     /// be finished under the same lease, by whoever has begun it.
-    async fn read<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    async fn read<T, F>(
+        &mut self,
+        ownership: &Ownership,
+        operation: impl Fn() -> F,
+    ) -> store::Result<T>
     where
         F: Future<Output = store::Result<T>>,
     {
         let until = self.until();
-        repeat(term, Some(self), Some(until), operation).await
+        repeat(ownership, Some(self), Some(until), operation).await
     }
 }
 
 async fn repeat<T, F>(
-    term: &Term,
+    ownership: &Ownership,
     mut loading: Option<&mut Loading>,
     until: Option<Instant>,
     operation: impl Fn() -> F,
@@ -166,7 +183,7 @@ where
     let mut wait = REWRITE_AFTER;
     loop {
         let result = operation().await;
-        if !term.holds(Instant::now()) {
+        if !ownership.holds(Instant::now()) {
             return Err(ended());
         }
         let Err(store::Error::Unavailable { .. }) = result else {
@@ -182,7 +199,7 @@ where
                 }
             }
         }
-        if !term.holds(Instant::now()) {
+        if !ownership.holds(Instant::now()) {
             return Err(ended());
         }
         wait = (wait * 2).min(REWRITE_AFTER_MAX);
@@ -210,14 +227,14 @@ async fn all_participants(
     id: ConversationId,
     kind: Kind,
     store: &dyn Store,
-    term: &Term,
+    ownership: &Ownership,
     loading: &mut Loading,
 ) -> store::Result<Vec<ParticipantRow>> {
     let mut all: Vec<ParticipantRow> = Vec::new();
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
         let page = loading
-            .read(term, || {
+            .read(ownership, || {
                 store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
             })
             .await?;
