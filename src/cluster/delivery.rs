@@ -19,7 +19,7 @@ use super::{
     lock,
     message::{Delivered, Message, encode},
     peers::Peers,
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{Audience, Handed, InHand, Publication, Publish},
@@ -28,7 +28,7 @@ use crate::{
 
 pub struct Delivery {
     me: GatewayId,
-    ring: Arc<ArcSwap<Ring>>,
+    ring: Arc<ArcSwap<View>>,
     edge: Arc<Edge>,
     home: Arc<Home>,
     interests: Arc<Interests>,
@@ -90,7 +90,7 @@ impl Delivery {
     #[must_use]
     pub(super) fn new(
         me: GatewayId,
-        ring: Arc<ArcSwap<Ring>>,
+        ring: Arc<ArcSwap<View>>,
         edge: Arc<Edge>,
         home: Arc<Home>,
         interests: Arc<Interests>,
@@ -266,7 +266,7 @@ impl Delivery {
 
 impl Hands {
     /// Makes a part for each home of these users.
-    fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &Ring, to_send: &mut ToSend) {
+    fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &View, to_send: &mut ToSend) {
         let Some(publishing) = self.publishing.get_mut(&id) else {
             return;
         };
@@ -287,7 +287,7 @@ impl Hands {
     }
 
     /// The users of a publication who are to be given to another home.
-    fn take_moved(&mut self, id: u64, ring: &Ring) -> Vec<UserId> {
+    fn take_moved(&mut self, id: u64, ring: &View) -> Vec<UserId> {
         let mut moved = Vec::new();
         let Some(publishing) = self.publishing.get_mut(&id) else {
             return moved;
@@ -317,7 +317,7 @@ impl Hands {
     }
 }
 
-fn by_home(users: Vec<UserId>, ring: &Ring) -> BTreeMap<GatewayId, Vec<UserId>> {
+fn by_home(users: Vec<UserId>, ring: &View) -> BTreeMap<GatewayId, Vec<UserId>> {
     let mut homes: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
     for user in users {
         if let Some(home) = ring.home(&user) {
@@ -382,8 +382,8 @@ mod tests {
     use super::*;
     use crate::model::ConversationId;
 
-    fn ring(of: u128) -> Ring {
-        Ring::new(1, vec![GatewayId(Uuid::from_u128(of))])
+    fn ring(of: u128) -> View {
+        View::new(1, vec![GatewayId(Uuid::from_u128(of))])
     }
 
     #[test]

@@ -23,9 +23,9 @@ use super::{
     membership::Learned,
     message::{Ask, Delivered, Interest, Message, encode},
     peers::{Peers, Receive},
-    ring::Ring,
     router::Router,
     status::BEAT_SEEN,
+    view::View,
 };
 use crate::{
     chat::{Audience, Conversations, Error, InboxWriter, Operation, Outcome, Page, Publication},
@@ -197,7 +197,7 @@ impl Exchange {
             let mut told: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
             for interest in edge.interests() {
-                let place = ring.place(&interest.topic);
+                let place = ring.responsible(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
                     edge.follow_later(*channel, None);
                 }
@@ -520,7 +520,7 @@ impl Receive for Exchange {
 }
 
 impl Adopt for Exchange {
-    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned) {
+    fn adopt(&self, before: &View, after: &View, learned: Learned) {
         self.home.adopt(after, learned);
         self.delivery.reroute();
         let gone = before

@@ -22,7 +22,7 @@ use super::{
     peers::Peers,
     places::{Face, InboxPlace, Places},
     presence::Presence,
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{Audience, InboxWriter, Members, Place, Publication},
@@ -49,9 +49,9 @@ pub struct Home {
 
 /// Of whom this gateway is the home, and whether it knows where they are.
 struct Rings {
-    now: Ring,
+    now: View,
     /// Since every member had announced, that version first: who was at home here in all of these is known.
-    since: Vec<Ring>,
+    since: Vec<View>,
     announced: BTreeMap<GatewayId, Epoch>,
 }
 
@@ -84,7 +84,7 @@ impl Home {
         edge: Arc<Edge>,
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
-        ring: Ring,
+        ring: View,
         memory: Memory,
     ) -> Self {
         let presence = Presence::new(
@@ -116,7 +116,7 @@ impl Home {
     // Of whom this gateway is the home.
 
     /// A new version of the ring.
-    pub(super) fn adopt(&self, after: &Ring, learned: Learned) {
+    pub(super) fn adopt(&self, after: &View, learned: Learned) {
         let mut rings = lock(&self.rings);
         let before = std::mem::replace(&mut rings.now, after.clone());
         if self.complete.swap(false, Ordering::AcqRel) {
@@ -149,8 +149,8 @@ impl Home {
         self.presence.count();
     }
 
-    fn is_mine(&self, ring: &Ring, topic: &Topic) -> bool {
-        ring.place(topic) == Some(self.me)
+    fn is_mine(&self, ring: &View, topic: &Topic) -> bool {
+        ring.responsible(topic) == Some(self.me)
     }
 
     fn complete_if_announced(&self, rings: &mut Rings) {

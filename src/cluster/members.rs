@@ -31,7 +31,7 @@ use super::{
     lock,
     membership::{LEASE, Learned, Membership, SILENCE, may_join},
     news::{Listener, News},
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{Conversations, Lease, Owns},
@@ -48,7 +48,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// Follows the ring, at once and in order.
 pub(super) trait Adopt: Send + Sync {
-    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned);
+    fn adopt(&self, before: &View, after: &View, learned: Learned);
 }
 
 /// This gateway's place in the ring.
@@ -59,7 +59,7 @@ pub struct Members {
     store: Arc<dyn Store>,
     lease: Lease,
     rules: Arc<Mutex<Membership>>,
-    ring: Arc<ArcSwap<Ring>>,
+    ring: Arc<ArcSwap<View>>,
     level: CurrentLevel,
     /// The version adopted; also touched when something may have become possible.
     news: Arc<News>,
@@ -284,7 +284,7 @@ impl Members {
         }
         // Whatever is opened from here on is judged by the new version. What was open before stays only if it goes on.
         if let Some((conversations, adopt)) = &*followers {
-            let mine = |ring: &Ring, id| ring.owner(id) == Some(self.me);
+            let mine = |ring: &View, id| ring.owner(id) == Some(self.me);
             let lost = conversations.release(|id| {
                 learned == Learned::Next && is_member && mine(&before, id) && mine(&after, id)
             });
@@ -373,7 +373,7 @@ impl Members {
 
     /// Replaced as a whole when the version changes; read without a lock.
     #[must_use]
-    pub fn ring(&self) -> Arc<ArcSwap<Ring>> {
+    pub fn ring(&self) -> Arc<ArcSwap<View>> {
         self.ring.clone()
     }
 
@@ -415,7 +415,7 @@ fn late() -> store::Error {
     }
 }
 
-fn log_adoption(me: GatewayId, ring: &Ring, what: &'static str) {
+fn log_adoption(me: GatewayId, ring: &View, what: &'static str) {
     let (version, members) = (ring.version(), ring.members());
     tracing::info!(gateway = %me, version, ?members, "ring version {what}");
     gauge!("chat_ring_version").set(version as f64);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tokio::time::{Duration, Instant};
 
-use super::ring::Ring;
+use super::view::View;
 use crate::{
     model::{ConversationId, Epoch, GatewayId, LEVEL_MAX, Level},
     mutation::{Mutation, broken},
@@ -34,13 +34,13 @@ pub enum Learned {
 #[derive(Debug)]
 pub struct Membership {
     me: GatewayId,
-    ring: Ring,
+    ring: View,
     /// The highest level of all versions that were read.
     level: Level,
     /// When `ring` was learned.
     since: Instant,
     /// Versions before, with the moment each was learned, oldest first; older than a lease are forgotten.
-    before: VecDeque<(Instant, Ring)>,
+    before: VecDeque<(Instant, View)>,
     lease_until: Option<Instant>,
     /// The newest version that each peer says it has adopted.
     adopted: HashMap<GatewayId, Epoch>,
@@ -78,7 +78,7 @@ impl Membership {
     pub fn new(me: GatewayId, first: &RingRow, now: Instant) -> Self {
         Self {
             me,
-            ring: Ring::new(first.version, first.members.clone()),
+            ring: View::new(first.version, first.members.clone()),
             level: first.level,
             since: now,
             before: VecDeque::new(),
@@ -107,7 +107,7 @@ impl Membership {
     }
 
     #[must_use]
-    pub fn ring(&self) -> &Ring {
+    pub fn ring(&self) -> &View {
         &self.ring
     }
 
@@ -137,7 +137,7 @@ impl Membership {
             _ => Learned::Skipped,
         };
         if learned != Learned::Nothing {
-            let next = Ring::new(row.version, row.members.clone());
+            let next = View::new(row.version, row.members.clone());
             let before = std::mem::replace(&mut self.ring, next);
             self.before.push_back((self.since, before));
             self.since = now;
@@ -150,7 +150,7 @@ impl Membership {
                 self.before.pop_front();
             }
             let rings = self.before.iter().map(|(_, ring)| ring);
-            let rings: Vec<&Ring> = rings.chain([&self.ring]).collect();
+            let rings: Vec<&View> = rings.chain([&self.ring]).collect();
             self.heard
                 .retain(|gateway, _| rings.iter().any(|r| r.members().contains(gateway)));
         }
@@ -215,7 +215,7 @@ impl Membership {
     /// Whether a conversation may be begun now: nobody else can still own it.
     #[must_use]
     pub fn may_own(&self, conversation: ConversationId, now: Instant) -> bool {
-        let mine = |ring: &Ring| ring.owner(conversation) == Some(self.me);
+        let mine = |ring: &View| ring.owner(conversation) == Some(self.me);
         let all_mine = || {
             let mut before = self.before.iter().map(|(_, ring)| ring);
             let first = self.before.front();
@@ -225,7 +225,7 @@ impl Membership {
     }
 
     /// Whether no version of the last lease's time is unknown.
-    fn knows_all(&self, first: &Ring, first_at: Instant, now: Instant) -> bool {
+    fn knows_all(&self, first: &View, first_at: Instant, now: Instant) -> bool {
         let versions = self.before.iter().map(|(_, ring)| ring.version());
         let from_before = first_at + LEASE + MARGIN < now || first.version() <= 1;
         from_before && versions.eq(first.version()..self.ring.version())

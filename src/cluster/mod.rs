@@ -23,9 +23,9 @@ mod overlay;
 mod peers;
 mod places;
 mod presence;
-mod ring;
 mod router;
 mod status;
+mod view;
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,9 +39,9 @@ pub use members::{Members, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
 pub use places::InboxPlace;
-pub use ring::Ring;
 pub use router::Router;
 pub use status::{Status, StatusOf, status};
+pub use view::View;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 

@@ -26,7 +26,7 @@ use super::{
     news::Listener,
     peers::Peers,
     places::InboxPlace,
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{Conversations, Error, Operation, Outcome, Sent},
@@ -46,7 +46,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// The way to everything a session can ask for.
 pub struct Router {
     me: GatewayId,
-    ring: Arc<ArcSwap<Ring>>,
+    ring: Arc<ArcSwap<View>>,
     store: Arc<dyn Store>,
     conversations: Conversations,
     home: Arc<Home>,
@@ -71,7 +71,7 @@ impl Router {
     )]
     pub(super) fn new(
         me: GatewayId,
-        ring: Arc<ArcSwap<Ring>>,
+        ring: Arc<ArcSwap<View>>,
         store: Arc<dyn Store>,
         conversations: Conversations,
         home: Arc<Home>,
@@ -309,7 +309,7 @@ impl Router {
     /// Asks one that the ring names, wherever it is, and whichever it becomes meanwhile.
     pub(super) async fn ask_wherever(
         &self,
-        place: impl Fn(&Ring) -> Option<GatewayId>,
+        place: impl Fn(&View) -> Option<GatewayId>,
         ask: impl Fn(Epoch) -> Ask,
     ) -> Result<Answer, Error> {
         let Some(cluster) = &self.cluster else {
@@ -374,7 +374,7 @@ impl Router {
     }
 
     fn uninterested(&self, topic: &Topic) {
-        match (self.ring.load().place(topic), &self.cluster) {
+        match (self.ring.load().responsible(topic), &self.cluster) {
             (Some(place), Some(cluster)) if place != self.me => {
                 cluster.peers.uninterested(place, topic);
             }
