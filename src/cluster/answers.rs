@@ -145,7 +145,7 @@ mod tests {
     use crate::{
         chat::{Operation, Outcome},
         cluster::{
-            link::Unasked,
+            link::CallError,
             message::{Ask, decode_batch},
         },
         model::{ConversationId, GatewayId, Kind, UserId},
@@ -204,10 +204,10 @@ mod tests {
     async fn exchange(takes_parts: bool, answers: Vec<Answer>) -> (Vec<Answer>, usize) {
         let link = || Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
         let (here, there) = (link(), link());
-        let mut standing = here.standing();
-        standing.takes_parts = takes_parts;
-        there.connected(standing).unwrap();
-        here.connected(there.standing()).unwrap();
+        let mut resume_point = here.resume_point();
+        resume_point.takes_parts = takes_parts;
+        there.connected(resume_point).unwrap();
+        here.connected(there.resume_point()).unwrap();
         let (give, work) = mpsc::channel(ASKS_MAX);
         let mut answering = Box::pin(answer(there.clone(), work));
         let asked = answers
@@ -326,8 +326,8 @@ mod tests {
         }
         link.answered_in_part(2, part, true);
         link.answered(3, Answer::Outcome(Ok(Outcome::Done)));
-        assert_eq!(first.await.err(), Some(Unasked::Lost));
-        assert_eq!(second.await.err(), Some(Unasked::Lost));
+        assert_eq!(first.await.err(), Some(CallError::Lost));
+        assert_eq!(second.await.err(), Some(CallError::Lost));
         assert!(third.await.is_ok());
     }
 }

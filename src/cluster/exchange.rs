@@ -19,7 +19,7 @@ use super::{
     home::Home,
     link::Token,
     lock,
-    members::{Adopt, Members},
+    members::{Adopt, MembershipAgent},
     membership::Learned,
     message::{Ask, Delivered, Interest, Message, encode},
     peers::{Peers, Receive},
@@ -49,7 +49,7 @@ const REPAIRS_AT_ONCE: usize = 32;
 
 pub struct Exchange {
     me: GatewayId,
-    members: Arc<Members>,
+    members: Arc<MembershipAgent>,
     peers: Arc<Peers>,
     home: Arc<Home>,
     delivery: Arc<Delivery>,
@@ -74,7 +74,7 @@ impl Exchange {
         reason = "the one place where all of them meet"
     )]
     pub(super) fn new(
-        members: Arc<Members>,
+        members: Arc<MembershipAgent>,
         peers: Arc<Peers>,
         home: Arc<Home>,
         delivery: Arc<Delivery>,
@@ -114,8 +114,8 @@ impl Exchange {
     }
 
     /// Until every member can be spoken to, and what this gateway owns may be begun.
-    pub(super) async fn settled(&self) {
-        let mut news = self.members.news();
+    pub(super) async fn ready(&self) {
+        let mut changes = self.members.view_changes();
         while !(self.members.may_begin()
             && self.members.lease().holds(Instant::now())
             && self.home.is_complete()
@@ -123,7 +123,7 @@ impl Exchange {
                 .peers
                 .are_connected(self.members.ring().load().members()))
         {
-            let _ = timeout(RETRY_AFTER, news.changed()).await;
+            let _ = timeout(RETRY_AFTER, changes.changed()).await;
         }
     }
 
@@ -153,9 +153,9 @@ impl Exchange {
 
     /// Tells of each version that is adopted, in the order of the rules.
     async fn follow_ring(self: Arc<Self>) {
-        let mut news = self.members.news();
+        let mut changes = self.members.view_changes();
         loop {
-            let version = news.version();
+            let version = changes.version();
             if version > self.told.load(Ordering::Acquire) {
                 self.tell_adopted(version).await;
                 if self.members.ring().load().version() == version {
@@ -163,7 +163,7 @@ impl Exchange {
                 }
                 continue;
             }
-            news.changed().await;
+            changes.changed().await;
         }
     }
 
@@ -389,10 +389,10 @@ impl Exchange {
 
     /// Repairs what gateways that are gone have left. Each of them is one member's business, whoever that is now.
     async fn repair(self: Arc<Self>) {
-        let mut news = self.members.news();
+        let mut changes = self.members.view_changes();
         let mut version = 0;
         loop {
-            let now = news.version();
+            let now = changes.version();
             let looked_at = Instant::now();
             if let Err(error) = self.repair_gone().await {
                 tracing::warn!(%error, "crash repair could not finish; trying again");
@@ -401,8 +401,8 @@ impl Exchange {
             }
             version = version.max(now);
             // At once when the ring changes, and now and then.
-            while news.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
-                let _ = timeout(REPAIR_EVERY, news.changed()).await;
+            while changes.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
+                let _ = timeout(REPAIR_EVERY, changes.changed()).await;
             }
         }
     }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     message::{
-        ANSWER_BYTES_MAX, Answer, Ask, Batch, Interest, MESSAGE_BYTES_MAX, Message, Standing,
+        ANSWER_BYTES_MAX, Answer, Ask, Batch, Interest, MESSAGE_BYTES_MAX, Message, ResumePoint,
         decode, encode,
     },
 };
@@ -73,7 +73,7 @@ impl Drop for Token {
 
 /// Why a peer was not asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unasked {
+pub(super) enum CallError {
     /// Nobody knows whether it was done.
     Lost,
     Full,
@@ -81,12 +81,12 @@ pub(super) enum Unasked {
     TooLong,
 }
 
-impl From<Unasked> for Error {
-    fn from(unasked: Unasked) -> Self {
-        match unasked {
-            Unasked::Lost => Self::Closed,
-            Unasked::Full => Self::BUSY,
-            Unasked::TooLong => Self::TooLarge {
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Lost => Self::Closed,
+            CallError::Full => Self::BUSY,
+            CallError::TooLong => Self::TooLarge {
                 what: "bytes of a request to another gateway".into(),
                 max: MESSAGE_BYTES_MAX,
             },
@@ -104,8 +104,8 @@ pub(super) enum Stale {
 
 pub(super) struct Link {
     pub peer: GatewayId,
-    /// The name of the numbering of what is sent.
-    numbering: u64,
+    /// The id of the stream of messages to the peer. Their numbers count within it.
+    stream_id: u64,
     state: Mutex<State>,
     /// Fires when there is something to send.
     pub wake: Notify,
@@ -125,7 +125,7 @@ struct State {
     acknowledged: u64,
     /// The last one sent on this connection.
     sent: u64,
-    /// The peer's numbering, once connected.
+    /// The id of the peer's stream, once connected.
     peer: Option<u64>,
     /// The last one that came from the peer and was dealt with.
     received: u64,
@@ -189,7 +189,7 @@ impl Link {
     pub(super) fn new(peer: GatewayId) -> Self {
         Self {
             peer,
-            numbering: rand::random(),
+            stream_id: rand::random(),
             state: Mutex::default(),
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
@@ -303,26 +303,26 @@ impl Link {
     pub(super) fn ask(
         self: &Arc<Self>,
         ask: Ask,
-    ) -> impl Future<Output = Result<Answer, Unasked>> + use<> {
+    ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
         let asked = self.begin_ask(ask);
         let link = self.clone();
         async move {
             let (id, answer) = asked?;
             let _forget = Forget(link, id);
-            answer.await.map_err(|_| Unasked::Lost)
+            answer.await.map_err(|_| CallError::Lost)
         }
     }
 
-    fn begin_ask(&self, ask: Ask) -> Result<(u64, oneshot::Receiver<Answer>), Unasked> {
+    fn begin_ask(&self, ask: Ask) -> Result<(u64, oneshot::Receiver<Answer>), CallError> {
         let (reply, answer) = oneshot::channel();
         let id = {
             let mut state = self.state();
             if self.is_closed() {
-                return Err(Unasked::Lost);
+                return Err(CallError::Lost);
             }
             let full = state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX;
             if full || self.is_given_up() {
-                return Err(Unasked::Full);
+                return Err(CallError::Full);
             }
             state.next_ask += 1;
             let id = state.next_ask;
@@ -334,7 +334,7 @@ impl Link {
         let bytes = encode(&Message::Ask { id, ask });
         if bytes.len() > MESSAGE_BYTES_MAX {
             self.state().asks.remove(&id);
-            return Err(Unasked::TooLong);
+            return Err(CallError::TooLong);
         }
         if let Some((topic, _)) = interest {
             self.state().ended.remove(&topic);
@@ -385,10 +385,10 @@ impl Link {
     }
 
     /// From where this end goes on.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn resume_point(&self) -> ResumePoint {
         let state = self.state();
-        Standing {
-            numbering: self.numbering,
+        ResumePoint {
+            stream_id: self.stream_id,
             peer: state.peer,
             received: state.received,
             takes_parts: true,
@@ -396,20 +396,20 @@ impl Link {
     }
 
     /// A new connection: the peer says from where it goes on.
-    pub(super) fn connected(&self, theirs: Standing) -> Result<(), Stale> {
+    pub(super) fn connected(&self, theirs: ResumePoint) -> Result<(), Stale> {
         if self
             .state()
             .peer
-            .is_some_and(|known| known != theirs.numbering)
+            .is_some_and(|known| known != theirs.stream_id)
         {
             return Err(Stale::Mine);
         }
-        if theirs.peer.is_some_and(|known| known != self.numbering) {
+        if theirs.peer.is_some_and(|known| known != self.stream_id) {
             return Err(Stale::Theirs);
         }
         self.acknowledge(theirs.received);
         let mut state = self.state();
-        state.peer = Some(theirs.numbering);
+        state.peer = Some(theirs.stream_id);
         state.sent = state.acknowledged;
         state.connected = true;
         state.peer_takes_parts = theirs.takes_parts;

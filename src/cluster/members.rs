@@ -30,8 +30,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     membership::{LEASE, Learned, Membership, SILENCE, may_join},
-    news::{Listener, News},
     view::View,
+    view_changes::{ViewChanges, ViewListener},
 };
 use crate::{
     chat::{Conversations, Lease, Owns},
@@ -52,7 +52,7 @@ pub(super) trait Adopt: Send + Sync {
 }
 
 /// This gateway's place in the ring.
-pub struct Members {
+pub struct MembershipAgent {
     me: GatewayId,
     /// Where peers reach this gateway; empty: it wants none.
     address: String,
@@ -62,7 +62,7 @@ pub struct Members {
     ring: Arc<ArcSwap<View>>,
     level: CurrentLevel,
     /// The version adopted; also touched when something may have become possible.
-    news: Arc<News>,
+    changes: Arc<ViewChanges>,
     addresses: Mutex<BTreeMap<GatewayId, String>>,
     beats: AtomicU64,
     /// What must be let go of when a version takes it away, and who else follows the ring. Held while a version is
@@ -79,7 +79,7 @@ pub struct Members {
 /// Who follows knows this, so this does not keep it.
 type Followers = Option<(Conversations, Weak<dyn Adopt>)>;
 
-impl Members {
+impl MembershipAgent {
     fn new(
         me: GatewayId,
         address: String,
@@ -98,7 +98,7 @@ impl Members {
             address,
             store,
             lease,
-            news: News::new(ring.version()),
+            changes: ViewChanges::new(ring.version()),
             ring: Arc::new(ArcSwap::from_pointee(ring)),
             level,
             rules: Arc::new(Mutex::new(rules)),
@@ -299,7 +299,7 @@ impl Members {
             tracing::warn!(gateway = %self.me, version = after.version(), "removed from the ring");
             self.removed.cancel();
         }
-        self.news.adopted(after.version());
+        self.changes.adopted(after.version());
     }
 
     /// Takes in the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
@@ -342,7 +342,7 @@ impl Members {
 
     /// Something may have become possible.
     pub(super) fn wake(&self) {
-        self.news.tell();
+        self.changes.tell();
     }
 
     /// Gateways that something must be told of a new version.
@@ -356,8 +356,8 @@ impl Members {
     }
 
     /// Changes when a version is adopted; touched when something may have become possible.
-    pub(super) fn news(&self) -> Listener {
-        self.news.listen()
+    pub(super) fn view_changes(&self) -> ViewListener {
+        self.changes.listen()
     }
 
     /// Whether nobody can act under an older version any more.
@@ -397,7 +397,7 @@ impl Members {
         self.lease.clone()
     }
 
-    /// Members of the version before this gateway's, if it is alone: their conversations may need repair.
+    /// Returns the members of the version before this gateway's, if it is alone: their conversations may need repair.
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone

@@ -52,7 +52,7 @@ pub(super) enum Message {
         id: u64,
         answer: Answer,
     },
-    /// Some bytes of an encoded `Answer`, in order. Only to a gateway that takes parts: see [`Standing`].
+    /// Some bytes of an encoded `Answer`, in order. Only to a gateway that takes parts: see [`ResumePoint`].
     AnswerPart {
         id: u64,
         #[serde(with = "raw")]
@@ -228,22 +228,25 @@ pub(super) struct Challenge {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Response {
     pub proof: [u8; 32],
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub resume_point: ResumePoint,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Welcome {
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub resume_point: ResumePoint,
 }
 
-/// From where two gateways go on.
+/// The point from which a gateway continues after a reconnect.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Standing {
-    /// The sender's numbering; a gateway that has forgotten the other one begins a new one.
-    pub numbering: u64,
-    /// The other's, as the sender knows it.
+pub(super) struct ResumePoint {
+    /// The id of the sender's stream of messages. A gateway that has forgotten the other one begins a new stream.
+    #[serde(rename = "numbering")]
+    pub stream_id: u64,
+    /// The id of the other's stream, as the sender knows it.
     pub peer: Option<u64>,
-    /// The number of the last message received in it.
+    /// The number of the last message of that stream that was received.
     pub received: u64,
     /// The sender understands answers in parts. Versions of the program before there were any do not say so.
     #[serde(default)]

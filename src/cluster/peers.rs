@@ -20,11 +20,11 @@ use tokio::{
 
 use super::{
     answers::{Asked, answer},
-    link::{ASKS_MAX, Link, Stale, Token, Unasked},
+    link::{ASKS_MAX, CallError, Link, Stale, Token},
     lock,
     message::{
-        Answer, Ask, Challenge, Hello, Interest, Message, Numbered, PROTOCOL, Response, Standing,
-        Unknown, Welcome, decode, decode_batch, encode,
+        Answer, Ask, Challenge, Hello, Interest, Message, Numbered, PROTOCOL, Response,
+        ResumePoint, Unknown, Welcome, decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
@@ -262,11 +262,11 @@ impl Peers {
         let _in_use = link.connection.lock().await;
         let response = Response {
             proof: self.proof(self.me, link.peer, &hello, &challenge.nonce),
-            standing: link.standing(),
+            resume_point: link.resume_point(),
         };
         connection.send.send(encode(&response)).await?;
         let welcome: Welcome = next(&mut connection).await?;
-        self.use_connection(link, connection, welcome.standing)
+        self.use_connection(link, connection, welcome.resume_point)
             .await
     }
 
@@ -291,9 +291,12 @@ impl Peers {
         let _in_use = timeout(HANDSHAKE_TIMEOUT, link.connection.lock())
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::AddrInUse))?;
-        let standing = link.standing();
-        connection.send.send(encode(&Welcome { standing })).await?;
-        self.use_connection(&link, connection, response.standing)
+        let resume_point = link.resume_point();
+        connection
+            .send
+            .send(encode(&Welcome { resume_point }))
+            .await?;
+        self.use_connection(&link, connection, response.resume_point)
             .await
     }
 
@@ -301,7 +304,7 @@ impl Peers {
         &self,
         link: &Arc<Link>,
         mut connection: Connection,
-        theirs: Standing,
+        theirs: ResumePoint,
     ) -> io::Result<()> {
         if let Err(stale) = link.connected(theirs) {
             tracing::info!(peer = %link.peer, ?stale, "a link begins again");
@@ -433,7 +436,7 @@ impl Peers {
         self: &Arc<Self>,
         to: GatewayId,
         ask: Ask,
-    ) -> impl Future<Output = Result<Answer, Unasked>> + use<> {
+    ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
         counter!("chat_peer_asks_total").increment(1);
         self.link(to).ask(ask)
     }

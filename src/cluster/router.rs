@@ -20,13 +20,13 @@ use tokio::time::{sleep, timeout};
 use super::{
     edge::Edge,
     home::{AtHome, Home},
-    link::Unasked,
-    members::Members,
+    link::CallError,
+    members::MembershipAgent,
     message::{Answer, Ask, Interest},
-    news::Listener,
     peers::Peers,
     places::InboxPlace,
     view::View,
+    view_changes::ViewListener,
 };
 use crate::{
     chat::{Conversations, Error, Operation, Outcome, Sent},
@@ -57,10 +57,10 @@ pub struct Router {
     pub(super) tasks: Tasks,
 }
 
-/// The others, and the news of them.
+/// The other gateways.
 #[derive(Clone)]
 pub(super) struct Cluster {
-    pub members: Arc<Members>,
+    pub members: Arc<MembershipAgent>,
     pub peers: Arc<Peers>,
 }
 
@@ -174,14 +174,14 @@ impl Router {
     where
         F: Future<Output = Option<Result<T, Error>>>,
     {
-        let mut news = cluster.members.news();
+        let mut changes = cluster.members.view_changes();
         let decided = async {
             loop {
-                news.mark_heard();
+                changes.mark_heard();
                 if let Some(result) = attempt().await {
                     return result;
                 }
-                changed(&mut news).await;
+                changed(&mut changes).await;
             }
         };
         self.in_time(decided).await
@@ -339,7 +339,7 @@ impl Router {
             match answer {
                 Ok(answer) if answer.is_moved() => None,
                 Ok(answer) => Some(Ok(answer)),
-                Err(Unasked::Lost) => None,
+                Err(CallError::Lost) => None,
                 Err(unasked) => Some(Err(unasked.into())),
             }
         };
@@ -465,7 +465,7 @@ impl Router {
                     Ok(Answer::Disconnected(there)) => closed += there,
                     Ok(Answer::Outcome(Err(error))) => return Err(error),
                     // Gone, and its sessions with it.
-                    Ok(_) | Err(Unasked::Lost) => {}
+                    Ok(_) | Err(CallError::Lost) => {}
                     Err(unasked) => return Err(unasked.into()),
                 }
             }
@@ -508,11 +508,11 @@ impl Router {
 }
 
 /// Something may have become possible.
-async fn changed(news: &mut Listener) {
+async fn changed(changes: &mut ViewListener) {
     counter!("chat_cluster_retries_total").increment(1);
     tokio::select! {
         biased;
-        () = news.changed() => {}
+        () = changes.changed() => {}
         () = sleep(RETRY_AFTER) => {}
     }
 }

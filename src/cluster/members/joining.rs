@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Members, RETRY_AFTER};
+use super::{MembershipAgent, RETRY_AFTER};
 use crate::{
     chat::Lease,
     cluster::{
@@ -34,7 +34,7 @@ pub enum NotJoined {
     Store(#[from] store::Error),
 }
 
-impl Members {
+impl MembershipAgent {
     /// Makes this process the ring's only member, under a version of its own. When it returns, it may act.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ mod tests {
         let open = || Arc::new(Embedded::open(directory.path(), 1 << 20).unwrap());
         let store = open();
         ring(&*store, 0).await;
-        let members = Members::alone(store.clone()).await.unwrap();
+        let members = MembershipAgent::alone(store.clone()).await.unwrap();
         assert_eq!(members.level().get(), LEVEL_MAX);
         assert_eq!(store.ring().await.unwrap().unwrap().level, LEVEL_MAX);
         let above = ring(&*store, LEVEL_MAX + 1).await;
@@ -258,7 +258,7 @@ mod tests {
         drop(store);
 
         let store = open();
-        let Err(error) = Members::alone(store.clone()).await else {
+        let Err(error) = MembershipAgent::alone(store.clone()).await else {
             panic!("it starts");
         };
         assert!(matches!(error, NotJoined::Level(level) if level == LEVEL_MAX + 1));
@@ -279,9 +279,9 @@ mod tests {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let above = ring(&*store, LEVEL_MAX + 1).await;
         let me = GatewayId(uuid::Uuid::from_u128(1));
-        let joined = Members::join(store.clone(), me, "here".into(), &NoNetwork).await;
+        let joined = MembershipAgent::join(store.clone(), me, "here".into(), &NoNetwork).await;
         assert!(matches!(joined, Err(NotJoined::Level(_))));
-        let alone = Members::alone(store.clone()).await;
+        let alone = MembershipAgent::alone(store.clone()).await;
         assert!(matches!(alone, Err(NotJoined::Level(_))));
         assert_eq!(
             store.ring().await.unwrap(),
@@ -295,7 +295,7 @@ mod tests {
     async fn a_new_store_begins_with_the_highest_level() {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let me = GatewayId(uuid::Uuid::from_u128(1));
-        let joined = Members::join(store.clone(), me, "here".into(), &NoNetwork).await;
+        let joined = MembershipAgent::join(store.clone(), me, "here".into(), &NoNetwork).await;
         assert_eq!(joined.unwrap().level().get(), LEVEL_MAX);
         let row = store.ring().await.unwrap().unwrap();
         assert_eq!(row, RingRow::first(vec![me]));
@@ -305,7 +305,7 @@ mod tests {
     async fn a_level_rises_while_a_gateway_runs_and_ends_one_that_does_not_support_it() {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         ring(&*store, 0).await;
-        let members = Members::alone(store.clone()).await.unwrap();
+        let members = MembershipAgent::alone(store.clone()).await.unwrap();
         assert_eq!(
             members.level().get(),
             0,

@@ -4,10 +4,10 @@ use std::{future::Future, sync::atomic::Ordering};
 
 use tokio::time::{Instant, timeout};
 
-use super::{LEASE, Members};
+use super::{LEASE, MembershipAgent};
 use crate::store::RingRow;
 
-impl Members {
+impl MembershipAgent {
     /// Leaves the ring. The others are told only when `let_go` has ended: until then this gateway acts under the version
     /// before, so that no conversation pauses for as long as a new version takes.
     pub async fn leave(&self, let_go: impl Future<Output = ()>) {

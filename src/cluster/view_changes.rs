@@ -10,13 +10,13 @@ use tokio::sync::Notify;
 
 use crate::model::Epoch;
 
-pub(super) struct News {
+pub(super) struct ViewChanges {
     version: AtomicU64,
     told: AtomicU64,
     notify: Notify,
 }
 
-impl News {
+impl ViewChanges {
     pub(super) fn new(version: Epoch) -> Arc<Self> {
         Arc::new(Self {
             version: version.into(),
@@ -35,36 +35,36 @@ impl News {
         self.notify.notify_waiters();
     }
 
-    pub(super) fn listen(self: &Arc<Self>) -> Listener {
-        Listener {
+    pub(super) fn listen(self: &Arc<Self>) -> ViewListener {
+        ViewListener {
             heard: self.told.load(Ordering::Acquire),
-            news: self.clone(),
+            changes: self.clone(),
         }
     }
 }
 
-pub(super) struct Listener {
-    news: Arc<News>,
+pub(super) struct ViewListener {
+    changes: Arc<ViewChanges>,
     heard: u64,
 }
 
-impl Listener {
+impl ViewListener {
     /// The version adopted last; waits for what comes after this.
     pub(super) fn version(&mut self) -> Epoch {
         self.mark_heard();
-        self.news.version.load(Ordering::Acquire)
+        self.changes.version.load(Ordering::Acquire)
     }
 
     pub(super) fn mark_heard(&mut self) {
-        self.heard = self.news.told.load(Ordering::Acquire);
+        self.heard = self.changes.told.load(Ordering::Acquire);
     }
 
     pub(super) async fn changed(&mut self) {
         loop {
-            let notified = self.news.notify.notified();
+            let notified = self.changes.notify.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            let told = self.news.told.load(Ordering::Acquire);
+            let told = self.changes.told.load(Ordering::Acquire);
             if told != self.heard {
                 self.heard = told;
                 return;
