@@ -1,7 +1,7 @@
-//! This gateway's membership, kept alive: reads the ring row, writes the heartbeat, watches those of the others, and
-//! grants the [`Lease`] accordingly. The rules are in `membership.rs`; here is the I/O around them.
+//! Keeps this gateway's membership: reads the ring's row, writes the heartbeat, watches those of the others, and grants the
+//! [`Lease`] accordingly. The rules are in `membership.rs`; this is the I/O around them.
 //!
-//! With the embedded store nobody else can be there: each start is a new version, so that the epochs in the log's keys
+//! On the embedded store there is no other gateway. Each start makes a new version, so that the epochs in the log's keys
 //! tell one process from the next, and the lease has no end.
 
 mod joining;
@@ -39,44 +39,44 @@ use crate::{
     store::{self, Heartbeat, RingRow, Store},
 };
 
-/// Between two renewals of the lease.
+/// The interval between renewals of the lease.
 const RENEW_EVERY: Duration = Duration::from_millis(500);
-/// Between two looks at the others' heartbeats.
+/// The interval between reads of the others' heartbeats.
 const LISTEN_EVERY: Duration = Duration::from_millis(250);
-/// Between two tries to become a member.
+/// The pause between attempts to become a member.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// Follows the ring, at once and in order.
+/// A follower of the ring. It is told of each version at once, in order.
 pub(super) trait Adopt: Send + Sync {
     fn adopt(&self, before: &View, after: &View, learned: Learned);
 }
 
-/// This gateway's place in the ring.
+/// Keeps this gateway in the ring.
 pub struct MembershipAgent {
     me: GatewayId,
-    /// Where peers reach this gateway; empty: it wants none.
+    /// The address at which peers reach this gateway. Empty if it takes no peers.
     address: String,
     store: Arc<dyn Store>,
     lease: Lease,
     rules: Arc<Mutex<Membership>>,
     ring: Arc<ArcSwap<View>>,
     level: CurrentLevel,
-    /// The version adopted; also touched when something may have become possible.
+    /// The version adopted last. It also wakes tasks when something may have become possible.
     changes: Arc<ViewChanges>,
     addresses: Mutex<BTreeMap<GatewayId, String>>,
     beats: AtomicU64,
-    /// What must be let go of when a version takes it away, and who else follows the ring. Held while a version is
-    /// taken in, so that they are taken in one after the other.
+    /// The conversations, some of which end when a version moves them, and the other follower of the ring. It is locked
+    /// while a version is adopted, so that versions are adopted one after the other.
     followers: Mutex<Followers>,
-    /// Conversations lost, until each has let go.
+    /// A token for each conversation that was lost. It is cancelled when the owner has stopped.
     losing: Mutex<Vec<CancellationToken>>,
     removed: CancellationToken,
-    /// A version without this gateway is only taken in when it has let go of everything.
+    /// Whether this gateway leaves. Then it adopts a version without itself only when all conversations are closed.
     leaving: AtomicBool,
     gone: Vec<GatewayId>,
 }
 
-/// Who follows knows this, so this does not keep it.
+/// The follower is weak, because it refers to the agent.
 type Followers = Option<(Conversations, Weak<dyn Adopt>)>;
 
 impl MembershipAgent {
@@ -112,12 +112,12 @@ impl MembershipAgent {
         }
     }
 
-    /// From now on these are told of each version.
+    /// Sets the followers, which are told of each version from now on.
     pub(super) fn give(&self, conversations: Conversations, adopt: Weak<dyn Adopt>) {
         *lock(&self.followers) = Some((conversations, adopt));
     }
 
-    /// Keeps the membership; returns when another gateway has removed this one.
+    /// Keeps the membership. Returns when another gateway has removed this one.
     pub async fn keep(&self) {
         if !self.store.is_shared() {
             std::future::pending::<()>().await;
@@ -145,8 +145,8 @@ impl MembershipAgent {
         }
     }
 
-    /// A heartbeat, and after it a read of the ring: who sees an old heartbeat after a new version knows thereby that
-    /// no lease was renewed since.
+    /// Writes a heartbeat, and then reads the ring. In this order, a gateway that reads an old heartbeat after it saw a new
+    /// version knows that no lease was renewed since that heartbeat.
     async fn renew_once(&self) -> store::Result<()> {
         let began = Instant::now();
         self.beat().await?;
@@ -172,7 +172,7 @@ impl MembershipAgent {
             self.wake();
             return Ok(());
         }
-        // What was in flight when the lease ended may still land, under the old epoch: hence a new one.
+        // Writes that were in progress when the lease ended may still land, so the next ones need a new epoch.
         tracing::warn!(gateway = %self.me, version, "the lease had ended; proposing a new version");
         self.propose(&row, &row.members).await
     }
@@ -194,7 +194,7 @@ impl MembershipAgent {
         Ok(())
     }
 
-    /// Watches the others' heartbeats, and removes who is silent.
+    /// Watches the others' heartbeats, and removes gateways that are silent.
     async fn listen(&self) {
         let mut heard_at = Instant::now();
         loop {
@@ -231,7 +231,7 @@ impl MembershipAgent {
         }
     }
 
-    /// Proposes a version without these.
+    /// Proposes a version without these gateways.
     pub(super) async fn remove(&self, gateways: &[GatewayId], reason: &str) {
         if !self.lease.holds(Instant::now()) {
             return;
@@ -256,7 +256,7 @@ impl MembershipAgent {
         Ok(())
     }
 
-    /// Takes in a version of the ring, from the store or from a peer.
+    /// Adopts a version of the ring, which was read from the store at `read_at` or came from a peer.
     pub(super) fn learn(&self, row: &RingRow, read_at: Option<Instant>) {
         if self.leaving.load(Ordering::Acquire) && !row.members.contains(&self.me) {
             return;
@@ -282,7 +282,8 @@ impl MembershipAgent {
         } else if self.lease.holds(now) {
             self.lease.go_on(after.version(), Some(self.owns()));
         }
-        // Whatever is opened from here on is judged by the new version. What was open before stays only if it goes on.
+        // Conversations that are opened from here on are checked against the new version. An open one stays only if this
+        // gateway owns it under both.
         if let Some((conversations, adopt)) = &*followers {
             let mine = |ring: &View, id| ring.owner(id) == Some(self.me);
             let lost = conversations.release(|id| {
@@ -302,7 +303,7 @@ impl MembershipAgent {
         self.changes.adopted(after.version());
     }
 
-    /// Takes in the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
+    /// Adopts the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
     /// ends as if it had been removed, and then does not start.
     fn learn_level(&self, row: &RingRow, now: Instant) {
         let before = self.level.get();
@@ -321,7 +322,7 @@ impl MembershipAgent {
         }
     }
 
-    /// Waits until everything that was lost is let go of.
+    /// Waits until the owners of all lost conversations have stopped.
     pub(super) async fn let_go(&self) {
         let lost = std::mem::take(&mut *lock(&self.losing));
         let mut going: FuturesUnordered<_> =
@@ -329,7 +330,7 @@ impl MembershipAgent {
         while going.next().await.is_some() {}
     }
 
-    /// A peer says that it acts under no version older than this.
+    /// Notes that a peer acts under no version older than this.
     pub(super) fn peer_adopted(&self, peer: GatewayId, version: Epoch) {
         self.rules().adopted(peer, version);
         self.wake();
@@ -340,27 +341,27 @@ impl MembershipAgent {
         Arc::new(move |id: ConversationId| lock(&rules).may_own(id, Instant::now()))
     }
 
-    /// Something may have become possible.
+    /// Wakes the tasks that wait for the ring, because something may have become possible.
     pub(super) fn wake(&self) {
         self.changes.tell();
     }
 
-    /// Gateways that something must be told of a new version.
+    /// Returns the gateways that must be told of a new version.
     pub(super) fn concerned(&self) -> Vec<GatewayId> {
         self.rules().concerned()
     }
 
-    /// Whether a gateway that is no member can certainly do nothing any more.
+    /// Whether a gateway is not a member, and its lease has certainly ended.
     pub(super) fn is_over(&self, gateway: GatewayId) -> bool {
         self.rules().is_over(gateway, Instant::now())
     }
 
-    /// Changes when a version is adopted; touched when something may have become possible.
+    /// Returns a listener that wakes when a version is adopted, or when something may have become possible.
     pub(super) fn view_changes(&self) -> ViewListener {
         self.changes.listen()
     }
 
-    /// Whether nobody can act under an older version any more.
+    /// Whether no gateway can still act under an older version.
     #[must_use]
     pub fn may_begin(&self) -> bool {
         self.rules().may_begin(Instant::now())
@@ -371,7 +372,7 @@ impl MembershipAgent {
         self.me
     }
 
-    /// Replaced as a whole when the version changes; read without a lock.
+    /// Returns the current view of the ring, which is replaced as a whole and is read without a lock.
     #[must_use]
     pub fn ring(&self) -> Arc<ArcSwap<View>> {
         self.ring.clone()
@@ -387,7 +388,7 @@ impl MembershipAgent {
         self.level.clone()
     }
 
-    /// Where the gateways are that this one has to do with.
+    /// Returns the addresses of the gateways that this one watches.
     pub(super) fn addresses(&self) -> BTreeMap<GatewayId, String> {
         lock(&self.addresses).clone()
     }
@@ -397,7 +398,7 @@ impl MembershipAgent {
         self.lease.clone()
     }
 
-    /// Returns the members of the version before this gateway's, if it is alone: their conversations may need repair.
+    /// Returns the members of the version before, if this gateway is alone. Their conversations may need repair.
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone

@@ -1,5 +1,5 @@
-//! That a version was adopted, or that something else may have become possible. As tokio's `watch`, which wakes those
-//! who wait in a random order: here they are woken in the order in which they came, so that a simulation repeats itself.
+//! Wakes tasks when a version of the ring was adopted, or when something else may have become possible. It is like tokio's
+//! `watch`, but wakes tasks in the order in which they began to wait, so that a simulation repeats exactly.
 
 use std::sync::{
     Arc,
@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use crate::model::Epoch;
 
+/// The sender: it knows the version that was adopted last.
 pub(super) struct ViewChanges {
     version: AtomicU64,
     told: AtomicU64,
@@ -43,13 +44,14 @@ impl ViewChanges {
     }
 }
 
+/// A receiver of changes.
 pub(super) struct ViewListener {
     changes: Arc<ViewChanges>,
     heard: u64,
 }
 
 impl ViewListener {
-    /// The version adopted last; waits for what comes after this.
+    /// Returns the version that was adopted last. From now on, `changed` waits for later changes.
     pub(super) fn version(&mut self) -> Epoch {
         self.mark_heard();
         self.changes.version.load(Ordering::Acquire)

@@ -54,7 +54,7 @@ fn watch(user: &str) -> Ask {
     }
 }
 
-/// So many bytes that nothing is queued which can wait.
+/// Fills the queue, so that optional messages are dropped.
 fn fill(link: &Link, bytes: usize) {
     let message = Bytes::from(vec![0; 1 << 20]);
     for _ in 0..bytes >> 20 {
@@ -68,7 +68,7 @@ fn deal_with_all(link: &Link) {
     link.acknowledge(sent);
 }
 
-/// What is queued, of what can be read.
+/// Returns the queued messages that can be read.
 fn queued(link: &Link) -> Vec<Message> {
     let state = link.state();
     let bytes = state.queue.iter().map(|queued| decode(&queued.bytes));

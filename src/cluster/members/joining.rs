@@ -16,7 +16,7 @@ use crate::{
     store::{self, RingRow, Store},
 };
 
-/// Why this process is no member.
+/// The reason why this process is not a member.
 #[derive(Debug, thiserror::Error)]
 pub enum NotJoined {
     #[error("gateway {0} is running on this store")]
@@ -35,7 +35,7 @@ pub enum NotJoined {
 }
 
 impl MembershipAgent {
-    /// Makes this process the ring's only member, under a version of its own. When it returns, it may act.
+    /// Makes this process the ring's only member, under a version of its own. It may act as soon as this returns.
     ///
     /// # Errors
     /// When the store cannot be read or written, or another gateway is using it.
@@ -98,8 +98,8 @@ impl MembershipAgent {
         let began = Instant::now();
         let rules = Membership::new(me, &first.unwrap_or(nobody), began);
         let members = Self::new(me, address, store, Lease::none(), rules, Vec::new());
-        // Whoever knows all versions of a lease's time can take over at once when it has joined: watch first.
-        // A read that fails here or there does no harm: whoever misses a version notices that by its number.
+        // A gateway that knows all versions of a lease's time can take over as soon as it has joined. So it watches first.
+        // A failed read does no harm: a missed version shows by its number.
         while !fresh && began.elapsed() <= LEASE + MARGIN {
             if let Err(error) = members.beat().await.and(members.read_ring().await) {
                 tracing::info!(%error, "the ring could not be read");
@@ -116,7 +116,7 @@ impl MembershipAgent {
         Ok(members)
     }
 
-    /// Proposes versions with this gateway until one is made. When it is not known whether one was, the next read tells.
+    /// Proposes versions with this gateway until one is made. After an unknown outcome, the next read shows it.
     async fn enter(&self, network: &dyn Network) -> Result<(), NotJoined> {
         self.beat().await?;
         loop {
@@ -141,7 +141,7 @@ impl MembershipAgent {
         }
     }
 
-    /// Rule: who joins must be able to speak to everyone who is there. One that is dead does not count.
+    /// Checks that a member can be reached, as a gateway that joins must reach all of them. A dead member does not count.
     async fn reach(&self, member: GatewayId, network: &dyn Network) -> store::Result<()> {
         let Some(beat) = self.store.heartbeat(member).await? else {
             return Ok(());
@@ -181,7 +181,7 @@ impl MembershipAgent {
         }
     }
 
-    /// Until this gateway may act for everything.
+    /// Renews the lease until this gateway may act for everything.
     async fn renew_until_owner(&self) -> Result<(), NotJoined> {
         loop {
             let began = Instant::now();
