@@ -11,16 +11,20 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     auth::Tokens,
-    cluster,
+    cluster::{self, Finalized},
     config::{Config, Loaded},
     gateway, import,
-    model::{UserId, limits::OPEN_FILES_RESERVED},
+    model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
-    store::cassandra::{self, schema},
+    store::{
+        Store,
+        cassandra::{self, schema},
+    },
     tasks::Tasks,
     telemetry,
 };
@@ -65,7 +69,7 @@ enum Command {
         #[command(subcommand)]
         command: SchemaCommand,
     },
-    /// Show the gateways on a Cassandra or ScyllaDB store
+    /// Show the gateways on a Cassandra or ScyllaDB store, or end their upgrade
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
@@ -92,8 +96,11 @@ enum SchemaCommand {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    /// Print the ring: its version, and each gateway with its address and whether it is alive
+    /// Print the ring: its version and level, and each gateway with its address, whether it is alive, and the highest level
+    /// that it supports
     Status,
+    /// End an upgrade: raise the level of the ring once all gateways support it. Builds that support less no longer start
+    Finalize,
 }
 
 /// Runs the command of the command line.
@@ -161,9 +168,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
-        Command::Cluster {
-            command: ClusterCommand::Status,
-        } => runtime()?.block_on(cluster_status(&loaded.config)),
+        Command::Cluster { command } => {
+            runtime()?.block_on(cluster_command(&loaded.config, command))
+        }
         Command::Health => health(&loaded),
     }
 }
@@ -176,13 +183,57 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
-    let mut config = loaded.config.clone();
+    let config = loaded.config.clone();
     telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
     let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
+    let mut signals = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+    };
+    let (config, files) = fitted(config)?;
+    if config.auth.development {
+        tracing::warn!(
+            implied = loaded.development_implied,
+            "development tokens are on: anyone on this machine can act as any user. Set auth.keys before production"
+        );
+    }
+    let node = match run_until_told(config, files, metrics, &mut signals).await? {
+        Ended::Told(node) => node,
+        Ended::With(code) => return Ok(code),
+    };
+    tracing::info!("draining");
+    let stopped = tokio::select! {
+        stopped = node.stop() => stopped,
+        () = signals.next() => bail!("stopped at once by a second signal"),
+    };
+    if stopped {
+        tracing::info!("stopped: everything is stored");
+        Ok(ExitCode::SUCCESS)
+    } else {
+        tracing::warn!("stopped before everything was finished");
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+/// The signals that stop a gateway.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Raises the limit of open files, and reduces `limits.connections` to it. Returns the limit too.
+fn fitted(mut config: Config) -> anyhow::Result<(Config, u64)> {
     let files = rlimit::increase_nofile_limit(u64::MAX)
         .context("could not raise the limit of open files")?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let connections = within(files, config.limits.connections)?;
     if connections < config.limits.connections {
         tracing::info!(
@@ -193,17 +244,27 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
         );
         config.limits.connections = connections;
     }
-    if config.auth.development {
-        tracing::warn!(
-            implied = loaded.development_implied,
-            "development tokens are on: anyone on this machine can act as any user. Set auth.keys before production"
-        );
-    }
-    let node = loop {
+    Ok((config, files))
+}
+
+/// The reason why a gateway ended.
+enum Ended {
+    /// A signal; the gateway still has to stop.
+    Told(Box<Node>),
+    With(ExitCode),
+}
+
+/// Runs a gateway until a signal comes, and starts it anew whenever the others have removed it.
+async fn run_until_told(
+    mut config: Config,
+    files: u64,
+    metrics: PrometheusHandle,
+    signals: &mut Signals,
+) -> anyhow::Result<Ended> {
+    loop {
         let node = tokio::select! {
             node = Node::start(&config, metrics.clone()) => node?,
-            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-            _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+            () = signals.next() => return Ok(Ended::With(ExitCode::SUCCESS)),
         };
         tracing::info!(
             clients = %node.client_address,
@@ -212,32 +273,18 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
             "ready"
         );
         tokio::select! {
-            _ = terminate.recv() => break node,
-            _ = interrupt.recv() => break node,
+            () = signals.next() => return Ok(Ended::Told(Box::new(node))),
             () = node.removed() => {}
         }
         if !config.cluster.enabled {
             tracing::error!("another gateway has taken over this store");
-            return Ok(ExitCode::FAILURE);
+            return Ok(Ended::With(ExitCode::FAILURE));
         }
         // The gateway was paused or cut off, so nothing that it knows can be trusted.
         tracing::warn!("the other gateways removed this one; coming back as a new one");
         config.client.listen = node.client_address;
         config.internal.listen = node.internal_address;
         node.stop().await;
-    };
-    tracing::info!("draining");
-    let stopped = tokio::select! {
-        stopped = node.stop() => stopped,
-        _ = terminate.recv() => bail!("stopped at once by a second signal"),
-        _ = interrupt.recv() => bail!("stopped at once by a second signal"),
-    };
-    if stopped {
-        tracing::info!("stopped: everything is stored");
-        Ok(ExitCode::SUCCESS)
-    } else {
-        tracing::warn!("stopped before everything was finished");
-        Ok(ExitCode::FAILURE)
     }
 }
 
@@ -264,25 +311,58 @@ async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the ring and the heartbeats from the store, so that no gateway has to answer.
-async fn cluster_status(config: &Config) -> anyhow::Result<ExitCode> {
+/// Runs a command on the store alone, so that no gateway has to answer.
+async fn cluster_command(config: &Config, command: ClusterCommand) -> anyhow::Result<ExitCode> {
     let tasks = Tasks::default();
     let store = open_store(config, &tasks).await?;
-    if !store.is_shared() {
-        bail!("an embedded store belongs to one gateway alone: ask its /health/ready");
-    }
-    match cluster::status(&*store).await? {
+    let done = match command {
+        _ if store.is_shared() => match command {
+            ClusterCommand::Status => print_status(&*store).await,
+            ClusterCommand::Finalize => finalize(&*store).await,
+        },
+        ClusterCommand::Status => {
+            bail!("an embedded store belongs to one gateway alone: ask its /health/ready")
+        }
+        ClusterCommand::Finalize => bail!(
+            "an embedded store belongs to one gateway alone: it raises the level by itself when it starts"
+        ),
+    };
+    store.close().await?;
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Prints the ring and the heartbeats.
+async fn print_status(store: &dyn Store) -> anyhow::Result<()> {
+    match cluster::status(store).await? {
         None => println!("no gateway has ever run on this store"),
         Some(status) => {
             println!("ring version {}", status.version);
+            println!("level {} (this build supports {LEVEL_MAX})", status.level);
             for member in status.members {
                 let heart = if member.beats { "alive" } else { "silent" };
-                println!("{} {} {heart}", member.gateway, member.address);
+                let level = match member.supports {
+                    Some(level) => format!("supports level {level}"),
+                    None => "has not been heard of".to_owned(),
+                };
+                println!("{} {} {heart} {level}", member.gateway, member.address);
             }
         }
     }
-    store.close().await?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
+}
+
+/// Raises the level of the ring.
+async fn finalize(store: &dyn Store) -> anyhow::Result<()> {
+    match cluster::finalize(store).await? {
+        Finalized::Raised { from, members } => println!(
+            "the level rose from {from} to {LEVEL_MAX}: all {members} gateways of the ring support it. Builds that \
+             support less no longer start on this store"
+        ),
+        Finalized::Already => {
+            println!("the ring has level {LEVEL_MAX} already; nothing was changed")
+        }
+    }
+    Ok(())
 }
 
 /// Requests `/health/ready` on the internal port.

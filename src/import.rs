@@ -23,7 +23,7 @@ use crate::{
         self, Confirmation, Conversations, Creation, GetHistory, InboxWriter, LogRange,
         Publication, Publish,
     },
-    cluster::Members,
+    cluster::MembershipAgent,
     config::Config,
     model::{
         Attachment, ClientId, Content, ConversationId, Draft, Kind, Millis, Posting, Seq, UserId,
@@ -84,7 +84,7 @@ pub struct Report {
 pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let (core, upkeep) = (Tasks::default(), Tasks::default());
     let store = open_store(config, &upkeep).await?;
-    let members = Arc::new(Members::alone(store.clone()).await?);
+    let members = Arc::new(MembershipAgent::alone(store.clone()).await?);
     let inbox = Arc::new(InboxWriter::new(store.clone(), config.memory()));
     let keeping = members.clone();
     let keep = upkeep.spawn(async move {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     auth::Tokens,
     chat::Conversations,
-    cluster::{Cluster, Members, NotJoined, Speaking, WebSockets},
+    cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
@@ -38,7 +38,7 @@ pub struct Node {
     pub client_address: SocketAddr,
     pub internal_address: SocketAddr,
     store: Arc<dyn Store>,
-    members: Arc<Members>,
+    members: Arc<MembershipAgent>,
     removed: CancellationToken,
     cluster: Cluster,
     gateway: Arc<Gateway>,
@@ -69,9 +69,9 @@ impl Node {
         let routes = admin.routes();
         upkeep.spawn(gateway::serve(internal, routes, operators, upkeep.clone()));
         let store = open_store(config, &upkeep).await?;
-        let speaking = speaking(config)?;
+        let peer_settings = peer_settings(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
-        let members = Arc::new(join(&store, speaking.as_ref(), &advertise).await?);
+        let members = Arc::new(join(&store, peer_settings.as_ref(), &advertise).await?);
         tracing::info!(
             mib = config.memory().mib(),
             "memory for conversations, inboxes and history"
@@ -81,7 +81,7 @@ impl Node {
             &members,
             &store,
             &hub,
-            speaking,
+            peer_settings,
             config.conversations().operation_timeout,
             config.memory(),
             &upkeep,
@@ -113,7 +113,7 @@ impl Node {
         for &gone in members.gone() {
             repair(&cluster.conversations, &*store, gone).await?;
         }
-        if !cluster.settled(SETTLED_WITHIN).await {
+        if !cluster.ready(SETTLED_WITHIN).await {
             tracing::warn!("not all gateways of the ring are reachable yet");
         }
 
@@ -213,14 +213,14 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
 }
 
 /// Returns the connection settings for other gateways. `None` without a cluster.
-fn speaking(config: &Config) -> anyhow::Result<Option<Speaking>> {
+fn peer_settings(config: &Config) -> anyhow::Result<Option<PeerSettings>> {
     if !config.cluster.enabled {
         return Ok(None);
     }
     let listen = config.cluster.listen;
     let listener =
         gateway::bind(listen).map_err(|e| anyhow::anyhow!("cluster.listen {listen}: {e}"))?;
-    Ok(Some(Speaking {
+    Ok(Some(PeerSettings {
         secret: config.cluster.secret.clone().unwrap_or_default(),
         network: Arc::new(WebSockets::new(listener)),
     }))
@@ -230,16 +230,16 @@ fn speaking(config: &Config) -> anyhow::Result<Option<Speaking>> {
 /// unreachable.
 async fn join(
     store: &Arc<dyn Store>,
-    speaking: Option<&Speaking>,
+    peer_settings: Option<&PeerSettings>,
     advertise: &str,
-) -> anyhow::Result<Members> {
+) -> anyhow::Result<MembershipAgent> {
     loop {
-        let joined = match speaking {
-            Some(Speaking { network, .. }) => {
+        let joined = match peer_settings {
+            Some(PeerSettings { network, .. }) => {
                 let me = GatewayId(uuid::Uuid::now_v7());
-                Members::join(store.clone(), me, advertise.into(), &**network).await
+                MembershipAgent::join(store.clone(), me, advertise.into(), &**network).await
             }
-            None => Members::alone(store.clone()).await,
+            None => MembershipAgent::alone(store.clone()).await,
         };
         match joined {
             Err(NotJoined::Store(error)) if store.is_shared() => {
@@ -268,7 +268,7 @@ async fn repair(
     Ok(())
 }
 
-async fn keep_membership(members: Arc<Members>, removed: CancellationToken) {
+async fn keep_membership(members: Arc<MembershipAgent>, removed: CancellationToken) {
     members.keep().await;
     removed.cancel();
 }

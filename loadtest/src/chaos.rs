@@ -51,7 +51,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1)]
     gateways: usize,
     /// Program of an earlier build; instead of kills, each gateway begins with it and is drained and replaced by --gateway,
-    /// one after the other, then all of them back, and forward again
+    /// one after the other, then all of them back, and forward again, and then the upgrade is finalized. One gateway with its
+    /// own directory is only replaced forward, because its start finalizes
     #[arg(long, value_name = "PROGRAM")]
     upgrade_from: Option<PathBuf>,
     /// Seed of what each user writes and where
@@ -61,6 +62,10 @@ pub(crate) struct Options {
 
 /// Time within which everyone must have everything once nobody writes.
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+/// Time within which all gateways must have a level that rose.
+const LEVEL_WITHIN: Duration = Duration::from_secs(10);
+/// The metric with the level.
+const LEVEL: &str = "chat_cluster_level";
 /// Time until a failed connection is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Longest wait for a frame, so that a person also writes and notices the end.
@@ -150,6 +155,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         None => (0..options.kills)
             .map(|kill| (kill % options.gateways, common))
             .collect(),
+        Some(_) if data.cluster.is_none() => vec![(0, common)],
         Some(earlier) => [common, earlier, common]
             .into_iter()
             .flat_map(|build| (0..options.gateways).map(move |gateway| (gateway, build)))
@@ -173,6 +179,10 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         thread::sleep(pause);
     }
     progress.finish_and_clear();
+    if earlier.is_some() && data.cluster.is_some() {
+        finalize(common, &data, &servers, &mut report)?;
+        thread::sleep(pause);
+    }
     world.writing.store(false, Ordering::Relaxed);
     let logs = groups
         .iter()
@@ -195,6 +205,33 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.figure(what, replacements.len() as f64, "");
     report.latency(until, &down);
     report.finish()
+}
+
+/// Ends the upgrade while everyone writes, and waits until each gateway has the level that rose.
+fn finalize(
+    common: &Common,
+    data: &Data,
+    servers: &[Server],
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let levels = || -> anyhow::Result<Vec<f64>> {
+        let level = |server: &Server| Ok(server.metrics()?.get(LEVEL).copied().unwrap_or(0.0));
+        servers.iter().map(level).collect()
+    };
+    let before = levels()?;
+    let said = Server::finalize(common, data)?;
+    println!("  {}", said.trim_end());
+    let risen = |now: &[f64]| now.iter().zip(&before).all(|(now, before)| now > before);
+    // Two builds of one level leave it as it is.
+    let same = said.contains("already");
+    let (until, mut now) = (Instant::now() + LEVEL_WITHIN, levels()?);
+    while !same && !risen(&now) && Instant::now() < until {
+        thread::sleep(RETRY_AFTER);
+        now = levels()?;
+    }
+    let what = format!("the level was {before:?} and is {now:?}");
+    report.must(risen(&now) || same && now == before, what);
+    Ok(())
 }
 
 /// Creates the conversations. Group `n` has the users from `n` on; the last conversation is a channel with everyone.

@@ -160,6 +160,18 @@ impl Server {
         Ok(())
     }
 
+    /// Ends an upgrade with `chat-gateway cluster finalize`. Returns what the command says.
+    pub(crate) fn finalize(common: &Common, data: &Data) -> anyhow::Result<String> {
+        let output = command(common, data)?
+            .args(["cluster", "finalize"])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            bail!("`chat-gateway cluster finalize` failed; its errors are above");
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// All metrics of the gateway, by name with labels.
     pub(crate) fn metrics(&self) -> anyhow::Result<HashMap<String, f64>> {
         let mut stream = TcpStream::connect(&self.internal)?;

@@ -42,7 +42,7 @@ use super::{
     client_ids::ClientIds,
     error::Error,
     inbox::InboxWriter,
-    lease::{Lease, Term},
+    lease::{Lease, Ownership},
     log::Log,
     open::{Held, OpenPermit},
     operation::{Operation, Outcome},
@@ -156,11 +156,11 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
 }
 
-/// The right to open one conversation: its place, its room if there is some at once, and the term.
+/// The right to open one conversation: its place, its room if there is some at once, and the ownership.
 pub(super) struct Opening {
     pub held: Arc<Held>,
     pub room: Option<OpenPermit>,
-    pub term: Arc<Term>,
+    pub ownership: Arc<Ownership>,
 }
 
 /// Runs one conversation until it is idle or evicted, the gateway drains, or it cannot go on.
@@ -171,16 +171,20 @@ pub(super) struct Opening {
 pub(super) async fn own(
     id: ConversationId,
     environment: Arc<Environment>,
-    Opening { held, room, term }: Opening,
+    Opening {
+        held,
+        room,
+        ownership,
+    }: Opening,
     mut commands: mpsc::Receiver<Command>,
     stop: impl Future<Output = ()>,
     leave: impl Fn() -> bool,
 ) {
-    let revoked = term.revoked();
+    let revoked = ownership.revoked();
     let loaded = select! {
         biased;
         () = revoked.cancelled() => Err(Error::Moved),
-        loaded = load(id, &environment, &held, room, term) => loaded,
+        loaded = load(id, &environment, &held, room, ownership) => loaded,
     };
     match loaded {
         Ok((_room, mut owner)) => {
@@ -231,7 +235,7 @@ struct Owner {
     held: Arc<Held>,
     environment: Arc<Environment>,
     /// Under which it was loaded. When that has ended, so has this owner.
-    term: Arc<Term>,
+    ownership: Arc<Ownership>,
     log: Log<PendingEntry>,
     recent: RecentEntries,
     client_ids: ClientIds,
@@ -286,7 +290,7 @@ impl Owner {
     ) -> End {
         const AT_ONCE: usize = 64;
         let mut stop = Box::pin(stop.fuse());
-        let revoked = self.term.revoked();
+        let revoked = self.ownership.revoked();
         let mut retired = Box::pin(self.held.retired().cancelled_owned());
         let mut idle_at = self.idle_at();
         let (mut closing, mut closed) = (false, false);
@@ -362,7 +366,7 @@ impl Owner {
             && let Some(command) = self.backlog.pop_front()
         {
             // Who is deposed answers nothing, not even a read.
-            if !self.term.holds(Instant::now()) {
+            if !self.ownership.holds(Instant::now()) {
                 self.backlog.push_front(command);
                 self.failed = Some(Error::Closed);
             } else if let Some(command) = self.park(command) {
@@ -386,10 +390,11 @@ impl Owner {
         self.active_minute = activity.minute;
         let activity = is_new.then_some(activity);
         self.writing += 1;
-        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
+        let (id, environment, ownership) =
+            (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&term, || store.append(id, &rows, activity)).await {
+            match insist(&ownership, || store.append(id, &rows, activity)).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }
@@ -401,7 +406,7 @@ impl Owner {
             Done::Written(positions) => {
                 self.writing -= 1;
                 self.log.written(positions);
-                if !self.term.holds(Instant::now()) {
+                if !self.ownership.holds(Instant::now()) {
                     self.failed = Some(Error::Closed);
                     return;
                 }

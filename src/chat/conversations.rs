@@ -21,7 +21,7 @@ use super::{
     error::Error,
     history::History,
     inbox::InboxWriter,
-    lease::{Lease, Term},
+    lease::{Lease, Ownership},
     open::{Held, Table},
     operation::{Ask, LogRange, Operation, SendAck, output},
     publish::Publish,
@@ -53,19 +53,19 @@ struct Shared {
 struct Handle {
     held: Arc<Held>,
     mailbox: mpsc::Sender<Command>,
-    term: Arc<Term>,
+    ownership: Arc<Ownership>,
     /// Fires when the owner has ended and another one may be made.
     gone: CancellationToken,
 }
 
 impl Handle {
-    fn offer(&self, command: Command) -> Result<Arc<Term>, Rejected> {
+    fn offer(&self, command: Command) -> Result<Arc<Ownership>, Rejected> {
         if command.operation.only_reads() && self.mailbox.capacity() <= MAILBOX_OPERATIONS_KEPT {
             return Err(Rejected::Refused(Error::BUSY));
         }
         self.held.used();
         match self.mailbox.try_send(command) {
-            Ok(()) => Ok(self.term.clone()),
+            Ok(()) => Ok(self.ownership.clone()),
             Err(mpsc::error::TrySendError::Full(_)) => Err(Rejected::Refused(Error::BUSY)),
             Err(mpsc::error::TrySendError::Closed(command)) => {
                 Err(Rejected::Closing(self.gone.clone(), Box::new(command)))
@@ -160,8 +160,8 @@ impl Conversations {
         };
         let offered = self.offer(conversation, command);
         let answered = async move {
-            let term = match offered {
-                Ok(term) => term,
+            let ownership = match offered {
+                Ok(ownership) => ownership,
                 Err(Rejected::Refused(error)) => return Err(error),
                 Err(Rejected::Closing(gone, command)) => {
                     Box::pin(self.offer_next(conversation, gone, command)).await?
@@ -169,7 +169,7 @@ impl Conversations {
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
                 OwnerReply::Ready(outcome) => Ok(outcome),
-                read => Box::pin(self.read(conversation, &term, asked, read)).await,
+                read => Box::pin(self.read(conversation, &ownership, asked, read)).await,
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
@@ -180,7 +180,11 @@ impl Conversations {
 
     /// Puts a command into the owner's mailbox while the conversation's entry in the map is locked. An owner leaves the
     /// map only while that is unlocked.
-    fn offer(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Rejected> {
+    fn offer(
+        &self,
+        conversation: ConversationId,
+        command: Command,
+    ) -> Result<Arc<Ownership>, Rejected> {
         if let Some(handle) = self.shared.open.get(&conversation) {
             return handle.offer(command);
         }
@@ -193,11 +197,11 @@ impl Conversations {
         conversation: ConversationId,
         mut gone: CancellationToken,
         mut command: Box<Command>,
-    ) -> Result<Arc<Term>, Error> {
+    ) -> Result<Arc<Ownership>, Error> {
         loop {
             gone.cancelled().await;
             match self.offer(conversation, *command) {
-                Ok(term) => return Ok(term),
+                Ok(ownership) => return Ok(ownership),
                 Err(Rejected::Refused(error)) => return Err(error),
                 Err(Rejected::Closing(next, returned)) => (gone, command) = (next, returned),
             }
@@ -218,7 +222,11 @@ impl Conversations {
     }
 
     /// Offers a command to the owner, and makes one if there is none.
-    fn open(&self, conversation: ConversationId, command: Command) -> Result<Arc<Term>, Rejected> {
+    fn open(
+        &self,
+        conversation: ConversationId,
+        command: Command,
+    ) -> Result<Arc<Ownership>, Rejected> {
         let shared = &self.shared;
         if shared.closing.is_cancelled() {
             return Err(Rejected::Refused(Error::Moved));
@@ -232,20 +240,24 @@ impl Conversations {
             Slot::Occupied(there) => there.get().offer(command),
             Slot::Vacant(place) => {
                 // The ring is asked while the entry is locked, so that `release` finds a conversation that moves then.
-                let term = shared.environment.lease.term(conversation);
-                let term = Arc::new(term.ok_or(Rejected::Refused(Error::Moved))?);
+                let ownership = shared.environment.lease.ownership(conversation);
+                let ownership = Arc::new(ownership.ok_or(Rejected::Refused(Error::Moved))?);
                 let (held, room) = shared.table.begin(user).map_err(Rejected::Refused)?;
                 let (mailbox, commands) = mailbox();
                 let gone = CancellationToken::new();
                 let handle = Handle {
                     held: held.clone(),
                     mailbox,
-                    term: term.clone(),
+                    ownership: ownership.clone(),
                     gone: gone.clone(),
                 };
                 // The request that makes an owner is the first one that it serves.
                 let offered = place.insert(handle).offer(command);
-                let opening = Opening { held, room, term };
+                let opening = Opening {
+                    held,
+                    room,
+                    ownership,
+                };
                 let owning = shared.clone().own(conversation, opening, commands, gone);
                 shared.tasks.spawn(owning);
                 offered
@@ -274,7 +286,7 @@ impl Conversations {
             .collect();
         lost.into_values()
             .map(|lost| {
-                lost.term.revoke();
+                lost.ownership.revoke();
                 lost.gone
             })
             .collect()

@@ -1,4 +1,4 @@
-//! The right to act as an owner, until a moment on the monotonic clock.
+//! The lease: the right of a gateway to act as an owner, until a moment on the monotonic clock.
 
 use std::{
     fmt,
@@ -19,22 +19,22 @@ use crate::{
 
 const FOREVER: u64 = u64::MAX;
 
-/// Which conversations this gateway may own now.
+/// Returns whether this gateway may own a conversation now.
 pub type Owns = Arc<dyn Fn(ConversationId) -> bool + Send + Sync>;
 
-/// What this gateway may do at present. Cheap to clone; all clones see a change at once.
+/// What this gateway may do at present. Clones share it, so a change applies to all of them at once.
 #[derive(Clone, Debug)]
 pub struct Lease(Arc<ArcSwap<Grant>>);
 
 struct Grant {
     epoch: Epoch,
     until: Arc<Until>,
-    /// None: all.
+    /// The conversations that it may own. `None` if it may own all.
     owns: Option<Owns>,
 }
 
-/// The end of one unbroken time of being an owner. Once it has passed it never comes back: a write of that time may
-/// still land, and must never share its key with another one's.
+/// The end of an unbroken time as an owner. Once it has passed, it is never extended: a write of that time may still
+/// land, and no other write may have the same key.
 #[derive(Debug)]
 struct Until {
     base: Instant,
@@ -42,27 +42,28 @@ struct Until {
     ends: AtomicU64,
 }
 
-/// The right to own one conversation. Whoever acts under it asks it before and after each act.
+/// The right to own one conversation. Its owner checks it after each write and before each answer.
 #[derive(Debug)]
-pub struct Term {
+pub struct Ownership {
     epoch: Epoch,
     until: Arc<Until>,
     revoked: CancellationToken,
 }
 
 impl Lease {
-    /// For a store that only this process can use, so that nobody else can take over.
+    /// Returns a lease without an end, for a store that only this process can use.
     #[must_use]
     pub fn unbounded(epoch: Epoch) -> Self {
         Self::granted(epoch, Until::at(None), None)
     }
 
+    /// Returns a lease for all conversations, until `end`.
     #[must_use]
     pub fn until(epoch: Epoch, end: Instant) -> Self {
         Self::granted(epoch, Until::at(Some(end)), None)
     }
 
-    /// Nothing may be owned yet.
+    /// Returns a lease that has ended and allows nothing.
     #[must_use]
     pub fn none() -> Self {
         Self::granted(
@@ -80,12 +81,12 @@ impl Lease {
         })))
     }
 
-    /// The right to own a conversation from now on; none while another gateway may still own it.
+    /// Returns the right to own a conversation from now on. `None` while another gateway may still own it.
     #[must_use]
-    pub fn term(&self, conversation: ConversationId) -> Option<Term> {
+    pub fn ownership(&self, conversation: ConversationId) -> Option<Ownership> {
         let grant = self.0.load();
         let owned = grant.owns.as_ref().is_none_or(|owns| owns(conversation));
-        owned.then(|| Term {
+        owned.then(|| Ownership {
             epoch: grant.epoch,
             until: grant.until.clone(),
             revoked: CancellationToken::new(),
@@ -103,20 +104,20 @@ impl Lease {
         self.0.load().epoch
     }
 
-    /// Begins a term under a newer epoch; the one before ends.
+    /// Ends the lease, and begins one under a newer epoch.
     pub fn begin(&self, epoch: Epoch, end: Instant, owns: Option<Owns>) {
         self.end_at(Instant::now());
         let until = Until::at(Some(end));
         self.0.store(Arc::new(Grant { epoch, until, owns }));
     }
 
-    /// Goes on without pause, under a newer epoch for what is opened from now on.
+    /// Continues the lease without a pause. What is opened from now on has the newer epoch.
     pub fn go_on(&self, epoch: Epoch, owns: Option<Owns>) {
         let until = self.0.load().until.clone();
         self.0.store(Arc::new(Grant { epoch, until, owns }));
     }
 
-    /// Moves the end of the present term. False, and nothing, if it has ended.
+    /// Moves the end of the lease. Returns false and changes nothing if it has ended.
     #[must_use]
     pub fn extend(&self, end: Instant) -> bool {
         let holds = self.holds(Instant::now());
@@ -126,7 +127,7 @@ impl Lease {
         holds
     }
 
-    /// The present term ends at `end`, or has ended.
+    /// Sets the end of the lease.
     pub fn end_at(&self, end: Instant) {
         self.0.load().until.end_at(end);
     }
@@ -136,7 +137,7 @@ impl Lease {
         self.0.load().until.holds(now)
     }
 
-    /// How long it holds yet.
+    /// Returns how long the lease still holds.
     #[must_use]
     pub fn left(&self, now: Instant) -> Duration {
         let grant = self.0.load();
@@ -178,7 +179,7 @@ impl Until {
     }
 }
 
-impl Term {
+impl Ownership {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
@@ -189,11 +190,12 @@ impl Term {
         (!self.revoked.is_cancelled() && self.until.holds(now)) || broken(Mutation::Lease)
     }
 
-    /// Another gateway is to own the conversation.
+    /// Ends the ownership, because another gateway will own the conversation.
     pub(super) fn revoke(&self) {
         self.revoked.cancel();
     }
 
+    /// Returns a token that is cancelled when the ownership is revoked.
     pub(super) fn revoked(&self) -> CancellationToken {
         self.revoked.clone()
     }

@@ -23,7 +23,7 @@ pub use conversation::Settings;
 pub use conversations::Conversations;
 pub use error::Error;
 pub use inbox::InboxWriter;
-pub use lease::{Lease, Owns, Term};
+pub use lease::{Lease, Ownership, Owns};
 pub use operation::*;
 pub use publish::{
     Audience, Body, Confirmation, Guarantee, MembershipChange, MembershipNotice, Publication,

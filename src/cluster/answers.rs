@@ -1,5 +1,5 @@
-//! What a peer asks is worked out here, and sent back: a long answer in parts, and only a few of these at a time, so that
-//! it neither exceeds a frame nor fills the queue of its link.
+//! Answers the requests of peers. A long answer is sent in parts, and only some parts at a time, so that it neither exceeds
+//! a frame nor fills the queue of its link.
 
 use std::sync::Arc;
 
@@ -21,26 +21,26 @@ use super::{
 };
 use crate::{chat::Error, tasks::contain};
 
-/// Bytes of an answer that is queued at once. A longer one waits for its turn.
+/// The bytes of an answer up to which it is queued at once. A longer one waits for its turn.
 const SHORT_BYTES: usize = 4 << 10;
 /// Bytes of longer answers in the queue of one link.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
-/// Bytes of longer answers that wait for their turn, for one peer. One more is refused as busy.
+/// Bytes of longer answers that wait for their turn, for one peer. Above this, answers are refused as busy.
 const WAITING_BYTES_MAX: usize = 128 << 20;
 
 const _: () = assert!(PART_BYTES <= QUEUED_BYTES_MAX);
 const _: () = assert!(ANSWER_BYTES_MAX <= WAITING_BYTES_MAX);
 
-/// A peer's question.
+/// A request of a peer.
 pub(super) struct Asked {
     pub id: u64,
-    /// Makes the answer that refuses it.
+    /// Returns the answer that refuses the request.
     pub refuse: Refuse,
     pub answer: BoxFuture<'static, PeerResponse>,
 }
 
 impl Asked {
-    /// Gives it to [`answer`]; refuses it as busy if the peer asks more than there is room for.
+    /// Passes the request to [`answer`], or refuses it as busy if too many are in progress.
     pub(super) fn begin(self, link: &Link, answering: &mpsc::Sender<Self>) {
         if let Err(TrySendError::Full(Self { id, refuse, .. })) = answering.try_send(self) {
             counter!("chat_peer_asks_refused_total").increment(1);
@@ -50,11 +50,11 @@ impl Asked {
     }
 }
 
-/// Answers one peer, in the order in which it asked as far as beginning goes. Outlives connections.
+/// Answers one peer. Requests begin in the order in which they arrived. It runs across reconnects.
 pub(super) async fn answer(link: Arc<Link>, mut work: mpsc::Receiver<Asked>) {
     let turns = Arc::new(Semaphore::new(QUEUED_BYTES_MAX));
     let peer = link.peer;
-    // One that panics is answered too; the others go on.
+    // If one panics, it is answered too, and the others continue.
     let work_out = |Asked { id, refuse, answer }: Asked| {
         let answer = contain("an answer to a gateway", peer, answer);
         answer.map(move |answer| (id, refuse, answer.unwrap_or_else(|| refuse(Error::Closed))))
@@ -93,7 +93,7 @@ fn none_of<F: Future>(_: impl Fn(Asked) -> F) -> FuturesUnordered<F> {
     FuturesUnordered::new()
 }
 
-/// Why an answer of so many bytes is not sent, if it is not.
+/// Returns the reason why an answer of so many bytes is not sent, if there is one.
 fn refusal(bytes: usize, room: usize, takes_parts: bool) -> Option<Error> {
     if bytes > ANSWER_BYTES_MAX {
         return Some(Error::TooLarge {
@@ -109,7 +109,7 @@ fn refusal(bytes: usize, room: usize, takes_parts: bool) -> Option<Error> {
     (bytes > SHORT_BYTES && bytes > room).then_some(Error::BUSY)
 }
 
-/// Sends a long answer, each part when it is its turn; returns how many bytes that were.
+/// Sends a long answer, each part when it has its turn. Returns the bytes of the answer.
 async fn send_long(
     link: &Arc<Link>,
     turns: &Arc<Semaphore>,
@@ -131,7 +131,7 @@ async fn send_long(
         let Ok(turn) = turns.clone().acquire_many_owned(turn).await else {
             break;
         };
-        // The turn ends when the peer has dealt with it.
+        // The turn ends when the peer acknowledges the part.
         link.send(next, Some(Token::new(move |_| drop(turn))));
     }
     whole
@@ -147,7 +147,7 @@ mod tests {
     use crate::{
         chat::{Operation, Outcome},
         cluster::{
-            link::Unasked,
+            link::CallError,
             message::{PeerRequest, decode_batch},
         },
         model::{ConversationId, GatewayId, Kind, UserId},
@@ -184,7 +184,7 @@ mod tests {
         ]
     }
 
-    /// An inbox of about so many bytes.
+    /// Returns an inbox of about so many bytes.
     fn inbox(bytes: usize) -> PeerResponse {
         const ROW_BYTES: usize = 60_000;
         let row = |number| {
@@ -201,15 +201,15 @@ mod tests {
         PeerResponse::Inbox(Ok((0..bytes.div_ceil(ROW_BYTES)).map(row).collect()))
     }
 
-    /// Two gateways: what the first one asks, the second one answers with these. Returns what the first one gets, and how
-    /// many bytes were queued at most.
+    /// Connects two gateways. The second one answers the requests of the first one with `answers`. Returns what the first
+    /// one gets, and the largest number of bytes that were queued.
     async fn exchange(takes_parts: bool, answers: Vec<PeerResponse>) -> (Vec<PeerResponse>, usize) {
         let link = || Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
         let (here, there) = (link(), link());
-        let mut standing = here.standing();
-        standing.takes_parts = takes_parts;
-        there.connected(standing).unwrap();
-        here.connected(there.standing()).unwrap();
+        let mut resume_point = here.resume_point();
+        resume_point.takes_parts = takes_parts;
+        there.connected(resume_point).unwrap();
+        here.connected(there.resume_point()).unwrap();
         let (give, work) = mpsc::channel(ASKS_MAX);
         let mut answering = Box::pin(answer(there.clone(), work));
         let asked = answers
@@ -316,7 +316,7 @@ mod tests {
         ));
     }
 
-    /// Parts that are too many, or make no sense, lose the answer and nothing else.
+    /// Too many parts, or parts that cannot be read, lose only their answer.
     #[tokio::test]
     async fn parts_that_cannot_be_read_lose_their_answer() {
         let link = Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
@@ -328,8 +328,8 @@ mod tests {
         }
         link.answered_in_part(2, part, true);
         link.answered(3, PeerResponse::Outcome(Ok(Outcome::Done)));
-        assert_eq!(first.await.err(), Some(Unasked::Lost));
-        assert_eq!(second.await.err(), Some(Unasked::Lost));
+        assert_eq!(first.await.err(), Some(CallError::Lost));
+        assert_eq!(second.await.err(), Some(CallError::Lost));
         assert!(third.await.is_ok());
     }
 }

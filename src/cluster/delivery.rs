@@ -19,7 +19,7 @@ use super::{
     lock,
     message::{Delivered, PeerMessage, encode},
     peers::Peers,
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{Audience, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
@@ -28,7 +28,7 @@ use crate::{
 
 pub struct Delivery {
     me: GatewayId,
-    ring: Arc<ArcSwap<Ring>>,
+    ring: Arc<ArcSwap<View>>,
     edge: Arc<Edge>,
     home: Arc<Home>,
     interests: Arc<Interests>,
@@ -96,7 +96,7 @@ impl Delivery {
     #[must_use]
     pub(super) fn new(
         me: GatewayId,
-        ring: Arc<ArcSwap<Ring>>,
+        ring: Arc<ArcSwap<View>>,
         edge: Arc<Edge>,
         home: Arc<Home>,
         interests: Arc<Interests>,
@@ -287,7 +287,7 @@ impl Delivery {
 
 impl Outstanding {
     /// Makes a part of a publication for each home of these users.
-    fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &Ring, to_send: &mut ToSend) {
+    fn cut(&mut self, id: u64, users: Vec<UserId>, ring: &View, to_send: &mut ToSend) {
         let Some(publication) = self.publications.get_mut(&id) else {
             return;
         };
@@ -308,7 +308,7 @@ impl Outstanding {
     }
 
     /// Takes the users out of a publication's parts whose home is another one now, and returns them.
-    fn take_moved(&mut self, id: u64, ring: &Ring) -> Vec<UserId> {
+    fn take_moved(&mut self, id: u64, ring: &View) -> Vec<UserId> {
         let mut moved = Vec::new();
         let Some(publication) = self.publications.get_mut(&id) else {
             return moved;
@@ -338,7 +338,7 @@ impl Outstanding {
     }
 }
 
-fn by_home(users: Vec<UserId>, ring: &Ring) -> BTreeMap<GatewayId, Vec<UserId>> {
+fn by_home(users: Vec<UserId>, ring: &View) -> BTreeMap<GatewayId, Vec<UserId>> {
     let mut homes: BTreeMap<GatewayId, Vec<UserId>> = BTreeMap::new();
     for user in users {
         if let Some(home) = ring.home(&user) {
@@ -393,8 +393,8 @@ mod tests {
     use super::*;
     use crate::model::ConversationId;
 
-    fn ring(of: u128) -> Ring {
-        Ring::new(1, vec![GatewayId(Uuid::from_u128(of))])
+    fn ring(of: u128) -> View {
+        View::new(1, vec![GatewayId(Uuid::from_u128(of))])
     }
 
     #[test]

@@ -15,7 +15,9 @@ use std::{
 
 use tokio::time::{Instant, timeout};
 
-use super::{delivery::Delivery, home::Home, members::Members, peers::Peers, router::Router};
+use super::{
+    delivery::Delivery, home::Home, members::MembershipAgent, peers::Peers, router::Router,
+};
 use crate::{
     chat::{Conversations, InboxWriter},
     model::{ConversationId, Cursor, GatewayId},
@@ -32,7 +34,7 @@ const REPAIRS_AT_ONCE: usize = 32;
 
 pub struct Exchange {
     me: GatewayId,
-    members: Arc<Members>,
+    members: Arc<MembershipAgent>,
     peers: Arc<Peers>,
     home: Arc<Home>,
     delivery: Arc<Delivery>,
@@ -57,7 +59,7 @@ impl Exchange {
         reason = "the one place where all of them meet"
     )]
     pub(super) fn new(
-        members: Arc<Members>,
+        members: Arc<MembershipAgent>,
         peers: Arc<Peers>,
         home: Arc<Home>,
         delivery: Arc<Delivery>,
@@ -97,8 +99,8 @@ impl Exchange {
     }
 
     /// Waits until every member has a link, and this gateway may serve what it owns.
-    pub(super) async fn settled(&self) {
-        let mut news = self.members.news();
+    pub(super) async fn ready(&self) {
+        let mut changes = self.members.view_changes();
         while !(self.members.may_begin()
             && self.members.lease().holds(Instant::now())
             && self.home.is_complete()
@@ -106,7 +108,7 @@ impl Exchange {
                 .peers
                 .are_connected(self.members.ring().load().members()))
         {
-            let _ = timeout(RETRY_AFTER, news.changed()).await;
+            let _ = timeout(RETRY_AFTER, changes.changed()).await;
         }
     }
 

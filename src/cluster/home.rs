@@ -22,7 +22,7 @@ use super::{
     peers::Peers,
     places::{InboxIndex, InboxRef},
     presence::Presence,
-    ring::Ring,
+    view::View,
 };
 use crate::{
     chat::{InboxWriter, Publication},
@@ -49,10 +49,10 @@ pub struct Home {
 
 /// The versions of the ring that decide for whom this gateway is the home, and whether it knows where they are.
 struct Rings {
-    now: Ring,
+    now: View,
     /// The version for which every member announced its interests last, and all later ones. A user who had their home here
     /// in all of them is known.
-    since: Vec<Ring>,
+    since: Vec<View>,
     /// The version for which each member announced its interests last.
     announced: BTreeMap<GatewayId, Epoch>,
 }
@@ -87,7 +87,7 @@ impl Home {
         edge: Arc<Edge>,
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
-        ring: Ring,
+        ring: View,
         memory: Memory,
     ) -> Self {
         let presence = Presence::new(
@@ -119,7 +119,7 @@ impl Home {
     // The ring.
 
     /// Adopts a new version of the ring.
-    pub(super) fn adopt(&self, after: &Ring, learned: Learned) {
+    pub(super) fn adopt(&self, after: &View, learned: Learned) {
         let mut rings = lock(&self.rings);
         let before = std::mem::replace(&mut rings.now, after.clone());
         if self.complete.swap(false, Ordering::AcqRel) {
@@ -153,8 +153,8 @@ impl Home {
         self.presence.count();
     }
 
-    fn is_mine(&self, ring: &Ring, topic: &Topic) -> bool {
-        ring.place(topic) == Some(self.me)
+    fn is_mine(&self, ring: &View, topic: &Topic) -> bool {
+        ring.responsible(topic) == Some(self.me)
     }
 
     fn complete_if_announced(&self, rings: &mut Rings) {

@@ -1,5 +1,5 @@
-//! One peer: what is to be sent to it, numbered, kept until it is acknowledged, and sent again after a reconnect; so a
-//! broken connection loses nothing and doubles nothing. No I/O.
+//! The link to one peer. Its messages are numbered, kept until they are acknowledged, and sent again after a reconnect. So
+//! a broken connection neither loses nor repeats a message. There is no I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,7 +18,7 @@ use super::{
     lock,
     message::{
         ANSWER_BYTES_MAX, Batch, Interest, MESSAGE_BYTES_MAX, PeerMessage, PeerRequest,
-        PeerResponse, Standing, decode, encode,
+        PeerResponse, ResumePoint, decode, encode,
     },
 };
 use crate::{
@@ -26,31 +26,31 @@ use crate::{
     model::{Epoch, GatewayId, Topic},
 };
 
-/// Bytes queued for one peer. Above it nothing that can be done without is queued, and operations are refused.
+/// Bytes queued for one peer above which optional messages are dropped, and operations are refused.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// Bytes queued for one peer of what must arrive. So many wait only for a peer that cannot be reached, or does not keep
-/// up: at this number its link is given up, and one of the two leaves the ring, as when they cannot speak to each other.
-/// What this gateway's sockets are interested in does not count once: it is as long as it is.
+/// Bytes queued for one peer of messages that must arrive. So many wait only for a peer that cannot be reached or does not
+/// keep up. Above this its link is given up, and one of the two gateways leaves the ring, as if they could not reach each
+/// other. The interests of this gateway's sockets, announced for the newest version, do not count.
 const BACKLOG_BYTES_MAX: usize = 128 << 20;
-/// What a queued message weighs besides its bytes.
+/// The bytes that a queued message takes besides its own.
 const QUEUED_BYTES: usize = 96;
-/// Topics that nobody is interested in any more, and whose home or owner is to be told when there is room.
+/// Topics whose last subscriber left, and whose home or owner is told when there is room.
 const ENDED_MAX: usize = 100_000;
-/// Of these, told at once.
+/// The number of them that are told at once.
 const ENDED_AT_ONCE: usize = 1_000;
-/// Operations forwarded to one peer and not answered.
+/// Operations in progress at one peer.
 pub(super) const ASKS_MAX: usize = 16_384;
-/// Bytes of one batch, about.
+/// The approximate bytes of one batch.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// Says so when its last clone is dropped: each gateway concerned has dealt with a publication, or is gone.
+/// Calls back when its last clone is dropped: then each gateway concerned has acknowledged the message, or is gone.
 pub(super) struct Token {
     done: Option<Box<dyn FnOnce(bool) + Send + Sync>>,
     refused: AtomicBool,
 }
 
 impl Token {
-    /// `done` learns whether it was taken, or refused by one that is not the home.
+    /// `done` gets false if a gateway refused the message because it is not the home.
     pub(super) fn new(done: impl FnOnce(bool) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             done: Some(Box::new(done)),
@@ -71,22 +71,22 @@ impl Drop for Token {
     }
 }
 
-/// Why a peer was not asked.
+/// The reason why a peer did not answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unasked {
-    /// Nobody knows whether it was done.
+pub(super) enum CallError {
+    /// The outcome is unknown.
     Lost,
     Full,
-    /// The question is too long for one message.
+    /// The request is too long for one message.
     TooLong,
 }
 
-impl From<Unasked> for Error {
-    fn from(unasked: Unasked) -> Self {
-        match unasked {
-            Unasked::Lost => Self::Closed,
-            Unasked::Full => Self::BUSY,
-            Unasked::TooLong => Self::TooLarge {
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Lost => Self::Closed,
+            CallError::Full => Self::BUSY,
+            CallError::TooLong => Self::TooLarge {
                 what: "bytes of a request to another gateway".into(),
                 max: MESSAGE_BYTES_MAX,
             },
@@ -94,26 +94,28 @@ impl From<Unasked> for Error {
     }
 }
 
-/// Why a connection is of no use: one of the two has forgotten the other meanwhile, and numbers from the beginning.
+/// The reason why a connection cannot be used: one of the two gateways forgot the other and began a new stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stale {
-    /// This link is of an older time: it must be replaced.
+    /// The peer began a new stream, so this link must be replaced.
     Mine,
+    /// This gateway began a new stream.
     Theirs,
 }
 
+/// A link to one peer.
 pub(super) struct Link {
     pub peer: GatewayId,
-    /// The name of the numbering of what is sent.
-    numbering: u64,
+    /// The id of the stream of messages to the peer. Their numbers count within it.
+    stream_id: u64,
     state: Mutex<State>,
-    /// Fires when there is something to send.
+    /// Wakes the writer when there is something to send.
     pub wake: Notify,
-    /// Held by the one connection that is in use.
+    /// Locked by the connection that is in use.
     pub connection: tokio::sync::Mutex<()>,
-    /// Fires when the peer is gone for good.
+    /// Cancelled when the peer is gone permanently.
     pub closed: CancellationToken,
-    /// Fires when too much waited: until the peer or this gateway is out of the ring, the two don't speak any more.
+    /// Cancelled when too much waited. The two gateways do not connect again until one of them has left the ring.
     pub given_up: CancellationToken,
 }
 
@@ -121,24 +123,24 @@ pub(super) struct Link {
 struct State {
     queue: VecDeque<Queued>,
     bytes: usize,
-    /// The number of the queue's first message, less one: everything up to it is acknowledged.
+    /// The number up to which everything is acknowledged: one less than that of the queue's first message.
     acknowledged: u64,
-    /// The last one sent on this connection.
+    /// The number of the last message that was sent on this connection.
     sent: u64,
-    /// The peer's numbering, once connected.
+    /// The id of the peer's stream, once connected.
     peer: Option<u64>,
-    /// The last one that came from the peer and was dealt with.
+    /// The number of the last message of the peer that was handled.
     received: u64,
     owes_acknowledgement: bool,
     asks: BTreeMap<u64, Waiting>,
     next_ask: u64,
     connected: bool,
     peer_takes_parts: bool,
-    /// Bytes of the interests announced last, and as of which version.
+    /// The version for which interests were announced last, and their bytes.
     announced: (Epoch, usize),
-    /// What nobody here is interested in any more, to be told when there is room.
+    /// Topics whose last subscriber left, to be told when there is room.
     ended: BTreeSet<Topic>,
-    /// Of what is not sent any more, since the link was given up: done when the peer is gone.
+    /// The tokens of messages that are not sent, because the link was given up. They are dropped when the peer is gone.
     undone: Vec<Arc<Token>>,
 }
 
@@ -148,7 +150,7 @@ impl State {
         self.queue.push_back(queued);
     }
 
-    /// Queues some of what has ended, if there is room. True if it did.
+    /// Queues some of the topics that have ended, if there is room. Returns whether it did.
     fn tell_ended(&mut self) -> bool {
         if self.ended.is_empty() || self.bytes > QUEUE_BYTES_MAX / 2 {
             return false;
@@ -167,13 +169,14 @@ fn uninterested(topic: Topic) -> Bytes {
     encode(&PeerMessage::Uninterested { topic })
 }
 
-/// Waits for an answer.
+/// A request that waits for its answer.
 struct Waiting {
     reply: oneshot::Sender<PeerResponse>,
-    /// What has come of a long one.
+    /// The parts of a long answer that have arrived.
     parts: Vec<Bytes>,
 }
 
+/// A message in the queue.
 struct Queued {
     bytes: Bytes,
     token: Option<Arc<Token>>,
@@ -189,7 +192,7 @@ impl Link {
     pub(super) fn new(peer: GatewayId) -> Self {
         Self {
             peer,
-            numbering: rand::random(),
+            stream_id: rand::random(),
             state: Mutex::default(),
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
@@ -198,19 +201,19 @@ impl Link {
         }
     }
 
-    /// Queues a message that must arrive. The token is kept until the peer has dealt with it.
+    /// Queues a message that must arrive. Its token is kept until the peer acknowledges the message.
     pub(super) fn send(&self, bytes: Bytes, token: Option<Arc<Token>>) {
         if bytes.len() > MESSAGE_BYTES_MAX {
-            // Never: see there. Sent, it would break each connection that is made.
+            // The table at that limit excludes this. If it were sent, it would break each new connection.
             counter!("chat_peer_messages_too_long_total").increment(1);
             tracing::error!(peer = %self.peer, bytes = bytes.len(), "a message is too long for a peer");
-            self.state().undone.extend(token); // It was not done.
+            self.state().undone.extend(token);
             return;
         }
         let mut state = self.state();
         if self.is_closed() {
             drop(state);
-            drop(token); // Not under the lock: whoever waits for it may send.
+            drop(token); // Without the lock, because its callback may send.
             return;
         }
         if self.is_given_up() {
@@ -225,7 +228,7 @@ impl Link {
         self.wake.notify_one();
     }
 
-    /// As `send`, for what the sockets here are interested in as of a version.
+    /// Queues interests of the sockets here, for a version.
     pub(super) fn announce(&self, version: Epoch, topics: Vec<Interest>) {
         {
             let mut state = self.state();
@@ -249,8 +252,8 @@ impl Link {
         self.send(bytes, None);
     }
 
-    /// Says that nobody here is interested in a topic any more: at once, or when there is room, unless somebody is again
-    /// by then.
+    /// Tells the peer that the last subscriber of a topic left: at once, or when there is room, unless a socket has
+    /// subscribed again by then.
     pub(super) fn uninterested(&self, topic: &Topic) {
         {
             let mut state = self.state();
@@ -258,8 +261,8 @@ impl Link {
                 return;
             }
             if state.bytes > QUEUE_BYTES_MAX {
-                // One that is not told brings what nobody here takes, until the next version. But a user would seem to
-                // be online, and costs its client a connection.
+                // If a channel or presence is not told, its events come and are ignored until the next version. A user
+                // is always told, because otherwise the user would seem to be online.
                 if state.ended.len() < ENDED_MAX || matches!(topic, Topic::User(_)) {
                     state.ended.insert(topic.clone());
                 }
@@ -270,7 +273,8 @@ impl Link {
         self.send(uninterested(topic.clone()), None);
     }
 
-    /// Nothing is sent any more, and nothing counts as done before the peer is gone: its sockets may still be there.
+    /// Gives the link up: nothing is sent any more. Nothing counts as delivered before the peer is gone, because its sockets
+    /// may still be there.
     fn give_up(&self, state: &mut State) -> impl Drop + use<> {
         counter!("chat_peer_links_given_up_total").increment(1);
         tracing::error!(peer = %self.peer, bytes = state.bytes, "too much waits for a peer");
@@ -288,7 +292,7 @@ impl Link {
         self.given_up.is_cancelled()
     }
 
-    /// As `send`, for what can be done without.
+    /// Queues an optional message, unless the queue is full.
     pub(super) fn send_if_room(&self, bytes: Bytes) {
         if !self.is_full() {
             self.send(bytes, None);
@@ -299,33 +303,33 @@ impl Link {
         self.is_given_up() || self.state().bytes > QUEUE_BYTES_MAX
     }
 
-    /// Asks the peer; the order of calls is the order in which the peer begins.
+    /// Sends a request. The peer begins requests in the order of these calls.
     pub(super) fn ask(
         self: &Arc<Self>,
         ask: PeerRequest,
-    ) -> impl Future<Output = Result<PeerResponse, Unasked>> + use<> {
+    ) -> impl Future<Output = Result<PeerResponse, CallError>> + use<> {
         let asked = self.begin_ask(ask);
         let link = self.clone();
         async move {
             let (id, answer) = asked?;
             let _forget = Forget(link, id);
-            answer.await.map_err(|_| Unasked::Lost)
+            answer.await.map_err(|_| CallError::Lost)
         }
     }
 
     fn begin_ask(
         &self,
         ask: PeerRequest,
-    ) -> Result<(u64, oneshot::Receiver<PeerResponse>), Unasked> {
+    ) -> Result<(u64, oneshot::Receiver<PeerResponse>), CallError> {
         let (reply, answer) = oneshot::channel();
         let id = {
             let mut state = self.state();
             if self.is_closed() {
-                return Err(Unasked::Lost);
+                return Err(CallError::Lost);
             }
             let full = state.bytes > QUEUE_BYTES_MAX || state.asks.len() >= ASKS_MAX;
             if full || self.is_given_up() {
-                return Err(Unasked::Full);
+                return Err(CallError::Full);
             }
             state.next_ask += 1;
             let id = state.next_ask;
@@ -337,7 +341,7 @@ impl Link {
         let bytes = encode(&PeerMessage::Ask { id, ask });
         if bytes.len() > MESSAGE_BYTES_MAX {
             self.state().asks.remove(&id);
-            return Err(Unasked::TooLong);
+            return Err(CallError::TooLong);
         }
         if let Some((topic, _)) = interest {
             self.state().ended.remove(&topic);
@@ -346,6 +350,7 @@ impl Link {
         Ok((id, answer))
     }
 
+    /// Takes an answer of the peer.
     pub(super) fn answered(&self, id: u64, answer: PeerResponse) {
         let asked = self.state().asks.remove(&id);
         if let Some(asked) = asked {
@@ -353,18 +358,18 @@ impl Link {
         }
     }
 
-    /// The answer cannot be read: nobody knows what it says.
+    /// Ends a request whose answer cannot be read, with an unknown outcome.
     pub(super) fn unanswered(&self, id: u64) {
         let asked = self.state().asks.remove(&id);
         drop(asked);
     }
 
-    /// Some of an answer has come.
+    /// Takes a part of an answer.
     pub(super) fn answered_in_part(&self, id: u64, part: Bytes, last: bool) {
         let asked = {
             let mut state = self.state();
             let Some(asked) = state.asks.get_mut(&id) else {
-                return; // Whoever asked has given up.
+                return; // The caller has given up.
             };
             asked.parts.push(part);
             let bytes: usize = asked.parts.iter().map(Bytes::len).sum();
@@ -378,7 +383,7 @@ impl Link {
         };
         match decode(&parts.concat()) {
             Ok(PeerMessage::Answer { answer, .. }) if last => drop(reply.send(answer)),
-            // Lost, and nothing else: the link is fine.
+            // Only this answer is lost; the link continues.
             Ok(_) | Err(_) => tracing::error!(peer = %self.peer, "a long answer cannot be read"),
         }
     }
@@ -387,32 +392,32 @@ impl Link {
         self.state().peer_takes_parts
     }
 
-    /// From where this end goes on.
-    pub(super) fn standing(&self) -> Standing {
+    /// Returns the point from which this end continues.
+    pub(super) fn resume_point(&self) -> ResumePoint {
         let state = self.state();
-        Standing {
-            numbering: self.numbering,
+        ResumePoint {
+            stream_id: self.stream_id,
             peer: state.peer,
             received: state.received,
             takes_parts: true,
         }
     }
 
-    /// A new connection: the peer says from where it goes on.
-    pub(super) fn connected(&self, theirs: Standing) -> Result<(), Stale> {
+    /// Begins a new connection, from the peer's resume point.
+    pub(super) fn connected(&self, theirs: ResumePoint) -> Result<(), Stale> {
         if self
             .state()
             .peer
-            .is_some_and(|known| known != theirs.numbering)
+            .is_some_and(|known| known != theirs.stream_id)
         {
             return Err(Stale::Mine);
         }
-        if theirs.peer.is_some_and(|known| known != self.numbering) {
+        if theirs.peer.is_some_and(|known| known != self.stream_id) {
             return Err(Stale::Theirs);
         }
         self.acknowledge(theirs.received);
         let mut state = self.state();
-        state.peer = Some(theirs.numbering);
+        state.peer = Some(theirs.stream_id);
         state.sent = state.acknowledged;
         state.connected = true;
         state.peer_takes_parts = theirs.takes_parts;
@@ -423,7 +428,7 @@ impl Link {
         self.state().connected = false;
     }
 
-    /// The next frame, if there is anything to say.
+    /// Returns the next frame, if there is anything to send.
     pub(super) fn next_batch(&self, even_if_empty: bool) -> Option<Bytes> {
         let mut state = self.state();
         let skip = usize::try_from(state.sent - state.acknowledged).unwrap_or(usize::MAX);
@@ -461,7 +466,7 @@ impl Link {
         Some(numbered.filter(|(n, _)| *n > received).collect())
     }
 
-    /// Everything up to this number is dealt with.
+    /// Notes that everything up to this number was handled.
     pub(super) fn dealt_with(&self, number: u64) {
         let mut state = self.state();
         state.received = state.received.max(number);
@@ -485,10 +490,10 @@ impl Link {
         if more {
             self.wake.notify_one();
         }
-        drop(done); // Not under the lock: whoever waits for them may send.
+        drop(done); // Without the lock, because callbacks of tokens may send.
     }
 
-    /// The peer is gone for good: nothing is waited for any more.
+    /// Closes the link, because the peer is gone permanently. Nothing waits for it any more.
     pub(super) fn close(&self) {
         let over = {
             let mut state = self.state();
@@ -511,7 +516,7 @@ impl Link {
         self.closed.is_cancelled()
     }
 
-    /// Whether everything sent was dealt with.
+    /// Whether everything that was sent is acknowledged.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state();
         state.queue.is_empty()
@@ -533,7 +538,7 @@ impl Link {
     }
 }
 
-/// Whoever asked has given up.
+/// Forgets a request when its caller gives up.
 struct Forget(Arc<Link>, u64);
 
 impl Drop for Forget {

@@ -1,10 +1,13 @@
-//! This gateway's membership, kept alive: reads the ring row, writes the heartbeat, watches those of the others, and
-//! grants the [`Lease`] accordingly. The rules are in `membership.rs`; here is the I/O around them.
+//! Keeps this gateway's membership: reads the ring's row, writes the heartbeat, watches those of the others, and grants the
+//! [`Lease`] accordingly. The rules are in `membership.rs`; this is the I/O around them.
 //!
-//! With the embedded store nobody else can be there: each start is a new version, so that the epochs in the log's keys
+//! On the embedded store there is no other gateway. Each start makes a new version, so that the epochs in the log's keys
 //! tell one process from the next, and the lease has no end.
 
+mod joining;
 mod leaving;
+
+pub use joining::NotJoined;
 
 use std::{
     collections::BTreeMap,
@@ -21,193 +24,62 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 use metrics::{counter, gauge};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     lock,
-    membership::{LEASE, Learned, MARGIN, Membership, SILENCE},
-    network::Network,
-    news::{Listener, News},
-    ring::Ring,
-    status::someone_alive,
+    membership::{LEASE, Learned, Membership, SILENCE, may_join},
+    view::View,
+    view_changes::{ViewChanges, ViewListener},
 };
 use crate::{
     chat::{Conversations, Lease, Owns},
-    model::{ConversationId, Epoch, GatewayId},
+    model::{ConversationId, CurrentLevel, Epoch, GatewayId, LEVEL_MAX},
     store::{self, Heartbeat, RingRow, Store},
 };
 
-/// Between two renewals of the lease.
+/// The interval between renewals of the lease.
 const RENEW_EVERY: Duration = Duration::from_millis(500);
-/// Between two looks at the others' heartbeats.
+/// The interval between reads of the others' heartbeats.
 const LISTEN_EVERY: Duration = Duration::from_millis(250);
-/// Between two tries to become a member.
+/// The pause between attempts to become a member.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// Why this process is no member.
-#[derive(Debug, thiserror::Error)]
-pub enum NotJoined {
-    #[error("gateway {0} is running on this store")]
-    Taken(GatewayId),
-    #[error("gateway {0} is running on this store alone: it has no cluster.enabled")]
-    TakenAlone(GatewayId),
-    #[error("another gateway took this store while this one was starting")]
-    Overtaken,
-    #[error(transparent)]
-    Store(#[from] store::Error),
-}
-
-/// Follows the ring, at once and in order.
+/// A follower of the ring. It is told of each version at once, in order.
 pub(super) trait Adopt: Send + Sync {
-    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned);
+    fn adopt(&self, before: &View, after: &View, learned: Learned);
 }
 
-/// This gateway's place in the ring.
-pub struct Members {
+/// Keeps this gateway in the ring.
+pub struct MembershipAgent {
     me: GatewayId,
-    /// Where peers reach this gateway; empty: it wants none.
+    /// The address at which peers reach this gateway. Empty if it takes no peers.
     address: String,
     store: Arc<dyn Store>,
     lease: Lease,
     rules: Arc<Mutex<Membership>>,
-    ring: Arc<ArcSwap<Ring>>,
-    /// The version adopted; also touched when something may have become possible.
-    news: Arc<News>,
+    ring: Arc<ArcSwap<View>>,
+    level: CurrentLevel,
+    /// The version adopted last. It also wakes tasks when something may have become possible.
+    changes: Arc<ViewChanges>,
     addresses: Mutex<BTreeMap<GatewayId, String>>,
     beats: AtomicU64,
-    /// What must be let go of when a version takes it away, and who else follows the ring. Held while a version is
-    /// taken in, so that they are taken in one after the other.
+    /// The conversations, some of which end when a version moves them, and the other follower of the ring. It is locked
+    /// while a version is adopted, so that versions are adopted one after the other.
     followers: Mutex<Followers>,
-    /// Conversations lost, until each has let go.
+    /// A token for each conversation that was lost. It is cancelled when the owner has stopped.
     losing: Mutex<Vec<CancellationToken>>,
     removed: CancellationToken,
-    /// A version without this gateway is only taken in when it has let go of everything.
+    /// Whether this gateway leaves. Then it adopts a version without itself only when all conversations are closed.
     leaving: AtomicBool,
     gone: Vec<GatewayId>,
 }
 
-/// Who follows knows this, so this does not keep it.
+/// The follower is weak, because it refers to the agent.
 type Followers = Option<(Conversations, Weak<dyn Adopt>)>;
 
-impl Members {
-    /// Makes this process the ring's only member, under a version of its own. When it returns, it may act.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written, or another gateway is using it.
-    pub async fn alone(store: Arc<dyn Store>) -> Result<Self, NotJoined> {
-        let me = GatewayId(uuid::Uuid::now_v7());
-        if !store.is_shared() {
-            let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
-            let rules = Membership::new(me, &row, Instant::now());
-            let lease = Lease::unbounded(row.version);
-            return Ok(Self::new(
-                me,
-                String::new(),
-                store,
-                lease,
-                rules,
-                members_of(before),
-            ));
-        }
-        if let Some((other, _)) = someone_alive(&*store).await? {
-            return Err(NotJoined::Taken(other));
-        }
-        let (row, before) = Self::propose_until_made(&*store, &|_| vec![me]).await?;
-        let gone = members_of(before);
-        let mut rules = Membership::new(me, &row, Instant::now());
-        if gone.is_empty() {
-            rules = rules.free();
-        } else {
-            tracing::info!("waiting until a gateway that may still be there has lost its lease");
-        }
-        let members = Self::new(me, String::new(), store, Lease::none(), rules, gone);
-        members.renew_until_owner().await?;
-        Ok(members)
-    }
-
-    /// Becomes one of the ring's members.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written, or a gateway without a cluster is using it.
-    pub async fn join(
-        store: Arc<dyn Store>,
-        me: GatewayId,
-        address: String,
-        network: &dyn Network,
-    ) -> Result<Self, NotJoined> {
-        let alone = someone_alive(&*store).await?;
-        if let Some((other, _)) = alone.filter(|(_, address)| address.is_empty()) {
-            return Err(NotJoined::TakenAlone(other));
-        }
-        let first = store.ring().await?;
-        let fresh = first.is_none();
-        let nobody = RingRow {
-            version: 0,
-            members: Vec::new(),
-        };
-        let began = Instant::now();
-        let rules = Membership::new(me, &first.unwrap_or(nobody), began);
-        let members = Self::new(me, address, store, Lease::none(), rules, Vec::new());
-        // Whoever knows all versions of a lease's time can take over at once when it has joined: watch first.
-        // A read that fails here or there does no harm: whoever misses a version notices that by its number.
-        while !fresh && began.elapsed() <= LEASE + MARGIN {
-            if let Err(error) = members.beat().await.and(members.read_ring().await) {
-                tracing::info!(%error, "the ring could not be read");
-            }
-            sleep(RETRY_AFTER).await;
-        }
-        while let Err(error) = members.enter(network).await {
-            tracing::info!(%error, "the ring could not be joined yet");
-            sleep(RETRY_AFTER).await;
-        }
-        Ok(members)
-    }
-
-    /// Proposes versions with this gateway until one is made. When it is not known whether one was, the next read tells.
-    async fn enter(&self, network: &dyn Network) -> store::Result<()> {
-        self.beat().await?;
-        loop {
-            self.read_ring().await?;
-            let row = self.row();
-            if row.members.contains(&self.me) {
-                return Ok(());
-            }
-            for &member in &row.members {
-                self.reach(member, network).await?;
-            }
-            let with_me: Vec<GatewayId> = row.members.iter().copied().chain([self.me]).collect();
-            if row.version > 0 {
-                self.propose(&row, &with_me).await?;
-            } else {
-                let (version, members) = (1, with_me);
-                let first = RingRow { version, members };
-                if self.store.propose_ring(None, &first).await? {
-                    self.learn(&first, None);
-                }
-            }
-        }
-    }
-
-    /// Rule: who joins must be able to speak to everyone who is there. One that is dead does not count.
-    async fn reach(&self, member: GatewayId, network: &dyn Network) -> store::Result<()> {
-        let Some(beat) = self.store.heartbeat(member).await? else {
-            return Ok(());
-        };
-        if network.connect(&beat.address).await.is_ok() {
-            return Ok(());
-        }
-        sleep(SILENCE).await;
-        let still = self.store.heartbeat(member).await?;
-        if still.is_none_or(|still| still.counter == beat.counter) {
-            return Ok(());
-        }
-        Err(store::Error::Unavailable {
-            operation: "join",
-            reason: format!("gateway {member} at {} cannot be reached", beat.address),
-        })
-    }
-
+impl MembershipAgent {
     fn new(
         me: GatewayId,
         address: String,
@@ -218,13 +90,17 @@ impl Members {
     ) -> Self {
         let ring = rules.ring().clone();
         log_adoption(me, &ring, "known");
+        let level = CurrentLevel::default();
+        level.raise(rules.row().level);
+        gauge!("chat_cluster_level").set(f64::from(level.get()));
         Self {
             me,
             address,
             store,
             lease,
-            news: News::new(ring.version()),
+            changes: ViewChanges::new(ring.version()),
             ring: Arc::new(ArcSwap::from_pointee(ring)),
+            level,
             rules: Arc::new(Mutex::new(rules)),
             addresses: Mutex::default(),
             beats: AtomicU64::new(0),
@@ -236,34 +112,12 @@ impl Members {
         }
     }
 
-    /// Proposes the next version until one is made; with it, the one before.
-    async fn propose_until_made(
-        store: &dyn Store,
-        next: &(dyn Fn(&[GatewayId]) -> Vec<GatewayId> + Sync),
-    ) -> store::Result<(RingRow, Option<RingRow>)> {
-        loop {
-            let before = store.ring().await?;
-            let expected = before.as_ref().map(|ring| ring.version);
-            let members = before
-                .as_ref()
-                .map_or(&[][..], |ring| ring.members.as_slice());
-            let row = RingRow {
-                version: expected.unwrap_or_default() + 1,
-                members: next(members),
-            };
-            if store.propose_ring(expected, &row).await? {
-                return Ok((row, before));
-            }
-            sleep(RETRY_AFTER).await;
-        }
-    }
-
-    /// From now on these are told of each version.
+    /// Sets the followers, which are told of each version from now on.
     pub(super) fn give(&self, conversations: Conversations, adopt: Weak<dyn Adopt>) {
         *lock(&self.followers) = Some((conversations, adopt));
     }
 
-    /// Keeps the membership; returns when another gateway has removed this one.
+    /// Keeps the membership. Returns when another gateway has removed this one.
     pub async fn keep(&self) {
         if !self.store.is_shared() {
             std::future::pending::<()>().await;
@@ -291,8 +145,8 @@ impl Members {
         }
     }
 
-    /// A heartbeat, and after it a read of the ring: who sees an old heartbeat after a new version knows thereby that
-    /// no lease was renewed since.
+    /// Writes a heartbeat, and then reads the ring. In this order, a gateway that reads an old heartbeat after it saw a new
+    /// version knows that no lease was renewed since that heartbeat.
     async fn renew_once(&self) -> store::Result<()> {
         let began = Instant::now();
         self.beat().await?;
@@ -300,6 +154,9 @@ impl Members {
             return Ok(());
         };
         self.learn(&row, Some(began));
+        if may_join(&row).is_err() {
+            return Ok(()); // The lease has ended, see `learn_level`.
+        }
         let until = began + LEASE;
         let (version, member, may_begin) = {
             let rules = self.rules();
@@ -315,7 +172,7 @@ impl Members {
             self.wake();
             return Ok(());
         }
-        // What was in flight when the lease ended may still land, under the old epoch: hence a new one.
+        // Writes that were in progress when the lease ended may still land, so the next ones need a new epoch.
         tracing::warn!(gateway = %self.me, version, "the lease had ended; proposing a new version");
         self.propose(&row, &row.members).await
     }
@@ -324,6 +181,7 @@ impl Members {
         let beat = Heartbeat {
             address: self.address.clone(),
             counter: self.beats.fetch_add(1, Ordering::Relaxed) + 1,
+            level: LEVEL_MAX,
         };
         self.store.beat(self.me, &beat).await
     }
@@ -336,22 +194,7 @@ impl Members {
         Ok(())
     }
 
-    /// Until this gateway may act for everything.
-    async fn renew_until_owner(&self) -> Result<(), NotJoined> {
-        loop {
-            let began = Instant::now();
-            self.renew_once().await?;
-            if self.removed.is_cancelled() {
-                return Err(NotJoined::Overtaken);
-            }
-            if self.rules().may_begin(Instant::now()) && self.lease.holds(Instant::now()) {
-                return Ok(());
-            }
-            sleep_until(began + RETRY_AFTER).await;
-        }
-    }
-
-    /// Watches the others' heartbeats, and removes who is silent.
+    /// Watches the others' heartbeats, and removes gateways that are silent.
     async fn listen(&self) {
         let mut heard_at = Instant::now();
         loop {
@@ -388,7 +231,7 @@ impl Members {
         }
     }
 
-    /// Proposes a version without these.
+    /// Proposes a version without these gateways.
     pub(super) async fn remove(&self, gateways: &[GatewayId], reason: &str) {
         if !self.lease.holds(Instant::now()) {
             return;
@@ -403,17 +246,17 @@ impl Members {
     }
 
     async fn propose(&self, before: &RingRow, members: &[GatewayId]) -> store::Result<()> {
-        let next = RingRow {
-            version: before.version + 1,
-            members: members.to_vec(),
-        };
-        if self.store.propose_ring(Some(before.version), &next).await? {
+        if may_join(before).is_err() {
+            return Ok(()); // This gateway ends, see `learn_level`.
+        }
+        let next = before.next(members.to_vec());
+        if self.store.propose_ring(Some(before), &next).await? {
             self.learn(&next, None);
         }
         Ok(())
     }
 
-    /// Takes in a version of the ring, from the store or from a peer.
+    /// Adopts a version of the ring, which was read from the store at `read_at` or came from a peer.
     pub(super) fn learn(&self, row: &RingRow, read_at: Option<Instant>) {
         if self.leaving.load(Ordering::Acquire) && !row.members.contains(&self.me) {
             return;
@@ -424,6 +267,7 @@ impl Members {
             let mut rules = self.rules();
             let before = rules.ring().clone();
             let learned = rules.learn(row, read_at, now);
+            self.learn_level(&rules.row(), now);
             if learned == Learned::Nothing {
                 return;
             }
@@ -438,9 +282,10 @@ impl Members {
         } else if self.lease.holds(now) {
             self.lease.go_on(after.version(), Some(self.owns()));
         }
-        // Whatever is opened from here on is judged by the new version. What was open before stays only if it goes on.
+        // Conversations that are opened from here on are checked against the new version. An open one stays only if this
+        // gateway owns it under both.
         if let Some((conversations, adopt)) = &*followers {
-            let mine = |ring: &Ring, id| ring.owner(id) == Some(self.me);
+            let mine = |ring: &View, id| ring.owner(id) == Some(self.me);
             let lost = conversations.release(|id| {
                 learned == Learned::Next && is_member && mine(&before, id) && mine(&after, id)
             });
@@ -455,10 +300,29 @@ impl Members {
             tracing::warn!(gateway = %self.me, version = after.version(), "removed from the ring");
             self.removed.cancel();
         }
-        self.news.adopted(after.version());
+        self.changes.adopted(after.version());
     }
 
-    /// Waits until everything that was lost is let go of.
+    /// Adopts the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
+    /// ends as if it had been removed, and then does not start.
+    fn learn_level(&self, row: &RingRow, now: Instant) {
+        let before = self.level.get();
+        if row.level > before {
+            self.level.raise(row.level);
+            gauge!("chat_cluster_level").set(f64::from(row.level));
+            tracing::info!(gateway = %self.me, level = row.level, "the level of the ring rose");
+        }
+        if may_join(row).is_err() {
+            tracing::error!(
+                level = row.level,
+                "this build does not support the level of the ring"
+            );
+            self.lease.end_at(now);
+            self.removed.cancel();
+        }
+    }
+
+    /// Waits until the owners of all lost conversations have stopped.
     pub(super) async fn let_go(&self) {
         let lost = std::mem::take(&mut *lock(&self.losing));
         let mut going: FuturesUnordered<_> =
@@ -466,7 +330,7 @@ impl Members {
         while going.next().await.is_some() {}
     }
 
-    /// A peer says that it acts under no version older than this.
+    /// Notes that a peer acts under no version older than this.
     pub(super) fn peer_adopted(&self, peer: GatewayId, version: Epoch) {
         self.rules().adopted(peer, version);
         self.wake();
@@ -477,27 +341,27 @@ impl Members {
         Arc::new(move |id: ConversationId| lock(&rules).may_own(id, Instant::now()))
     }
 
-    /// Something may have become possible.
+    /// Wakes the tasks that wait for the ring, because something may have become possible.
     pub(super) fn wake(&self) {
-        self.news.tell();
+        self.changes.tell();
     }
 
-    /// Gateways that something must be told of a new version.
+    /// Returns the gateways that must be told of a new version.
     pub(super) fn concerned(&self) -> Vec<GatewayId> {
         self.rules().concerned()
     }
 
-    /// Whether a gateway that is no member can certainly do nothing any more.
+    /// Whether a gateway is not a member, and its lease has certainly ended.
     pub(super) fn is_over(&self, gateway: GatewayId) -> bool {
         self.rules().is_over(gateway, Instant::now())
     }
 
-    /// Changes when a version is adopted; touched when something may have become possible.
-    pub(super) fn news(&self) -> Listener {
-        self.news.listen()
+    /// Returns a listener that wakes when a version is adopted, or when something may have become possible.
+    pub(super) fn view_changes(&self) -> ViewListener {
+        self.changes.listen()
     }
 
-    /// Whether nobody can act under an older version any more.
+    /// Whether no gateway can still act under an older version.
     #[must_use]
     pub fn may_begin(&self) -> bool {
         self.rules().may_begin(Instant::now())
@@ -508,21 +372,23 @@ impl Members {
         self.me
     }
 
-    /// Replaced as a whole when the version changes; read without a lock.
+    /// Returns the current view of the ring, which is replaced as a whole and is read without a lock.
     #[must_use]
-    pub fn ring(&self) -> Arc<ArcSwap<Ring>> {
+    pub fn ring(&self) -> Arc<ArcSwap<View>> {
         self.ring.clone()
     }
 
     pub(super) fn row(&self) -> RingRow {
-        let ring = self.ring.load();
-        RingRow {
-            version: ring.version(),
-            members: ring.members().to_vec(),
-        }
+        self.rules().row()
     }
 
-    /// Where the gateways are that this one has to do with.
+    /// Returns the level of the ring, which rises while the gateway runs.
+    #[must_use]
+    pub fn level(&self) -> CurrentLevel {
+        self.level.clone()
+    }
+
+    /// Returns the addresses of the gateways that this one watches.
     pub(super) fn addresses(&self) -> BTreeMap<GatewayId, String> {
         lock(&self.addresses).clone()
     }
@@ -532,7 +398,7 @@ impl Members {
         self.lease.clone()
     }
 
-    /// Members of the version before this gateway's, if it is alone: their conversations may need repair.
+    /// Returns the members of the version before, if this gateway is alone. Their conversations may need repair.
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone
@@ -550,11 +416,7 @@ fn late() -> store::Error {
     }
 }
 
-fn members_of(ring: Option<RingRow>) -> Vec<GatewayId> {
-    ring.map(|ring| ring.members).unwrap_or_default()
-}
-
-fn log_adoption(me: GatewayId, ring: &Ring, what: &'static str) {
+fn log_adoption(me: GatewayId, ring: &View, what: &'static str) {
     let (version, members) = (ring.version(), ring.members());
     tracing::info!(gateway = %me, version, ?members, "ring version {what}");
     gauge!("chat_ring_version").set(version as f64);

@@ -1,32 +1,32 @@
-//! Who is a member, until when this gateway may act, and when it may begin to own what another one owned.
-//! No I/O: `learn` takes what was read, the rest answers questions. `tests/models/model_ring.py` proves these rules.
+//! The rules of membership: who is a member, until when this gateway may act, and when it may serve keys that another
+//! gateway owned. There is no I/O: `learn` takes what was read. `tests/models/model_ring.py` proves these rules.
 
 use std::collections::{HashMap, VecDeque};
 
 use tokio::time::{Duration, Instant};
 
-use super::ring::Ring;
+use super::view::View;
 use crate::{
-    model::{ConversationId, Epoch, GatewayId},
+    model::{ConversationId, Epoch, GatewayId, LEVEL_MAX, Level},
     mutation::{Mutation, broken},
     store::RingRow,
 };
 
-/// How long a read of the ring row gives the right to act, from the read's start.
+/// The time for which a read of the ring's row gives the right to act, from the start of the read.
 pub const LEASE: Duration = Duration::from_secs(2);
-/// Clocks of two machines may run at rates that differ by a tenth.
+/// The margin for clocks: those of two machines may run at rates that differ by a tenth.
 pub(super) const MARGIN: Duration = Duration::from_millis(200);
-/// A member whose heartbeat has not moved for so long may be removed.
+/// The time after which a member whose heartbeat has not moved may be removed.
 pub(super) const SILENCE: Duration = Duration::from_millis(1_500);
 
-/// What a read of the ring row, or news from a peer, has changed.
+/// The change that a row of the ring made, which was read or came from a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Learned {
-    /// An older version, or the same one.
+    /// None: the version is older, or the same.
     Nothing,
-    /// The version after the one before: what is owned under both goes on without pause.
+    /// The next version. Keys that are owned under both versions are served without a pause.
     Next,
-    /// Versions between were missed: everything is newly owned.
+    /// A later version: some between were missed, so all keys count as newly owned.
     Skipped,
 }
 
@@ -34,16 +34,19 @@ pub enum Learned {
 #[derive(Debug)]
 pub struct Membership {
     me: GatewayId,
-    ring: Ring,
-    /// When `ring` was learned.
+    ring: View,
+    /// The highest level of all versions that were read.
+    level: Level,
+    /// The time at which `ring` was learned.
     since: Instant,
-    /// Versions before, with the moment each was learned, oldest first; older than a lease are forgotten.
-    before: VecDeque<(Instant, Ring)>,
+    /// Earlier versions with the time at which each was learned, oldest first. Those from before the last lease's time are
+    /// forgotten.
+    before: VecDeque<(Instant, View)>,
     lease_until: Option<Instant>,
-    /// The newest version that each peer says it has adopted.
+    /// The newest version that each peer has announced as adopted.
     adopted: HashMap<GatewayId, Epoch>,
     heard: HashMap<GatewayId, Heard>,
-    /// Nobody was a member of the first version known, and nobody had been removed shortly before.
+    /// Whether the first known version had no members, and none had been removed shortly before.
     begins_free: bool,
     broken: Option<Rule>,
 }
@@ -52,31 +55,32 @@ pub struct Membership {
 #[derive(Debug, Clone, Copy)]
 struct Heard {
     counter: u64,
-    /// When it was first seen.
+    /// The time at which this counter was first seen.
     moved_at: Instant,
-    /// When the newest read of it began.
+    /// The time at which the newest read of it began.
     read_at: Instant,
 }
 
-/// What a test breaks on purpose.
+/// A rule that a test breaks on purpose.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// All members of a lease's time are waited for, not only those of the version before.
+    /// A gateway waits for all members of a lease's time, not only for those of the version before.
     Recent,
-    /// Who missed a version owns everything anew.
+    /// A gateway that missed a version owns everything anew.
     Skip,
     /// A heartbeat proves the end of a lease only if it was read after the newer version was seen.
     Reread,
 }
 
 impl Membership {
-    /// Begins with the first version that it read.
+    /// Begins with the first version that was read.
     #[must_use]
     pub fn new(me: GatewayId, first: &RingRow, now: Instant) -> Self {
         Self {
             me,
-            ring: Ring::new(first.version, first.members.clone()),
+            ring: View::new(first.version, first.members.clone()),
+            level: first.level,
             since: now,
             before: VecDeque::new(),
             lease_until: None,
@@ -87,7 +91,7 @@ impl Membership {
         }
     }
 
-    /// The last one left this ring in good order, and there was only one.
+    /// Notes that the last member, which was alone, left the ring gracefully.
     #[must_use]
     pub fn free(self) -> Self {
         Self {
@@ -104,8 +108,19 @@ impl Membership {
     }
 
     #[must_use]
-    pub fn ring(&self) -> &Ring {
+    pub fn ring(&self) -> &View {
         &self.ring
+    }
+
+    /// Returns the newest version that was read. [level] Its level never falls, even if a peer that knows no levels sent
+    /// the version.
+    #[must_use]
+    pub fn row(&self) -> RingRow {
+        RingRow {
+            version: self.ring.version(),
+            members: self.ring.members().to_vec(),
+            level: self.level,
+        }
     }
 
     #[must_use]
@@ -113,8 +128,9 @@ impl Membership {
         self.ring.members().contains(&self.me)
     }
 
-    /// Takes in a ring row. `read_at` is when a read of the row began; news from a peer has none, and gives no lease.
+    /// Learns a row of the ring. `read_at` is the start of the read; a row from a peer has none, and renews no lease.
     pub fn learn(&mut self, row: &RingRow, read_at: Option<Instant>, now: Instant) -> Learned {
+        self.level = self.level.max(row.level);
         let known = self.ring.version();
         let learned = match row.version {
             version if version <= known => Learned::Nothing,
@@ -122,11 +138,11 @@ impl Membership {
             _ => Learned::Skipped,
         };
         if learned != Learned::Nothing {
-            let next = Ring::new(row.version, row.members.clone());
+            let next = View::new(row.version, row.members.clone());
             let before = std::mem::replace(&mut self.ring, next);
             self.before.push_back((self.since, before));
             self.since = now;
-            // The newest one from before the last lease's time was current in it.
+            // The newest of the versions from before the last lease's time was still current in it, so it stays.
             while self
                 .before
                 .get(1)
@@ -135,7 +151,7 @@ impl Membership {
                 self.before.pop_front();
             }
             let rings = self.before.iter().map(|(_, ring)| ring);
-            let rings: Vec<&Ring> = rings.chain([&self.ring]).collect();
+            let rings: Vec<&View> = rings.chain([&self.ring]).collect();
             self.heard
                 .retain(|gateway, _| rings.iter().any(|r| r.members().contains(gateway)));
         }
@@ -148,19 +164,19 @@ impl Membership {
         learned
     }
 
-    /// Until when this gateway may act as an owner.
+    /// Returns the end of the lease, until which this gateway may act as an owner.
     #[must_use]
     pub fn lease_until(&self) -> Option<Instant> {
         self.lease_until.filter(|_| self.is_member())
     }
 
-    /// A peer says that it has adopted `version`: it acts under no older one any more.
+    /// Notes that a peer has adopted `version`, so it acts under no older one.
     pub fn adopted(&mut self, peer: GatewayId, version: Epoch) {
         let known = self.adopted.entry(peer).or_default();
         *known = version.max(*known);
     }
 
-    /// Whether something newly owned may be served now: nobody can still act under an older version.
+    /// Whether newly owned keys may be served now, because no gateway can still act under an older version.
     #[must_use]
     pub fn may_begin(&self, now: Instant) -> bool {
         if broken(Mutation::TakeoverWait) {
@@ -174,9 +190,9 @@ impl Membership {
         };
         let recent = |at: Instant| at + LEASE + MARGIN >= now;
         if self.broken != Some(Rule::Recent) && !self.knows_all(first, *first_at, now) {
-            return false; // Who knows not every version of a lease's time waits that time.
+            return false; // A gateway that does not know all versions of a lease's time waits for that time.
         }
-        // Each was current until the next one was learned.
+        // Each version was current until the next one was learned.
         let ends = self.before.iter().skip(1).map(|(at, _)| *at);
         let ends = ends.chain([self.since]);
         let last = self.before.len() - 1;
@@ -197,10 +213,10 @@ impl Membership {
         })
     }
 
-    /// Whether a conversation may be begun now: nobody else can still own it.
+    /// Whether this gateway may begin to own a conversation, because no other gateway can still own it.
     #[must_use]
     pub fn may_own(&self, conversation: ConversationId, now: Instant) -> bool {
-        let mine = |ring: &Ring| ring.owner(conversation) == Some(self.me);
+        let mine = |ring: &View| ring.owner(conversation) == Some(self.me);
         let all_mine = || {
             let mut before = self.before.iter().map(|(_, ring)| ring);
             let first = self.before.front();
@@ -210,15 +226,15 @@ impl Membership {
     }
 
     /// Whether no version of the last lease's time is unknown.
-    fn knows_all(&self, first: &Ring, first_at: Instant, now: Instant) -> bool {
+    fn knows_all(&self, first: &View, first_at: Instant, now: Instant) -> bool {
         let versions = self.before.iter().map(|(_, ring)| ring.version());
         let from_before = first_at + LEASE + MARGIN < now || first.version() <= 1;
         from_before && versions.eq(first.version()..self.ring.version())
     }
 
-    /// Whether a gateway's lease under an older version has certainly ended. A gateway renews it by a heartbeat, and
-    /// after that a read of the ring; so who has seen the newer version, and only then reads an old heartbeat, knows
-    /// that no lease was renewed since that heartbeat.
+    /// Whether a gateway's lease under an older version has certainly ended. A gateway renews its lease by a heartbeat and
+    /// then a read of the ring. So if an old heartbeat is read after the newer version was seen, no lease was renewed since
+    /// that heartbeat.
     fn has_ended(&self, gateway: GatewayId, now: Instant) -> bool {
         self.heard.get(&gateway).is_some_and(|heard| {
             heard.moved_at + LEASE + MARGIN < now
@@ -226,7 +242,7 @@ impl Membership {
         })
     }
 
-    /// A gateway's heartbeat was read, by a read that began at `read_at`.
+    /// Notes a gateway's heartbeat, from a read that began at `read_at`.
     pub fn heard(&mut self, gateway: GatewayId, counter: u64, read_at: Instant, now: Instant) {
         let new = Heard {
             counter,
@@ -241,14 +257,14 @@ impl Membership {
         }
     }
 
-    /// Heartbeats could not be read for a while: nobody is silent because of that.
+    /// Notes that heartbeats could not be read for a while, so that no gateway counts as silent because of that.
     pub fn was_deaf(&mut self, now: Instant) {
         for heard in self.heard.values_mut() {
             heard.moved_at = now;
         }
     }
 
-    /// Members of this version, and those of older ones until the next version is learned.
+    /// Returns the other members of this version and of the earlier ones that are kept.
     #[must_use]
     pub fn concerned(&self) -> Vec<GatewayId> {
         let mut all: Vec<GatewayId> = self
@@ -264,7 +280,7 @@ impl Membership {
         all
     }
 
-    /// Whether a gateway that is no member can certainly do nothing any more.
+    /// Whether a gateway is not a member, and its lease has certainly ended.
     #[must_use]
     pub fn is_over(&self, gateway: GatewayId, now: Instant) -> bool {
         !self.ring.members().contains(&gateway) && self.is_settled(now)
@@ -275,13 +291,13 @@ impl Membership {
         now.saturating_duration_since(self.since) > LEASE + MARGIN
     }
 
-    /// When this version was learned.
+    /// Returns the time at which this version was learned.
     #[must_use]
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    /// Members that have been silent for too long.
+    /// Returns the members that have been silent for too long.
     #[must_use]
     pub fn silent(&self, now: Instant) -> Vec<GatewayId> {
         let others = self.ring.members().iter().filter(|&&m| m != self.me);
@@ -293,6 +309,41 @@ impl Membership {
     }
 }
 
+/// Returns the version that raises the level, if all its members support `level`. `supported` is what they announced. It
+/// is a version of its own: so if another gateway joins meanwhile, the proposal fails.
+///
+/// # Errors
+/// The members that support less, or have announced nothing.
+pub fn raised(
+    row: &RingRow,
+    level: Level,
+    supported: &dyn Fn(GatewayId) -> Option<Level>,
+) -> Result<RingRow, Vec<(GatewayId, Option<Level>)>> {
+    let announced = row.members.iter().map(|&m| (m, supported(m)));
+    let behind: Vec<_> = announced
+        .filter(|&(_, supports)| supports < Some(level))
+        .collect();
+    if !behind.is_empty() {
+        return Err(behind);
+    }
+    let level = level.max(row.level);
+    Ok(RingRow {
+        level,
+        ..row.next(row.members.clone())
+    })
+}
+
+/// Whether this build may be a member of the ring. [level] What a higher level adds it could not read.
+///
+/// # Errors
+/// The level of the ring.
+pub fn may_join(row: &RingRow) -> Result<(), Level> {
+    if row.level > LEVEL_MAX {
+        return Err(row.level);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::time::Duration;
@@ -300,13 +351,15 @@ mod tests {
 
     use super::*;
 
-    /// Else all that waits for a gateway that has left, and died before it said so, waits until the ring changes again.
+    /// Otherwise everything that waits for a gateway that left, and died before it announced that, would wait until the
+    /// ring changes again.
     #[test]
     fn a_gateway_that_has_left_is_over_once_its_lease_is() {
         let [me, other] = [1, 2].map(|id| GatewayId(Uuid::from_u128(id)));
         let row = |version, members: &[GatewayId]| RingRow {
             version,
             members: members.to_vec(),
+            level: 0,
         };
         let began = Instant::now();
         let mut membership = Membership::new(me, &row(1, &[me, other]), began);
@@ -314,7 +367,54 @@ mod tests {
         let over = began + LEASE + MARGIN + Duration::from_millis(1);
         assert!(!membership.is_over(other, began + LEASE) && !membership.is_over(me, over));
         assert!(membership.is_over(other, over));
-        // Its link stays known, and closed: it is not let in again unless the ring says so.
+        // Its link stays known and closed, so that it cannot connect again unless it is in the ring.
         assert_eq!(membership.concerned(), [other]);
+    }
+
+    #[test]
+    fn a_level_is_not_lost_if_a_peer_does_not_send_it() {
+        let me = GatewayId(Uuid::from_u128(1));
+        let row = |version, level| RingRow {
+            version,
+            members: vec![me],
+            level,
+        };
+        let now = Instant::now();
+        let mut membership = Membership::new(me, &row(1, 1), now);
+        membership.learn(&row(2, 0), None, now);
+        assert_eq!(membership.row(), row(2, 1));
+        membership.learn(&row(2, 2), Some(now), now);
+        assert_eq!(membership.row(), row(2, 2), "the store knows the level");
+    }
+
+    #[test]
+    fn a_level_rises_only_if_all_members_support_it() {
+        let [one, two] = [1, 2].map(|id| GatewayId(Uuid::from_u128(id)));
+        let row = RingRow {
+            version: 4,
+            members: vec![one, two],
+            level: 1,
+        };
+        let supported = |of_two| move |member| if member == one { Some(3) } else { of_two };
+        assert_eq!(raised(&row, 3, &supported(None)), Err(vec![(two, None)]));
+        assert_eq!(
+            raised(&row, 3, &supported(Some(2))),
+            Err(vec![(two, Some(2))])
+        );
+        let next = raised(&row, 2, &supported(Some(2))).unwrap();
+        assert_eq!((next.version, next.level), (5, 2));
+        assert_eq!(next.members, row.members);
+    }
+
+    #[test]
+    fn a_build_joins_no_ring_above_its_level() {
+        let row = |level| RingRow {
+            version: 1,
+            members: Vec::new(),
+            level,
+        };
+        assert_eq!(may_join(&row(0)), Ok(()));
+        assert_eq!(may_join(&row(LEVEL_MAX)), Ok(()));
+        assert_eq!(may_join(&row(LEVEL_MAX + 1)), Err(LEVEL_MAX + 1));
     }
 }

@@ -55,7 +55,7 @@ pub(super) enum PeerMessage {
         id: u64,
         answer: PeerResponse,
     },
-    /// Some bytes of an encoded `PeerResponse`, in order. It is sent only to a gateway that takes parts: see [`Standing`].
+    /// Some bytes of an encoded `Answer`, in order. Only to a gateway that takes parts: see [`ResumePoint`].
     AnswerPart {
         id: u64,
         #[serde(with = "raw")]
@@ -232,22 +232,25 @@ pub(super) struct Challenge {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Response {
     pub proof: [u8; 32],
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub resume_point: ResumePoint,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Welcome {
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub resume_point: ResumePoint,
 }
 
-/// The point from which two gateways continue to exchange messages.
+/// The point from which a gateway continues after a reconnect.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Standing {
-    /// The numbering of the sender's messages. A gateway that has forgotten the other one begins a new numbering.
-    pub numbering: u64,
-    /// The numbering of the receiver's messages, as the sender knows it.
+pub(super) struct ResumePoint {
+    /// The id of the sender's stream of messages. A gateway that has forgotten the other one begins a new stream.
+    #[serde(rename = "numbering")]
+    pub stream_id: u64,
+    /// The id of the other's stream, as the sender knows it.
     pub peer: Option<u64>,
-    /// The number of the last message that was received in that numbering.
+    /// The number of the last message of that stream that was received.
     pub received: u64,
     /// Whether the sender understands answers in parts. Earlier versions of the program do not say so.
     #[serde(default)]

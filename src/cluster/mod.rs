@@ -9,6 +9,7 @@ mod channels;
 mod delivery;
 mod edge;
 mod exchange;
+mod finalize;
 mod home;
 mod inbox;
 mod interests;
@@ -18,59 +19,61 @@ mod members;
 mod membership;
 mod message;
 mod network;
-mod news;
 mod overlay;
 mod peers;
 mod places;
 mod presence;
-mod ring;
 mod router;
 mod sessions;
 mod status;
+mod view;
+mod view_changes;
 
 use std::{sync::Arc, time::Duration};
 
 pub use delivery::Delivery;
 pub use edge::Edge;
 pub use exchange::Exchange;
+pub use finalize::{Finalized, NotFinalized, finalize};
 pub use home::Home;
 pub use inbox::Inbox;
-pub use members::{Members, NotJoined};
-pub use membership::{LEASE, Learned, Membership, Rule};
+pub use members::{MembershipAgent, NotJoined};
+pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
 pub use places::InboxRef;
-pub use ring::Ring;
 pub use router::Router;
 pub use status::{Status, StatusOf, status};
-
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+pub use view::View;
 
 use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     memory::Memory,
+    model::{CurrentLevel, Level},
     store::Store,
     tasks::{Tasks, lock},
 };
 
-/// What is still in flight in a conversation when its owner leaves has so long to end; then the next owner ends it.
+/// The time in which writes and publications in progress may end when this gateway leaves. Then the next owner does it.
 const LET_GO_WITHIN: Duration = Duration::from_millis(250);
-/// Between two tries to write the inbox when leaving.
+/// The pause between two attempts to write the inbox when leaving.
 const FLUSH_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// How this gateway speaks to others.
-pub struct Speaking {
-    /// What all of them know, and nobody else.
+/// The settings for connections to other gateways.
+pub struct PeerSettings {
+    /// The secret that all gateways of the cluster know.
     pub secret: String,
     pub network: Arc<dyn Network>,
 }
 
-/// This gateway's part of a cluster, or all of it.
+/// This gateway's part of a cluster, or all of it if there is no other gateway.
 pub struct Cluster {
     pub router: Arc<Router>,
     pub home: Arc<Home>,
     pub conversations: Conversations,
     pub inbox: Arc<InboxWriter>,
+    level: CurrentLevel,
     exchange: Option<Arc<Exchange>>,
 }
 
@@ -79,12 +82,12 @@ impl Cluster {
         clippy::too_many_arguments,
         reason = "each is another part of the gateway"
     )]
-    /// Builds it. `open` makes the conversations, with what they publish to, and the right to own them.
+    /// Builds all parts. `open` makes the conversations: they publish through the first argument and own under the lease.
     pub fn new(
-        members: &Arc<Members>,
+        members: &Arc<MembershipAgent>,
         store: &Arc<dyn Store>,
         hub: &Arc<Hub>,
-        speaking: Option<Speaking>,
+        peer_settings: Option<PeerSettings>,
         operation_timeout: Duration,
         memory: Memory,
         tasks: &Tasks,
@@ -94,29 +97,19 @@ impl Cluster {
         let ring = members.ring();
         let edge = Arc::new(Edge::new(hub.clone()));
         let interests = Arc::new(interests::Interests::default());
-        let peers =
-            speaking.map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
-        let home = Arc::new(Home::new(
-            me,
-            store.clone(),
-            edge.clone(),
-            peers.clone(),
-            interests.clone(),
-            ring.load().as_ref().clone(),
-            memory,
-        ));
-        let delivery = Delivery::new(
-            me,
-            ring.clone(),
-            edge.clone(),
-            home.clone(),
-            interests,
-            peers.clone(),
-        );
+        let peers = peer_settings
+            .map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
+        let view = ring.load().as_ref().clone();
+        let (others, known) = (peers.clone(), interests.clone());
+        let home = Home::new(me, store.clone(), edge.clone(), others, known, view, memory);
+        let home = Arc::new(home);
+        let (at_home, others) = (home.clone(), peers.clone());
+        let delivery = Delivery::new(me, ring.clone(), edge.clone(), at_home, interests, others);
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
+        let agent = members.clone();
         let others = peers.clone().map(|peers| router::Cluster {
-            members: members.clone(),
+            members: agent,
             peers,
         });
         let router = Arc::new(Router::new(
@@ -148,33 +141,42 @@ impl Cluster {
             home,
             conversations,
             inbox,
+            level: members.level(),
             exchange,
         }
     }
 
-    /// Begins to speak to the others.
+    /// Returns the level of the ring. What a higher level adds is refused with `unavailable`, "not before all gateways are
+    /// upgraded".
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level.get()
+    }
+
+    /// Connects to the other gateways.
     pub fn start(&self) {
         if let Some(exchange) = &self.exchange {
             exchange.start();
         }
     }
 
-    /// Until the others can be spoken to, and may own what is theirs by now, or for `limit`.
-    pub async fn settled(&self, limit: Duration) -> bool {
+    /// Waits until all other gateways are connected and everything may be owned, for `limit` at most. Returns whether that
+    /// is so.
+    pub async fn ready(&self, limit: Duration) -> bool {
         match &self.exchange {
-            Some(exchange) => timeout(limit, exchange.settled()).await.is_ok(),
+            Some(exchange) => timeout(limit, exchange.ready()).await.is_ok(),
             None => true,
         }
     }
 
-    /// Lets go of everything and leaves the ring. True if that was done by `ends`.
-    pub async fn leave(&self, members: &Members, ends: Instant) -> bool {
+    /// Closes all conversations, writes the inbox rows and leaves the ring. Returns whether that was done by `ends`.
+    pub async fn leave(&self, members: &MembershipAgent, ends: Instant) -> bool {
         if let Some(exchange) = &self.exchange {
             exchange.leaving();
         }
         let mut done = false;
         let let_go = async {
-            // Another one may be dead, and what was given to it is done only when that is known.
+            // Another gateway may be dead, and its publications count as delivered only when that is known.
             let closed_by = match &self.exchange {
                 Some(_) => ends.min(Instant::now() + LET_GO_WITHIN),
                 None => ends,
@@ -182,7 +184,7 @@ impl Cluster {
             let closed = timeout_at(closed_by, self.conversations.close())
                 .await
                 .is_ok();
-            // Rule [flush]: a row is written before somebody else speaks for its user.
+            // Rule [flush]: a row is written before another home answers for its user.
             let flushed = timeout_at(ends, async {
                 while !self.inbox.flush().await {
                     sleep(FLUSH_AGAIN_AFTER).await;
@@ -194,7 +196,7 @@ impl Cluster {
         done
     }
 
-    /// Waits until the others have what this gateway has said, for `limit` at most. To be called after leaving.
+    /// Waits until the others have acknowledged the last messages, for `limit` at most. To be called after leaving.
     pub async fn said(&self, limit: Duration) {
         if let Some(exchange) = &self.exchange {
             drop(timeout(limit, exchange.said()).await);

@@ -1,4 +1,4 @@
-//! How peers reach each other: frames both ways. WebSocket over TCP; in the simulation, memory.
+//! The connections between peers, which carry frames in both directions: WebSocket over TCP, or memory in the simulation.
 
 use std::{io, pin::Pin, time::Duration};
 
@@ -15,14 +15,14 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, protocol::WebSocketConfig},
 };
 
-/// Bytes of one frame between gateways: a batch, or one message that is longer.
+/// The bytes of one frame between gateways, which is a batch or one longer message.
 pub(super) const FRAME_BYTES_MAX: usize = 16 << 20;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub type Frames = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 pub type ToPeer = Pin<Box<dyn Sink<Bytes, Error = io::Error> + Send>>;
 
-/// One connection: in order, until it breaks.
+/// A connection. Its frames arrive in order until it breaks.
 pub struct Connection {
     pub send: ToPeer,
     pub receive: Frames,
@@ -32,10 +32,10 @@ pub struct Connection {
 pub trait Network: Send + Sync + 'static {
     async fn connect(&self, address: &str) -> io::Result<Connection>;
 
-    /// The next connection that a peer made; what is still to be done for it is the future.
+    /// Returns a future that completes the next connection that a peer made.
     async fn accept(&self) -> io::Result<future::BoxFuture<'static, io::Result<Connection>>>;
 
-    /// Nothing is accepted any more; the port is free.
+    /// Stops accepting, and frees the port.
     fn close(&self);
 }
 

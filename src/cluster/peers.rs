@@ -1,4 +1,4 @@
-//! The connections to the other gateways. Of two, the one that was started later connects; both prove that they know
+//! The connections to the other gateways. Of two gateways, the one that started later connects. Both prove that they know
 //! the cluster's secret.
 
 use std::{
@@ -20,11 +20,11 @@ use tokio::{
 
 use super::{
     answers::{Asked, answer},
-    link::{ASKS_MAX, Link, Stale, Token, Unasked},
+    link::{ASKS_MAX, CallError, Link, Stale, Token},
     lock,
     message::{
         Challenge, Hello, Interest, Numbered, PROTOCOL, PeerMessage, PeerRequest, PeerResponse,
-        Response, Standing, Unknown, Welcome, decode, decode_batch, encode,
+        Response, ResumePoint, Unknown, Welcome, decode, decode_batch, encode,
     },
     network::{Connection, Network},
 };
@@ -34,37 +34,39 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Without anything from a peer for so long, the connection is given up and made again.
+/// The time without any frame from a peer after which the connection is made anew.
 const SILENT_MAX: Duration = Duration::from_secs(3);
-/// Between two frames when there is nothing to say.
+/// The interval between frames when there is nothing to send.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
-/// Between two tries to connect.
+/// The pause between attempts to connect.
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A peer that is not in the ring, yet or any more, is kept for so long.
+/// The time for which the link to a gateway outside the ring is kept.
 const STRANGER_KEPT: Duration = Duration::from_secs(10);
 
-/// A peer that was removed, or has left, is listened to for so long.
+/// The time for which messages of a peer are taken after it was removed or left.
 const LAST_WORD_WITHIN: Duration = Duration::from_secs(3);
 
-/// Takes what comes from peers, one after the other. Must not wait.
+/// Receives the messages of peers, one after the other. It must not wait.
 pub(super) trait Receive: Send + Sync {
     fn receive(&self, from: GatewayId, message: PeerMessage) -> Option<Asked>;
 }
 
+/// The links to all peers.
 pub(super) struct Peers {
     me: GatewayId,
     key: hmac::Key,
     network: Arc<dyn Network>,
     links: Mutex<BTreeMap<GatewayId, Known>>,
-    /// It knows this, so this does not keep it.
+    /// Weak, because the receiver refers to the peers.
     receive: OnceLock<Weak<dyn Receive>>,
     tasks: Tasks,
 }
 
+/// A known peer.
 struct Known {
     link: Arc<Link>,
-    /// Answers being worked out.
+    /// The queue of requests that are being answered.
     answering: mpsc::Sender<Asked>,
     dialled: bool,
     seen_at: Instant,
@@ -87,7 +89,7 @@ impl Peers {
         })
     }
 
-    /// Begins to listen. Before, nothing can come.
+    /// Begins to accept connections.
     pub(super) fn start(self: &Arc<Self>, receive: Weak<dyn Receive>) {
         drop(self.receive.set(receive));
         let peers = self.clone();
@@ -120,7 +122,7 @@ impl Peers {
         }
     }
 
-    /// Lets go of the port and of everything that waits for peers: some of it holds this.
+    /// Frees the port and everything that waits for peers, because some of it refers to this.
     fn close(&self) {
         self.network.close();
         let links: Vec<_> = self.links().values().map(|k| k.link.clone()).collect();
@@ -129,7 +131,7 @@ impl Peers {
         }
     }
 
-    /// The gateways to have a link with, and where they are. Others are forgotten after a while.
+    /// Keeps links to these gateways, at their addresses. The links to others are closed after a while.
     pub(super) fn know(
         self: &Arc<Self>,
         concerned: &[GatewayId],
@@ -218,7 +220,8 @@ impl Peers {
         }
     }
 
-    /// Both nonces, so that nothing of one handshake is of use in another; who is who, so that no proof can be sent back.
+    /// Returns a proof of the secret. It covers both nonces, so that it is valid in one handshake only, and both names, so
+    /// that it cannot be sent back.
     fn proof(
         &self,
         from: GatewayId,
@@ -262,11 +265,11 @@ impl Peers {
         let _in_use = link.connection.lock().await;
         let response = Response {
             proof: self.proof(self.me, link.peer, &hello, &challenge.nonce),
-            standing: link.standing(),
+            resume_point: link.resume_point(),
         };
         connection.send.send(encode(&response)).await?;
         let welcome: Welcome = next(&mut connection).await?;
-        self.use_connection(link, connection, welcome.standing)
+        self.use_connection(link, connection, welcome.resume_point)
             .await
     }
 
@@ -286,14 +289,18 @@ impl Peers {
         self.check(&response.proof, &expected)?;
         let link = self.link(hello.from);
         if link.is_closed() || link.is_given_up() {
-            return Err(io::ErrorKind::ConnectionRefused.into()); // It was removed, or is to be.
+            // The peer was removed, or will be.
+            return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let _in_use = timeout(HANDSHAKE_TIMEOUT, link.connection.lock())
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::AddrInUse))?;
-        let standing = link.standing();
-        connection.send.send(encode(&Welcome { standing })).await?;
-        self.use_connection(&link, connection, response.standing)
+        let resume_point = link.resume_point();
+        connection
+            .send
+            .send(encode(&Welcome { resume_point }))
+            .await?;
+        self.use_connection(&link, connection, response.resume_point)
             .await
     }
 
@@ -301,7 +308,7 @@ impl Peers {
         &self,
         link: &Arc<Link>,
         mut connection: Connection,
-        theirs: Standing,
+        theirs: ResumePoint,
     ) -> io::Result<()> {
         if let Err(stale) = link.connected(theirs) {
             tracing::info!(peer = %link.peer, ?stale, "a link begins again");
@@ -338,7 +345,7 @@ impl Peers {
                 self.received(link, &frame)?;
             }
         };
-        // Who leaves in good order still has to say that it acts under no older version.
+        // A gateway that leaves gracefully still announces that it acts under no older version.
         let closing = async {
             link.closed.cancelled().await;
             sleep(LAST_WORD_WITHIN).await;
@@ -374,7 +381,7 @@ impl Peers {
                     continue;
                 }
             };
-            // What it gave to the sockets here is acknowledged, so it must reach them.
+            // Of a closed link only these count: a delivery will be acknowledged, so it must reach the sockets here.
             let last_word = matches!(
                 message,
                 PeerMessage::Adopted { .. } | PeerMessage::Deliver(_)
@@ -407,22 +414,22 @@ impl Peers {
         Ok(())
     }
 
-    /// Queues a message for a peer. Dropped with its token if the peer is gone.
+    /// Queues a message for a peer. It is dropped with its token if the peer is gone.
     pub(super) fn send(self: &Arc<Self>, to: GatewayId, bytes: Bytes, token: Option<Arc<Token>>) {
         self.link(to).send(bytes, token);
     }
 
-    /// As `send`, for what the sockets here are interested in as of a version.
+    /// Queues interests of the sockets here, for a version.
     pub(super) fn announce(self: &Arc<Self>, to: GatewayId, version: Epoch, topics: Vec<Interest>) {
         self.link(to).announce(version, topics);
     }
 
-    /// As `send`, for a topic that nobody here is interested in any more.
+    /// Tells a peer that the last subscriber of a topic left.
     pub(super) fn uninterested(self: &Arc<Self>, to: GatewayId, topic: &Topic) {
         self.link(to).uninterested(topic);
     }
 
-    /// As `send`, for what can be done without.
+    /// Queues an optional message, unless the queue is full.
     pub(super) fn send_if_room(self: &Arc<Self>, to: GatewayId, bytes: Bytes) {
         self.link(to).send_if_room(bytes);
     }
@@ -438,22 +445,22 @@ impl Peers {
         self: &Arc<Self>,
         to: GatewayId,
         ask: PeerRequest,
-    ) -> impl Future<Output = Result<PeerResponse, Unasked>> + use<> {
+    ) -> impl Future<Output = Result<PeerResponse, CallError>> + use<> {
         counter!("chat_peer_asks_total").increment(1);
         self.link(to).ask(ask)
     }
 
-    /// Whether the links to all of these can take more.
+    /// Whether no queue is full.
     pub(super) fn have_room(&self) -> bool {
         !self.links().values().any(|known| known.link.is_full())
     }
 
-    /// Whether the link to this one can take more.
+    /// Whether the queue of this peer is not full.
     pub(super) fn has_room(self: &Arc<Self>, peer: GatewayId) -> bool {
         !self.link(peer).is_full()
     }
 
-    /// The peer was a member and is none any more: nothing is waited for.
+    /// Closes the link to a gateway that is no longer a member, so that nothing waits for it.
     pub(super) fn forget(&self, gone: GatewayId) {
         let link = self.links().get(&gone).map(|known| known.link.clone());
         if let Some(link) = link {
@@ -461,7 +468,7 @@ impl Peers {
         }
     }
 
-    /// Whether everything sent to these was dealt with.
+    /// Whether everything that was sent to these peers is acknowledged.
     pub(super) fn are_idle(&self, peers: &[GatewayId]) -> bool {
         let links = self.links();
         let mut known = peers.iter().filter_map(|peer| links.get(peer));
@@ -481,8 +488,8 @@ impl Peers {
     }
 }
 
-/// Tells whoever waits that a message is not understood, and goes on with the next one. What it says is lost; an owner
-/// waits for a publication that was not understood, and gives it to the next gateway when this one is replaced.
+/// Skips a message that is not understood, and answers it if it is a request. Its content is lost. A publication that was
+/// not understood stays pending at its owner, and is sent again when this gateway is replaced.
 fn pass_over(link: &Link, Unknown { error, id }: Unknown) {
     counter!("chat_peer_messages_unknown_total").increment(1);
     crate::seldom::seldom!(WARN, "a message of another version of the program is not understood", peer = %link.peer, %error);

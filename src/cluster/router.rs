@@ -17,12 +17,12 @@ use tokio::time::{sleep, timeout};
 use super::{
     edge::Edge,
     home::Home,
-    link::Unasked,
-    members::Members,
+    link::CallError,
+    members::MembershipAgent,
     message::{PeerRequest, PeerResponse},
-    news::Listener,
     peers::Peers,
-    ring::Ring,
+    view::View,
+    view_changes::ViewListener,
 };
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
@@ -37,7 +37,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// The way to everything that a session can request.
 pub struct Router {
     pub(super) me: GatewayId,
-    pub(super) ring: Arc<ArcSwap<Ring>>,
+    pub(super) ring: Arc<ArcSwap<View>>,
     store: Arc<dyn Store>,
     pub(super) conversations: Conversations,
     pub(super) home: Arc<Home>,
@@ -51,7 +51,7 @@ pub struct Router {
 /// The other gateways, and the changes of the ring.
 #[derive(Clone)]
 pub(super) struct Cluster {
-    pub members: Arc<Members>,
+    pub members: Arc<MembershipAgent>,
     pub peers: Arc<Peers>,
 }
 
@@ -62,7 +62,7 @@ impl Router {
     )]
     pub(super) fn new(
         me: GatewayId,
-        ring: Arc<ArcSwap<Ring>>,
+        ring: Arc<ArcSwap<View>>,
         store: Arc<dyn Store>,
         conversations: Conversations,
         home: Arc<Home>,
@@ -169,14 +169,14 @@ impl Router {
     where
         F: Future<Output = Option<Result<T, Error>>>,
     {
-        let mut news = cluster.members.news();
+        let mut changes = cluster.members.view_changes();
         let decided = async {
             loop {
-                news.mark_heard();
+                changes.mark_heard();
                 if let Some(result) = attempt().await {
                     return result;
                 }
-                changed(&mut news).await;
+                changed(&mut changes).await;
             }
         };
         self.in_time(decided).await
@@ -207,7 +207,7 @@ impl Router {
     /// Asks the gateway that the ring names as `responsible`, also if that changes meanwhile. It may be this one.
     pub(super) async fn ask_wherever(
         &self,
-        responsible: impl Fn(&Ring) -> Option<GatewayId>,
+        responsible: impl Fn(&View) -> Option<GatewayId>,
         ask: impl Fn(Epoch) -> PeerRequest,
     ) -> Result<PeerResponse, Error> {
         let Some(cluster) = &self.cluster else {
@@ -237,7 +237,7 @@ impl Router {
             match answer {
                 Ok(answer) if answer.is_moved() => None,
                 Ok(answer) => Some(Ok(answer)),
-                Err(Unasked::Lost) => None,
+                Err(CallError::Lost) => None,
                 Err(unasked) => Some(Err(unasked.into())),
             }
         };
@@ -291,11 +291,11 @@ impl Router {
 }
 
 /// Waits until another attempt may succeed.
-async fn changed(news: &mut Listener) {
+async fn changed(changes: &mut ViewListener) {
     counter!("chat_cluster_retries_total").increment(1);
     tokio::select! {
         biased;
-        () = news.changed() => {}
+        () = changes.changed() => {}
         () = sleep(RETRY_AFTER) => {}
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::{
-    link::Unasked,
+    link::CallError,
     message::{PeerRequest, PeerResponse},
     places::InboxRef,
     router::Router,
@@ -47,7 +47,7 @@ impl Router {
 
     /// Tells the gateway that is responsible for a topic that no socket here is interested in it any more.
     fn uninterested(&self, topic: &Topic) {
-        match (self.ring.load().place(topic), &self.cluster) {
+        match (self.ring.load().responsible(topic), &self.cluster) {
             (Some(gateway), Some(cluster)) if gateway != self.me => {
                 cluster.peers.uninterested(gateway, topic);
             }
@@ -143,7 +143,7 @@ impl Router {
                     Ok(PeerResponse::Disconnected(there)) => closed += there,
                     Ok(PeerResponse::Outcome(Err(error))) => return Err(error),
                     // The gateway is gone, and with it its sessions.
-                    Ok(_) | Err(Unasked::Lost) => {}
+                    Ok(_) | Err(CallError::Lost) => {}
                     Err(unasked) => return Err(unasked.into()),
                 }
             }

@@ -1,4 +1,4 @@
-//! What the store says of the gateways, for operators and for whoever wants to join.
+//! The store's view of the gateways, for operators and for gateways that join.
 
 use std::time::Duration;
 
@@ -6,25 +6,29 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use crate::{
-    model::{Epoch, GatewayId},
+    model::{Epoch, GatewayId, Level},
     store::{self, Store},
 };
 
-/// Whose heart beats has been seen to beat by then: twice the time between two beats, and some more.
+/// The time in which a living gateway's heartbeat certainly changes: twice the interval, and some more.
 pub(super) const BEAT_SEEN: Duration = Duration::from_millis(1_300);
 
-/// The ring as the store has it.
+/// The ring in the store.
 pub struct Status {
     pub version: Epoch,
+    pub level: Level,
     pub members: Vec<StatusOf>,
 }
 
+/// A member of the ring.
 pub struct StatusOf {
     pub gateway: GatewayId,
-    /// Where its peers reach it.
+    /// The address at which its peers reach it.
     pub address: String,
-    /// Whether its heart beat while this was read.
+    /// Whether its heartbeat changed meanwhile.
     pub beats: bool,
+    /// The highest level that it supports. `None` if the store has no heartbeat of it.
+    pub supports: Option<Level>,
 }
 
 /// Reads the ring, and each member's heartbeat twice.
@@ -35,9 +39,14 @@ pub async fn status(store: &dyn Store) -> store::Result<Option<Status>> {
     let Some(ring) = store.ring().await? else {
         return Ok(None);
     };
+    let (version, level) = (ring.version, ring.level);
     if ring.members.is_empty() {
-        let (version, members) = (ring.version, Vec::new());
-        return Ok(Some(Status { version, members }));
+        let members = Vec::new();
+        return Ok(Some(Status {
+            version,
+            level,
+            members,
+        }));
     }
     let beats = || join_all(ring.members.iter().map(|&member| store.heartbeat(member)));
     let before = beats().await;
@@ -48,14 +57,18 @@ pub async fn status(store: &dyn Store) -> store::Result<Option<Status>> {
         members.push(StatusOf {
             gateway,
             beats: before != after,
+            supports: after.as_ref().or(before.as_ref()).map(|beat| beat.level),
             address: after.or(before).unwrap_or_default().address,
         });
     }
-    let version = ring.version;
-    Ok(Some(Status { version, members }))
+    Ok(Some(Status {
+        version,
+        level,
+        members,
+    }))
 }
 
-/// A member whose heart beats, and the address it has.
+/// Returns a living member and its address.
 pub(super) async fn someone_alive(store: &dyn Store) -> store::Result<Option<(GatewayId, String)>> {
     let members = status(store).await?.map(|status| status.members);
     let mut alive = members.unwrap_or_default().into_iter().filter(|m| m.beats);

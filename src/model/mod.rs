@@ -2,6 +2,7 @@
 
 mod conversation;
 mod ids;
+mod level;
 pub mod limits;
 mod log;
 pub mod weight;
@@ -10,6 +11,7 @@ pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{
     ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic, UserId,
 };
+pub use level::{CurrentLevel, LEVEL_MAX, LEVEL_STATED, Level};
 pub use log::{
     Attachment, Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Rev, Seq,
     SystemChange,

@@ -16,8 +16,8 @@ use super::{
 use crate::{
     clock,
     model::{
-        Attachment, ClientId, Content, ConversationId, Details, Entry, Epoch, GatewayId, Kind,
-        Last, MessageId, Millis, Participant, Role, Seq, UserId,
+        Attachment, ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind,
+        LEVEL_STATED, Last, Level, MessageId, Millis, Participant, Role, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
 };
@@ -353,6 +353,32 @@ struct StoredLast(
     crate::model::EntryKind,
     String,
 );
+
+/// The ring from [`LEVEL_STATED`] on. Below that level only the members are stored, which is the form that builds without
+/// a level can read.
+#[derive(Serialize, Deserialize)]
+struct StoredRing<'a>(Level, Cow<'a, [GatewayId]>);
+
+fn stored_ring(level: Level, members: &[GatewayId]) -> Vec<u8> {
+    if level < LEVEL_STATED {
+        encode(&members)
+    } else {
+        encode(&StoredRing(level, members.into()))
+    }
+}
+
+fn read_ring(cell: &Cell) -> Result<RingRow> {
+    let stored = rmp_serde::from_slice(&cell.value);
+    let (level, members) = match stored {
+        Ok(StoredRing(level, members)) => (level, members.into_owned()),
+        Err(_) => (0, decode("ring", &cell.value)?),
+    };
+    Ok(RingRow {
+        version: cell.timestamp,
+        members,
+        level,
+    })
+}
 
 #[derive(Serialize, Deserialize)]
 struct StoredPublic(bool, Kind, Option<String>, Millis);
@@ -747,39 +773,35 @@ impl<C: Cells> Store for CellStore<C> {
             .0
             .scan(Range::prefix(&Key::new(RING)), 1, false)
             .await?;
-        let Some(cell) = cells.first() else {
-            return Ok(None);
-        };
-        Ok(Some(RingRow {
-            version: cell.timestamp,
-            members: decode("ring", &cell.value)?,
-        }))
+        cells.first().map(read_ring).transpose()
     }
 
-    async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool> {
-        self.0
-            .swap(
-                expected,
-                Key::new(RING).cell(next.version, encode(&next.members)),
-            )
-            .await
+    async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool> {
+        // The version determines the level, so a proposal that is made has the stored level or a higher one.
+        let level = next.level.max(before.map_or(0, |before| before.level));
+        let cell = Key::new(RING).cell(next.version, stored_ring(level, &next.members));
+        self.0.swap(before.map(|before| before.version), cell).await
     }
 
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()> {
         let cell = Key::new(HEARTBEAT)
             .bytes(gateway.0.as_bytes())
-            .cell(beat.counter, beat.address.as_bytes().to_vec());
+            .cell(beat.counter, encode(&(&beat.address, beat.level)));
         self.0.write("beat", vec![cell], false).await
     }
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
         let range = Range::prefix(&Key::new(HEARTBEAT).bytes(gateway.0.as_bytes()));
         let cells = self.0.scan(range, 1, false).await?;
-        let beat = |cell: &Cell| Heartbeat {
-            address: String::from_utf8_lossy(&cell.value).into_owned(),
-            counter: cell.timestamp,
+        let Some(cell) = cells.first() else {
+            return Ok(None);
         };
-        Ok(cells.first().map(beat))
+        let (address, level) = decode("heartbeat", &cell.value)?;
+        Ok(Some(Heartbeat {
+            address,
+            counter: cell.timestamp,
+            level,
+        }))
     }
 
     async fn sweep(&self) -> Result<()> {

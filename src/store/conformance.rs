@@ -40,6 +40,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     public_conversations_are_listed(store).await?;
     activity_is_remembered_and_forgotten(store).await?;
     a_ring_version_is_taken_once(store).await?;
+    a_level_rises_and_never_falls(store).await?;
     a_heartbeat_only_goes_up(store).await?;
     store.sweep().await?;
     store.healthy()
@@ -435,12 +436,13 @@ async fn activity_is_remembered_and_forgotten(store: &dyn Store) -> Checked {
 }
 
 async fn a_ring_version_is_taken_once(store: &dyn Store) -> Checked {
-    let before = store.ring().await?.map(|r| r.version);
+    let before = store.ring().await?;
     let next = RingRow {
-        version: before.unwrap_or_default() + 1,
+        version: before.as_ref().map_or(0, |row| row.version) + 1,
         members: vec![GatewayId(uuid::Uuid::new_v4())],
+        level: before.as_ref().map_or(0, |row| row.level),
     };
-    let proposals = (0..5).map(|_| store.propose_ring(before, &next));
+    let proposals = (0..5).map(|_| store.propose_ring(before.as_ref(), &next));
     let won = join_all(proposals)
         .await
         .into_iter()
@@ -454,12 +456,35 @@ async fn a_ring_version_is_taken_once(store: &dyn Store) -> Checked {
     Ok(())
 }
 
+/// Levels are far above those that builds have, because the suite also runs on a store that already has data.
+async fn a_level_rises_and_never_falls(store: &dyn Store) -> Checked {
+    let Some(before) = store.ring().await? else {
+        panic!("an earlier check has made the ring");
+    };
+    let raised = RingRow {
+        level: before.level + 1_000,
+        ..before.next(before.members.clone())
+    };
+    assert!(store.propose_ring(Some(&before), &raised).await?);
+    assert_eq!(store.ring().await?, Some(raised.clone()));
+    let late = before.next(Vec::new());
+    assert!(!store.propose_ring(Some(&before), &late).await?);
+    let mut next = raised.next(vec![GatewayId(uuid::Uuid::new_v4()); 2]);
+    assert_eq!(next.level, raised.level, "a change of members keeps it");
+    next.level = 0;
+    assert!(store.propose_ring(Some(&raised), &next).await?);
+    next.level = raised.level;
+    assert_eq!(store.ring().await?, Some(next));
+    Ok(())
+}
+
 async fn a_heartbeat_only_goes_up(store: &dyn Store) -> Checked {
     let gateway = GatewayId(uuid::Uuid::new_v4());
     assert_eq!(store.heartbeat(gateway).await?, None);
     let beat = |counter| Heartbeat {
         address: "10.0.0.1:7400".into(),
         counter,
+        level: 3,
     };
     store.beat(gateway, &beat(2)).await?;
     store.beat(gateway, &beat(1)).await?;

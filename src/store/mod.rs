@@ -17,7 +17,7 @@ pub use rows::{
     Mark, ParticipantRow, PublicPage, PublicRow, RingRow, Row, SendRow, Tail,
 };
 
-use crate::model::{ClientId, ConversationId, Entry, Epoch, GatewayId, Kind, Millis, Seq, UserId};
+use crate::model::{ClientId, ConversationId, Entry, GatewayId, Kind, Millis, Seq, UserId};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -128,11 +128,14 @@ pub trait Store: Send + Sync + 'static {
 
     async fn ring(&self) -> Result<Option<RingRow>>;
 
-    /// Replaces the ring if its version is still `expected`, and returns whether it did. This is the only conditional
-    /// write.
-    async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool>;
+    /// Replaces the ring if its version is still that of `before`, and returns whether it did. This is the only
+    /// conditional write. The level never falls: if `next` has a lower one, the level of `before` stays. From
+    /// [`LEVEL_STATED`] on the row has a form that builds without a level cannot read, so that they do not start.
+    ///
+    /// [`LEVEL_STATED`]: crate::model::LEVEL_STATED
+    async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool>;
 
-    /// Writes a heartbeat to a quorum. The counter only increases.
+    /// Writes a heartbeat to a quorum. The counter only increases. The level of one gateway never changes.
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()>;
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>>;

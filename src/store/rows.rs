@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    ConversationId, Details, Entry, Epoch, GatewayId, Kind, Last, Millis, Participant, Seq, UserId,
+    ConversationId, Details, Entry, Epoch, GatewayId, Kind, LEVEL_MAX, Last, Level, Millis,
+    Participant, Seq, UserId,
 };
 
 /// A position of a log as one owner wrote it. The key is conversation, position, epoch.
@@ -169,10 +170,39 @@ pub struct Heartbeat {
     /// The address for its peers, or empty if it does not take connections.
     pub address: String,
     pub counter: u64,
+    /// The highest level that the gateway supports. A heartbeat of a build that states none has level 0.
+    pub level: Level,
 }
 
+/// A version of the ring.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RingRow {
     pub version: Epoch,
     pub members: Vec<GatewayId>,
+    /// The level of the stored format and of the messages. It never falls. Builds that state no level do not send it.
+    #[serde(default)]
+    pub level: Level,
+}
+
+impl RingRow {
+    /// Returns the first version of a store on which no gateway has run. There is no earlier build to wait for, so it
+    /// begins with the highest level.
+    #[must_use]
+    pub fn first(members: Vec<GatewayId>) -> Self {
+        Self {
+            version: 1,
+            members,
+            level: LEVEL_MAX,
+        }
+    }
+
+    /// Returns the next version, with these members and the same level.
+    #[must_use]
+    pub fn next(&self, members: Vec<GatewayId>) -> Self {
+        Self {
+            version: self.version + 1,
+            members,
+            level: self.level,
+        }
+    }
 }

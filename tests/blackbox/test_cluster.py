@@ -11,7 +11,7 @@ import urllib.error
 import pytest
 import websockets
 
-from support import UNLIMITED, Apart, Gateway, Refused, Three, clean, eventually, member, uuid4
+from support import UNLIMITED, Apart, Gateway, Refused, Three, clean, cql, eventually, keyspace_of, member, uuid4
 from test_cassandra import in_thread, nodes, ready as status
 
 pytestmark = pytest.mark.cassandra
@@ -363,3 +363,61 @@ async def test_metrics_and_status_of_the_cluster(gateway, people):
     assert metrics["chat_peer_frames_sent_total"] > 0 and metrics["chat_takeovers_total"] > 0
     shown = gateway.nodes[0].command("cluster", "status").stdout
     assert shown.count("alive") == 3, shown
+    assert "level 1 (this build supports 1)" in shown and shown.count("supports level 1\n") == 3, shown
+
+
+def ring_of(cluster, change=None):
+    """Changes the ring's row by hand, if `change` says how. Returns the row."""
+    table = f"{keyspace_of(cluster.directory)}.ring"
+    if change:
+        assert cql().execute(f"UPDATE {table} SET {change} WHERE name = 'ring' IF EXISTS").one()["[applied]"]
+    return cql().execute(f"SELECT * FROM {table} WHERE name = 'ring'").one()
+
+
+async def test_an_upgrade_is_finalized_while_gateways_run(three):
+    """The ring has level 0 and the form that builds without a level read. Then the level rises, and they cannot read it."""
+    for node in three.nodes:
+        assert node.stop() == 0
+    assert not ring_of(three, "level = null, change = null, proposal = uuid()")["members"]
+    three.start()
+    row = ring_of(three)
+    assert (row["level"], row["change"], len(row["members"])) == (None, None, 3) and row["proposal"]
+    assert three.metrics()["chat_cluster_level"] == 0
+    alice, bob = await three.connect("alice"), await three.connect("bob")
+    dm = await alice.create("dm", "bob")
+    people = [Person(name, three, [dm]) for name in ("alice", "bob")]
+    for person in people:
+        person.task = asyncio.create_task(person.run())
+    await asyncio.sleep(1)
+    said = await asyncio.to_thread(three.nodes[0].command, "cluster", "finalize")
+    assert "the level rose from 0 to 1: all 3 gateways" in said.stdout, said
+
+    async def risen():
+        return three.metrics()["chat_cluster_level"] == 3
+
+    assert await eventually(risen)
+    said = await asyncio.to_thread(three.nodes[0].command, "cluster", "finalize")
+    assert "has level 1 already" in said.stdout, said
+    after = ring_of(three)
+    assert (after["level"], after["version"], after["proposal"]) == (1, row["version"] + 1, None) and after["change"]
+    assert after["members"] == row["members"], "nobody left the ring"
+    await settle(people)
+    # Changes of the members keep the level.
+    assert three.nodes[2].stop() == 0
+    three.nodes[2].start()
+    assert ring_of(three)["level"] == 1
+    for client in (alice, bob):
+        await client.close()
+
+
+async def test_a_gateway_does_not_start_above_its_level(three):
+    before = ring_of(three, "level = 99")
+    refused = "the store has level 99, and this build supports levels up to 1"
+    for node in three.nodes:
+        assert await asyncio.to_thread(node.process.wait, 60) == 1
+        assert refused in open(node.log_path).read()
+    said = three.nodes[0].command("cluster", "finalize", check=False)
+    assert said.returncode == 1 and "the ring has level 99" in said.stderr, said
+    with pytest.raises(AssertionError, match="level 99"):
+        three.nodes[0].start()
+    assert ring_of(three) == before, "nothing was written"

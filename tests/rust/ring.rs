@@ -2,13 +2,17 @@
 //! reads of the ring row are slow, and announcements of versions arrive late. The test checks that once a gateway has
 //! acted for a key under a version, no other gateway acts for that key under an older one.
 //!
+//! The gateways are of several builds: one that knows no level, and two that support level 1 or 2. Operators finalize at
+//! any moment. The test checks that no gateway acts, or is a member, above the level that it supports, and that the level
+//! never falls.
+//!
 //! Every choice comes from the seed. `RING_SEEDS=10000 cargo test --release --test all ring` runs more seeds.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
 use chat_gateway::{
-    cluster::{LEASE, Learned, Membership, Rule},
-    model::{ConversationId, Epoch, GatewayId},
+    cluster::{LEASE, Learned, Membership, Rule, raised},
+    model::{ConversationId, Epoch, GatewayId, Level},
     store::RingRow,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -34,7 +38,20 @@ enum Broken {
     /// The ring is read before the heartbeat is written.
     Beat,
     Rule(Rule),
+    /// The level rises without asking what the members support.
+    Unasked,
+    /// The level rises without a new version, so a gateway that joins meanwhile is not noticed.
+    Unversioned,
+    /// A build that knows no level can read the ring at any level.
+    Readable,
+    /// A gateway proposes a version with the level of the peer that told it of the one before.
+    Told,
+    /// A gateway joins a ring above the level that it supports.
+    Join,
 }
+
+/// The level from which on builds that know no level cannot read the ring.
+const UNREADABLE_FROM: Level = 1;
 
 type Step = Box<dyn FnOnce(&mut World)>;
 
@@ -59,6 +76,8 @@ impl Ord for Event {
 
 struct Gateway {
     id: GatewayId,
+    /// The highest level that it supports. A build that supports level 0 knows no level: it sends none.
+    supports: Level,
     membership: Option<Membership>,
     /// The keys that it serves.
     ready: [bool; KEYS],
@@ -71,6 +90,9 @@ struct Gateway {
 
 struct World {
     random: StdRng,
+    /// What concerns levels has its own source, so that the other choices of a seed stay the same.
+    levels: StdRng,
+    began: Instant,
     now: Instant,
     events: BinaryHeap<Event>,
     number: u64,
@@ -87,16 +109,20 @@ struct World {
 impl World {
     fn new(seed: u64, broken: Broken) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
+        let now = Instant::now();
         let first = GatewayId(Uuid::from_u128(1));
         let keys = std::array::from_fn(|_| ConversationId(Uuid::from_u128(random.random())));
         let mut world = Self {
             random,
-            now: Instant::now(),
+            levels: StdRng::seed_from_u64(seed),
+            began: now,
+            now,
             events: BinaryHeap::new(),
             number: 0,
             ring: RingRow {
                 version: 1,
                 members: vec![first],
+                level: 0,
             },
             gateways: Vec::new(),
             keys,
@@ -109,6 +135,7 @@ impl World {
             world.spawn();
         }
         world.after(Duration::from_secs(3), Self::churn);
+        world.after(Duration::from_secs(5), Self::operate);
         world
     }
 
@@ -139,8 +166,12 @@ impl World {
 
     fn spawn(&mut self) {
         let g = self.gateways.len();
+        // Later gateways are of later builds, mostly.
+        let newest = (self.now - self.began).as_secs() / 15;
+        let supports = self.levels.random_range(0..=newest.min(2)) as Level;
         self.gateways.push(Gateway {
             id: GatewayId(Uuid::from_u128(g as u128 + 1)),
+            supports,
             membership: None,
             ready: [false; KEYS],
             dead: false,
@@ -171,6 +202,62 @@ impl World {
         }
         let next = Duration::from_millis([50, 300, 1_000, 3_000, 6_000][self.below(5)]);
         self.after(next, Self::churn);
+    }
+
+    /// Somebody tries to raise the level to 1 or 2.
+    fn operate(&mut self) {
+        let level = self.levels.random_range(1..=2);
+        self.finalize(level);
+        let next = Duration::from_millis([50, 1_000, 4_000][self.levels.random_range(0..3)]);
+        self.after(next, Self::operate);
+    }
+
+    fn finalize(&mut self, level: Level) {
+        let row = self.ring.clone();
+        if row.level >= level {
+            return;
+        }
+        let unasked = self.broken == Broken::Unasked;
+        let supports = |id: GatewayId| {
+            let member = self.gateways.iter().find(|g| g.id == id);
+            member.map(|g| if unasked { level } else { g.supports })
+        };
+        let Ok(next) = raised(&row, level, &supports) else {
+            return;
+        };
+        let there = Duration::from_millis(self.levels.random_range(2..1_500));
+        self.after(there, move |w| {
+            if w.broken == Broken::Unversioned {
+                w.ring.level = level;
+            } else if w.ring.version == row.version {
+                w.change(next);
+            }
+        });
+    }
+
+    /// Makes a version and announces it. A build without a level announces none.
+    fn change(&mut self, row: RingRow) {
+        if row.level < self.ring.level {
+            let (from, to) = (self.ring.level, row.level);
+            self.findings
+                .push(format!("the level falls from {from} to {to}"));
+        }
+        for gateway in &self.gateways {
+            if row.members.contains(&gateway.id) && row.level > gateway.supports {
+                let (id, supports, level) = (gateway.id, gateway.supports, row.level);
+                self.findings.push(format!(
+                    "{id} supports level {supports} and is a member at level {level}"
+                ));
+            }
+        }
+        self.ring = row;
+        for g in 0..self.gateways.len() {
+            let (mut row, delay) = (self.ring.clone(), self.delay());
+            if self.levels.random_range(0..4) == 0 {
+                row.level = 0; // A gateway of a build without a level passed it on.
+            }
+            self.after(delay, move |w| w.news(g, row));
+        }
     }
 
     /// Whether the gateway can run a step now. If it is paused, the step is scheduled for when it wakes.
@@ -251,28 +338,42 @@ impl World {
             self.after(paused_until - self.now, move |w| w.read(g, row, began));
             return;
         }
+        // A build without a level takes such a row for damaged, and tries again.
+        let unreadable = row.level >= UNREADABLE_FROM && self.broken != Broken::Readable;
+        if self.gateways[g].supports == 0 && unreadable {
+            self.after(POLL, move |w| w.poll(g));
+            return;
+        }
         let counts_from = if self.broken == Broken::Start {
             self.now
         } else {
             began
         };
         self.learn(g, &row, Some(counts_from));
+        let read = row.version;
         let gateway = &mut self.gateways[g];
         let Some(membership) = &mut gateway.membership else {
             return;
         };
-        let (id, version) = (gateway.id, membership.ring().version());
+        let (id, supports, row) = (gateway.id, gateway.supports, membership.row());
         let members = membership.ring().members().to_vec();
         if !membership.is_member() && !gateway.leaving {
+            // `may_join`, with the level of this gateway. A build without a level does not ask, but before it is a member
+            // it knows only versions that it has read itself.
+            let may_join = match supports {
+                0 => row.version == read,
+                _ => row.level <= supports || self.broken == Broken::Join,
+            };
             let joined = members.iter().copied().chain([id]).collect();
-            if self.below(10) < 7 {
-                self.propose(version, joined);
+            if self.below(10) < 7 && may_join {
+                self.propose(g, row, joined);
             }
         } else {
             let silent = membership.silent(self.now);
             if !silent.is_empty() && self.below(2) == 0 {
                 self.propose(
-                    version,
+                    g,
+                    row,
                     members
                         .into_iter()
                         .filter(|m| !silent.contains(m))
@@ -289,7 +390,7 @@ impl World {
         let Some(membership) = &gateway.membership else {
             return;
         };
-        let (id, ring) = (gateway.id, membership.ring().clone());
+        let (id, ring, row) = (gateway.id, membership.ring().clone(), membership.row());
         if ring.members().contains(&id) && ring.members().len() > 1 {
             let others = ring
                 .members()
@@ -297,23 +398,22 @@ impl World {
                 .copied()
                 .filter(|&m| m != id)
                 .collect();
-            self.propose(ring.version(), others);
+            self.propose(g, row, others);
         }
     }
 
-    fn propose(&mut self, expected: Epoch, members: Vec<GatewayId>) {
+    /// Proposes the version after `before`. A build without a level compares only the version, and leaves the level.
+    fn propose(&mut self, g: usize, before: RingRow, members: Vec<GatewayId>) {
         let there = self.delay();
+        let knows_levels = self.gateways[g].supports > 0;
         self.after(there, move |w| {
-            if w.ring.version != expected {
-                return;
+            let mut next = before.next(members);
+            if !knows_levels {
+                next.level = w.ring.level;
             }
-            w.ring = RingRow {
-                version: expected + 1,
-                members,
-            };
-            for g in 0..w.gateways.len() {
-                let (row, delay) = (w.ring.clone(), w.delay());
-                w.after(delay, move |w| w.news(g, row));
+            let same_level = before.level == w.ring.level || !knows_levels;
+            if w.ring.version == before.version && (same_level || w.broken == Broken::Told) {
+                w.change(next);
             }
         });
     }
@@ -378,6 +478,13 @@ impl World {
             && membership.lease_until().is_some_and(|until| now < until)
         {
             let version = membership.ring().version();
+            let (level, supports) = (membership.row().level, gateway.supports);
+            if level > supports {
+                self.findings.push(format!(
+                    "{} supports level {supports} and acts at level {level}",
+                    gateway.id
+                ));
+            }
             for (k, key) in self.keys.iter().enumerate() {
                 if membership.ring().owner(*key) != Some(gateway.id) {
                     continue;
@@ -412,18 +519,22 @@ fn no_two_gateways_act_for_one_conversation() {
     let seeds = std::env::var("RING_SEEDS")
         .ok()
         .and_then(|text| text.parse().ok());
-    let (mut checks, mut versions) = (0, 0);
+    let (mut checks, mut versions, mut raised) = (0, 0, [0; 3]);
     for seed in 0..seeds.unwrap_or(300) {
         let world = simulate(seed, Broken::Nothing);
         checks += world.checks;
         versions += world.ring.version;
+        raised[world.ring.level as usize] += 1;
         assert!(
             world.findings.is_empty(),
             "seed {seed}: {:?}",
             world.findings[0]
         );
     }
-    println!("{checks} acts under a lease of {LEASE:?}, {versions} ring versions");
+    println!(
+        "{checks} acts under a lease of {LEASE:?}, {versions} ring versions, last levels {raised:?}"
+    );
+    assert!(raised.iter().all(|&runs| runs > 10), "{raised:?}");
     assert!(
         checks > 100_000 && versions > 1_000,
         "too few acts or versions to prove anything: {checks}, {versions}"
@@ -439,6 +550,11 @@ fn each_broken_rule_of_the_ring_is_found() {
         Broken::Rule(Rule::Recent),
         Broken::Rule(Rule::Skip),
         Broken::Rule(Rule::Reread),
+        Broken::Unasked,
+        Broken::Unversioned,
+        Broken::Readable,
+        Broken::Told,
+        Broken::Join,
     ] {
         let found = (0..4_000).find(|&seed| !simulate(seed, broken).findings.is_empty());
         println!("broken rule {broken:?}: found at seed {found:?}");

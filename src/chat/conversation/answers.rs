@@ -133,10 +133,10 @@ impl Owner {
 
     fn store_dm(&mut self, founded: &Applied, reply: Reply) {
         let (id, environment, founded) = (self.id, self.environment.clone(), founded.clone());
-        let term = self.term.clone();
+        let ownership = self.ownership.clone();
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&term, || store.apply(id, &founded)).await {
+            match insist(&ownership, || store.apply(id, &founded)).await {
                 Ok(()) => Done::DmCreated(reply),
                 Err(error) => Done::Lost(error),
             }
@@ -305,10 +305,11 @@ impl Owner {
             // What is read has been delivered.
             delivered_seq: read.max(delivered),
         };
-        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
+        let (id, environment, ownership) =
+            (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&term, || store.mark(id, kind, &mark)).await {
+            match insist(&ownership, || store.mark(id, kind, &mark)).await {
                 Ok(()) => Done::Marked(mark, reply),
                 Err(error) => Done::Lost(error),
             }

@@ -13,10 +13,10 @@ impl Owner {
         self.environment.unfinished.lost(self.id);
     }
 
-    /// Waits for the writes to the log that are under way. Whoever owns it next under the same term would give their
+    /// Waits for the writes to the log that are under way. Whoever owns it next under the same epoch would give their
     /// places away again: none of them may be stored after it has looked.
     pub(super) async fn written(&mut self) {
-        let revoked = self.term.revoked();
+        let revoked = self.ownership.revoked();
         while self.writing > 0 {
             select! {
                 biased;

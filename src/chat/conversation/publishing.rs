@@ -43,10 +43,11 @@ impl Owner {
     fn store_rows(&mut self, seq: Seq, rows: Applied) {
         self.log.hold(seq);
         self.one_more_awaited(seq);
-        let (id, environment, term) = (self.id, self.environment.clone(), self.term.clone());
+        let (id, environment, ownership) =
+            (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&term, || store.apply(id, &rows)).await {
+            match insist(&ownership, || store.apply(id, &rows)).await {
                 Ok(()) => Done::RowsStored(seq),
                 Err(error) => Done::Lost(error),
             }

@@ -8,7 +8,7 @@ use super::{Environment, Owner};
 use crate::{
     chat::{
         error::Error,
-        lease::Term,
+        lease::Ownership,
         open::{Held, OpenPermit},
         participants::Participants,
     },
@@ -27,7 +27,7 @@ pub(super) async fn load(
     environment: &Arc<Environment>,
     held: &Arc<Held>,
     room: Option<OpenPermit>,
-    term: Arc<Term>,
+    ownership: Arc<Ownership>,
 ) -> Result<Loaded, Error> {
     // One that has room may wait for its load, and is counted meanwhile: else any number could have room.
     if room.is_some() {
@@ -45,7 +45,13 @@ pub(super) async fn load(
         .await
         .map_err(|_| Error::unavailable("too many conversations are open"))?;
     held.weighs(OWNER_BYTES);
-    let loaded = Owner::load(id, environment.clone(), held.clone(), term, &mut loading);
+    let loaded = Owner::load(
+        id,
+        environment.clone(),
+        held.clone(),
+        ownership,
+        &mut loading,
+    );
     let owner = loaded.await?;
     // Before another one is loaded in its stead.
     owner.weigh();

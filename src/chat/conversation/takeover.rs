@@ -16,7 +16,7 @@ use crate::{
     chat::{
         client_ids::ClientIds,
         error::Error,
-        lease::Term,
+        lease::Ownership,
         log::{Log, Takeover},
         open::{Held, Loading},
         participants::{Participants, users_of},
@@ -37,18 +37,20 @@ impl Owner {
         id: ConversationId,
         environment: Arc<Environment>,
         held: Arc<Held>,
-        term: Arc<Term>,
+        ownership: Arc<Ownership>,
         loading: &mut Loading,
     ) -> Result<Self, Error> {
         let store = environment.store.clone();
-        let tail = loading.read(&term, || store.tail(id, TAIL_ENTRIES)).await?;
+        let tail = loading
+            .read(&ownership, || store.tail(id, TAIL_ENTRIES))
+            .await?;
         let read = tail.rows.iter().map(|row| row.record.weight()).sum();
         loading.has_read(read);
-        let row = loading.read(&term, || store.conversation(id)).await?;
+        let row = loading.read(&ownership, || store.conversation(id)).await?;
         let epoch = if broken(Mutation::Epoch) {
             1
         } else {
-            term.epoch()
+            ownership.epoch()
         };
         let takeover = Log::take_over(&tail, epoch).map_err(|incomplete| {
             crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
@@ -65,7 +67,7 @@ impl Owner {
             Some(row) => {
                 let whole = row.details.kind != Kind::Channel;
                 let known = if whole {
-                    all_participants(id, row.details.kind, &*store, &term, loading).await?
+                    all_participants(id, row.details.kind, &*store, &ownership, loading).await?
                 } else {
                     Vec::new()
                 };
@@ -84,7 +86,7 @@ impl Owner {
             id,
             held,
             environment,
-            term,
+            ownership,
             log,
             recent,
             client_ids,
@@ -111,15 +113,18 @@ impl Owner {
         settle: Vec<LogRow>,
         loading: &mut Loading,
     ) -> Result<(), Error> {
-        let (id, term, environment) = (self.id, self.term.clone(), self.environment.clone());
+        let (id, ownership, environment) =
+            (self.id, self.ownership.clone(), self.environment.clone());
         let store = &environment.store;
         if !settle.is_empty() && !broken(Mutation::Settle) {
             // If this gateway dies before their inbox rows are written, others look for them here.
             let activity = environment.activity();
             loading
-                .insist(&term, || store.append(id, &[], Some(activity)))
+                .insist(&ownership, || store.append(id, &[], Some(activity)))
                 .await?;
-            loading.insist(&term, || store.settle(id, &settle)).await?;
+            loading
+                .insist(&ownership, || store.settle(id, &settle))
+                .await?;
             crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
         }
         for LogRow { record: entry, .. } in settle {
@@ -132,7 +137,7 @@ impl Owner {
             unknown.retain(|user| !participants.knows(user));
             for user in unknown {
                 let row = loading
-                    .insist(&term, || store.participant(id, kind, &user))
+                    .insist(&ownership, || store.participant(id, kind, &user))
                     .await?;
                 participants.learn(&user, row);
             }
@@ -140,7 +145,9 @@ impl Owner {
             if let Some(rows) = pending.effects.rows.take()
                 && !broken(Mutation::Apply)
             {
-                loading.insist(&term, || store.apply(id, &rows)).await?;
+                loading
+                    .insist(&ownership, || store.apply(id, &rows))
+                    .await?;
             }
             self.log.restore(pending);
         }
@@ -151,35 +158,46 @@ impl Owner {
 /// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
 /// content: repeating is harmless, while skipping a seq is not. A success after the lease has gone is none:
 /// somebody else may own the conversation by then.
-pub(super) async fn insist<T, F>(term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+pub(super) async fn insist<T, F>(
+    ownership: &Ownership,
+    operation: impl Fn() -> F,
+) -> store::Result<T>
 where
     F: Future<Output = store::Result<T>>,
 {
-    repeat(term, None, None, operation).await
+    repeat(ownership, None, None, operation).await
 }
 
 impl Loading {
     /// As [`insist`]; between two attempts others are loaded.
-    async fn insist<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    async fn insist<T, F>(
+        &mut self,
+        ownership: &Ownership,
+        operation: impl Fn() -> F,
+    ) -> store::Result<T>
     where
         F: Future<Output = store::Result<T>>,
     {
-        repeat(term, Some(self), None, operation).await
+        repeat(ownership, Some(self), None, operation).await
     }
 
     /// As [`Self::insist`], until the request that opened the conversation has ended. Only while nothing is written: what is begun must
     /// be finished under the same lease, by whoever has begun it.
-    async fn read<T, F>(&mut self, term: &Term, operation: impl Fn() -> F) -> store::Result<T>
+    async fn read<T, F>(
+        &mut self,
+        ownership: &Ownership,
+        operation: impl Fn() -> F,
+    ) -> store::Result<T>
     where
         F: Future<Output = store::Result<T>>,
     {
         let until = self.until();
-        repeat(term, Some(self), Some(until), operation).await
+        repeat(ownership, Some(self), Some(until), operation).await
     }
 }
 
 async fn repeat<T, F>(
-    term: &Term,
+    ownership: &Ownership,
     mut loading: Option<&mut Loading>,
     until: Option<Instant>,
     operation: impl Fn() -> F,
@@ -190,7 +208,7 @@ where
     let mut wait = REWRITE_AFTER;
     loop {
         let result = operation().await;
-        if !term.holds(Instant::now()) {
+        if !ownership.holds(Instant::now()) {
             return Err(ended());
         }
         let Err(store::Error::Unavailable { .. }) = result else {
@@ -206,7 +224,7 @@ where
                 }
             }
         }
-        if !term.holds(Instant::now()) {
+        if !ownership.holds(Instant::now()) {
             return Err(ended());
         }
         wait = (wait * 2).min(REWRITE_AFTER_MAX);
@@ -234,14 +252,14 @@ async fn all_participants(
     id: ConversationId,
     kind: Kind,
     store: &dyn Store,
-    term: &Term,
+    ownership: &Ownership,
     loading: &mut Loading,
 ) -> store::Result<Vec<ParticipantRow>> {
     let mut all: Vec<ParticipantRow> = Vec::new();
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
         let page = loading
-            .read(term, || {
+            .read(ownership, || {
                 store.participants(id, kind, after.as_ref(), PAGE_ITEMS_MAX)
             })
             .await?;

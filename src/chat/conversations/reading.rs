@@ -7,7 +7,7 @@ use crate::{
     chat::{
         conversation::OwnerReply,
         error::Error,
-        lease::Term,
+        lease::Ownership,
         operation::{Listed, LogRange, Outcome, Page, ParticipantsPage, SendAck},
     },
     model::{
@@ -22,7 +22,7 @@ impl Conversations {
     pub(super) async fn read(
         &self,
         conversation: ConversationId,
-        term: &Term,
+        ownership: &Ownership,
         asked: (LogRange, usize),
         reply: OwnerReply,
     ) -> Result<Outcome, Error> {
@@ -48,7 +48,7 @@ impl Conversations {
             }
         };
         // A deposed owner answers nothing, so what was read counts only if the lease still holds.
-        if term.holds(Instant::now()) {
+        if ownership.holds(Instant::now()) {
             Ok(outcome)
         } else {
             Err(Error::Closed)

@@ -15,7 +15,7 @@ use crate::{
         members::Adopt,
         membership::Learned,
         message::{Interest, PeerMessage, encode},
-        ring::Ring,
+        view::View,
     },
     model::{Epoch, GatewayId, Topic},
 };
@@ -49,9 +49,9 @@ impl Exchange {
 
     /// Tells the others of each version that this gateway adopts.
     pub(super) async fn follow_ring(self: Arc<Self>) {
-        let mut news = self.members.news();
+        let mut changes = self.members.view_changes();
         loop {
-            let version = news.version();
+            let version = changes.version();
             if version > self.told.load(Ordering::Acquire) {
                 self.tell_adopted(version).await;
                 if self.members.ring().load().version() == version {
@@ -59,7 +59,7 @@ impl Exchange {
                 }
                 continue;
             }
-            news.changed().await;
+            changes.changed().await;
         }
     }
 
@@ -94,7 +94,7 @@ impl Exchange {
             let mut by_member: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
             for interest in edge.interests() {
-                let place = ring.place(&interest.topic);
+                let place = ring.responsible(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
                     edge.follow_later(*channel, None);
                 }
@@ -119,7 +119,7 @@ impl Exchange {
 }
 
 impl Adopt for Exchange {
-    fn adopt(&self, before: &Ring, after: &Ring, learned: Learned) {
+    fn adopt(&self, before: &View, after: &View, learned: Learned) {
         self.home.adopt(after, learned);
         self.delivery.reroute();
         let gone = before

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Exchange, REPAIRS_AT_ONCE, RETRY_AFTER};
 use crate::{
-    chat::{Error, Operation},
+    chat::{Error, Load, Repair},
     cluster::status::BEAT_SEEN,
     model::{ConversationId, GatewayId, UserId},
 };
@@ -22,9 +22,7 @@ impl Exchange {
         for conversation in self.conversations.take_unfinished() {
             let exchange = self.clone();
             self.tasks.spawn_until_drained(async move {
-                let ask = exchange
-                    .router
-                    .ask(conversation, UserId::gateway(), Operation::Details);
+                let ask = exchange.router.ask(conversation, UserId::gateway(), Load);
                 // The answer does not matter: asking loads the conversation.
                 let answered = !ask.await.is_err_and(|error| error.is_unavailable());
                 exchange.conversations.asked(conversation, answered);
@@ -34,10 +32,10 @@ impl Exchange {
 
     /// Repairs the conversations of gateways that are gone. For each of these one member is responsible.
     pub(super) async fn repair(self: Arc<Self>) {
-        let mut news = self.members.news();
+        let mut changes = self.members.view_changes();
         let mut version = 0;
         loop {
-            let now = news.version();
+            let now = changes.version();
             let looked_at = Instant::now();
             if let Err(error) = self.repair_gone().await {
                 tracing::warn!(%error, "crash repair could not finish; trying again");
@@ -46,8 +44,8 @@ impl Exchange {
             }
             version = version.max(now);
             // Again at once when the ring changes, and otherwise after a while.
-            while news.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
-                let _ = timeout(REPAIR_EVERY, news.changed()).await;
+            while changes.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
+                let _ = timeout(REPAIR_EVERY, changes.changed()).await;
             }
         }
     }
@@ -66,9 +64,7 @@ impl Exchange {
             let touched = self.store.activity(gateway).await?;
             tracing::info!(%gateway, conversations = touched.len(), "crash repair began");
             let repairs = touched.into_iter().map(|conversation| {
-                let repair = self
-                    .router
-                    .ask(conversation, UserId::gateway(), Operation::Repair);
+                let repair = self.router.ask(conversation, UserId::gateway(), Repair);
                 async move {
                     match repair.await {
                         Err(error) if error.is_unavailable() => Err(error),

@@ -8,7 +8,7 @@ fn sent(link: &Link) -> u64 {
 }
 
 fn connect(a: &Link, b: &Link) -> (Result<(), Stale>, Result<(), Stale>) {
-    let (from_a, from_b) = (a.standing(), b.standing());
+    let (from_a, from_b) = (a.resume_point(), b.resume_point());
     (a.connected(from_b), b.connected(from_a))
 }
 
@@ -54,7 +54,7 @@ fn watch(user: &str) -> PeerRequest {
     }
 }
 
-/// So many bytes that nothing is queued which can wait.
+/// Fills the queue, so that optional messages are dropped.
 fn fill(link: &Link, bytes: usize) {
     let message = Bytes::from(vec![0; 1 << 20]);
     for _ in 0..bytes >> 20 {
@@ -68,7 +68,7 @@ fn deal_with_all(link: &Link) {
     link.acknowledge(sent);
 }
 
-/// What is queued, of what can be read.
+/// Returns the queued messages that can be read.
 fn queued(link: &Link) -> Vec<PeerMessage> {
     let state = link.state();
     let bytes = state.queue.iter().map(|queued| decode(&queued.bytes));
@@ -90,7 +90,7 @@ fn a_question_that_is_too_long_fails_and_nothing_else() {
         }),
     };
     let asked = link.begin_ask(ask(MESSAGE_BYTES_MAX));
-    assert_eq!(asked.err(), Some(Unasked::TooLong));
+    assert_eq!(asked.err(), Some(CallError::TooLong));
     link.send(vec![0; MESSAGE_BYTES_MAX + 1].into(), None);
     assert!(link.is_idle() && link.state().asks.is_empty());
     assert!(link.begin_ask(ask(1_000)).is_ok());
@@ -112,7 +112,7 @@ fn a_link_is_given_up_when_too_much_waits_and_nothing_counts_as_done() {
     assert!(link.next_batch(false).is_none(), "nothing is sent any more");
     link.send(Bytes::from_static(b"x"), Some(token()));
     link.uninterested(&Topic::Presence(UserId::new("bob").unwrap()));
-    assert_eq!(link.begin_ask(watch("bob")).err(), Some(Unasked::Full));
+    assert_eq!(link.begin_ask(watch("bob")).err(), Some(CallError::Full));
     assert!(link.queued().1 == 0 && !done.load(Ordering::Relaxed));
     link.close();
     assert!(done.load(Ordering::Relaxed), "the peer is gone");

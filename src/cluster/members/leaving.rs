@@ -1,15 +1,15 @@
-//! How a member leaves in good order: the new version is made first, and taken in last.
+//! How a member leaves gracefully: the new version is made first and adopted last.
 
 use std::{future::Future, sync::atomic::Ordering};
 
 use tokio::time::{Instant, timeout};
 
-use super::{LEASE, Members};
+use super::{LEASE, MembershipAgent};
 use crate::store::RingRow;
 
-impl Members {
-    /// Leaves the ring. The others are told only when `let_go` has ended: until then this gateway acts under the version
-    /// before, so that no conversation pauses for as long as a new version takes.
+impl MembershipAgent {
+    /// Leaves the ring. The others are told only when `let_go` has ended. Until then this gateway acts under the version
+    /// before, so that no conversation pauses while the new version is made.
     pub async fn leave(&self, let_go: impl Future<Output = ()>) {
         let next = self.propose_leaving().await;
         let_go.await;
@@ -21,12 +21,13 @@ impl Members {
         self.lease.end_at(Instant::now());
         let row = self.row();
         if self.store.is_shared() && row.members == [self.me] {
-            // Whoever comes next need not wait for a lease.
+            // An empty ring tells the next gateway that it need not wait for a lease to end.
             drop(timeout(LEASE, self.propose(&row, &[])).await);
         }
     }
 
-    /// Has a version made without this gateway; nothing of it is taken in yet. None: nobody would notice, or could.
+    /// Makes a version without this gateway, and does not adopt it yet. Returns `None` if no other gateway is a member, or
+    /// the version could not be made.
     async fn propose_leaving(&self) -> Option<RingRow> {
         if !self.store.is_shared() || !self.lease.holds(Instant::now()) {
             return None;
@@ -35,23 +36,22 @@ impl Members {
         for _ in 0..5 {
             let row = self.row();
             let others = row.members.iter().copied().filter(|&m| m != self.me);
-            let next = RingRow {
-                version: row.version + 1,
-                members: others.collect(),
-            };
+            let next = row.next(others.collect());
             if next.members.is_empty() || next.members.len() == row.members.len() {
                 break;
             }
-            let proposed = self.store.propose_ring(Some(row.version), &next);
+            let proposed = self.store.propose_ring(Some(&row), &next);
             match timeout(LEASE, proposed).await {
                 Ok(Ok(true)) => return Some(next),
                 Ok(Ok(false)) => {}
                 Ok(Err(_)) | Err(_) => {
-                    tracing::info!("leaving without a word: the others wait for this one's lease");
+                    tracing::info!(
+                        "could not leave the ring; the others wait until the lease of this gateway has ended"
+                    );
                     break;
                 }
             }
-            // Somebody else's was made.
+            // Another gateway was faster.
             match timeout(LEASE, self.store.ring()).await {
                 Ok(Ok(Some(made))) if !made.members.contains(&self.me) => return Some(made),
                 Ok(Ok(Some(made))) => self.learn(&made, None),

@@ -196,13 +196,40 @@ fn a_gateway_that_does_not_say_so_takes_no_parts() {
         peer: None,
         received: 2,
     };
-    let read: Standing = decode(&encode(&before)).unwrap();
+    let read: ResumePoint = decode(&encode(&before)).unwrap();
     assert!(!read.takes_parts);
-    let now = Standing {
+    let now = ResumePoint {
         takes_parts: true,
         ..read
     };
     assert_eq!(decode::<Before>(&encode(&now)).unwrap(), before);
+    #[derive(Deserialize)]
+    struct WelcomeBefore {
+        standing: Before,
+    }
+    let welcome = encode(&Welcome { resume_point: now });
+    let read: WelcomeBefore = decode(&welcome).unwrap();
+    assert_eq!(read.standing, before);
+}
+
+/// A build without a level reads this one's news of the ring, and this one reads a row without a level as level 0.
+#[test]
+fn a_version_of_the_ring_needs_no_level() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Before {
+        version: Epoch,
+        members: Vec<GatewayId>,
+    }
+    let (version, members) = (3, vec![GatewayId(uuid::Uuid::nil())]);
+    let row = RingRow {
+        version,
+        members: members.clone(),
+        level: 1,
+    };
+    let before = Before { version, members };
+    assert_eq!(decode::<Before>(&encode(&row)).unwrap(), before);
+    let read: RingRow = decode(&encode(&before)).unwrap();
+    assert_eq!(read, RingRow { level: 0, ..row });
 }
 
 /// A newer build's messages hold up nothing else.

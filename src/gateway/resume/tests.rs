@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     auth::Tokens,
     chat::{Conversations, Creation},
-    cluster::{Cluster, Members},
+    cluster::{Cluster, MembershipAgent},
     config::Config,
     fanout::Hub,
     gateway::requests,
@@ -46,7 +46,7 @@ impl Fixture {
         let simulated = Arc::new(Simulated::new(1, Faults::NONE));
         let store: Arc<dyn Store> = simulated.clone();
         let tasks = Tasks::default();
-        let members = Arc::new(Members::alone(store.clone()).await.unwrap());
+        let members = Arc::new(MembershipAgent::alone(store.clone()).await.unwrap());
         let hub = Arc::new(Hub::new(config.fanout.coalesce(), tasks.clone()));
         let cluster = Cluster::new(
             &members,

@@ -7,6 +7,7 @@ mod batches;
 mod columns;
 mod connect;
 mod operations;
+mod ring;
 pub mod schema;
 mod statements;
 
@@ -37,6 +38,7 @@ use self::{
     batches::Batches,
     columns::{MessageColumns, big, bucket_of, corrupt, opens_bucket},
     connect::{READ_SPECULATION, WRITE_SPECULATION, profile, serial},
+    ring::RingColumns,
     statements::{Profiles, Statements},
 };
 use super::{Error, LogRow, Result};
@@ -313,7 +315,7 @@ impl Cassandra {
             _ => Consistency::LocalSerial,
         });
         let ring: Option<RingColumns> = self.read_one(OPERATION, &statement, ()).await?;
-        Ok(ring.is_some_and(|(_, _, made)| made == proposal))
+        Ok(ring.is_some_and(|ring| ring.made_by() == Some(proposal)))
     }
 
     async fn transaction(
@@ -335,5 +337,3 @@ fn unavailable(operation: &'static str, kind: &'static str, error: impl ToString
         reason: error.to_string(),
     }
 }
-
-type RingColumns = (i64, Option<Vec<Uuid>>, Uuid);

@@ -12,17 +12,18 @@ use super::{
         Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
         ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
     },
-    Cassandra, RingColumns,
+    Cassandra,
     batches::Unit,
     columns::{
         ConversationColumns, InboxColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big,
         first_of, public_shard_of, shard_of, shards_of, unsigned,
     },
+    ring::{RingColumns, level_column, level_of},
     statements::Statements,
     unavailable,
 };
 use crate::model::{
-    ClientId, ConversationId, Entry, Epoch, GatewayId, Kind, Millis, Seq, UserId,
+    ClientId, ConversationId, Entry, GatewayId, Kind, LEVEL_STATED, Millis, Seq, UserId,
     limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
 };
 
@@ -30,13 +31,6 @@ use crate::model::{
 const SHARDS_AT_ONCE: usize = 16;
 /// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
 const ACTIVITY_MINUTES: usize = 3;
-
-fn ring_row((version, members, _): RingColumns) -> RingRow {
-    RingRow {
-        version: unsigned(version),
-        members: members.into_iter().flatten().map(GatewayId).collect(),
-    }
-}
 
 fn small(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
@@ -357,20 +351,32 @@ impl Store for Cassandra {
     async fn ring(&self) -> Result<Option<RingRow>> {
         // This does not wait behind other reads, because the gateway's lease depends on it.
         let rows = self.rows("ring", &self.statements.ring, ()).await;
-        self.noted(rows.map(|rows| rows.into_iter().next().map(ring_row)))
+        self.noted(rows.map(|rows| rows.into_iter().next().map(RingColumns::row)))
     }
 
-    async fn propose_ring(&self, expected: Option<Epoch>, next: &RingRow) -> Result<bool> {
+    async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool> {
         let s = &self.statements;
         let members: Vec<Uuid> = next.members.iter().map(|m| m.0).collect();
-        let proposal = Uuid::new_v4();
-        let proposed = match expected {
+        let version = big(next.version);
+        let level = next.level.max(before.map_or(0, |before| before.level));
+        let id = Uuid::new_v4();
+        // Builds without a level cannot read a row without `proposal`.
+        let (proposal, change) = if level < LEVEL_STATED {
+            (Some(id), None)
+        } else {
+            (None, Some(id))
+        };
+        let level = level_column(level);
+        let proposed = match before {
             None => {
-                let values = (big(next.version), members, proposal);
+                let values = (version, members, proposal, change, level);
                 self.transaction(&s.insert_ring, values).await
             }
-            Some(version) => {
-                let values = (big(next.version), members, proposal, big(version));
+            Some(before) => {
+                let expected = (big(before.version), level_column(before.level));
+                let values = (
+                    version, members, proposal, change, level, expected.0, expected.1,
+                );
                 self.transaction(&s.update_ring, values).await
             }
         };
@@ -378,14 +384,15 @@ impl Store for Cassandra {
             Ok(applied) => Ok(applied),
             Err(error) => {
                 tracing::info!(%error, "the outcome of a ring proposal is unknown; reading it back");
-                self.proposal_made(proposal).await
+                self.proposal_made(id).await
             }
         }
     }
 
     async fn beat(&self, gateway: GatewayId, beat: &Heartbeat) -> Result<()> {
         let counter = big(beat.counter);
-        let values = (counter, beat.address.as_str(), counter, gateway.0);
+        let level = level_column(beat.level);
+        let values = (counter, beat.address.as_str(), counter, level, gateway.0);
         // A heartbeat does not wait behind other writes.
         let written = self
             .session
@@ -395,12 +402,13 @@ impl Store for Cassandra {
     }
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
-        let row: Option<(String, i64)> = self
+        let row: Option<(String, i64, Option<i32>)> = self
             .read_one("heartbeat", &self.statements.heartbeat, (gateway.0,))
             .await?;
-        let beat = |(address, counter)| Heartbeat {
+        let beat = |(address, counter, level)| Heartbeat {
             address,
             counter: unsigned(counter),
+            level: level_of(level),
         };
         Ok(row.map(beat))
     }

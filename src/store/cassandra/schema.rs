@@ -104,11 +104,20 @@ pub fn wanted() -> i32 {
     versions().last().map_or(0, |version| version.number)
 }
 
+/// Returns the table and the column that a statement adds, if it adds one.
+fn added_column(statement: &str) -> Option<(&str, &str)> {
+    let (table, added) = statement
+        .strip_prefix("ALTER TABLE ")?
+        .split_once(" ADD IF NOT EXISTS ")?;
+    Some((table, added.split(' ').next()?))
+}
+
 /// Adapts a statement to ScyllaDB. It has no setting for blocking read repair, because it always repairs before it
-/// answers, and it names the compression class differently.
+/// answers; it names the compression class differently; and it cannot add a column only if that is missing.
 fn for_scylla(statement: &str) -> String {
     statement
         .replace("AND read_repair = 'BLOCKING'", "")
+        .replace(" ADD IF NOT EXISTS ", " ADD ")
         .replace(
             "{'class': 'LZ4Compressor'",
             "{'sstable_compression': 'LZ4Compressor'",
@@ -201,6 +210,15 @@ async fn has_table(session: &Session, keyspace: &str, table: &str) -> Result<boo
     Ok(found.rows_num() > 0)
 }
 
+/// Whether a column that a statement adds exists. A process that died while it updated the schema may have added it.
+async fn has_column(session: &Session, keyspace: &str, added: (&str, &str)) -> Result<bool> {
+    let text = "SELECT column_name FROM system_schema.columns \
+        WHERE keyspace_name = ? AND table_name = ? AND column_name = ?";
+    let (table, column) = added;
+    let found = rows(session, Statement::new(text), (keyspace, table, column)).await?;
+    Ok(found.rows_num() > 0)
+}
+
 async fn rows(
     session: &Session,
     statement: Statement,
@@ -216,6 +234,11 @@ async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<
     let scylla = has_table(session, "system_schema", "scylla_tables").await?;
     for version in versions().into_iter().filter(|v| v.number > before) {
         for text in &version.statements {
+            if let Some(added) = added_column(text)
+                && has_column(session, name, added).await?
+            {
+                continue;
+            }
             let text = if scylla {
                 for_scylla(text)
             } else {
@@ -295,11 +318,15 @@ mod tests {
         assert_eq!(versions[0].statements.len(), 11);
         for statement in versions.iter().flat_map(|v| &v.statements) {
             assert!(
-                statement.starts_with("CREATE TABLE IF NOT EXISTS"),
+                statement.starts_with("CREATE TABLE IF NOT EXISTS")
+                    || added_column(statement).is_some(),
                 "{statement}"
             );
             assert!(!for_scylla(statement).contains("read_repair"));
         }
+        let added: Vec<_> = versions[1].statements.iter().collect();
+        assert_eq!(added_column(added[0]), Some(("ring", "level")));
+        assert_eq!(for_scylla(added[0]), "ALTER TABLE ring ADD level int");
     }
 
     #[test]

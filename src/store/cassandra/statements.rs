@@ -126,10 +126,13 @@ statements! {
     write set_last_seen: "UPDATE users USING TIMESTAMP ? SET last_seen = ? WHERE user_id = ?",
     read last_seen: "SELECT last_seen FROM users WHERE user_id = ?",
 
-    write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ? WHERE gateway_id = ?",
-    read heartbeat: "SELECT address, counter FROM heartbeats WHERE gateway_id = ?",
+    write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ?, level = ? WHERE gateway_id = ?",
+    read heartbeat: "SELECT address, counter, level FROM heartbeats WHERE gateway_id = ?",
 
-    read ring: "SELECT version, members, proposal FROM ring WHERE name = 'ring'",
-    transaction insert_ring: "INSERT INTO ring (name, version, members, proposal) VALUES ('ring', ?, ?, ?) IF NOT EXISTS",
-    transaction update_ring: "UPDATE ring SET version = ?, members = ?, proposal = ? WHERE name = 'ring' IF version = ?",
+    read ring: "SELECT version, members, proposal, change, level FROM ring WHERE name = 'ring'",
+    transaction insert_ring: "INSERT INTO ring (name, version, members, proposal, change, level) VALUES ('ring', ?, ?, ?, ?, ?) \
+        IF NOT EXISTS",
+    /// The level is compared too: a gateway may know the version from a build that does not send the level.
+    transaction update_ring: "UPDATE ring SET version = ?, members = ?, proposal = ?, change = ?, level = ? WHERE name = 'ring' \
+        IF version = ? AND level = ?",
 }

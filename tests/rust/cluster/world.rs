@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use chat_gateway::{
     chat::{Conversations, Creation, LogRange, Operation, Outcome, Settings},
-    cluster::{Cluster, Connection, Members, Network, Speaking},
+    cluster::{Cluster, Connection, MembershipAgent, Network, PeerSettings},
     fanout::{Coalesce, Hub, Subscriber},
     memory::Memory,
     model::{
@@ -49,7 +49,7 @@ const FRAMES_MAX: usize = 100_000;
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// The parts of a gateway that serves.
-type Up = (Arc<Cluster>, Arc<Members>, Arc<Hub>);
+type Up = (Arc<Cluster>, Arc<MembershipAgent>, Arc<Hub>);
 
 /// The network between the gateways, in memory.
 #[derive(Default)]
@@ -394,7 +394,7 @@ impl World {
                 (number << 64) + number * 0x9e37_79b9_7f4a_7c15,
             ));
             let members = loop {
-                match Members::join(store.clone(), me, address.clone(), &*network).await {
+                match MembershipAgent::join(store.clone(), me, address.clone(), &*network).await {
                     Ok(members) => break Arc::new(members),
                     Err(_) => sleep(Duration::from_millis(200)).await,
                 }
@@ -414,7 +414,7 @@ impl World {
                 memory: Memory::of_mib(64),
                 page_bytes_max: 1 << 20,
             };
-            let speaking = Speaking {
+            let peer_settings = PeerSettings {
                 secret: "the same in all of them, 32 bytes".into(),
                 network,
             };
@@ -422,7 +422,7 @@ impl World {
                 &members,
                 &store,
                 &hub,
-                Some(speaking),
+                Some(peer_settings),
                 settings.operation_timeout,
                 settings.memory,
                 &tasks,
@@ -449,7 +449,7 @@ impl World {
                 over.over.store(true, Ordering::Relaxed);
                 over.process.kill();
             });
-            cluster.settled(Duration::from_secs(5)).await;
+            cluster.ready(Duration::from_secs(5)).await;
             *starting.up.lock().unwrap() = Some((cluster, members, hub));
         });
     }

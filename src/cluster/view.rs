@@ -1,24 +1,25 @@
-//! Key → gateway, for one ring version. Highest random weight ("rendezvous") hashing: Thaler and
-//! Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998. A change of one member moves only the
-//! keys of that member.
+//! Maps keys to gateways, for one version of the ring, by highest random weight ("rendezvous") hashing: Thaler and
+//! Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998. A change of one member moves only the keys of
+//! that member.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::model::{ConversationId, Epoch, GatewayId, Topic, UserId};
 
-/// The members of one version, which is also the epoch.
+/// The view of the ring at one version: its members. The version is also the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ring {
+pub struct View {
     version: Epoch,
     members: Vec<GatewayId>,
 }
 
-impl Ring {
+impl View {
     #[must_use]
     pub fn new(version: Epoch, members: Vec<GatewayId>) -> Self {
         Self { version, members }
     }
 
+    /// Returns the version of the ring.
     #[must_use]
     pub fn version(&self) -> Epoch {
         self.version
@@ -29,28 +30,29 @@ impl Ring {
         &self.members
     }
 
-    /// Who sequences this conversation.
+    /// Returns the owner of a conversation. `None` if there are no members.
     #[must_use]
     pub fn owner(&self, conversation: ConversationId) -> Option<GatewayId> {
         self.pick(conversation.0.as_bytes())
     }
 
-    /// Who knows where this user's sockets are.
+    /// Returns the home of a user.
     #[must_use]
     pub fn home(&self, user: &UserId) -> Option<GatewayId> {
         self.pick(user.as_str().as_bytes())
     }
 
-    /// Who is told of the interest in it.
+    /// Returns the gateway that is responsible for a topic, and so must know who is interested in it.
     #[must_use]
-    pub fn place(&self, topic: &Topic) -> Option<GatewayId> {
+    pub fn responsible(&self, topic: &Topic) -> Option<GatewayId> {
         match topic {
             Topic::User(user) | Topic::Presence(user) => self.home(user),
             Topic::Channel(channel) => self.owner(*channel),
         }
     }
 
-    /// A contract between versions of the program: gateways of different ones share a ring during an upgrade.
+    /// Returns the gateway of a key. It must never change, because builds of several versions share a ring during an
+    /// upgrade.
     fn pick(&self, key: &[u8]) -> Option<GatewayId> {
         let key = xxh3_64_with_seed(key, 0);
         let weight = |member: &GatewayId| xxh3_64_with_seed(member.0.as_bytes(), key);
@@ -77,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_new_member_takes_its_share_and_nothing_else_moves() {
-        let (three, four) = (Ring::new(1, gateways(3)), Ring::new(2, gateways(4)));
+        let (three, four) = (View::new(1, gateways(3)), View::new(2, gateways(4)));
         let new = gateways(4)[3];
         let moved: Vec<_> = users().filter(|u| three.home(u) != four.home(u)).collect();
         assert!(moved.iter().all(|u| four.home(u) == Some(new)));
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn placement_is_the_same_in_every_version() {
-        let ring = Ring::new(1, gateways(5));
+        let ring = View::new(1, gateways(5));
         let homes: Vec<u128> = users()
             .take(8)
             .map(|u| ring.home(&u).unwrap().0.as_u128())

@@ -1,5 +1,5 @@
-//! That a version was adopted, or that something else may have become possible. As tokio's `watch`, which wakes those
-//! who wait in a random order: here they are woken in the order in which they came, so that a simulation repeats itself.
+//! Wakes tasks when a version of the ring was adopted, or when something else may have become possible. It is like tokio's
+//! `watch`, but wakes tasks in the order in which they began to wait, so that a simulation repeats exactly.
 
 use std::sync::{
     Arc,
@@ -10,13 +10,14 @@ use tokio::sync::Notify;
 
 use crate::model::Epoch;
 
-pub(super) struct News {
+/// The sender: it knows the version that was adopted last.
+pub(super) struct ViewChanges {
     version: AtomicU64,
     told: AtomicU64,
     notify: Notify,
 }
 
-impl News {
+impl ViewChanges {
     pub(super) fn new(version: Epoch) -> Arc<Self> {
         Arc::new(Self {
             version: version.into(),
@@ -35,36 +36,37 @@ impl News {
         self.notify.notify_waiters();
     }
 
-    pub(super) fn listen(self: &Arc<Self>) -> Listener {
-        Listener {
+    pub(super) fn listen(self: &Arc<Self>) -> ViewListener {
+        ViewListener {
             heard: self.told.load(Ordering::Acquire),
-            news: self.clone(),
+            changes: self.clone(),
         }
     }
 }
 
-pub(super) struct Listener {
-    news: Arc<News>,
+/// A receiver of changes.
+pub(super) struct ViewListener {
+    changes: Arc<ViewChanges>,
     heard: u64,
 }
 
-impl Listener {
-    /// The version adopted last; waits for what comes after this.
+impl ViewListener {
+    /// Returns the version that was adopted last. From now on, `changed` waits for later changes.
     pub(super) fn version(&mut self) -> Epoch {
         self.mark_heard();
-        self.news.version.load(Ordering::Acquire)
+        self.changes.version.load(Ordering::Acquire)
     }
 
     pub(super) fn mark_heard(&mut self) {
-        self.heard = self.news.told.load(Ordering::Acquire);
+        self.heard = self.changes.told.load(Ordering::Acquire);
     }
 
     pub(super) async fn changed(&mut self) {
         loop {
-            let notified = self.news.notify.notified();
+            let notified = self.changes.notify.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            let told = self.news.told.load(Ordering::Acquire);
+            let told = self.changes.told.load(Ordering::Acquire);
             if told != self.heard {
                 self.heard = told;
                 return;
