@@ -19,13 +19,11 @@ use values::{
 use super::{
     Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
     ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+    public::{PublicScan, Step},
 };
 use crate::{
     clock,
-    model::{
-        ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId,
-        limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
-    },
+    model::{ClientId, ConversationId, Epoch, GatewayId, Kind, Millis, Seq, UserId},
 };
 
 /// Days for which a client id is kept.
@@ -272,27 +270,14 @@ impl<C: Cells> Store for CellStore<C> {
         if let Some(id) = after_id {
             range.from = after(&Key::new(PUBLIC).conversation(id).0);
         }
-        let mut page = PublicPage::default();
-        let (mut left, mut count) = (SCAN_ROWS_MAX, limit + 1);
+        let mut scan = PublicScan::new(limit);
         loop {
-            count = count.min(left);
+            let count = scan.rows_wanted();
             let cells = self.0.scan(range.clone(), count, false).await?;
-            let full = cells.len() == count;
-            for (i, cell) in cells.iter().enumerate() {
-                let conversation = take_conversation("public_conversations", &cell.key, 1)?;
-                page.rows.extend(public_row(conversation, cell)?);
-                let is_last = i + 1 == cells.len();
-                left -= 1;
-                if page.rows.len() == limit || left == 0 {
-                    page.next = (full || !is_last).then_some(conversation);
-                    return Ok(page);
-                }
+            match scan.add(cells.iter().map(public_row), true)? {
+                Step::Complete | Step::Exhausted => return Ok(scan.into_page()),
+                Step::After(id) => range.from = after(&Key::new(PUBLIC).conversation(id).0),
             }
-            match cells.last() {
-                Some(last) if full => range.from = after(&last.key),
-                _ => return Ok(page),
-            }
-            count = PAGE_ITEMS_MAX;
         }
     }
 

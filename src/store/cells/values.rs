@@ -250,15 +250,18 @@ pub(super) fn conversation_row(cell: &Cell) -> Result<ConversationRow> {
     })
 }
 
-/// Returns the row if the conversation is public now.
-pub(super) fn public_row(conversation: ConversationId, cell: &Cell) -> Result<Option<PublicRow>> {
-    let StoredPublic(public, kind, name, created_at) = decode("public_conversations", &cell.value)?;
-    Ok(public.then_some(PublicRow {
+/// Returns the conversation of the cell, with its row if it is public now.
+pub(super) fn public_row(cell: &Cell) -> Result<(ConversationId, Option<PublicRow>)> {
+    const OPERATION: &str = "public_conversations";
+    let conversation = take_conversation(OPERATION, &cell.key, 1)?;
+    let StoredPublic(public, kind, name, created_at) = decode(OPERATION, &cell.value)?;
+    let row = PublicRow {
         conversation,
         kind,
         name,
         created_at,
-    }))
+    };
+    Ok((conversation, public.then_some(row)))
 }
 
 pub(super) fn participant_cells(
