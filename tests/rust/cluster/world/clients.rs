@@ -302,21 +302,11 @@ impl Device {
     ) {
         let mut frames = VecDeque::new();
         loop {
-            // Missed messages are read from any gateway, again and again until that succeeds.
-            if let Some((conversation, upto)) = to_read.pop_front() {
-                let have = contiguous(&self.got.lock().unwrap()[conversation]);
-                if have < upto {
-                    match world.history(conversation, have).await {
-                        Some((entries, _)) => {
-                            let seqs = entries.iter().map(|(seq, _)| *seq);
-                            self.got.lock().unwrap()[conversation].extend(seqs);
-                        }
-                        None => {
-                            to_read.push_back((conversation, upto));
-                            sleep(Duration::from_millis(100)).await;
-                        }
-                    }
-                }
+            if let Some((conversation, upto)) = to_read.pop_front()
+                && !self.catch_up(world, conversation, upto).await
+            {
+                to_read.push_back((conversation, upto));
+                sleep(Duration::from_millis(100)).await;
             }
             let wait = if to_read.is_empty() { 500 } else { 1 };
             let taken = tokio::select! {
@@ -337,32 +327,46 @@ impl Device {
             let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
             while let Some(read) = wire.read(None).unwrap() {
                 let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
-                let id = event["conversation"].as_str().unwrap_or_default();
-                let position = world.conversations.iter().position(|c| c.to_string() == id);
-                let Some(conversation) = position else {
-                    continue;
-                };
-                match event["type"].as_str() {
-                    Some("message") => {
-                        let seq = event["seq"].as_u64().unwrap();
-                        let client: ClientId =
-                            event["client_id"].as_str().unwrap().parse().unwrap();
-                        world
-                            .checker
-                            .lock()
-                            .unwrap()
-                            .saw(conversation, std::iter::once((seq, client)));
-                        self.got.lock().unwrap()[conversation].insert(seq);
-                        if contiguous(&self.got.lock().unwrap()[conversation]) < seq {
-                            to_read.push_back((conversation, seq));
-                        }
-                    }
-                    Some("resync") => {
-                        to_read.push_back((conversation, event["head"].as_u64().unwrap()));
-                    }
-                    _ => {}
-                }
+                to_read.extend(self.sees(world, &event));
             }
+        }
+    }
+
+    /// Reads the messages up to `upto` that the user missed, from any gateway. Returns false if it must be repeated.
+    async fn catch_up(&self, world: &World, conversation: usize, upto: Seq) -> bool {
+        let have = contiguous(&self.got.lock().unwrap()[conversation]);
+        if have >= upto {
+            return true;
+        }
+        let Some((entries, _)) = world.history(conversation, have).await else {
+            return false;
+        };
+        let seqs = entries.iter().map(|(seq, _)| *seq);
+        self.got.lock().unwrap()[conversation].extend(seqs);
+        true
+    }
+
+    /// Notes the message of an event. Returns the conversation to read, and up to which seq, if messages before it are
+    /// missing.
+    fn sees(&self, world: &World, event: &serde_json::Value) -> Option<(usize, Seq)> {
+        let id = event["conversation"].as_str().unwrap_or_default();
+        let position = world.conversations.iter().position(|c| c.to_string() == id);
+        let conversation = position?;
+        match event["type"].as_str() {
+            Some("message") => {
+                let seq = event["seq"].as_u64().unwrap();
+                let client: ClientId = event["client_id"].as_str().unwrap().parse().unwrap();
+                world
+                    .checker
+                    .lock()
+                    .unwrap()
+                    .saw(conversation, std::iter::once((seq, client)));
+                let mut got = self.got.lock().unwrap();
+                got[conversation].insert(seq);
+                (contiguous(&got[conversation]) < seq).then_some((conversation, seq))
+            }
+            Some("resync") => Some((conversation, event["head"].as_u64().unwrap())),
+            _ => None,
         }
     }
 }

@@ -54,6 +54,68 @@ impl Gateway {
         !self.over.load(Ordering::Relaxed) && self.up.lock().unwrap().is_some()
     }
 
+    /// Joins the ring and serves, as `node.rs` does.
+    async fn serve(self: Arc<Self>, store: Arc<dyn Store>, network: Arc<Port>, open_max: usize) {
+        let members = self.join(&store, &network).await;
+        let tasks = self.tasks.clone();
+        let coalesce = Coalesce {
+            per_socket: Duration::from_millis(20),
+            max: Duration::from_millis(25),
+        };
+        let hub = Arc::new(Hub::new(coalesce, tasks.clone()));
+        let settings = settings(open_max);
+        let speaking = Speaking {
+            secret: "the same in all of them, 32 bytes".into(),
+            network,
+        };
+        let cluster = Cluster::new(
+            &members,
+            &store,
+            &hub,
+            Some(speaking),
+            settings.operation_timeout,
+            settings.memory,
+            &tasks,
+            |publish, inbox, lease| {
+                let me = members.me();
+                Conversations::new(
+                    me,
+                    store.clone(),
+                    publish,
+                    inbox,
+                    lease,
+                    settings,
+                    tasks.clone(),
+                )
+            },
+        );
+        let cluster = Arc::new(cluster);
+        let flushing = cluster.inbox.clone();
+        tasks.spawn(async move { flushing.run().await });
+        cluster.start();
+        let (keeping, over) = (members.clone(), self.clone());
+        tasks.spawn(async move {
+            keeping.keep().await;
+            over.over.store(true, Ordering::Relaxed);
+            over.process.kill();
+        });
+        cluster.settled(Duration::from_secs(5)).await;
+        *self.up.lock().unwrap() = Some((cluster, members, hub));
+    }
+
+    async fn join(&self, store: &Arc<dyn Store>, network: &Port) -> Arc<Members> {
+        // Ids of real gateways grow with time too.
+        let me = GatewayId(Uuid::from_u128(
+            (self.number << 64) + self.number * 0x9e37_79b9_7f4a_7c15,
+        ));
+        loop {
+            match Members::join(store.clone(), me, self.address.clone(), network).await {
+                Ok(members) => return Arc::new(members),
+                Err(_) => sleep(Duration::from_millis(200)).await,
+            }
+        }
+    }
+
     pub(crate) fn cluster(&self) -> Option<Arc<Cluster>> {
         let up = self.up.lock().unwrap();
         up.as_ref().map(|(cluster, ..)| cluster.clone())
@@ -68,6 +130,18 @@ impl Gateway {
         let asked = async move { drop(reply.send(ask.await)) };
         self.tasks.spawn(asked);
         timeout(PATIENCE, answer).await.ok()?.ok()
+    }
+}
+
+fn settings(open_max: usize) -> Settings {
+    Settings {
+        body_bytes_max: 1000,
+        group_participants_max: 100,
+        idle: Duration::from_secs(300),
+        operation_timeout: Duration::from_secs(2),
+        open_max,
+        memory: Memory::of_mib(64),
+        page_bytes_max: 1 << 20,
     }
 }
 
@@ -100,71 +174,9 @@ impl World {
             accepted: tokio::sync::Mutex::new(accepted),
         });
         let (starting, open_max) = (gateway.clone(), self.open_max);
-        gateway.tasks.spawn(async move {
-            let store: Arc<dyn Store> = Arc::new(store);
-            // Ids of real gateways grow with time too.
-            let me = GatewayId(Uuid::from_u128(
-                (number << 64) + number * 0x9e37_79b9_7f4a_7c15,
-            ));
-            let members = loop {
-                match Members::join(store.clone(), me, address.clone(), &*network).await {
-                    Ok(members) => break Arc::new(members),
-                    Err(_) => sleep(Duration::from_millis(200)).await,
-                }
-            };
-            let tasks = starting.tasks.clone();
-            let coalesce = Coalesce {
-                per_socket: Duration::from_millis(20),
-                max: Duration::from_millis(25),
-            };
-            let hub = Arc::new(Hub::new(coalesce, tasks.clone()));
-            let settings = Settings {
-                body_bytes_max: 1000,
-                group_participants_max: 100,
-                idle: Duration::from_secs(300),
-                operation_timeout: Duration::from_secs(2),
-                open_max,
-                memory: Memory::of_mib(64),
-                page_bytes_max: 1 << 20,
-            };
-            let speaking = Speaking {
-                secret: "the same in all of them, 32 bytes".into(),
-                network,
-            };
-            let cluster = Cluster::new(
-                &members,
-                &store,
-                &hub,
-                Some(speaking),
-                settings.operation_timeout,
-                settings.memory,
-                &tasks,
-                |publish, inbox, lease| {
-                    let me = members.me();
-                    Conversations::new(
-                        me,
-                        store.clone(),
-                        publish,
-                        inbox,
-                        lease,
-                        settings,
-                        tasks.clone(),
-                    )
-                },
-            );
-            let cluster = Arc::new(cluster);
-            let flushing = cluster.inbox.clone();
-            tasks.spawn(async move { flushing.run().await });
-            cluster.start();
-            let (keeping, over) = (members.clone(), starting.clone());
-            tasks.spawn(async move {
-                keeping.keep().await;
-                over.over.store(true, Ordering::Relaxed);
-                over.process.kill();
-            });
-            cluster.settled(Duration::from_secs(5)).await;
-            *starting.up.lock().unwrap() = Some((cluster, members, hub));
-        });
+        gateway
+            .tasks
+            .spawn(async move { starting.serve(Arc::new(store), network, open_max).await });
     }
 
     /// Number of gateways whose process has not ended.
@@ -212,52 +224,63 @@ impl World {
             match self.below(100) {
                 0..14 if all.len() < 5 => self.start(),
                 14..32 if many => self.kill(&one),
-                32..50 => {
-                    let (world, pause) = (self.clone(), self.millis(300, 6_000));
-                    one.process.pause();
-                    spawn(async move {
-                        sleep(pause).await;
-                        one.process.resume();
-                        drop(world);
-                    });
-                }
+                32..50 => self.pause(one),
                 50..65 => {
                     let other = all[self.below(all.len())].clone();
-                    let (world, time) = (self.clone(), self.millis(100, 6_000));
-                    let pair = (one.address.clone(), other.address.clone());
-                    self.wire.lock().unwrap().cut.insert(pair.clone());
-                    spawn(async move {
-                        sleep(time).await;
-                        let mut wire = world.wire.lock().unwrap();
-                        wire.cut.remove(&pair);
-                        wire.healed.notify_waiters();
-                    });
+                    self.cut_link(&one, &other);
                 }
-                65..80 => {
-                    let time = self.millis(100, 6_000);
-                    one.cut.store(true, Ordering::Relaxed);
-                    spawn(async move {
-                        sleep(time).await;
-                        one.cut.store(false, Ordering::Relaxed);
-                    });
-                }
-                80..95 if many && one.is_up() => {
-                    // As in `Node::stop`, the clients leave first.
-                    let up = one.up.lock().unwrap().take();
-                    let Some((cluster, members, _)) = up else {
-                        continue;
-                    };
-                    let (world, leaving) = (self.clone(), one.clone());
-                    one.tasks.spawn(async move {
-                        sleep(Duration::from_millis(300)).await;
-                        let ends = Instant::now() + Duration::from_secs(2);
-                        cluster.leave(&members, ends).await;
-                        cluster.said(Duration::from_secs(2)).await;
-                        world.kill(&leaving);
-                    });
-                }
+                65..80 => self.cut_off(one),
+                80..95 if many && one.is_up() => self.let_leave(&one),
                 _ => {}
             }
         }
+    }
+
+    fn pause(self: &Arc<Self>, gateway: Arc<Gateway>) {
+        let (world, pause) = (self.clone(), self.millis(300, 6_000));
+        gateway.process.pause();
+        spawn(async move {
+            sleep(pause).await;
+            gateway.process.resume();
+            drop(world);
+        });
+    }
+
+    /// Cuts the link between two gateways for a time.
+    fn cut_link(self: &Arc<Self>, one: &Gateway, other: &Gateway) {
+        let (world, time) = (self.clone(), self.millis(100, 6_000));
+        let pair = (one.address.clone(), other.address.clone());
+        self.wire.lock().unwrap().cut.insert(pair.clone());
+        spawn(async move {
+            sleep(time).await;
+            let mut wire = world.wire.lock().unwrap();
+            wire.cut.remove(&pair);
+            wire.healed.notify_waiters();
+        });
+    }
+
+    /// Cuts a gateway off from the store for a time.
+    fn cut_off(&self, gateway: Arc<Gateway>) {
+        let time = self.millis(100, 6_000);
+        gateway.cut.store(true, Ordering::Relaxed);
+        spawn(async move {
+            sleep(time).await;
+            gateway.cut.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Lets a gateway leave in good order. As in `Node::stop`, its clients leave first.
+    fn let_leave(self: &Arc<Self>, gateway: &Arc<Gateway>) {
+        let Some((cluster, members, _)) = gateway.up.lock().unwrap().take() else {
+            return;
+        };
+        let (world, leaving) = (self.clone(), gateway.clone());
+        gateway.tasks.spawn(async move {
+            sleep(Duration::from_millis(300)).await;
+            let ends = Instant::now() + Duration::from_secs(2);
+            cluster.leave(&members, ends).await;
+            cluster.said(Duration::from_secs(2)).await;
+            world.kill(&leaving);
+        });
     }
 }
