@@ -11,7 +11,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 use memchr::memmem;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Interest, Poll, Token, event::Event};
 use socket2::SockRef;
 
 use crate::{
@@ -137,6 +137,47 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
     body
 }
 
+impl Subscriber {
+    /// Reads and answers what has arrived. Returns true if the connection ended.
+    fn read(
+        &mut self,
+        number: usize,
+        event: &Event,
+        buffer: &mut [u8],
+        seen: &mut Seen<'_>,
+    ) -> bool {
+        let Self {
+            stream,
+            frames,
+            has,
+        } = self;
+        loop {
+            match stream.read(buffer) {
+                Ok(0) => return true,
+                Ok(count) => {
+                    let mut pings = 0;
+                    frames.feed(&buffer[..count], |frame| match frame {
+                        Frame::Content(text) => seen.take(number, has, text),
+                        Frame::Ping => pings += 1,
+                        Frame::Close(_) | Frame::Other => {}
+                    });
+                    for _ in 0..pings {
+                        // The frame is tiny, so the socket's buffer has room for it.
+                        let _ = stream.write(pong_frame());
+                    }
+                    // epoll reports later bytes again, but the end of a connection only once.
+                    if count < buffer.len() && !event.is_read_closed() {
+                        return false;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return true,
+            }
+        }
+    }
+}
+
 impl Crowd {
     /// An empty crowd for this many servers.
     pub(crate) fn new(servers: usize) -> anyhow::Result<Self> {
@@ -211,40 +252,12 @@ impl Crowd {
         };
         for event in events.iter() {
             let number = event.token().0;
-            let Subscriber {
-                stream,
-                frames,
-                has,
-            } = &mut subscribers[number];
             seen.now_us = self.epoch.elapsed().as_micros() as u64;
-            let closed = loop {
-                match stream.read(buffer) {
-                    Ok(0) => break true,
-                    Ok(count) => {
-                        let mut pings = 0;
-                        frames.feed(&buffer[..count], |frame| match frame {
-                            Frame::Content(text) => seen.take(number, has, text),
-                            Frame::Ping => pings += 1,
-                            Frame::Close(_) | Frame::Other => {}
-                        });
-                        for _ in 0..pings {
-                            // The frame is tiny, so the socket's buffer has room for it.
-                            let _ = stream.write(pong_frame());
-                        }
-                        // epoll reports later bytes again, but the end of a connection only once.
-                        if count < buffer.len() && !event.is_read_closed() {
-                            break false;
-                        }
-                    }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break false,
-                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => break true,
-                }
-            };
+            let closed = subscribers[number].read(number, event, buffer, &mut seen);
             if closed {
                 seen.counts.closed += 1;
                 gone.push_back((Instant::now(), number));
-                let _ = poll.registry().deregister(stream);
+                let _ = poll.registry().deregister(&mut subscribers[number].stream);
             }
         }
         self.end_moment();
