@@ -15,10 +15,10 @@ use sessions::{Hostiles, address, orders};
 use crate::{
     Common,
     client::Client,
-    crowd::latencies,
     data::Data,
     fanout::{WARM_UP, spinner},
     hostile::{BEGIN, LEAVE, STOP},
+    latency::latencies,
     people::{self, Kind, People},
     replies::Replies,
     report::Report,

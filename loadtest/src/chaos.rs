@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 use crate::{
     Common,
     client::Client,
-    crowd::latencies,
     data::Data,
+    latency::latencies,
     report::Report,
     server::{Server, other_build},
 };

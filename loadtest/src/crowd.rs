@@ -15,15 +15,14 @@ use mio::{Events, Interest, Poll, Token, event::Event};
 use socket2::SockRef;
 
 use crate::{
-    client::{Frame, Frames, history_frame, pong_frame},
+    client::{Frame, Frames, SENT, digits, history_frame, pong_frame},
+    latency::{LATENCY_US_MAX, latencies},
     replies::Replies,
     report::Report,
 };
 
 /// Text before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
-/// Text in the reply that acknowledges a message.
-pub(crate) const SENT: &[u8] = br#""type":"sent""#;
 /// Beginning of the event that tells a client to read what it lacks.
 const RESYNC: &[u8] = br#"{"type":"resync""#;
 /// Beginning of the error for that read.
@@ -34,13 +33,6 @@ pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
 const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
 const SEQ: &[u8] = br#""seq":"#;
-/// Microseconds. A longer latency counts as this.
-pub(crate) const LATENCY_US_MAX: u64 = 60_000_000;
-
-/// A histogram of microseconds.
-pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
-    Ok(Histogram::new_with_max(LATENCY_US_MAX, 3)?)
-}
 
 struct Subscriber {
     stream: mio::net::TcpStream,
@@ -545,11 +537,5 @@ fn numbers(frame: &[u8]) -> impl Iterator<Item = (u64, u64)> {
         let due = digits(rest.get(at + 13..at + 29)?)?;
         from += at + 29;
         Some((number, due))
-    })
-}
-
-pub(crate) fn digits(bytes: &[u8]) -> Option<u64> {
-    bytes.iter().try_fold(0, |n, b| {
-        b.is_ascii_digit().then(|| n * 10 + u64::from(b - b'0'))
     })
 }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::{Options, RETRY_AFTER, World, lock};
 use crate::{
     client::{Client, PAGE},
-    crowd::latencies,
+    latency::latencies,
 };
 
 /// Longest wait for a frame, so that a person also writes and notices the end.
