@@ -39,34 +39,42 @@ const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
 const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 enum Line {
-    Conversation {
-        /// The id of a group or channel, a UUID of version 4 or 7. A dm has none.
-        id: Option<ConversationId>,
-        kind: Kind,
-        /// The participants. The first one is the owner.
-        participants: Vec<UserId>,
-        name: Option<String>,
-        #[serde(default)]
-        public: bool,
-        #[serde(default)]
-        posting: Posting,
-        at: Option<Millis>,
-    },
-    Message {
-        conversation: Option<ConversationId>,
-        /// The two users of a dm, instead of `conversation`.
-        dm: Option<(UserId, UserId)>,
-        sender: UserId,
-        body: String,
-        #[serde(default)]
-        attachments: Vec<Attachment>,
-        reply_to: Option<Seq>,
-        at: Option<Millis>,
-        /// By default, the id is computed from the message and its number in its conversation in the file.
-        client_id: Option<ClientId>,
-    },
+    Conversation(ConversationLine),
+    Message(MessageLine),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConversationLine {
+    /// The id of a group or channel, a UUID of version 4 or 7. A dm has none.
+    id: Option<ConversationId>,
+    kind: Kind,
+    /// The participants. The first one is the owner.
+    participants: Vec<UserId>,
+    name: Option<String>,
+    #[serde(default)]
+    public: bool,
+    #[serde(default)]
+    posting: Posting,
+    at: Option<Millis>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MessageLine {
+    conversation: Option<ConversationId>,
+    /// The two users of a dm, instead of `conversation`.
+    dm: Option<(UserId, UserId)>,
+    sender: UserId,
+    body: String,
+    #[serde(default)]
+    attachments: Vec<Attachment>,
+    reply_to: Option<Seq>,
+    at: Option<Millis>,
+    /// By default, the id is computed from the message and its number in its conversation in the file.
+    client_id: Option<ClientId>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -171,8 +179,11 @@ impl Importer {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let line: Line = serde_json::from_slice(&line).with_context(at)?;
-            self.line(number, line).await.with_context(at)?;
+            let imported = match serde_json::from_slice(&line).with_context(at)? {
+                Line::Conversation(line) => self.conversation(line).await,
+                Line::Message(line) => self.message(number, line).await,
+            };
+            imported.with_context(at)?;
             self.wait(IN_FLIGHT_MAX).await?;
             if index % 1024 == 0 {
                 progress.set_message(format!("{} messages", self.report.messages));
@@ -182,98 +193,77 @@ impl Importer {
         Ok(())
     }
 
-    async fn line(&mut self, number: usize, line: Line) -> anyhow::Result<()> {
-        match line {
-            Line::Conversation {
-                id,
-                kind,
-                participants,
-                name,
-                public,
-                posting,
-                at,
-            } => {
-                let [owner, others @ ..] = &participants[..] else {
-                    bail!("a conversation needs participants");
-                };
-                let conversation = match (kind, id, others) {
-                    (Kind::Dm, None, []) => ConversationId::dm(owner, owner),
-                    (Kind::Dm, None, [other]) => ConversationId::dm(owner, other),
-                    (Kind::Dm, ..) => {
-                        bail!("a dm has one or two participants and no id")
-                    }
-                    (_, Some(id), _) if id.may_be_chosen() => id,
-                    _ => bail!("a group or channel has an id: a UUID of version 4 or 7"),
-                };
-                let creation = Creation {
-                    kind,
-                    participants: others.to_vec(),
-                    name,
-                    public,
-                    posting,
-                    at,
-                };
-                let created = self
-                    .conversations
-                    .ask(conversation, owner.clone(), creation)
-                    .await?;
-                self.report.conversations += u64::from(!created.existed);
-                self.meet(conversation, owner).await?;
+    async fn conversation(&mut self, line: ConversationLine) -> anyhow::Result<()> {
+        let [owner, others @ ..] = &line.participants[..] else {
+            bail!("a conversation needs participants");
+        };
+        let conversation = match (line.kind, line.id, others) {
+            (Kind::Dm, None, []) => ConversationId::dm(owner, owner),
+            (Kind::Dm, None, [other]) => ConversationId::dm(owner, other),
+            (Kind::Dm, ..) => {
+                bail!("a dm has one or two participants and no id")
             }
-            Line::Message {
-                conversation,
-                dm,
-                sender,
-                body,
-                attachments,
-                reply_to,
-                at,
-                client_id,
-            } => {
-                let conversation = match (conversation, dm) {
-                    (Some(id), None) => id,
-                    (None, Some((one, other))) => ConversationId::dm(&one, &other),
-                    _ => bail!("a message has either a conversation or a dm"),
-                };
-                if !self.seen.contains_key(&conversation) {
-                    self.meet(conversation, &sender).await?;
-                }
-                let seen = self.seen.entry(conversation).or_default();
-                seen.messages += 1;
-                let computed = || {
-                    let name = format!("import {} {sender} {body}", seen.messages);
-                    ClientId(Uuid::new_v5(&conversation.0, name.as_bytes()))
-                };
-                let client_id = client_id.unwrap_or_else(computed);
-                if seen.before.contains(&client_id) {
-                    self.report.skipped += 1;
-                    return Ok(());
-                }
-                let content = Content::Text {
-                    body,
-                    attachments,
-                    reply_to,
-                };
-                let draft = Draft {
-                    sender,
-                    client_id,
-                    content,
-                    at,
-                    retry: false,
-                };
-                let conversations = self.conversations.clone();
-                let mut sent: BoxFuture<'static, _> = Box::pin(async move {
-                    conversations
-                        .send(conversation, draft)
-                        .await
-                        .map(|sent| sent.duplicate)
-                });
-                // Polled here once, so that messages arrive in the order of the file.
-                match futures_util::poll!(&mut sent) {
-                    std::task::Poll::Ready(result) => self.count(result?),
-                    std::task::Poll::Pending => self.in_flight.push_back((number, sent)),
-                }
-            }
+            (_, Some(id), _) if id.may_be_chosen() => id,
+            _ => bail!("a group or channel has an id: a UUID of version 4 or 7"),
+        };
+        let creation = Creation {
+            kind: line.kind,
+            participants: others.to_vec(),
+            name: line.name,
+            public: line.public,
+            posting: line.posting,
+            at: line.at,
+        };
+        let created = self
+            .conversations
+            .ask(conversation, owner.clone(), creation)
+            .await?;
+        self.report.conversations += u64::from(!created.existed);
+        self.meet(conversation, owner).await
+    }
+
+    async fn message(&mut self, number: usize, line: MessageLine) -> anyhow::Result<()> {
+        let conversation = match (line.conversation, &line.dm) {
+            (Some(id), None) => id,
+            (None, Some((one, other))) => ConversationId::dm(one, other),
+            _ => bail!("a message has either a conversation or a dm"),
+        };
+        if !self.seen.contains_key(&conversation) {
+            self.meet(conversation, &line.sender).await?;
+        }
+        let seen = self.seen.entry(conversation).or_default();
+        seen.messages += 1;
+        let computed = || {
+            let name = format!("import {} {} {}", seen.messages, line.sender, line.body);
+            ClientId(Uuid::new_v5(&conversation.0, name.as_bytes()))
+        };
+        let client_id = line.client_id.unwrap_or_else(computed);
+        if seen.before.contains(&client_id) {
+            self.report.skipped += 1;
+            return Ok(());
+        }
+        let draft = Draft {
+            sender: line.sender,
+            client_id,
+            content: Content::Text {
+                body: line.body,
+                attachments: line.attachments,
+                reply_to: line.reply_to,
+            },
+            at: line.at,
+            retry: false,
+        };
+        let conversations = self.conversations.clone();
+        let mut sent: BoxFuture<'static, _> = Box::pin(async move {
+            conversations
+                .send(conversation, draft)
+                .await
+                .map(|sent| sent.duplicate)
+        });
+        // Polled here once, so that messages arrive in the order of the file.
+        match futures_util::poll!(&mut sent) {
+            std::task::Poll::Ready(result) => self.count(result?),
+            std::task::Poll::Pending => self.in_flight.push_back((number, sent)),
         }
         Ok(())
     }

@@ -4,7 +4,10 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -61,13 +64,7 @@ impl Node {
         // Each step needs only the steps above it. Accepting clients comes last.
         let tokens = Tokens::new(config)?;
         let admin = Arc::new(gateway::Admin::new(metrics.clone()));
-        let internal = gateway::bind(config.internal.listen)
-            .map_err(|e| anyhow::anyhow!("internal.listen {}: {e}", config.internal.listen))?;
-        let internal_address = internal.local_addr()?;
-        // The internal port answers from the start to the end, so that it can say what is missing.
-        let operators = Arc::new(gateway::Admission::internal());
-        let routes = admin.routes();
-        upkeep.spawn(gateway::serve(internal, routes, operators, upkeep.clone()));
+        let internal_address = serve_operators(config, &admin, &upkeep)?;
         let store = open_store(config, &upkeep).await?;
         let peer_settings = peer_settings(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
@@ -91,24 +88,11 @@ impl Node {
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );
-        let (router, inbox) = (cluster.router.clone(), cluster.inbox.clone());
+        let router = cluster.router.clone();
         let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
         let removed = CancellationToken::new();
-        let flushing = inbox.clone();
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
-        upkeep.keep(move || {
-            let flushing = flushing.clone();
-            async move { flushing.run().await }
-        });
-        let (home, current) = (cluster.home.clone(), inbox.clone());
-        upkeep.keep(move || {
-            let (home, inbox) = (home.clone(), current.clone());
-            async move { home.rotate_overlay(&inbox).await }
-        });
-        let (kept, measured) = (gateway.clone(), store.clone());
-        upkeep.keep(move || keep_up(kept.clone(), measured.clone(), metrics.clone()));
-        let swept = store.clone();
-        upkeep.keep(move || sweep(swept.clone()));
+        keep_running(&upkeep, &cluster, &gateway, &store, metrics);
         cluster.start();
         for &gone in members.gone() {
             repair(&cluster.conversations, &*store, gone).await?;
@@ -117,8 +101,7 @@ impl Node {
             tracing::warn!("not all gateways of the ring are reachable yet");
         }
 
-        let client = gateway::bind(config.client.listen)
-            .map_err(|e| anyhow::anyhow!("client.listen {}: {e}", config.client.listen))?;
+        let client = bind("client.listen", config.client.listen)?;
         let client_address = client.local_addr()?;
         let (routes, admission) = (gateway.public(), gateway.admission.clone());
         edge.spawn(gateway::serve(client, routes, admission, edge.clone()));
@@ -212,14 +195,55 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
     }
 }
 
+fn bind(setting: &str, listen: SocketAddr) -> anyhow::Result<TcpListener> {
+    gateway::bind(listen).map_err(|e| anyhow::anyhow!("{setting} {listen}: {e}"))
+}
+
+/// Opens the internal port and returns its address. The port answers from the start to the end, so that it can say what
+/// is missing.
+fn serve_operators(
+    config: &Config,
+    admin: &Arc<gateway::Admin>,
+    upkeep: &Tasks,
+) -> anyhow::Result<SocketAddr> {
+    let listener = bind("internal.listen", config.internal.listen)?;
+    let address = listener.local_addr()?;
+    let operators = Arc::new(gateway::Admission::internal());
+    let serving = gateway::serve(listener, admin.routes(), operators, upkeep.clone());
+    upkeep.spawn(serving);
+    Ok(address)
+}
+
+/// Starts the tasks that support the others for as long as the gateway runs.
+fn keep_running(
+    upkeep: &Tasks,
+    cluster: &Cluster,
+    gateway: &Arc<Gateway>,
+    store: &Arc<dyn Store>,
+    metrics: PrometheusHandle,
+) {
+    let flushing = cluster.inbox.clone();
+    upkeep.keep(move || {
+        let flushing = flushing.clone();
+        async move { flushing.run().await }
+    });
+    let (home, current) = (cluster.home.clone(), cluster.inbox.clone());
+    upkeep.keep(move || {
+        let (home, inbox) = (home.clone(), current.clone());
+        async move { home.rotate_overlay(&inbox).await }
+    });
+    let (kept, measured) = (gateway.clone(), store.clone());
+    upkeep.keep(move || keep_up(kept.clone(), measured.clone(), metrics.clone()));
+    let swept = store.clone();
+    upkeep.keep(move || sweep(swept.clone()));
+}
+
 /// Returns the connection settings for other gateways. `None` without a cluster.
 fn peer_settings(config: &Config) -> anyhow::Result<Option<PeerSettings>> {
     if !config.cluster.enabled {
         return Ok(None);
     }
-    let listen = config.cluster.listen;
-    let listener =
-        gateway::bind(listen).map_err(|e| anyhow::anyhow!("cluster.listen {listen}: {e}"))?;
+    let listener = bind("cluster.listen", config.cluster.listen)?;
     Ok(Some(PeerSettings {
         secret: config.cluster.secret.clone().unwrap_or_default(),
         network: Arc::new(WebSockets::new(listener)),

@@ -142,15 +142,13 @@ fn live(
     source.paced(&mut crowd, options.rate, WARM_UP, &progress)?;
     crowd.forget_latency();
     let over = Arc::new(AtomicBool::new(false));
-    let passers_by = servers.iter().enumerate().map(|(number, server)| {
-        come_and_go(
-            number,
-            server.address.clone(),
-            channel.clone(),
-            over.clone(),
-        )
-    });
-    let passers_by: Vec<_> = passers_by.collect();
+    let passers_by: Vec<_> = (0..)
+        .zip(&servers)
+        .map(|(number, server)| {
+            let (address, channel) = (server.address.clone(), channel.clone());
+            come_and_go(number, address, channel, over.clone())
+        })
+        .collect();
     let before = Before::new(&servers, &crowd)?;
     let end = epoch.elapsed() + Duration::from_secs(options.seconds);
     while epoch.elapsed() < end {
@@ -162,12 +160,7 @@ fn live(
     }
     let part = before.part(&servers, &crowd)?;
     over.store(true, Ordering::Relaxed);
-    let mut visits = 0;
-    for passer_by in passers_by {
-        visits += passer_by
-            .join()
-            .map_err(|_| anyhow!("a client that comes and goes panicked"))??;
-    }
+    let visits = visits(passers_by)?;
     progress.finish_and_clear();
     report.figure(&name("came and went"), visits as f64, "");
     report.figure(&name("CPU per delivery"), part.cpu_us, "µs");
@@ -185,6 +178,17 @@ fn live(
     }
     source.finish(&crowd, report, &name("live"))?;
     Ok(part.cpu_us)
+}
+
+/// Waits for the clients that come and go. Returns the number of their visits.
+fn visits(passers_by: Vec<JoinHandle<anyhow::Result<usize>>>) -> anyhow::Result<usize> {
+    let mut visits = 0;
+    for passer_by in passers_by {
+        visits += passer_by
+            .join()
+            .map_err(|_| anyhow!("a client that comes and goes panicked"))??;
+    }
+    Ok(visits)
 }
 
 /// Subscribes or joins for a moment, again and again, until `over`. Returns the number of visits.

@@ -25,6 +25,8 @@ const BREATH: Duration = Duration::from_millis(100);
 /// Connections from one source address. Further ones use the next address.
 const PORTS_PER_ADDRESS: usize = 20_000;
 
+/// Text in the reply that acknowledges a message.
+pub(crate) const SENT: &[u8] = br#""type":"sent""#;
 /// Messages of the largest page.
 pub(crate) const PAGE: usize = 200;
 
@@ -459,4 +461,11 @@ fn connect_from(source: IpAddr, server: SocketAddr) -> anyhow::Result<TcpStream>
     socket.bind(&SocketAddr::new(source, 0).into())?;
     socket.connect_timeout(&server.into(), PATIENCE)?;
     Ok(socket.into())
+}
+
+/// The number that these bytes spell in digits.
+pub(crate) fn digits(bytes: &[u8]) -> Option<u64> {
+    bytes.iter().try_fold(0, |n, b| {
+        b.is_ascii_digit().then(|| n * 10 + u64::from(b - b'0'))
+    })
 }

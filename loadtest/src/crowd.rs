@@ -11,19 +11,18 @@ use std::{
 
 use hdrhistogram::Histogram;
 use memchr::memmem;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Interest, Poll, Token, event::Event};
 use socket2::SockRef;
 
 use crate::{
-    client::{Frame, Frames, history_frame, pong_frame},
+    client::{Frame, Frames, SENT, digits, history_frame, pong_frame},
+    latency::{LATENCY_US_MAX, latencies},
     replies::Replies,
     report::Report,
 };
 
 /// Text before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
-/// Text in the reply that acknowledges a message.
-pub(crate) const SENT: &[u8] = br#""type":"sent""#;
 /// Beginning of the event that tells a client to read what it lacks.
 const RESYNC: &[u8] = br#"{"type":"resync""#;
 /// Beginning of the error for that read.
@@ -34,13 +33,6 @@ pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
 const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
 const SEQ: &[u8] = br#""seq":"#;
-/// Microseconds. A longer latency counts as this.
-pub(crate) const LATENCY_US_MAX: u64 = 60_000_000;
-
-/// A histogram of microseconds.
-pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
-    Ok(Histogram::new_with_max(LATENCY_US_MAX, 3)?)
-}
 
 struct Subscriber {
     stream: mio::net::TcpStream,
@@ -137,6 +129,47 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
     body
 }
 
+impl Subscriber {
+    /// Reads and answers what has arrived. Returns true if the connection ended.
+    fn read(
+        &mut self,
+        number: usize,
+        event: &Event,
+        buffer: &mut [u8],
+        seen: &mut Seen<'_>,
+    ) -> bool {
+        let Self {
+            stream,
+            frames,
+            has,
+        } = self;
+        loop {
+            match stream.read(buffer) {
+                Ok(0) => return true,
+                Ok(count) => {
+                    let mut pings = 0;
+                    frames.feed(&buffer[..count], |frame| match frame {
+                        Frame::Content(text) => seen.take(number, has, text),
+                        Frame::Ping => pings += 1,
+                        Frame::Close(_) | Frame::Other => {}
+                    });
+                    for _ in 0..pings {
+                        // The frame is tiny, so the socket's buffer has room for it.
+                        let _ = stream.write(pong_frame());
+                    }
+                    // epoll reports later bytes again, but the end of a connection only once.
+                    if count < buffer.len() && !event.is_read_closed() {
+                        return false;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return true,
+            }
+        }
+    }
+}
+
 impl Crowd {
     /// An empty crowd for this many servers.
     pub(crate) fn new(servers: usize) -> anyhow::Result<Self> {
@@ -211,40 +244,12 @@ impl Crowd {
         };
         for event in events.iter() {
             let number = event.token().0;
-            let Subscriber {
-                stream,
-                frames,
-                has,
-            } = &mut subscribers[number];
             seen.now_us = self.epoch.elapsed().as_micros() as u64;
-            let closed = loop {
-                match stream.read(buffer) {
-                    Ok(0) => break true,
-                    Ok(count) => {
-                        let mut pings = 0;
-                        frames.feed(&buffer[..count], |frame| match frame {
-                            Frame::Content(text) => seen.take(number, has, text),
-                            Frame::Ping => pings += 1,
-                            Frame::Close(_) | Frame::Other => {}
-                        });
-                        for _ in 0..pings {
-                            // The frame is tiny, so the socket's buffer has room for it.
-                            let _ = stream.write(pong_frame());
-                        }
-                        // epoll reports later bytes again, but the end of a connection only once.
-                        if count < buffer.len() && !event.is_read_closed() {
-                            break false;
-                        }
-                    }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break false,
-                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => break true,
-                }
-            };
+            let closed = subscribers[number].read(number, event, buffer, &mut seen);
             if closed {
                 seen.counts.closed += 1;
                 gone.push_back((Instant::now(), number));
-                let _ = poll.registry().deregister(stream);
+                let _ = poll.registry().deregister(&mut subscribers[number].stream);
             }
         }
         self.end_moment();
@@ -532,11 +537,5 @@ fn numbers(frame: &[u8]) -> impl Iterator<Item = (u64, u64)> {
         let due = digits(rest.get(at + 13..at + 29)?)?;
         from += at + 29;
         Some((number, due))
-    })
-}
-
-pub(crate) fn digits(bytes: &[u8]) -> Option<u64> {
-    bytes.iter().try_fold(0, |n, b| {
-        b.is_ascii_digit().then(|| n * 10 + u64::from(b - b'0'))
     })
 }

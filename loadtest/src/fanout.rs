@@ -19,7 +19,7 @@ use crate::{
     crowd::Crowd,
     data::Data,
     report::Report,
-    server::{Server, Watch, total_cpu},
+    server::{Server, Watch, other_build, total_cpu},
     source::Source,
 };
 
@@ -93,7 +93,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         None => None,
         Some(program) => {
             let common = Common {
-                gateway: Some(program.clone()),
+                gateway: Some(other_build("--beside", program)?),
                 ..common.clone()
             };
             let data = Data::new(&common)?;
@@ -107,14 +107,28 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     all.extend(beside.iter_mut().map(|(subject, _)| subject));
     compare(&mut all, options, &mut report)?;
     let p50: Vec<f64> = several.iter().flat_map(|(s, _)| s.p50_ms.clone()).collect();
-    let (paced, saturated) = gateway.finish(&mut report)?;
-    let (raw_paced, raw_saturated) = raw.finish(&mut report)?;
+    let gateway = gateway.finish(&mut report)?;
+    let raw = raw.finish(&mut report)?;
     let together = several
         .map(|(s, _data)| s.finish(&mut report))
         .transpose()?;
     let beside = beside.map(|(s, _data)| s.finish(&mut report)).transpose()?;
 
     println!("ratios:");
+    beside_raw(&gateway, &raw, &mut report);
+    if let Some(other) = beside {
+        beside_another_build(&gateway, &other, &mut report);
+    }
+    if let Some(together) = together {
+        beside_several(&gateway, &together, &p50, &mut report);
+    }
+    report.finish()
+}
+
+/// The costs of the paced and of the saturated part.
+type Parts = (Part, Part);
+
+fn beside_raw((paced, saturated): &Parts, (raw_paced, raw_saturated): &Parts, report: &mut Report) {
     report.at_most(
         "paced CPU, gateway / raw",
         paced.cpu_us / raw_paced.cpu_us,
@@ -131,32 +145,34 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         saturated.per_second / raw_saturated.per_second,
         "",
     );
-    if let Some((other_paced, other_saturated)) = beside {
-        let (paced, saturated) = (paced.cpu_us, saturated.cpu_us);
-        report.figure(
-            "paced CPU, gateway / beside",
-            paced / other_paced.cpu_us,
-            "",
-        );
-        report.figure(
-            "saturated CPU, gateway / beside",
-            saturated / other_saturated.cpu_us,
-            "",
-        );
+}
+
+/// `p50` has the median latency through each of the gateways.
+fn beside_several((paced, _): &Parts, (together, _): &Parts, p50: &[f64], report: &mut Report) {
+    report.figure(
+        "paced CPU, gateways / gateway",
+        together.cpu_us / paced.cpu_us,
+        "",
+    );
+    // Subscribers on the owner's gateway get messages without a hop, all others with one.
+    let at = |fold: fn(f64, f64) -> f64| p50.iter().copied().reduce(fold);
+    if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
+        report.figure("latency of the hop, p50", most - least, "ms");
     }
-    if let Some((together, _)) = together {
-        report.figure(
-            "paced CPU, gateways / gateway",
-            together.cpu_us / paced.cpu_us,
-            "",
-        );
-        // Subscribers on the owner's gateway get messages without a hop, all others with one.
-        let at = |fold: fn(f64, f64) -> f64| p50.iter().copied().reduce(fold);
-        if let (Some(least), Some(most)) = (at(f64::min), at(f64::max)) {
-            report.figure("latency of the hop, p50", most - least, "ms");
-        }
-    }
-    report.finish()
+}
+
+fn beside_another_build((paced, saturated): &Parts, other: &Parts, report: &mut Report) {
+    let (other_paced, other_saturated) = other;
+    report.figure(
+        "paced CPU, gateway / beside",
+        paced.cpu_us / other_paced.cpu_us,
+        "",
+    );
+    report.figure(
+        "saturated CPU, gateway / beside",
+        saturated.cpu_us / other_saturated.cpu_us,
+        "",
+    );
 }
 
 /// Measures one gateway alone.

@@ -15,8 +15,8 @@ use crate::{
     Common,
     celebrity::pipeline,
     client::{Client, send_frame},
-    crowd::latencies,
     data::Data,
+    latency::latencies,
     report::Report,
     server::Server,
 };

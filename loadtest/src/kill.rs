@@ -76,9 +76,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let progress = ProgressBar::new(options.rounds as u64);
     let mut down = Duration::ZERO;
     for _ in 0..options.rounds {
-        let writers: Vec<_> = users
-            .iter()
-            .enumerate()
+        let writers: Vec<_> = (0..)
+            .zip(&users)
             .map(|(w, user)| {
                 let conversation = conversations[w % conversations.len()].clone();
                 let (address, user) = (server.address.clone(), user.clone());
@@ -86,14 +85,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
                 thread::spawn(move || write(&address, &user, &conversation, &seen, &total))
             })
             .collect();
-        let target = total.load(Ordering::Relaxed) + options.messages;
-        let until = Instant::now() + Duration::from_secs(60);
-        while total.load(Ordering::Relaxed) < target {
-            if Instant::now() > until {
-                bail!("the gateway did not acknowledge enough messages within 60 s");
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for(&total, options.messages)?;
         server.kill()?;
         for writer in writers {
             drop(writer.join());
@@ -114,102 +106,153 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     for (index, conversation) in conversations.iter().enumerate() {
         let log = whole_log(&server.address, conversation)?;
-        let places: HashMap<Uuid, u64> = log
-            .iter()
-            .map(|(seq, entry)| (entry.client_id, *seq))
-            .collect();
-        report.must(
-            places.len() == log.len(),
-            format!("{conversation}: a message is in the log twice"),
-        );
-        let gapless = log.keys().copied().eq(1..=log.len() as u64);
-        report.must(gapless, format!("{conversation}: the log has gaps"));
-        for (w, seen) in seen
-            .iter()
-            .enumerate()
-            .filter(|(w, _)| w % conversations.len() == index)
-        {
-            let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            report.must(
-                seen.wrong.is_empty(),
-                format!("writer {w}: {:?}", seen.wrong.first()),
-            );
-            let lost = seen
-                .acknowledged
-                .iter()
-                .filter(|(id, seq)| places.get(id) != Some(seq))
-                .count();
-            report.must(
-                lost == 0,
-                format!("writer {w}: {lost} acknowledged messages are not at their seq"),
-            );
-        }
+        let writers = seen.iter().enumerate();
+        let writers = writers.filter(|(w, _)| w % conversations.len() == index);
+        check_log(conversation, &log, writers, &mut report);
         check_unread(&server.address, conversation, &log, &users, &mut report)?;
     }
     report.finish()
 }
 
+/// Waits until this many more messages are acknowledged.
+fn wait_for(total: &AtomicU64, messages: u64) -> anyhow::Result<()> {
+    let target = total.load(Ordering::Relaxed) + messages;
+    let until = Instant::now() + Duration::from_secs(60);
+    while total.load(Ordering::Relaxed) < target {
+        if Instant::now() > until {
+            bail!("the gateway did not acknowledge enough messages within 60 s");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Checks that a log has no gaps, and has each message that its writers saw acknowledged, once, at its seq.
+fn check_log<'a>(
+    conversation: &str,
+    log: &Log,
+    writers: impl Iterator<Item = (usize, &'a Arc<Mutex<Seen>>)>,
+    report: &mut Report,
+) {
+    let places: HashMap<Uuid, u64> = log
+        .iter()
+        .map(|(seq, entry)| (entry.client_id, *seq))
+        .collect();
+    report.must(
+        places.len() == log.len(),
+        format!("{conversation}: a message is in the log twice"),
+    );
+    let gapless = log.keys().copied().eq(1..=log.len() as u64);
+    report.must(gapless, format!("{conversation}: the log has gaps"));
+    for (w, seen) in writers {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        report.must(
+            seen.wrong.is_empty(),
+            format!("writer {w}: {:?}", seen.wrong.first()),
+        );
+        let lost = seen
+            .acknowledged
+            .iter()
+            .filter(|(id, seq)| places.get(id) != Some(seq))
+            .count();
+        report.must(
+            lost == 0,
+            format!("writer {w}: {lost} acknowledged messages are not at their seq"),
+        );
+    }
+}
+
 /// Sends messages until the connection breaks. Unanswered ones are sent again after the restart.
 fn write(address: &str, user: &str, conversation: &str, seen: &Mutex<Seen>, total: &AtomicU64) {
-    let mut window: VecDeque<(u32, Uuid)> = VecDeque::new();
     let again = {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut seen.unknown)
     };
-    let mut again: VecDeque<Uuid> = again.into();
-    let mut run = || -> anyhow::Result<()> {
+    let mut writer = Writer {
+        conversation,
+        window: VecDeque::new(),
+        again: again.into(),
+    };
+    // An error ends the connection, which is what a kill does.
+    let _ = writer.run(address, user, seen, total);
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let unanswered = writer.window.into_iter().map(|(_, id)| id);
+    seen.unknown.extend(unanswered.chain(writer.again));
+}
+
+/// The messages of one connection that are not answered yet.
+struct Writer<'a> {
+    conversation: &'a str,
+    /// Request ids and client ids in flight.
+    window: VecDeque<(u32, Uuid)>,
+    /// Client ids to send again.
+    again: VecDeque<Uuid>,
+}
+
+impl Writer<'_> {
+    fn run(
+        &mut self,
+        address: &str,
+        user: &str,
+        seen: &Mutex<Seen>,
+        total: &AtomicU64,
+    ) -> anyhow::Result<()> {
         let mut client = Client::connect(address, user, 0)?;
         loop {
-            while window.len() < WINDOW {
-                let retry = again.front().copied();
-                let id = retry.unwrap_or_else(Uuid::new_v4);
-                let request = json!({"type": "send", "conversation": conversation, "client_id": id,
-                    "body": id.to_string(), "retry": retry.is_some()});
-                // The message is noted first, because a failed send may have arrived.
-                window.push_back((0, id));
-                if retry.is_some() {
-                    again.pop_front();
-                }
-                let number = client.begin(request)?;
-                if let Some(last) = window.back_mut() {
-                    last.0 = number;
-                }
+            while self.window.len() < WINDOW {
+                self.send(&mut client)?;
             }
             let frame = client.next()?;
-            let Some(id) = frame["id"].as_u64() else {
+            let answered = |(number, _): &(u32, Uuid)| frame["id"] == *number;
+            let Some(at) = self.window.iter().position(answered) else {
                 continue;
             };
-            let Some(at) = window
-                .iter()
-                .position(|(number, _)| u64::from(*number) == id)
-            else {
-                continue;
-            };
-            let Some((_, client_id)) = window.remove(at) else {
+            let Some((_, client_id)) = self.window.remove(at) else {
                 continue;
             };
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            if let ("sent", Some(seq)) = (
-                frame["type"].as_str().unwrap_or_default(),
-                frame["seq"].as_u64(),
-            ) {
-                let before = seen.acknowledged.insert(client_id, seq);
-                if before.is_some_and(|before| before != seq) {
-                    seen.wrong
-                        .push(format!("{client_id} acknowledged at {before:?} and {seq}"));
-                }
+            if seen.note(client_id, &frame) {
                 total.fetch_add(1, Ordering::Relaxed);
-            } else if frame["code"] == "unavailable" {
-                seen.unknown.push(client_id);
-            } else {
-                seen.wrong.push(frame.to_string());
             }
         }
-    };
-    let _ = run();
-    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    seen.unknown.extend(window.into_iter().map(|(_, id)| id));
-    seen.unknown.extend(again);
+    }
+
+    fn send(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        let retry = self.again.pop_front();
+        let id = retry.unwrap_or_else(Uuid::new_v4);
+        let request = json!({"type": "send", "conversation": self.conversation, "client_id": id,
+            "body": id.to_string(), "retry": retry.is_some()});
+        // The message is noted first, because a failed send may have arrived.
+        self.window.push_back((0, id));
+        let number = client.begin(request)?;
+        if let Some(last) = self.window.back_mut() {
+            last.0 = number;
+        }
+        Ok(())
+    }
+}
+
+impl Seen {
+    /// Notes the answer to a message. Returns true if it is acknowledged.
+    fn note(&mut self, client_id: Uuid, frame: &Value) -> bool {
+        if let ("sent", Some(seq)) = (
+            frame["type"].as_str().unwrap_or_default(),
+            frame["seq"].as_u64(),
+        ) {
+            let before = self.acknowledged.insert(client_id, seq);
+            if before.is_some_and(|before| before != seq) {
+                self.wrong
+                    .push(format!("{client_id} acknowledged at {before:?} and {seq}"));
+            }
+            return true;
+        }
+        if frame["code"] == "unavailable" {
+            self.unknown.push(client_id);
+        } else {
+            self.wrong.push(frame.to_string());
+        }
+        false
+    }
 }
 
 fn whole_log(address: &str, conversation: &str) -> anyhow::Result<Log> {

@@ -17,6 +17,7 @@ mod hostile;
 mod idle;
 mod inbox;
 mod kill;
+mod latency;
 mod load;
 mod pairs;
 mod peers;

@@ -14,7 +14,13 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Map, Value};
 
-use crate::{Common, data::Data, report::Report, server::beside, spread::Spread};
+use crate::{
+    Common,
+    data::Data,
+    report::Report,
+    server::{other_build, this_build},
+    spread::Spread,
+};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -53,19 +59,14 @@ type Figures = BTreeMap<(usize, String), Figure>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("pairs", &common.outputs);
-    let this = match &common.gateway {
-        Some(program) => program.clone(),
-        None => beside("chat-gateway")?,
-    };
+    let this = this_build(common)?;
     let split = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let scenarios = if options.scenario.is_empty() {
         SHORT.map(split).to_vec()
     } else {
         vec![options.scenario.clone()]
     };
-    // The path must be absolute, because the program is also run in another directory.
-    let base = options.base.canonicalize();
-    let base = base.with_context(|| format!("--base {}", options.base.display()))?;
+    let base = other_build("--base", &options.base)?;
     let data = Data::directory()?;
     let begin = Instant::now();
     let mut figures = Figures::new();

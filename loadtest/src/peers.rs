@@ -59,41 +59,77 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         idle::alone(common, options.connections, &mut report)?;
         return report.finish();
     }
-    let folder = match &options.installed {
-        Some(folder) => folder.clone(),
-        None => cache()?,
-    };
-    let nats = match &options.nats_server {
-        Some(program) => program.clone(),
-        None => install_nats(&folder)?,
-    };
-    let socket_io = install_socket_io(&folder)?;
-
+    let others = Others::install(options)?;
     let data = Data::new(common)?;
-    let servers = vec![Server::gateway(common, &data)?];
+    let rows = measure(common, options, &others, &data, &mut report)?;
+    print(&rows);
+    judge(&rows, &mut report);
+    report.finish()
+}
+
+/// The servers that the gateway is compared with, installed.
+struct Others {
+    nats: PathBuf,
+    /// Folder of the server.
+    socket_io: PathBuf,
+}
+
+impl Others {
+    fn install(options: &Options) -> anyhow::Result<Self> {
+        let folder = match &options.installed {
+            Some(folder) => folder.clone(),
+            None => cache()?,
+        };
+        let nats = match &options.nats_server {
+            Some(program) => program.clone(),
+            None => install_nats(&folder)?,
+        };
+        let socket_io = install_socket_io(&folder)?;
+        Ok(Self { nats, socket_io })
+    }
+
+    fn start_socket_io(&self) -> anyhow::Result<Server> {
+        Server::other(
+            Command::new("node")
+                .arg("server.cjs")
+                .current_dir(&self.socket_io),
+        )
+    }
+}
+
+/// The results of all servers.
+struct Rows {
+    raw: Row,
+    gateway: Row,
+    nats: Row,
+    socket_io: Row,
+}
+
+/// Measures the fan-out of all servers in turn, then the idle connections of each alone.
+fn measure(
+    common: &Common,
+    options: &Options,
+    others: &Others,
+    data: &Data,
+    report: &mut Report,
+) -> anyhow::Result<Rows> {
+    let servers = vec![Server::gateway(common, data)?];
     let mut gateway = Subject::gateways("gateway", servers, &options.fanout)?;
     let sample = gateway.sample()?;
     let event: Value = serde_json::from_str(&sample)?;
     let mut raw = Subject::raw(&sample, &options.fanout)?;
-    let nats = || start_nats(&nats, &data);
+    let nats = || start_nats(&others.nats, data);
     let sent = event.clone();
     let publish_nats = move |body: &str| {
         let text = event_with(&sent, body);
         binary_frame(format!("PUB load {}\r\n{text}\r\n", text.len()).as_bytes())
     };
-    let mut nats_fanout = peer("NATS", &nats, &open_nats, publish_nats, options)?;
-    let socket_io = || {
-        Server::other(
-            Command::new("node")
-                .arg("server.cjs")
-                .current_dir(&socket_io),
-        )
-    };
+    let mut nats_fanout = peer("NATS", nats()?, &open_nats, publish_nats, options)?;
     let publish_socket_io =
         move |body: &str| text_frame(&format!("42[\"publish\",{}]", event_with(&event, body)));
     let mut socket_io_fanout = peer(
         "Socket.IO",
-        &socket_io,
+        others.start_socket_io()?,
         &open_socket_io,
         publish_socket_io,
         options,
@@ -104,39 +140,59 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         &mut nats_fanout,
         &mut socket_io_fanout,
     ];
-    fanout::compare(&mut all, &options.fanout, &mut report)?;
+    fanout::compare(&mut all, &options.fanout, report)?;
 
-    let mut row = |name, subject: Subject<'_>, idle: &dyn Fn() -> anyhow::Result<(f64, f64)>| {
-        let (paced, saturated) = subject.finish(&mut report)?;
+    let connections = options.connections;
+    Ok(Rows {
+        raw: Row::of("raw epoll loop", raw, report, || idle::raw(connections))?,
+        gateway: Row::of("gateway (stores)", gateway, report, || {
+            idle::gateway(common, connections)
+        })?,
+        nats: Row::of("NATS over WebSocket", nats_fanout, report, || {
+            let server = nats()?;
+            idle::measure(&server, connections, |n| open_nats(&server.address, n))
+        })?,
+        socket_io: Row::of("Socket.IO", socket_io_fanout, report, || {
+            let server = others.start_socket_io()?;
+            idle::measure(&server, connections, |n| open_socket_io(&server.address, n))
+        })?,
+    })
+}
+
+impl Row {
+    /// Ends the fan-out of a server, then measures its idle connections.
+    fn of(
+        name: &'static str,
+        subject: Subject<'_>,
+        report: &mut Report,
+        idle: impl Fn() -> anyhow::Result<(f64, f64)>,
+    ) -> anyhow::Result<Self> {
+        let (paced, saturated) = subject.finish(report)?;
         let (idle_kib, connect_ms) = idle()?;
-        anyhow::Ok(Row {
+        Ok(Self {
             name,
             paced,
             saturated,
             idle_kib,
             connect_ms,
         })
-    };
-    let connections = options.connections;
-    let raw = row("raw epoll loop", raw, &|| idle::raw(connections))?;
-    let gateway = row("gateway (stores)", gateway, &|| {
-        idle::gateway(common, connections)
-    })?;
-    let nats = row("NATS over WebSocket", nats_fanout, &|| {
-        let server = nats()?;
-        idle::measure(&server, connections, |n| open_nats(&server.address, n))
-    })?;
-    let socket_io = row("Socket.IO", socket_io_fanout, &|| {
-        let server = socket_io()?;
-        idle::measure(&server, connections, |n| open_socket_io(&server.address, n))
-    })?;
+    }
+}
 
+/// Prints the results as a table.
+fn print(rows: &Rows) {
+    let Rows {
+        raw,
+        gateway,
+        nats,
+        socket_io,
+    } = rows;
     println!();
     println!(
         "| server | paced: µs CPU per delivery | ÷ raw | saturated: µs CPU | M deliveries/s | KiB per idle connection | ms CPU per connect |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for row in [&raw, &gateway, &nats, &socket_io] {
+    for row in [raw, gateway, nats, socket_io] {
         println!(
             "| {} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.3} |",
             row.name,
@@ -149,6 +205,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         );
     }
     println!();
+}
+
+/// Compares the results with the goals.
+fn judge(rows: &Rows, report: &mut Report) {
+    let Rows {
+        raw, gateway, nats, ..
+    } = rows;
     report.at_most(
         "paced CPU, gateway / raw",
         gateway.paced.cpu_us / raw.paced.cpu_us,
@@ -179,18 +242,16 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         idle::CONNECT_MS_MAX,
         "ms",
     );
-    report.finish()
 }
 
-/// Starts another server and connects its subscribers.
+/// Connects the subscribers of another server.
 fn peer(
     name: &'static str,
-    start: &dyn Fn() -> anyhow::Result<Server>,
+    server: Server,
     open: &dyn Fn(&str, usize) -> anyhow::Result<Client>,
     compose: impl Fn(&str) -> Vec<u8> + 'static,
     options: &Options,
 ) -> anyhow::Result<Subject<'static>> {
-    let server = start()?;
     let mut crowd = Crowd::new(1)?;
     for number in 0..options.fanout.subscribers {
         crowd.join(open(&server.address, number)?.into_stream())?;

@@ -25,75 +25,94 @@ struct Connection {
 
 /// Serves until the process is killed. The first line of output is the address.
 pub(crate) fn serve() -> anyhow::Result<()> {
-    let mut poll = Poll::new()?;
+    let poll = Poll::new()?;
     let mut listener = TcpListener::bind("127.0.0.1:0".parse()?)?;
     poll.registry()
         .register(&mut listener, LISTENER, Interest::READABLE)?;
     println!("{}", listener.local_addr()?);
     let mut events = Events::with_capacity(1024);
-    let mut connections: Vec<Option<Connection>> = Vec::new();
-    let mut subscribers: BTreeSet<usize> = BTreeSet::new();
-    let mut buffer = vec![0; 64 << 10];
+    let mut raw = Raw {
+        poll,
+        connections: Vec::new(),
+        subscribers: BTreeSet::new(),
+        buffer: vec![0; 64 << 10],
+    };
     loop {
-        poll.poll(&mut events, None)?;
+        raw.poll.poll(&mut events, None)?;
         for event in events.iter() {
             if event.token() == LISTENER {
-                while let Ok((mut stream, _)) = listener.accept() {
-                    stream.set_nodelay(true)?;
-                    let token = Token(connections.len());
-                    let interest = Interest::READABLE | Interest::WRITABLE;
-                    poll.registry().register(&mut stream, token, interest)?;
-                    let head = Some(Vec::new());
-                    let frames = Frames::default();
-                    let unsent = VecDeque::new();
-                    connections.push(Some(Connection {
-                        stream,
-                        head,
-                        frames,
-                        publishes: false,
-                        unsent,
-                    }));
+                while let Ok((stream, _)) = listener.accept() {
+                    raw.accept(stream)?;
                 }
                 continue;
             }
             let index = event.token().0;
             if event.is_writable()
-                && let Some(connection) = &mut connections[index]
+                && let Some(connection) = &mut raw.connections[index]
             {
                 connection.send_unsent();
             }
-            if !event.is_readable() {
-                continue;
+            if event.is_readable() {
+                raw.read(index);
             }
-            let mut publications: Vec<Vec<u8>> = Vec::new();
-            let gone = loop {
-                let Some(connection) = &mut connections[index] else {
-                    break false;
-                };
-                match connection.stream.read(&mut buffer) {
-                    Ok(0) => break true,
-                    Ok(count) => connection.receive(
-                        &buffer[..count],
-                        index,
-                        &mut subscribers,
-                        &mut publications,
-                    ),
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break false,
-                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => break true,
-                }
+        }
+    }
+}
+
+struct Raw {
+    poll: Poll,
+    connections: Vec<Option<Connection>>,
+    subscribers: BTreeSet<usize>,
+    buffer: Vec<u8>,
+}
+
+impl Raw {
+    fn accept(&mut self, mut stream: TcpStream) -> anyhow::Result<()> {
+        stream.set_nodelay(true)?;
+        let token = Token(self.connections.len());
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let registry = self.poll.registry();
+        registry.register(&mut stream, token, interest)?;
+        self.connections.push(Some(Connection {
+            stream,
+            head: Some(Vec::new()),
+            frames: Frames::default(),
+            publishes: false,
+            unsent: VecDeque::new(),
+        }));
+        Ok(())
+    }
+
+    /// Reads what arrived on a connection, and writes its publications to all subscribers.
+    fn read(&mut self, index: usize) {
+        let mut publications: Vec<Vec<u8>> = Vec::new();
+        let gone = loop {
+            let Some(connection) = &mut self.connections[index] else {
+                break false;
             };
-            for frame in publications {
-                for &subscriber in &subscribers {
-                    if let Some(connection) = &mut connections[subscriber] {
-                        connection.send(&frame);
-                    }
+            match connection.stream.read(&mut self.buffer) {
+                Ok(0) => break true,
+                Ok(count) => connection.receive(
+                    &self.buffer[..count],
+                    index,
+                    &mut self.subscribers,
+                    &mut publications,
+                ),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break false,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break true,
+            }
+        };
+        for frame in publications {
+            for &subscriber in &self.subscribers {
+                if let Some(connection) = &mut self.connections[subscriber] {
+                    connection.send(&frame);
                 }
             }
-            if gone {
-                subscribers.remove(&index);
-                connections[index] = None;
-            }
+        }
+        if gone {
+            self.subscribers.remove(&index);
+            self.connections[index] = None;
         }
     }
 }

@@ -5,7 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use hdrhistogram::Histogram;
 use memchr::memmem;
 
-use crate::crowd::{LATENCY_US_MAX, SENT, digits, latencies};
+use crate::{
+    client::{SENT, digits},
+    latency::{LATENCY_US_MAX, latencies},
+};
 
 /// Beginning of a reply, before its id.
 const ID: &[u8] = br#"{"id":"#;

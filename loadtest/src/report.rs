@@ -202,14 +202,40 @@ impl Report {
             None => None,
         };
         if let Some(earlier) = &earlier {
-            println!("compared with the earlier run:");
-            for (name, value, unit) in &self.figures {
-                if let Some(before) = earlier.get(name).and_then(|f| f["value"].as_f64()) {
-                    let ratio = value / before;
-                    println!("  {name:<60} {before:>12.3} → {value:>12.3} {unit:<4} × {ratio:.2}");
-                }
+            self.tell_ratios(earlier);
+        }
+        self.check_thresholds()?;
+        let passed = self.missed.is_empty();
+        if let Some(path) = &self.outputs.json {
+            write(path, &self.json(passed)?)?;
+        }
+        if let Some(path) = &self.outputs.html {
+            write(path, &self.page(earlier.as_ref())?)?;
+            println!("report: {}", path.display());
+        }
+        for missed in &self.missed {
+            println!("missed: {missed}");
+        }
+        println!(
+            "{}: {}",
+            self.scenario,
+            if passed { "passed" } else { "failed" }
+        );
+        Ok(passed)
+    }
+
+    fn tell_ratios(&self, earlier: &Map<String, Value>) {
+        println!("compared with the earlier run:");
+        for (name, value, unit) in &self.figures {
+            if let Some(before) = earlier.get(name).and_then(|f| f["value"].as_f64()) {
+                let ratio = value / before;
+                println!("  {name:<60} {before:>12.3} → {value:>12.3} {unit:<4} × {ratio:.2}");
             }
         }
+    }
+
+    /// Compares the figures with the thresholds of `--fail-if`.
+    fn check_thresholds(&mut self) -> anyhow::Result<()> {
         for threshold in &self.outputs.fail_if {
             let about = self
                 .figures
@@ -234,31 +260,19 @@ impl Report {
                 }
             }
         }
-        let passed = self.missed.is_empty();
-        if let Some(path) = &self.outputs.json {
-            let figures: Map<String, Value> = self
-                .figures
-                .iter()
-                .map(|(name, value, unit)| (name.clone(), json!({"value": value, "unit": unit})))
-                .collect();
-            let result = json!({
-                "scenario": self.scenario, "results": figures, "missed": self.missed, "passed": passed,
-            });
-            write(path, &serde_json::to_string_pretty(&result)?)?;
-        }
-        if let Some(path) = &self.outputs.html {
-            write(path, &self.page(earlier.as_ref())?)?;
-            println!("report: {}", path.display());
-        }
-        for missed in &self.missed {
-            println!("missed: {missed}");
-        }
-        println!(
-            "{}: {}",
-            self.scenario,
-            if passed { "passed" } else { "failed" }
-        );
-        Ok(passed)
+        Ok(())
+    }
+
+    fn json(&self, passed: bool) -> anyhow::Result<String> {
+        let figures: Map<String, Value> = self
+            .figures
+            .iter()
+            .map(|(name, value, unit)| (name.clone(), json!({"value": value, "unit": unit})))
+            .collect();
+        let result = json!({
+            "scenario": self.scenario, "results": figures, "missed": self.missed, "passed": passed,
+        });
+        Ok(serde_json::to_string_pretty(&result)?)
     }
 
     fn page(&self, earlier: Option<&Map<String, Value>>) -> anyhow::Result<String> {

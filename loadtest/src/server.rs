@@ -366,10 +366,7 @@ impl Drop for Server {
 
 /// The command of a gateway that is configured for `data`.
 fn command(common: &Common, data: &Data) -> anyhow::Result<Command> {
-    let program = match &common.gateway {
-        Some(program) => program.clone(),
-        None => beside("chat-gateway")?,
-    };
+    let program = this_build(common)?;
     let mut text = format!(
         r#"
 client.listen = "127.0.0.1:0"
@@ -435,7 +432,7 @@ fn known_settings(program: &Path) -> anyhow::Result<HashSet<String>> {
 }
 
 /// The path of a program in the folder of this program.
-pub(crate) fn beside(name: &str) -> anyhow::Result<PathBuf> {
+fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name(name);
     if !path.exists() {
         bail!(
@@ -444,6 +441,20 @@ pub(crate) fn beside(name: &str) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(path)
+}
+
+/// The path of the gateway to test: `--gateway`, or the one in the folder of this program.
+pub(crate) fn this_build(common: &Common) -> anyhow::Result<PathBuf> {
+    match &common.gateway {
+        Some(program) => Ok(program.clone()),
+        None => beside("chat-gateway"),
+    }
+}
+
+/// The absolute path of another build, which this option names. Programs are also run in other directories.
+pub(crate) fn other_build(option: &str, program: &Path) -> anyhow::Result<PathBuf> {
+    let found = program.canonicalize();
+    found.with_context(|| format!("{option} {}", program.display()))
 }
 
 /// A token for a user that the gateways of this program accept for an hour.

@@ -125,9 +125,21 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         report.at_least("gateway / bare store", ratio, BARE_RATIO_MIN, "");
     }
 
+    by_participants(common, few, options.size, &mut report)?;
+    by_length(common, few, options, &mut report)?;
+    report.finish()
+}
+
+/// Measures how the cost of a message depends on the number of participants.
+fn by_participants(
+    common: &Common,
+    messages: usize,
+    size: usize,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let mut line = Vec::new();
     for participants in PARTICIPANTS {
-        let cpu_us = groups(common, participants, 1)?.cpu_us(few, options.size)?;
+        let cpu_us = groups(common, participants, 1)?.cpu_us(messages, size)?;
         report.figure(
             &format!("CPU per message, {participants} participants"),
             cpu_us,
@@ -141,9 +153,19 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         "participants",
         line,
     );
+    Ok(())
+}
+
+/// Measures how the cost of a message depends on the number of messages before it.
+fn by_length(
+    common: &Common,
+    messages: usize,
+    options: &Options,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let (mut line, mut length) = (Vec::new(), 100);
     while length <= options.longest {
-        let cpu_us = long(common, length)?.cpu_us(few, options.size)?;
+        let cpu_us = long(common, length)?.cpu_us(messages, options.size)?;
         report.figure(&format!("CPU per message, after {length}"), cpu_us, "µs");
         line.push((length as f64, cpu_us));
         length *= 100;
@@ -154,7 +176,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         "messages",
         line,
     );
-    report.finish()
+    Ok(())
 }
 
 /// Creates `count` groups with this many participants. Only the sender of each is connected.

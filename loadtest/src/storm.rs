@@ -37,6 +37,11 @@ pub(crate) struct Options {
     gateways: usize,
 }
 
+/// Goal for the reads of the store for each client: next to nothing.
+const READS_PER_CLIENT_MAX: f64 = 0.1;
+/// Time without a delivery or a reconnect after which no more is expected.
+const QUIET: Duration = Duration::from_secs(10);
+
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("reconnect-storm", &common.outputs);
     let data = Data::new(common)?;
@@ -46,14 +51,12 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let tokens = (0..options.subscribers)
         .map(|n| token(&celebrity::fan(n)))
         .collect::<Result<Vec<_>, _>>()?;
-    let at = |number: usize| &servers[number % servers.len()].address;
-    let connecting = ProgressBar::new(options.subscribers as u64);
-    let mut crowd = Crowd::new(servers.len())?;
-    for (number, token) in tokens.iter().enumerate() {
-        crowd.join(Client::connect_with(at(number), token, number)?.into_stream())?;
-        connecting.inc(1);
-    }
-    connecting.finish_and_clear();
+    let fans = Fans {
+        servers: &servers,
+        channel: &channel,
+        tokens: &tokens,
+    };
+    let mut crowd = fans.connect()?;
     let compose = |body: &str| send_frame(&channel, body);
     let epoch = crowd.epoch;
     // The owner's first connection has answered no pings meanwhile, so it may be closed.
@@ -64,62 +67,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let progress = spinner();
     let (quiet, quiet_reads) = (epoch.elapsed(), reads(&servers)?);
     source.paced(&mut crowd, options.rate, WARM_UP + length, &progress)?;
-    // The storm begins. One thread reconnects all clients, as fast as it can.
-    let (reads, cpu) = (reads(&servers)?, total_cpu(&servers)?);
-    let began = epoch.elapsed();
-    let reads_per_second = (reads - quiet_reads) / (began - quiet).as_secs_f64();
-    crowd.drop_all();
-    let each = Duration::from_secs_f64(1.0 / options.rate);
-    let mut due = began;
-    let before = source.number;
-    let come_back = |crowd: &mut Crowd, number: usize| {
-        let mut client = Client::open(at(number), "/v1/ws", number)?;
-        let cursors = json!({ (channel.as_str()): [crowd.cursor(number), 0] });
-        let token = &tokens[number];
-        client.begin(json!({"type": "connect", "token": token, "cursors": cursors}))?;
-        crowd.come_back(number, client.into_stream())
-    };
-    let mut again = 0;
-    for number in 0..options.subscribers {
-        come_back(&mut crowd, number)?;
-        while epoch.elapsed() > due {
-            source.publish(due)?;
-            due += each;
-        }
-        if number % 16 == 0 {
-            crowd.read(Duration::ZERO)?;
-            progress.set_message(format!("{number} are back"));
-            progress.tick();
-        }
-    }
-    let all_back = epoch.elapsed() - began;
-    again += insist(&mut crowd, source.number, &come_back)?;
-    let caught_up = epoch.elapsed() - began;
-    let missed = source.number - before;
+    let reads_in_quiet = reads(&servers)? - quiet_reads;
+    let reads_per_second = reads_in_quiet / (epoch.elapsed() - quiet).as_secs_f64();
+    let storm = Storm::measure(&fans, &mut crowd, &mut source, options.rate, &progress)?;
     progress.finish_and_clear();
-    let reads = self::reads(&servers)? - reads;
-    let cpu = total_cpu(&servers)? - cpu;
-    println!(
-        "  {missed} messages were sent while {} clients came back",
-        options.subscribers
-    );
-    report.figure("all connected again after", all_back.as_secs_f64(), "s");
-    report.figure("all caught up after", caught_up.as_secs_f64(), "s");
-    report.figure(
-        "CPU per client that came back",
-        cpu.as_secs_f64() * 1e3 / options.subscribers as f64,
-        "ms",
-    );
+    storm.tell(&mut report, options.subscribers);
     if data.cluster.is_some() {
-        report.figure("store reads during the storm", reads, "");
-        // Gateways always read the ring and each other's heartbeats.
-        let anyway = reads_per_second * caught_up.as_secs_f64();
-        report.at_most(
-            "store reads per client, beyond those of quiet",
-            (reads - anyway).max(0.0) / options.subscribers as f64,
-            READS_PER_CLIENT_MAX,
-            "",
-        );
+        storm.tell_reads(&mut report, options.subscribers, reads_per_second);
     }
 
     // A message can arrive both in the resume and as an event. Clients ignore a seq that they have.
@@ -127,7 +81,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.figure("came twice while coming back", twice as f64, "");
     let progress = spinner();
     source.paced(&mut crowd, options.rate, length, &progress)?;
-    again += insist(&mut crowd, source.number, &come_back)?;
+    let again = storm.again + fans.insist(&mut crowd, source.number)?;
     progress.finish_and_clear();
     report.figure("refused, and came again", again as f64, "");
     let resyncs = crowd.counts.resyncs;
@@ -140,29 +94,140 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Goal for the reads of the store for each client: next to nothing.
-const READS_PER_CLIENT_MAX: f64 = 0.1;
-/// Time without a delivery or a reconnect after which no more is expected.
-const QUIET: Duration = Duration::from_secs(10);
+/// The clients, and how they connect.
+struct Fans<'a> {
+    servers: &'a [Server],
+    channel: &'a str,
+    tokens: &'a [String],
+}
 
-/// Waits until all messages have arrived everywhere, or nothing has arrived for `QUIET`. Refused clients connect again.
-/// Returns the number of these attempts.
-fn insist(
-    crowd: &mut Crowd,
-    sent: u64,
-    come_back: &dyn Fn(&mut Crowd, usize) -> anyhow::Result<()>,
-) -> anyhow::Result<usize> {
-    let mut again = 0;
-    settle_while(crowd, sent, QUIET, |crowd| {
-        let before = again;
-        while let Some(number) = crowd.gone(BACK_OFF) {
-            come_back(crowd, number)?;
-            again += 1;
-            crowd.read(Duration::ZERO)?;
+impl Fans<'_> {
+    fn address(&self, number: usize) -> &str {
+        &self.servers[number % self.servers.len()].address
+    }
+
+    fn connect(&self) -> anyhow::Result<Crowd> {
+        let connecting = ProgressBar::new(self.tokens.len() as u64);
+        let mut crowd = Crowd::new(self.servers.len())?;
+        for (number, token) in self.tokens.iter().enumerate() {
+            let client = Client::connect_with(self.address(number), token, number)?;
+            crowd.join(client.into_stream())?;
+            connecting.inc(1);
         }
-        Ok(again > before)
-    })?;
-    Ok(again)
+        connecting.finish_and_clear();
+        Ok(crowd)
+    }
+
+    /// Connects a client again, with its cursor.
+    fn come_back(&self, crowd: &mut Crowd, number: usize) -> anyhow::Result<()> {
+        let mut client = Client::open(self.address(number), "/v1/ws", number)?;
+        let cursors = json!({ (self.channel): [crowd.cursor(number), 0] });
+        let token = &self.tokens[number];
+        client.begin(json!({"type": "connect", "token": token, "cursors": cursors}))?;
+        crowd.come_back(number, client.into_stream())
+    }
+
+    /// Waits until all messages have arrived everywhere, or nothing has arrived for `QUIET`. Refused clients connect
+    /// again. Returns the number of these attempts.
+    fn insist(&self, crowd: &mut Crowd, sent: u64) -> anyhow::Result<usize> {
+        let mut again = 0;
+        settle_while(crowd, sent, QUIET, |crowd| {
+            let before = again;
+            while let Some(number) = crowd.gone(BACK_OFF) {
+                self.come_back(crowd, number)?;
+                again += 1;
+                crowd.read(Duration::ZERO)?;
+            }
+            Ok(again > before)
+        })?;
+        Ok(again)
+    }
+}
+
+/// The cost of a storm.
+struct Storm {
+    /// Time until all clients were connected again.
+    all_back: Duration,
+    /// Time until all clients had all messages.
+    caught_up: Duration,
+    /// Messages sent meanwhile.
+    missed: u64,
+    /// Attempts after a refusal.
+    again: usize,
+    /// Reads of the shared store.
+    reads: f64,
+    cpu: Duration,
+}
+
+impl Storm {
+    /// Drops all clients. One thread reconnects them, as fast as it can, while messages are sent.
+    fn measure(
+        fans: &Fans<'_>,
+        crowd: &mut Crowd,
+        source: &mut Source<'_>,
+        rate: f64,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<Self> {
+        let (reads, cpu) = (self::reads(fans.servers)?, total_cpu(fans.servers)?);
+        let epoch = crowd.epoch;
+        let began = epoch.elapsed();
+        crowd.drop_all();
+        let each = Duration::from_secs_f64(1.0 / rate);
+        let mut due = began;
+        let before = source.number;
+        for number in 0..fans.tokens.len() {
+            fans.come_back(crowd, number)?;
+            while epoch.elapsed() > due {
+                source.publish(due)?;
+                due += each;
+            }
+            if number % 16 == 0 {
+                crowd.read(Duration::ZERO)?;
+                progress.set_message(format!("{number} are back"));
+                progress.tick();
+            }
+        }
+        let all_back = epoch.elapsed() - began;
+        let again = fans.insist(crowd, source.number)?;
+        Ok(Self {
+            all_back,
+            caught_up: epoch.elapsed() - began,
+            missed: source.number - before,
+            again,
+            reads: self::reads(fans.servers)? - reads,
+            cpu: total_cpu(fans.servers)? - cpu,
+        })
+    }
+
+    fn tell(&self, report: &mut Report, clients: usize) {
+        println!(
+            "  {} messages were sent while {clients} clients came back",
+            self.missed
+        );
+        report.figure(
+            "all connected again after",
+            self.all_back.as_secs_f64(),
+            "s",
+        );
+        report.figure("all caught up after", self.caught_up.as_secs_f64(), "s");
+        report.figure(
+            "CPU per client that came back",
+            self.cpu.as_secs_f64() * 1e3 / clients as f64,
+            "ms",
+        );
+    }
+
+    /// `reads_per_second` are the reads in quiet: gateways always read the ring and each other's heartbeats.
+    fn tell_reads(&self, report: &mut Report, clients: usize, reads_per_second: f64) {
+        report.figure("store reads during the storm", self.reads, "");
+        let anyway = reads_per_second * self.caught_up.as_secs_f64();
+        report.at_most(
+            "store reads per client, beyond those of quiet",
+            (self.reads - anyway).max(0.0) / clients as f64,
+            READS_PER_CLIENT_MAX,
+            "",
+        );
+    }
 }
 
 /// Reads of the shared store by all gateways.

@@ -2,10 +2,12 @@
 //!
 //! Environment variables override the file: `CHAT__CLIENT__LISTEN`, `CHAT__STORE__EMBEDDED__PATH`, and so on.
 
+mod checks;
 mod loaded;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
+use checks::Checks;
 use figment::{
     Figment,
     providers::{Env, Format, Serialized, Toml},
@@ -459,7 +461,7 @@ impl Config {
     /// All wrong settings, each with its name and source.
     pub fn load(file: Option<PathBuf>) -> Result<Loaded, Error> {
         let loaded = Self::read(file)?;
-        let wrong = loaded.wrong();
+        let wrong = Checks::wrong(&loaded);
         if wrong.is_empty() {
             Ok(loaded)
         } else {

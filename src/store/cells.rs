@@ -1,25 +1,30 @@
 //! Rows as cells. A cell has a key, a write timestamp (a seq, never a time) and a value; the highest timestamp wins.
 //! This is Cassandra's model. Through this one mapping, the embedded and the simulated store follow the same rules as
 //! the cluster.
-//!
-//! Keys sort in the order of reading; numbers are big endian. This layout is the on-disk format.
 
-use std::{borrow::Cow, sync::Arc};
+mod keys;
+mod values;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
+use keys::{
+    ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, INBOX, Key, LAST_SEEN, PARTICIPANT, PUBLIC, READ,
+    RING, SENDS, SETTLED, after, inbox_key, log_key, participant_key,
+};
+pub(super) use keys::{LOG, Range, immutable};
+use values::{
+    conversation_cells, conversation_row, decode, encode, inbox_cells, inbox_rows, log_cells,
+    log_row, participant_cells, participant_rows, public_row, ring_row, stored_ring, take,
+    take_conversation, take_u64,
+};
 
 use super::{
-    Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxSummary, InboxWrite,
-    LogRow, Mark, ParticipantRow, PublicPage, PublicRow, Result, RingRow, SendRow, Store, Tail,
+    Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
+    ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+    public::{PublicScan, Step},
 };
 use crate::{
     clock,
-    model::{
-        Attachment, ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind,
-        LEVEL_STATED, Last, Level, MessageId, Millis, Participant, Role, Seq, UserId,
-        limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
-    },
+    model::{ClientId, ConversationId, Entry, GatewayId, Kind, Millis, Seq, UserId},
 };
 
 /// Days for which a client id is kept.
@@ -29,17 +34,16 @@ const ACTIVITY_MINUTES: u32 = 60;
 /// Keys that a sweep scans in one step.
 const SWEEP_KEYS: usize = 1_000;
 
+fn today() -> u32 {
+    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
+}
+
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub key: Vec<u8>,
     /// The write timestamp; 0 for cells whose content never changes.
     pub timestamp: u64,
     pub value: Vec<u8>,
-}
-
-/// Whether cells of this key never change, so that they are written without reading the stored timestamp.
-pub(super) fn immutable(key: &[u8]) -> bool {
-    matches!(key.first(), Some(&(LOG | SENDS | ACTIVITY)))
 }
 
 /// A sorted map of cells, which each backend implements.
@@ -67,340 +71,6 @@ pub trait Cells: Send + Sync + 'static {
     fn healthy(&self) -> Result<()>;
 
     async fn close(&self) -> Result<()>;
-}
-
-#[derive(Clone, Debug)]
-pub struct Range {
-    pub from: Vec<u8>,
-    pub to: Vec<u8>,
-}
-
-impl Range {
-    fn prefix(prefix: &Key) -> Self {
-        Self {
-            from: prefix.0.clone(),
-            to: after(&prefix.0),
-        }
-    }
-}
-
-/// Returns the first key that does not start with `prefix`.
-fn after(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end;
-        }
-    }
-    vec![u8::MAX; 64]
-}
-
-/// The first byte of all keys of the log. All other keys are those of rows.
-pub(super) const LOG: u8 = b'm';
-const SENDS: u8 = b's';
-const CONVERSATION: u8 = b'c';
-const SETTLED: u8 = b'k';
-const PARTICIPANT: u8 = b'p';
-const INBOX: u8 = b'i';
-const PUBLIC: u8 = b'g';
-const ACTIVITY: u8 = b'a';
-const LAST_SEEN: u8 = b'u';
-const RING: u8 = b'v';
-const HEARTBEAT: u8 = b'h';
-
-const MEMBERSHIP: u8 = b'm';
-const READ: u8 = b'r';
-const DELIVERED: u8 = b'd';
-const SUMMARY: u8 = b'f';
-const LEFT: u8 = b'l';
-
-/// The initial capacity of a key, enough for most users.
-const KEY_BYTES: usize = 80;
-/// The initial capacity of a value, enough for most messages.
-const VALUE_BYTES: usize = 384;
-
-struct Key(Vec<u8>);
-
-impl Key {
-    fn new(table: u8) -> Self {
-        let mut key = Vec::with_capacity(KEY_BYTES);
-        key.push(table);
-        Self(key)
-    }
-
-    fn conversation(self, id: ConversationId) -> Self {
-        self.bytes(id.0.as_bytes())
-    }
-
-    /// Appends a user id and a zero. User ids contain no control characters, so the zero ends them.
-    fn user(self, user: &UserId) -> Self {
-        self.bytes(user.as_str().as_bytes()).bytes(&[0])
-    }
-
-    fn u64(self, number: u64) -> Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    fn u32(self, number: u32) -> Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn cell(self, timestamp: u64, value: Vec<u8>) -> Cell {
-        Cell {
-            key: self.0,
-            timestamp,
-            value,
-        }
-    }
-}
-
-fn log_key(conversation: ConversationId, seq: Seq) -> Key {
-    Key::new(LOG).conversation(conversation).u64(seq)
-}
-
-fn participant_key(conversation: ConversationId, user: &UserId) -> Key {
-    Key::new(PARTICIPANT).conversation(conversation).user(user)
-}
-
-fn inbox_key(user: &UserId, conversation: ConversationId) -> Key {
-    Key::new(INBOX).user(user).conversation(conversation)
-}
-
-fn number(number: u64) -> Vec<u8> {
-    number.to_be_bytes().to_vec()
-}
-
-fn today() -> u32 {
-    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
-}
-
-/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
-fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(VALUE_BYTES);
-    let encoded = rmp_serde::encode::write(&mut bytes, value);
-    debug_assert!(encoded.is_ok(), "a row must always encode: {encoded:?}");
-    bytes
-}
-
-fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
-    Error::Corrupt {
-        operation,
-        reason: reason.to_string(),
-    }
-}
-
-fn decode<'a, T: Deserialize<'a>>(operation: &'static str, bytes: &'a [u8]) -> Result<T> {
-    rmp_serde::from_slice(bytes).map_err(|e| corrupt(operation, e))
-}
-
-fn take<const N: usize>(operation: &'static str, bytes: &[u8], at: usize) -> Result<[u8; N]> {
-    bytes
-        .get(at..at + N)
-        .and_then(|part| part.try_into().ok())
-        .ok_or_else(|| corrupt(operation, "a key or value is too short"))
-}
-
-fn take_u64(operation: &'static str, bytes: &[u8], at: usize) -> Result<u64> {
-    take(operation, bytes, at).map(u64::from_be_bytes)
-}
-
-fn take_conversation(operation: &'static str, bytes: &[u8], at: usize) -> Result<ConversationId> {
-    take(operation, bytes, at).map(|id| ConversationId(uuid::Uuid::from_bytes(id)))
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredEntry<'a>(
-    MessageId,
-    ClientId,
-    UserId,
-    Millis,
-    Seq, // committed
-    #[serde(borrow)] StoredContent<'a>,
-);
-
-#[derive(Serialize, Deserialize)]
-enum StoredContent<'a> {
-    #[serde(rename = "t")]
-    Text(
-        #[serde(borrow)] Cow<'a, str>,
-        Vec<StoredAttachment>,
-        Option<Seq>,
-    ),
-    /// The change as JSON: it is rare, and readable without this program.
-    #[serde(rename = "s")]
-    System(String),
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredAttachment(String, Option<String>, Option<String>, Option<u64>);
-
-fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
-    let day = today();
-    let mut cells = Vec::with_capacity(rows.len() * 2 + 1);
-    for row in rows {
-        let entry = &row.record;
-        let content = match &entry.content {
-            Content::Text {
-                body,
-                attachments,
-                reply_to,
-            } => StoredContent::Text(
-                body.into(),
-                attachments
-                    .iter()
-                    .cloned()
-                    .map(|a| StoredAttachment(a.url, a.name, a.mime, a.size))
-                    .collect(),
-                *reply_to,
-            ),
-            Content::System(change) => {
-                StoredContent::System(serde_json::to_string(change).unwrap_or_default())
-            }
-        };
-        let stored = StoredEntry(
-            entry.message_id,
-            entry.client_id,
-            entry.sender.clone(),
-            entry.at,
-            row.settled,
-            content,
-        );
-        cells.push(
-            log_key(conversation, entry.seq)
-                .u64(row.epoch)
-                .cell(0, encode(&stored)),
-        );
-        cells.push(
-            Key::new(SENDS)
-                .u32(day)
-                .conversation(conversation)
-                .user(&entry.sender)
-                .bytes(entry.client_id.0.as_bytes())
-                .u64(row.epoch)
-                .cell(0, number(entry.seq)),
-        );
-    }
-    cells
-}
-
-fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
-    let seq = take_u64(operation, &cell.key, 17)?;
-    let epoch = take_u64(operation, &cell.key, 25)?;
-    let StoredEntry(message_id, client_id, sender, at, committed, content) =
-        decode(operation, &cell.value)?;
-    let content = match content {
-        StoredContent::Text(body, attachments, reply_to) => Content::Text {
-            body: body.into_owned(),
-            attachments: attachments
-                .into_iter()
-                .map(|StoredAttachment(url, name, mime, size)| Attachment {
-                    url,
-                    name,
-                    mime,
-                    size,
-                })
-                .collect(),
-            reply_to,
-        },
-        StoredContent::System(json) => {
-            Content::System(serde_json::from_str(&json).map_err(|e| corrupt(operation, e))?)
-        }
-    };
-    let entry = Arc::new(Entry {
-        seq,
-        message_id,
-        client_id,
-        sender,
-        at,
-        content,
-    });
-    Ok(LogRow {
-        record: entry,
-        epoch,
-        settled: committed,
-    })
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredConversation(
-    Kind,
-    Option<String>,
-    Millis,
-    UserId,
-    crate::model::Posting,
-    bool,
-    u64,
-);
-
-#[derive(Serialize, Deserialize)]
-struct StoredMembership(Role, Seq, Option<Seq>);
-
-#[derive(Serialize, Deserialize)]
-struct StoredSummary(Kind, Option<String>, Seq, Option<StoredLast>);
-
-#[derive(Serialize, Deserialize)]
-struct StoredLast(
-    Seq,
-    MessageId,
-    Millis,
-    UserId,
-    crate::model::EntryKind,
-    String,
-);
-
-/// The ring from [`LEVEL_STATED`] on. Below that level only the members are stored, which is the form that builds without
-/// a level can read.
-#[derive(Serialize, Deserialize)]
-struct StoredRing<'a>(Level, Cow<'a, [GatewayId]>);
-
-fn stored_ring(level: Level, members: &[GatewayId]) -> Vec<u8> {
-    if level < LEVEL_STATED {
-        encode(&members)
-    } else {
-        encode(&StoredRing(level, members.into()))
-    }
-}
-
-fn read_ring(cell: &Cell) -> Result<RingRow> {
-    let stored = rmp_serde::from_slice(&cell.value);
-    let (level, members) = match stored {
-        Ok(StoredRing(level, members)) => (level, members.into_owned()),
-        Err(_) => (0, decode("ring", &cell.value)?),
-    };
-    Ok(RingRow {
-        version: cell.timestamp,
-        members,
-        level,
-    })
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredPublic(bool, Kind, Option<String>, Millis);
-
-fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
-    let key = || inbox_key(&write.user, write.conversation);
-    if let Some(summary) = &write.summary {
-        let last = summary
-            .last
-            .clone()
-            .map(|l| StoredLast(l.seq, l.message_id, l.at, l.sender, l.kind, l.preview));
-        let stored = StoredSummary(summary.kind, summary.name.clone(), summary.joined_seq, last);
-        cells.push(key().bytes(&[SUMMARY]).cell(summary.seq, encode(&stored)));
-    }
-    if let Some(seq) = write.read_seq {
-        cells.push(key().bytes(&[READ]).cell(seq, Vec::new()));
-        let participant = participant_key(write.conversation, &write.user);
-        cells.push(participant.bytes(&[READ]).cell(seq, Vec::new()));
-    }
-    if let Some(seq) = write.left_seq {
-        cells.push(key().bytes(&[LEFT]).cell(seq, Vec::new()));
-    }
 }
 
 /// A store on top of cells.
@@ -516,69 +186,18 @@ impl<C: Cells> Store for CellStore<C> {
     async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>> {
         let range = Range::prefix(&Key::new(CONVERSATION).conversation(conversation));
         let cells = self.0.scan(range, 1, false).await?;
-        let Some(cell) = cells.first() else {
-            return Ok(None);
-        };
-        let StoredConversation(kind, name, created_at, created_by, posting, public, count) =
-            decode("conversation", &cell.value)?;
-        Ok(Some(ConversationRow {
-            details: Details {
-                kind,
-                name,
-                created_at,
-                created_by,
-                posting,
-                public,
-            },
-            participant_count: count,
-            seq: cell.timestamp,
-        }))
+        cells.first().map(conversation_row).transpose()
     }
 
     async fn apply(&self, conversation: ConversationId, applied: &Applied) -> Result<()> {
         let mut cells = Vec::with_capacity(2 + applied.participants.len() * 6);
-        for ParticipantRow {
-            participant: p,
-            seq,
-        } in &applied.participants
-        {
-            let key = || participant_key(conversation, &p.user);
-            let membership = StoredMembership(p.role, p.joined_seq, p.left_seq);
-            cells.push(key().bytes(&[MEMBERSHIP]).cell(*seq, encode(&membership)));
-            cells.push(key().bytes(&[READ]).cell(p.read_seq, Vec::new()));
-            cells.push(key().bytes(&[DELIVERED]).cell(p.delivered_seq, Vec::new()));
+        for row in &applied.participants {
+            participant_cells(conversation, row, &mut cells);
         }
         for write in &applied.inbox {
             inbox_cells(write, &mut cells);
         }
-        let ConversationRow {
-            details,
-            participant_count,
-            seq,
-        } = &applied.conversation;
-        let d = details.clone();
-        if d.kind != Kind::Dm {
-            let public = StoredPublic(d.public, d.kind, d.name.clone(), d.created_at);
-            cells.push(
-                Key::new(PUBLIC)
-                    .conversation(conversation)
-                    .cell(*seq, encode(&public)),
-            );
-        }
-        let stored = StoredConversation(
-            d.kind,
-            d.name,
-            d.created_at,
-            d.created_by,
-            d.posting,
-            d.public,
-            *participant_count,
-        );
-        cells.push(
-            Key::new(CONVERSATION)
-                .conversation(conversation)
-                .cell(*seq, encode(&stored)),
-        );
+        conversation_cells(conversation, &applied.conversation, &mut cells);
         self.0.write("apply", cells, true).await
     }
 
@@ -630,47 +249,9 @@ impl<C: Cells> Store for CellStore<C> {
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>> {
         let prefix = Key::new(INBOX).user(user);
         let id_at = prefix.0.len();
-        let mut rows: Vec<InboxRow> = Vec::new();
-        for cell in self
-            .0
-            .scan(Range::prefix(&prefix), usize::MAX, false)
-            .await?
-        {
-            let conversation = take_conversation("inbox", &cell.key, id_at)?;
-            if rows
-                .last()
-                .is_none_or(|row| row.conversation != conversation)
-            {
-                rows.push(InboxRow::empty(conversation));
-            }
-            let Some(row) = rows.last_mut() else { continue };
-            match cell.key.last().copied() {
-                Some(SUMMARY) => {
-                    let StoredSummary(kind, name, joined_seq, last) = decode("inbox", &cell.value)?;
-                    let last = last.map(
-                        |StoredLast(seq, message_id, at, sender, kind, preview)| Last {
-                            seq,
-                            message_id,
-                            at,
-                            sender,
-                            kind,
-                            preview,
-                        },
-                    );
-                    row.summary = Some(InboxSummary {
-                        seq: cell.timestamp,
-                        kind,
-                        name,
-                        joined_seq,
-                        last,
-                    });
-                }
-                Some(READ) => row.read_seq = cell.timestamp,
-                Some(LEFT) => row.left_seq = Some(cell.timestamp),
-                _ => return Err(corrupt("inbox", "unknown column")),
-            }
-        }
-        Ok(rows)
+        let range = Range::prefix(&prefix);
+        let cells = self.0.scan(range, usize::MAX, false).await?;
+        inbox_rows(&cells, id_at)
     }
 
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()> {
@@ -690,36 +271,14 @@ impl<C: Cells> Store for CellStore<C> {
         if let Some(id) = after_id {
             range.from = after(&Key::new(PUBLIC).conversation(id).0);
         }
-        let mut page = PublicPage::default();
-        let (mut left, mut count) = (SCAN_ROWS_MAX, limit + 1);
+        let mut scan = PublicScan::new(limit);
         loop {
-            count = count.min(left);
+            let count = scan.rows_wanted();
             let cells = self.0.scan(range.clone(), count, false).await?;
-            let full = cells.len() == count;
-            for (i, cell) in cells.iter().enumerate() {
-                let conversation = take_conversation("public_conversations", &cell.key, 1)?;
-                let StoredPublic(public, kind, name, created_at) =
-                    decode("public_conversations", &cell.value)?;
-                if public {
-                    page.rows.push(PublicRow {
-                        conversation,
-                        kind,
-                        name,
-                        created_at,
-                    });
-                }
-                let is_last = i + 1 == cells.len();
-                left -= 1;
-                if page.rows.len() == limit || left == 0 {
-                    page.next = (full || !is_last).then_some(conversation);
-                    return Ok(page);
-                }
+            match scan.add(cells.iter().map(public_row), true)? {
+                Step::Complete | Step::Exhausted => return Ok(scan.into_page()),
+                Step::After(id) => range.from = after(&Key::new(PUBLIC).conversation(id).0),
             }
-            match cells.last() {
-                Some(last) if full => range.from = after(&last.key),
-                _ => return Ok(page),
-            }
-            count = PAGE_ITEMS_MAX;
         }
     }
 
@@ -773,7 +332,7 @@ impl<C: Cells> Store for CellStore<C> {
             .0
             .scan(Range::prefix(&Key::new(RING)), 1, false)
             .await?;
-        cells.first().map(read_ring).transpose()
+        cells.first().map(ring_row).transpose()
     }
 
     async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool> {
@@ -856,42 +415,4 @@ impl<C: Cells> CellStore<C> {
             }
         }
     }
-}
-
-/// Groups the cells of participants, in key order, into rows. A row has at most three cells, so a scan of three times
-/// the limit contains enough whole rows.
-fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<ParticipantRow>> {
-    const OPERATION: &str = "participants";
-    let mut rows: Vec<ParticipantRow> = Vec::new();
-    for group in cells.chunk_by(|a, b| a.key[..a.key.len() - 1] == b.key[..b.key.len() - 1]) {
-        let mut found: Option<(StoredMembership, Seq)> = None;
-        let (mut read_seq, mut delivered_seq) = (0, 0);
-        for cell in group {
-            match cell.key.last().copied() {
-                Some(MEMBERSHIP) => {
-                    found = Some((decode(OPERATION, &cell.value)?, cell.timestamp));
-                }
-                Some(READ) => read_seq = cell.timestamp,
-                Some(DELIVERED) => delivered_seq = cell.timestamp,
-                _ => return Err(corrupt(OPERATION, "unknown column")),
-            }
-        }
-        let Some((StoredMembership(role, joined_seq, left_seq), seq)) = found else {
-            continue;
-        };
-        let key = &group[0].key;
-        let name =
-            std::str::from_utf8(&key[user_at..key.len() - 2]).map_err(|e| corrupt(OPERATION, e))?;
-        let user = UserId::new(name).map_err(|e| corrupt(OPERATION, e))?;
-        let participant = Participant {
-            user,
-            role,
-            joined_seq,
-            left_seq,
-            delivered_seq,
-            read_seq,
-        };
-        rows.push(ParticipantRow { participant, seq });
-    }
-    Ok(rows)
 }

@@ -33,7 +33,10 @@ pub async fn check(store: &dyn Store) -> Checked {
     the_tail_holds_every_epoch(store).await?;
     client_ids_are_found_by_epoch(store).await?;
     many_appends_at_once_all_land(store).await?;
-    late_writes_change_nothing(store).await?;
+    a_late_change_of_a_conversation_changes_nothing(store).await?;
+    a_late_mark_changes_nothing(store).await?;
+    a_late_inbox_row_changes_nothing(store).await?;
+    a_late_last_seen_changes_nothing(store).await?;
     participants_are_paged(store, Kind::Group).await?;
     participants_are_paged(store, Kind::Channel).await?;
     an_inbox_is_one_read(store).await?;
@@ -198,7 +201,15 @@ fn applied(name: &str, seq: Seq, participants: Vec<ParticipantRow>) -> Applied {
     }
 }
 
-async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
+fn mark(user: &UserId, read_seq: Option<Seq>, delivered_seq: Option<Seq>) -> Mark {
+    Mark {
+        user: user.clone(),
+        read_seq,
+        delivered_seq,
+    }
+}
+
+async fn a_late_change_of_a_conversation_changes_nothing(store: &dyn Store) -> Checked {
     let id = ConversationId::random();
     let bob = somebody();
     let joined = ParticipantRow {
@@ -226,25 +237,35 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     );
     assert_eq!(
         store.participant(id, Kind::Group, &bob).await?,
-        Some(promoted.clone())
+        Some(promoted)
     );
+    Ok(())
+}
 
-    let mark = |read_seq, delivered_seq| Mark {
-        user: bob.clone(),
-        read_seq,
-        delivered_seq,
+async fn a_late_mark_changes_nothing(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let bob = somebody();
+    let admin = ParticipantRow {
+        participant: Participant::joining(bob.clone(), Role::Admin, 2),
+        seq: 2,
     };
-    store
-        .mark(id, Kind::Group, &mark(Some(9), Some(11)))
-        .await?;
-    store.mark(id, Kind::Group, &mark(Some(4), Some(3))).await?;
+    store.apply(id, &applied("marks", 2, vec![admin])).await?;
+    for (read_seq, delivered_seq) in [(9, 11), (4, 3)] {
+        let mark = mark(&bob, Some(read_seq), Some(delivered_seq));
+        store.mark(id, Kind::Group, &mark).await?;
+    }
     let p = store
         .participant(id, Kind::Group, &bob)
         .await?
         .unwrap_or_else(|| panic!("it was written"))
         .participant;
     assert_eq!((p.read_seq, p.delivered_seq, p.role), (9, 11, Role::Admin));
+    Ok(())
+}
 
+async fn a_late_inbox_row_changes_nothing(store: &dyn Store) -> Checked {
+    let id = ConversationId::random();
+    let bob = somebody();
     let summary = |seq, name: &str| {
         let last = Some(row(seq, 1, name).record.last());
         Some(InboxSummary {
@@ -263,6 +284,9 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
         read_seq,
         left_seq,
     };
+    store
+        .mark(id, Kind::Group, &mark(&bob, Some(9), None))
+        .await?;
     // The two summaries are in one call, the newer one first; it is then written a second time.
     let new = write(summary(8, "new"), Some(3), None);
     store
@@ -281,7 +305,11 @@ async fn late_writes_change_nothing(store: &dyn Store) -> Checked {
     store.write_inbox(vec![write(None, None, Some(10))]).await?;
     store.write_inbox(vec![write(None, None, Some(1))]).await?;
     assert_eq!(store.inbox(&bob).await?[0].left_seq, Some(10));
+    Ok(())
+}
 
+async fn a_late_last_seen_changes_nothing(store: &dyn Store) -> Checked {
+    let bob = somebody();
     store.set_last_seen(&[(bob.clone(), 2_000)]).await?;
     store.set_last_seen(&[(bob.clone(), 1_000)]).await?;
     assert_eq!(store.last_seen(&bob).await?, Some(2_000));

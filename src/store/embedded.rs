@@ -246,78 +246,13 @@ impl Writer {
         }
     }
 
-    fn commit(&self, group: Vec<Command>) {
-        histogram!("chat_store_group_commands").record(group.len() as f64);
-        let mut batch = self.database.batch();
-        // Timestamps that this batch writes. The database does not return them before the commit.
-        let mut newer: HashMap<Vec<u8>, u64> = HashMap::new();
-        let mut sync = false;
-        let mut rows = 0;
-        let mut answers: Vec<Box<dyn FnOnce(Result<()>)>> = Vec::with_capacity(group.len());
-        // Set if stored timestamps could not be read. Then nothing of the group is written, and callers may retry.
-        let mut unread: Option<fjall::Error> = None;
-        for command in group {
-            match command {
-                Command::Write {
-                    cells,
-                    durable,
-                    done,
-                } => {
-                    sync |= durable;
-                    rows += cells.len() as u64;
-                    for cell in cells {
-                        if let Err(e) = self.put(&mut batch, &mut newer, cell) {
-                            unread.get_or_insert(e);
-                        }
-                    }
-                    answers.push(Box::new(move |result| drop(done.send(result))));
-                }
-                Command::Swap {
-                    expected,
-                    cell,
-                    done,
-                } => {
-                    sync = true;
-                    let swapped = match self.stored(&newer, &cell.key) {
-                        Ok(stored) if stored == expected => {
-                            self.put(&mut batch, &mut newer, cell).map(|()| true)
-                        }
-                        Ok(_) => Ok(false),
-                        Err(e) => Err(e),
-                    };
-                    let swapped = swapped.unwrap_or_else(|e| {
-                        unread.get_or_insert(e);
-                        false
-                    });
-                    answers.push(Box::new(move |result| {
-                        drop(done.send(result.map(|()| swapped)))
-                    }));
-                }
-                Command::Remove { keys, done } => {
-                    for key in keys {
-                        newer.remove(&key);
-                        batch.remove(self.keyspace(&key), key);
-                    }
-                    answers.push(Box::new(move |result| drop(done.send(result))));
-                }
-                Command::Close { done } => {
-                    sync = true;
-                    answers.push(Box::new(move |result| drop(done.send(result))));
-                }
-            }
+    fn commit(&self, commands: Vec<Command>) {
+        histogram!("chat_store_group_commands").record(commands.len() as f64);
+        let mut group = Group::new(self);
+        for command in commands {
+            group.add(command);
         }
-        counter!("chat_store_rows_written_total", "table" => "cells").increment(rows);
-        let result = match (self.poisoned.get().cloned(), unread) {
-            (Some(reason), _) => Err(Error::Poisoned { reason }),
-            (None, Some(error)) => Err(Error::Unavailable {
-                operation: "write",
-                reason: format!("cannot read the stored timestamps: {error}"),
-            }),
-            (None, None) => self.write(batch, sync),
-        };
-        for answer in answers {
-            answer(result.clone());
-        }
+        group.commit();
     }
 
     /// Commits a batch. After a failed write or fsync the content of the disk is unknown (Rebello et al., "Can
@@ -338,43 +273,142 @@ impl Writer {
         })
     }
 
-    fn put(
-        &self,
-        batch: &mut fjall::OwnedWriteBatch,
-        newer: &mut HashMap<Vec<u8>, u64>,
-        cell: Cell,
-    ) -> fjall::Result<()> {
-        if !immutable(&cell.key) {
-            if self
-                .stored(newer, &cell.key)?
-                .is_some_and(|stored| stored > cell.timestamp)
-            {
-                return Ok(());
-            }
-            newer.insert(cell.key.clone(), cell.timestamp);
-        }
-        let mut value = Vec::with_capacity(8 + cell.value.len());
-        value.extend_from_slice(&cell.timestamp.to_be_bytes());
-        value.extend_from_slice(&cell.value);
-        batch.insert(self.keyspace(&cell.key), cell.key, value);
-        Ok(())
-    }
-
-    fn stored(&self, newer: &HashMap<Vec<u8>, u64>, key: &[u8]) -> fjall::Result<Option<u64>> {
-        if let Some(&timestamp) = newer.get(key) {
-            return Ok(Some(timestamp));
-        }
-        if cfg!(test) && broken(Mutation::Read) {
-            return Err(std::io::Error::other("no more files").into());
-        }
-        Ok(self.keyspace(key).get(key)?.map(|value| timestamp(&value)))
-    }
-
     fn keyspace(&self, key: &[u8]) -> &Keyspace {
         if key.first() == Some(&LOG) {
             &self.log
         } else {
             &self.rows
+        }
+    }
+}
+
+/// The commands of one commit.
+struct Group<'a> {
+    writer: &'a Writer,
+    batch: fjall::OwnedWriteBatch,
+    /// Timestamps that this batch writes. The database does not return them before the commit.
+    newer: HashMap<Vec<u8>, u64>,
+    /// Whether a command must be durable before it is answered.
+    sync: bool,
+    rows: u64,
+    answers: Vec<Box<dyn FnOnce(Result<()>)>>,
+    /// Set if stored timestamps could not be read. Then nothing of the group is written, and callers may retry.
+    unread: Option<fjall::Error>,
+}
+
+impl<'a> Group<'a> {
+    fn new(writer: &'a Writer) -> Self {
+        Self {
+            writer,
+            batch: writer.database.batch(),
+            newer: HashMap::new(),
+            sync: false,
+            rows: 0,
+            answers: Vec::new(),
+            unread: None,
+        }
+    }
+
+    fn add(&mut self, command: Command) {
+        match command {
+            Command::Write {
+                cells,
+                durable,
+                done,
+            } => {
+                self.sync |= durable;
+                self.rows += cells.len() as u64;
+                for cell in cells {
+                    if let Err(e) = self.put(cell) {
+                        self.unread.get_or_insert(e);
+                    }
+                }
+                self.answer(done);
+            }
+            Command::Swap {
+                expected,
+                cell,
+                done,
+            } => {
+                self.sync = true;
+                let swapped = self.swap(expected, cell).unwrap_or_else(|e| {
+                    self.unread.get_or_insert(e);
+                    false
+                });
+                self.answers.push(Box::new(move |result| {
+                    drop(done.send(result.map(|()| swapped)))
+                }));
+            }
+            Command::Remove { keys, done } => {
+                for key in keys {
+                    self.newer.remove(&key);
+                    self.batch.remove(self.writer.keyspace(&key), key);
+                }
+                self.answer(done);
+            }
+            Command::Close { done } => {
+                self.sync = true;
+                self.answer(done);
+            }
+        }
+    }
+
+    fn answer(&mut self, done: oneshot::Sender<Result<()>>) {
+        self.answers
+            .push(Box::new(move |result| drop(done.send(result))));
+    }
+
+    fn swap(&mut self, expected: Option<u64>, cell: Cell) -> fjall::Result<bool> {
+        if self.stored(&cell.key)? != expected {
+            return Ok(false);
+        }
+        self.put(cell)?;
+        Ok(true)
+    }
+
+    fn put(&mut self, cell: Cell) -> fjall::Result<()> {
+        if !immutable(&cell.key) {
+            if self
+                .stored(&cell.key)?
+                .is_some_and(|stored| stored > cell.timestamp)
+            {
+                return Ok(());
+            }
+            self.newer.insert(cell.key.clone(), cell.timestamp);
+        }
+        let mut value = Vec::with_capacity(8 + cell.value.len());
+        value.extend_from_slice(&cell.timestamp.to_be_bytes());
+        value.extend_from_slice(&cell.value);
+        self.batch
+            .insert(self.writer.keyspace(&cell.key), cell.key, value);
+        Ok(())
+    }
+
+    /// Returns the timestamp of the newest cell of this key, here or in the database.
+    fn stored(&self, key: &[u8]) -> fjall::Result<Option<u64>> {
+        if let Some(&timestamp) = self.newer.get(key) {
+            return Ok(Some(timestamp));
+        }
+        if cfg!(test) && broken(Mutation::Read) {
+            return Err(std::io::Error::other("no more files").into());
+        }
+        let stored = self.writer.keyspace(key).get(key)?;
+        Ok(stored.map(|value| timestamp(&value)))
+    }
+
+    /// Writes the batch and answers all commands.
+    fn commit(self) {
+        counter!("chat_store_rows_written_total", "table" => "cells").increment(self.rows);
+        let result = match (self.writer.poisoned.get().cloned(), self.unread) {
+            (Some(reason), _) => Err(Error::Poisoned { reason }),
+            (None, Some(error)) => Err(Error::Unavailable {
+                operation: "write",
+                reason: format!("cannot read the stored timestamps: {error}"),
+            }),
+            (None, None) => self.writer.write(self.batch, self.sync),
+        };
+        for answer in self.answers {
+            answer(result.clone());
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod cassandra;
 mod cells;
 pub mod conformance;
 pub mod embedded;
+mod public;
 mod rows;
 pub mod simulated;
 

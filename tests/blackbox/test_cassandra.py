@@ -472,7 +472,7 @@ async def test_tls_and_a_password(tmp_path):
     }
     gateway = Gateway(str(tmp_path / "data"), **secure)
     try:
-        for missing, why in (("password", "goes with a password"), ("username", "goes with a password"), ("tls_authority_file", "")):
+        for missing, why in (("password", "together with store.cassandra.password"), ("username", "together with store.cassandra.password"), ("tls_authority_file", "")):
             settings = {k: v for k, v in secure.items() if not k.endswith(missing)}
             refused = Gateway(str(tmp_path / "data"), **settings).command("schema", "apply", check=False)
             assert refused.returncode != 0 and why in refused.stderr, refused.stderr

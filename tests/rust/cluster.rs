@@ -11,10 +11,10 @@
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
 
+mod quiet;
 mod world;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
@@ -26,197 +26,23 @@ use chat_gateway::{
     fanout::Subscriber,
     model::{
         Attachment, ClientId, Content, ConversationId, Draft, EntryKind, Kind, Last, Posting, Seq,
-        SessionId, SystemChange,
+        SessionId,
     },
     mutation::{Mutation, break_rule},
     protocol::Codec,
     store::{InboxSummary, InboxWrite, Store, simulated::Faults},
 };
+use quiet::{check_places, check_quiet, check_secrets};
 use rand::RngExt;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use uuid::Uuid;
-use world::{Device, USERS, VISITOR, World, contiguous, create, spawn, user, visitor};
+use world::{Device, USERS, World, create, spawn, user};
 
 /// Quiet points of one run.
 const ROUNDS: usize = 3;
-
-/// Checks, at a quiet point, that every client has every message and that every inbox agrees with the log.
-async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
-    let waiting = *world.waiting.lock().unwrap();
-    if waiting > 0 {
-        let text = format!("round {round}: {waiting} messages are not acknowledged");
-        world.checker.lock().unwrap().find(text);
-    }
-    let mut heads = [0; 3];
-    for (conversation, head) in heads.iter_mut().enumerate() {
-        let whole = timeout(Duration::from_secs(30), async {
-            loop {
-                if let Some(read) = world.history(conversation, 0).await {
-                    break read;
-                }
-                sleep(Duration::from_millis(100)).await;
-            }
-        });
-        let Ok((entries, newest)) = whole.await else {
-            let text =
-                format!("round {round}: conversation {conversation} is not served within 30 s");
-            world.checker.lock().unwrap().find(text);
-            return;
-        };
-        *head = newest;
-        let mut checker = world.checker.lock().unwrap();
-        if entries.len() as u64 != newest {
-            checker.find(format!(
-                "round {round}: the history has {} of {newest} entries",
-                entries.len()
-            ));
-        }
-        let ids: BTreeSet<ClientId> = entries.iter().map(|(_, client)| *client).collect();
-        if ids.len() != entries.len() {
-            checker.find(format!("round {round}: a client id is in the log twice"));
-        }
-        let places: BTreeMap<ClientId, Seq> = entries.iter().map(|(s, c)| (*c, *s)).collect();
-        let acknowledged = checker.acknowledged.clone();
-        for (client, (of, seq)) in acknowledged {
-            if of == conversation && places.get(&client) != Some(&seq) {
-                let found = places.get(&client);
-                checker.find(format!(
-                    "{client} acknowledged at {seq}, found at {found:?}"
-                ));
-            }
-        }
-    }
-    for device in devices {
-        if device.connected.lock().unwrap().is_none() {
-            continue;
-        }
-        for (conversation, &head) in heads.iter().enumerate() {
-            let have = contiguous(&device.got.lock().unwrap()[conversation]);
-            if device.is_in(conversation) && have < head {
-                let gateway = device.connected.lock().unwrap().as_ref().map(|g| g.number);
-                world.checker.lock().unwrap().find(format!(
-                    "round {round}: user {} on gateway {gateway:?} has {have} of {head} messages of conversation {conversation}",
-                    device.user
-                ));
-            }
-        }
-        let rows = loop {
-            sleep(Duration::from_millis(10)).await;
-            let Some(gateway) = world.some_gateway() else {
-                return;
-            };
-            let Some(cluster) = gateway.cluster() else {
-                continue;
-            };
-            let of = user(device.user);
-            let asked = gateway.ask(async move { cluster.router.inbox_rows(&of).await });
-            if let Some(Ok(rows)) = asked.await {
-                break rows;
-            }
-        };
-        for (conversation, &head) in heads.iter().enumerate().take(2) {
-            let row = rows
-                .iter()
-                .find(|r| r.conversation == world.conversations[conversation]);
-            let last = row
-                .and_then(|r| r.summary.as_ref()?.last.as_ref())
-                .map_or(0, |l| l.seq);
-            if device.is_in(conversation) && last != head {
-                world.checker.lock().unwrap().find(format!(
-                    "round {round}: the inbox of user {} says {last}, the log {}",
-                    device.user, head
-                ));
-            }
-        }
-    }
-}
-
-/// Checks that what each home remembers of the visitor agrees with the inbox.
-async fn check_places(world: &Arc<World>, round: usize) {
-    let gateways = world.gateways.lock().unwrap().clone();
-    for (number, gateway) in gateways.iter().enumerate() {
-        let Some(cluster) = gateway.cluster() else {
-            continue;
-        };
-        let asked = gateway.ask(async move {
-            let visitor = visitor(u64::MAX - number as u64);
-            let places = cluster.router.register(&visitor).await;
-            cluster.router.leave(&visitor);
-            let rows = cluster.router.inbox_rows(&user(VISITOR)).await;
-            Some((places.ok()?, rows.ok()?))
-        });
-        let Some(Some((places, rows))) = asked.await else {
-            continue;
-        };
-        let places: BTreeMap<_, _> = places
-            .into_iter()
-            .map(|place| (place.conversation, place.last_seq))
-            .collect();
-        let rows: BTreeMap<_, _> = rows
-            .into_iter()
-            .map(|row| {
-                let last = row.summary.and_then(|summary| summary.last);
-                (row.conversation, last.map(|last| last.seq))
-            })
-            .collect();
-        if places != rows {
-            world.checker.lock().unwrap().find(format!(
-                "round {round}: the visitor's home remembers {places:?}, the inbox says {rows:?}"
-            ));
-        }
-    }
-}
-
-/// Checks that the visitor saw no message that was sent to the channel while they were not in it and it was not public.
-async fn check_secrets(world: &Arc<World>) {
-    let seen = std::mem::take(&mut world.secrets.lock().unwrap().seen);
-    let operation = Operation::History {
-        range: LogRange::After(0),
-        limit: 10_000,
-    };
-    let (visitor, channel) = (user(VISITOR), world.conversations[2]);
-    let entries = loop {
-        if seen.is_empty() {
-            return;
-        }
-        sleep(Duration::from_millis(10)).await;
-        let Some(gateway) = world.some_gateway() else {
-            continue;
-        };
-        let Some(cluster) = gateway.cluster() else {
-            continue;
-        };
-        let operation = operation.clone();
-        let asked =
-            gateway.ask(async move { cluster.router.ask(channel, user(0), operation).await });
-        if let Some(Ok(Outcome::History(page))) = asked.await {
-            break page.entries;
-        }
-    };
-    let [mut is_in, mut is_public] = [false; 2];
-    for entry in entries {
-        if seen.contains(&entry.seq) && !is_in && !is_public {
-            let seq = entry.seq;
-            let text = format!(
-                "the visitor saw message {seq} of the channel, which was sent when they had no access"
-            );
-            world.checker.lock().unwrap().find(text);
-        }
-        match &entry.content {
-            Content::System(SystemChange::Created { public, .. }) => is_public = *public,
-            Content::System(SystemChange::Updated {
-                public: Some(public),
-                ..
-            }) => is_public = *public,
-            Content::System(SystemChange::Added { user }) if *user == visitor => is_in = true,
-            Content::System(SystemChange::Removed { user }) if *user == visitor => is_in = false,
-            _ => {}
-        }
-    }
-}
 
 /// Runs one seed. Returns the findings and the number of acknowledged messages.
 async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
@@ -247,21 +73,7 @@ async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
     spawn(world.clone().read());
     spawn(world.clone().evict());
     for round in 0..ROUNDS {
-        world.sending.store(true, Ordering::Relaxed);
-        world.churning.store(true, Ordering::Relaxed);
-        let ends = Instant::now() + world.millis(3_000, 9_000);
-        while Instant::now() < ends {
-            sleep(world.millis(100, 1_500)).await;
-            if world.below(3) == 0 {
-                devices[world.below(USERS)].reconnect.notify_one();
-            }
-        }
-        if world.below(2) == 0 {
-            world.sending.store(false, Ordering::Relaxed);
-            sleep(world.millis(0, 500)).await;
-        }
-        world.sending.store(false, Ordering::Relaxed);
-        world.churning.store(false, Ordering::Relaxed);
+        unrest(&world, &devices).await;
         // Gateways that were paused or removed must notice it before they are replaced.
         sleep(Duration::from_secs(12)).await;
         while world.live() < 3 {
@@ -280,6 +92,25 @@ async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
         std::mem::take(&mut world.checker.lock().unwrap().findings),
         messages,
     )
+}
+
+/// Lets clients send and reconnect while gateways crash, pause, leave, join and are cut off.
+async fn unrest(world: &World, devices: &[Arc<Device>]) {
+    world.sending.store(true, Ordering::Relaxed);
+    world.churning.store(true, Ordering::Relaxed);
+    let ends = Instant::now() + world.millis(3_000, 9_000);
+    while Instant::now() < ends {
+        sleep(world.millis(100, 1_500)).await;
+        if world.below(3) == 0 {
+            devices[world.below(USERS)].reconnect.notify_one();
+        }
+    }
+    if world.below(2) == 0 {
+        world.sending.store(false, Ordering::Relaxed);
+        sleep(world.millis(0, 500)).await;
+    }
+    world.sending.store(false, Ordering::Relaxed);
+    world.churning.store(false, Ordering::Relaxed);
 }
 
 /// Runs a simulation with paused time.

@@ -82,6 +82,28 @@ impl Checker {
             }
         }
     }
+
+    /// Checks the whole log, and the participants that its last owner returned.
+    fn end(&mut self, entries: &[Arc<Entry>], present: &BTreeSet<UserId>) {
+        self.saw(1, entries.iter());
+        let expected = participants_of(entries);
+        if *present != expected {
+            let finding =
+                format!("the owner says that {present:?} are in the group, the log {expected:?}");
+            self.findings.push(finding);
+        }
+        let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
+        if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
+            self.findings.push("a client id is in the log twice".into());
+        }
+        for (client, seq) in &self.acknowledged {
+            let at = ids.get(usize::try_from(seq - 1).unwrap());
+            if at != Some(client) {
+                self.findings
+                    .push(format!("{client} acknowledged at {seq}, found {at:?}"));
+            }
+        }
+    }
 }
 
 /// Passes publications, which subscribers see, to the checker.
@@ -298,6 +320,32 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     });
     let tasks = Tasks::default();
     world.new_owner(&tasks);
+    create(&world).await;
+    let ring = tasks.spawn(world.clone().ring(tasks.clone()));
+    let reader = tasks.spawn(world.clone().reader());
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|c| tasks.spawn(world.clone().client(c)))
+        .collect();
+    clients.push(tasks.spawn(world.clone().host()));
+    for client in clients {
+        client.await.unwrap();
+    }
+    ring.abort();
+    reader.abort();
+    let whole = end(&world, &tasks).await;
+    let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
+    let Some((entries, present)) = whole else {
+        checker
+            .findings
+            .push("the last owner did not serve within 60 s".into());
+        return (checker.findings, 0);
+    };
+    checker.end(&entries, &present);
+    (checker.findings, checker.acknowledged.len())
+}
+
+/// Creates the group.
+async fn create(world: &World) {
     loop {
         let creation = Creation {
             kind: Kind::Group,
@@ -312,21 +360,13 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
             .ask(world.conversation, user(0), Operation::Create(creation))
             .await;
         if created.is_ok() {
-            break;
+            return;
         }
     }
-    let ring = tasks.spawn(world.clone().ring(tasks.clone()));
-    let reader = tasks.spawn(world.clone().reader());
-    let mut clients: Vec<_> = (0..CLIENTS)
-        .map(|c| tasks.spawn(world.clone().client(c)))
-        .collect();
-    clients.push(tasks.spawn(world.clone().host()));
-    for client in clients {
-        client.await.unwrap();
-    }
-    ring.abort();
-    reader.abort();
-    // A last owner must serve the whole log.
+}
+
+/// Reads the whole log and the participants from a last owner. `None` if it does not serve within 60 s.
+async fn end(world: &World, tasks: &Tasks) -> Option<(Vec<Arc<Entry>>, BTreeSet<UserId>)> {
     world
         .owners
         .lock()
@@ -335,7 +375,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
         .unwrap()
         .1
         .end_at(Instant::now());
-    world.new_owner(&tasks);
+    world.new_owner(tasks);
     let last = world.owners.lock().unwrap().last().unwrap().0.clone();
     let whole = timeout(Duration::from_secs(60), async {
         loop {
@@ -346,35 +386,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
             }
         }
     });
-    let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
-    let Ok((entries, present)) = whole.await else {
-        checker
-            .findings
-            .push("the last owner did not serve within 60 s".into());
-        return (checker.findings, 0);
-    };
-    checker.saw(1, entries.iter());
-    let expected = participants_of(&entries);
-    if present != expected {
-        let finding =
-            format!("the owner says that {present:?} are in the group, the log {expected:?}");
-        checker.findings.push(finding);
-    }
-    let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
-    if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
-        checker
-            .findings
-            .push("a client id is in the log twice".into());
-    }
-    for (client, seq) in &checker.acknowledged {
-        let at = ids.get(usize::try_from(seq - 1).unwrap());
-        if at != Some(client) {
-            checker
-                .findings
-                .push(format!("{client} acknowledged at {seq}, found {at:?}"));
-        }
-    }
-    (checker.findings, checker.acknowledged.len())
+    whole.await.ok()
 }
 
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {

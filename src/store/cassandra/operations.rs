@@ -11,6 +11,7 @@ use super::{
     super::{
         Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
         ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+        public::{PublicScan, Step},
     },
     Cassandra,
     batches::Unit,
@@ -24,7 +25,6 @@ use super::{
 };
 use crate::model::{
     ClientId, ConversationId, Entry, GatewayId, Kind, LEVEL_STATED, Millis, Seq, UserId,
-    limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
 };
 
 /// Partitions of one listing that are read concurrently.
@@ -253,41 +253,32 @@ impl Store for Cassandra {
     ) -> Result<PublicPage> {
         const OPERATION: &str = "public_conversations";
         let s = &self.statements;
-        let mut page = PublicPage::default();
-        let (mut left, mut count) = (SCAN_ROWS_MAX, limit + 1);
+        let mut scan = PublicScan::new(limit);
         let mut after = after;
         let mut shard = after.map_or(0, public_shard_of);
         while shard < PUBLIC_SHARDS {
-            count = count.min(left);
+            let count = small(scan.rows_wanted());
             let rows: Vec<PublicColumns> = match after {
                 None => {
-                    let values = (shard, small(count));
+                    let values = (shard, count);
                     self.read(OPERATION, &s.public_first, values).await?
                 }
                 Some(id) => {
-                    let values = (shard, id.0, small(count));
+                    let values = (shard, id.0, count);
                     self.read(OPERATION, &s.public, values).await?
                 }
             };
-            let (found, full) = (rows.len(), rows.len() == count);
-            for (i, row) in rows.into_iter().enumerate() {
+            let rows = rows.into_iter().map(|row| {
                 let id = ConversationId(row.conversation_id);
-                page.rows.extend(row.row(OPERATION)?);
-                after = Some(id);
-                left -= 1;
-                if page.rows.len() == limit || left == 0 {
-                    let more = full || i + 1 < found || shard + 1 < PUBLIC_SHARDS;
-                    page.next = after.filter(|_| more);
-                    return Ok(page);
-                }
+                Ok((id, row.row(OPERATION)?))
+            });
+            match scan.add(rows, shard + 1 == PUBLIC_SHARDS)? {
+                Step::Complete => break,
+                Step::After(id) => after = Some(id),
+                Step::Exhausted => (shard, after) = (shard + 1, None),
             }
-            if !full {
-                shard += 1;
-                after = None;
-            }
-            count = PAGE_ITEMS_MAX;
         }
-        Ok(page)
+        Ok(scan.into_page())
     }
 
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>> {

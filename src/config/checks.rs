@@ -1,0 +1,308 @@
+//! The checks of the settings, in one function for each section.
+
+use super::{Algorithm, Config, Limits, Loaded, StoreKind};
+use crate::{
+    memory::{MIB_MAX, MIB_MIN},
+    model::limits::GROUP_PARTICIPANTS_MAX,
+};
+
+/// The largest body with Cassandra: 64 of them with attachments must fit into half of a commit log segment of 32 MiB.
+const CASSANDRA_BODY_BYTES_MAX: usize = 64 << 10;
+
+/// The smallest outbox: a page of 500 inbox items with the longest names and previews must fit. In JSON, with every
+/// character escaped, a frame may be six times as large.
+const OUTBOX_BYTES_MIN: usize = 1 << 20;
+/// The largest outbox. Its bytes are counted in 32 bits, with room for replies.
+const OUTBOX_BYTES_MAX: usize = 1 << 30;
+
+/// The checks of all settings, and what they found.
+pub(super) struct Checks<'a> {
+    loaded: &'a Loaded,
+    wrong: Vec<String>,
+}
+
+impl<'a> Checks<'a> {
+    /// Returns a text for each wrong setting, with its name and source.
+    pub(super) fn wrong(loaded: &'a Loaded) -> Vec<String> {
+        let wrong = Vec::new();
+        let mut checks = Self { loaded, wrong };
+        checks.auth();
+        checks.client();
+        checks.keys();
+        checks.limits();
+        checks.memory();
+        checks.session();
+        checks.store();
+        checks.cassandra();
+        checks.cluster();
+        checks.drain();
+        checks.wrong
+    }
+
+    fn check(&mut self, holds: bool, key: &str, text: &str) {
+        if !holds {
+            let origin = self.loaded.origin(key);
+            self.wrong.push(format!("{key} ({origin}): {text}"));
+        }
+    }
+
+    fn auth(&mut self) {
+        let Config { auth, client, .. } = &self.loaded.config;
+        self.check(
+            auth.development || !auth.keys.is_empty(),
+            "auth.keys",
+            "no keys to check tokens with. Set some; or, for development on this machine only, set \
+             auth.development = true and client.listen to 127.0.0.1",
+        );
+        self.check(
+            !auth.development || auth.keys.is_empty(),
+            "auth.development",
+            "anyone on this machine could act as any user: set it to false, or remove auth.keys",
+        );
+        self.check(
+            !auth.development || client.listen.ip().is_loopback(),
+            "client.listen",
+            "development tokens are for loopback only: set auth.keys and auth.development = false, \
+             or listen on 127.0.0.1",
+        );
+        for kid in &auth.service_keys {
+            self.check(
+                auth.keys.iter().any(|key| key.kid.as_ref() == Some(kid)),
+                "auth.service_keys",
+                &format!("{kid:?} is not the kid of any key in auth.keys"),
+            );
+        }
+    }
+
+    fn client(&mut self) {
+        let Config { client, .. } = &self.loaded.config;
+        for origin in &client.origins {
+            let like = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
+            self.check(
+                like,
+                "client.origins",
+                &format!("{origin:?} is not an origin such as https://chat.example.org"),
+            );
+        }
+    }
+
+    fn keys(&mut self) {
+        let Config { auth, .. } = &self.loaded.config;
+        for (i, key) in auth.keys.iter().enumerate() {
+            let symmetric = key.algorithm == Algorithm::HS256;
+            let long = key.secret.as_ref().is_none_or(|s| s.len() >= 32);
+            let at = format!("auth.keys[{i}]");
+            self.check(
+                key.secret.is_some() == symmetric && key.public_key_file.is_some() != symmetric,
+                &at,
+                "HS256 needs a secret; every other algorithm needs a public_key_file",
+            );
+            self.check(
+                long,
+                &at,
+                "HS256 needs a secret of at least 32 bytes. Generate one with: openssl rand -base64 48",
+            );
+        }
+    }
+
+    fn limits(&mut self) {
+        let Config { limits, .. } = &self.loaded.config;
+        self.check(
+            limits.body_bytes >= 1,
+            "limits.body_bytes",
+            "must be at least 1",
+        );
+        self.check(
+            limits.frame_bytes >= limits.body_bytes + 1024,
+            "limits.frame_bytes",
+            "must be at least limits.body_bytes + 1024",
+        );
+        self.check(
+            limits.outbox_bytes >= OUTBOX_BYTES_MIN.max(8 * limits.frame_bytes)
+                && limits.outbox_bytes <= OUTBOX_BYTES_MAX,
+            "limits.outbox_bytes",
+            "must be at least 1048576 and eight times limits.frame_bytes, and at most 1073741824",
+        );
+        for (key, value) in counts(limits) {
+            self.check(value >= 1, key, "must be at least 1");
+        }
+        self.check(
+            limits.invitations_burst as usize >= limits.group_participants,
+            "limits.invitations_burst",
+            "must be at least limits.group_participants, because one creation may name that many",
+        );
+        self.check(
+            limits.group_participants <= GROUP_PARTICIPANTS_MAX,
+            "limits.group_participants",
+            "must be at most 10000: use channels for more",
+        );
+    }
+
+    fn memory(&mut self) {
+        self.check(
+            self.loaded
+                .config
+                .memory
+                .mib
+                .is_none_or(|mib| (MIB_MIN..=MIB_MAX).contains(&mib)),
+            "memory.mib",
+            "must be at least 16 and at most 1048576",
+        );
+    }
+
+    fn session(&mut self) {
+        let Config {
+            session, fanout, ..
+        } = &self.loaded.config;
+        self.check(
+            session.connect_timeout_ms >= 100,
+            "session.connect_timeout_ms",
+            "must be at least 100",
+        );
+        self.check(
+            session.ping_interval_ms >= 100,
+            "session.ping_interval_ms",
+            "must be at least 100",
+        );
+        self.check(
+            session.request_timeout_ms >= 100,
+            "session.request_timeout_ms",
+            "must be at least 100",
+        );
+        self.check(
+            fanout.coalesce_ms_max <= 1_000,
+            "fanout.coalesce_ms_max",
+            "must be at most 1000",
+        );
+    }
+
+    fn store(&mut self) {
+        let Config { store, limits, .. } = &self.loaded.config;
+        self.check(
+            store.embedded.cache_mib >= 8,
+            "store.embedded.cache_mib",
+            "must be at least 8",
+        );
+        self.check(
+            store.kind != StoreKind::Cassandra || limits.body_bytes <= CASSANDRA_BODY_BYTES_MAX,
+            "limits.body_bytes",
+            "must be at most 65536 with Cassandra, which refuses writes of more than half a commit log segment",
+        );
+    }
+
+    fn cassandra(&mut self) {
+        let Config { store, .. } = &self.loaded.config;
+        let cassandra = &store.cassandra;
+        let named = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        self.check(
+            !cassandra.nodes.is_empty(),
+            "store.cassandra.nodes",
+            "must name at least one node, such as 10.0.0.1:9042",
+        );
+        self.check(
+            cassandra.keyspace.len() <= 48
+                && cassandra
+                    .keyspace
+                    .starts_with(|c: char| c.is_ascii_lowercase())
+                && cassandra.keyspace.chars().all(named),
+            "store.cassandra.keyspace",
+            "must begin with a letter, consist of a-z, 0-9 and _, and have at most 48 characters",
+        );
+        let plain = |name: &String| !name.contains(['\'', '\\']);
+        self.check(
+            !cassandra.replication.is_empty()
+                && cassandra.replication.keys().all(plain)
+                && cassandra.replication.values().all(|&copies| copies > 0),
+            "store.cassandra.replication",
+            "must be replication factors by datacenter, or replication_factor = 3",
+        );
+        self.check(
+            cassandra.username.is_some() == cassandra.password.is_some(),
+            "store.cassandra.username",
+            "must be set together with store.cassandra.password",
+        );
+        self.check(
+            cassandra.tls_certificate_file.is_some() == cassandra.tls_key_file.is_some(),
+            "store.cassandra.tls_certificate_file",
+            "must be set together with store.cassandra.tls_key_file",
+        );
+        self.check(
+            cassandra.tls_certificate_file.is_none() || cassandra.tls_authority_file.is_some(),
+            "store.cassandra.tls_authority_file",
+            "must be set for TLS",
+        );
+        self.check(
+            (100..=60_000).contains(&cassandra.timeout_ms),
+            "store.cassandra.timeout_ms",
+            "must be at least 100 and at most 60000",
+        );
+        self.check(
+            (1..=1_024).contains(&cassandra.requests_in_flight),
+            "store.cassandra.requests_in_flight",
+            "must be at least 1 and at most 1024",
+        );
+    }
+
+    fn cluster(&mut self) {
+        let Config { cluster, store, .. } = &self.loaded.config;
+        self.check(
+            !cluster.enabled || store.kind == StoreKind::Cassandra,
+            "cluster.enabled",
+            "needs store.kind = \"cassandra\": an embedded store belongs to one gateway alone",
+        );
+        let reachable = |address: &String| {
+            let port = address
+                .rsplit_once(':')
+                .map(|(host, port)| (host, port.parse::<u16>()));
+            port.is_some_and(|(host, port)| !host.is_empty() && port.is_ok_and(|port| port > 0))
+        };
+        self.check(
+            !cluster.enabled || cluster.advertise.as_ref().is_some_and(reachable),
+            "cluster.advertise",
+            "must be the address by which the other gateways reach this one, such as 10.0.0.1:7400",
+        );
+        self.check(
+            !cluster.enabled || cluster.secret.as_ref().is_some_and(|s| s.len() >= 32),
+            "cluster.secret",
+            "must have at least 32 bytes, and be the same in all gateways. Generate one with: openssl rand -base64 48",
+        );
+    }
+
+    fn drain(&mut self) {
+        let Config { drain, .. } = &self.loaded.config;
+        self.check(
+            drain.grace_ms >= drain.spread_ms,
+            "drain.grace_ms",
+            "must be at least drain.spread_ms",
+        );
+    }
+}
+
+/// Returns the limits that must be at least 1, with their names.
+fn counts(limits: &Limits) -> impl Iterator<Item = (&'static str, usize)> {
+    macro_rules! named {
+        ($($limit:ident),* $(,)?) => {
+            [$((concat!("limits.", stringify!($limit)), limits.$limit as usize)),*]
+        };
+    }
+    named![
+        group_participants,
+        connections,
+        connections_per_user,
+        connections_per_address,
+        unauthenticated_connections,
+        service_requests_per_second,
+        service_requests_burst,
+        open_conversations,
+        requests_per_second,
+        requests_burst,
+        request_bytes_per_second,
+        request_bytes_burst,
+        creations_per_minute,
+        creations_burst,
+        invitations_per_minute,
+        connects_per_second_per_address,
+        connects_burst_per_address,
+    ]
+    .into_iter()
+}

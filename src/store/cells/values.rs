@@ -1,0 +1,408 @@
+//! The values of cells, and the rows that they make.
+
+use std::{borrow::Cow, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Cell,
+    keys::{
+        CONVERSATION, DELIVERED, Key, LEFT, MEMBERSHIP, PUBLIC, READ, SENDS, SUMMARY, inbox_key,
+        log_key, participant_key,
+    },
+    today,
+};
+use crate::{
+    model::{
+        Attachment, ClientId, Content, ConversationId, Details, Entry, EntryKind, GatewayId, Kind,
+        LEVEL_STATED, Last, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
+    },
+    store::{
+        ConversationRow, Error, InboxRow, InboxSummary, InboxWrite, LogRow, ParticipantRow,
+        PublicRow, Result, RingRow,
+    },
+};
+
+/// The initial capacity of a value, enough for most messages.
+const VALUE_BYTES: usize = 384;
+
+fn number(number: u64) -> Vec<u8> {
+    number.to_be_bytes().to_vec()
+}
+
+/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
+pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(VALUE_BYTES);
+    let encoded = rmp_serde::encode::write(&mut bytes, value);
+    debug_assert!(encoded.is_ok(), "a row must always encode: {encoded:?}");
+    bytes
+}
+
+fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
+    Error::Corrupt {
+        operation,
+        reason: reason.to_string(),
+    }
+}
+
+pub(super) fn decode<'a, T: Deserialize<'a>>(
+    operation: &'static str,
+    bytes: &'a [u8],
+) -> Result<T> {
+    rmp_serde::from_slice(bytes).map_err(|e| corrupt(operation, e))
+}
+
+pub(super) fn take<const N: usize>(
+    operation: &'static str,
+    bytes: &[u8],
+    at: usize,
+) -> Result<[u8; N]> {
+    bytes
+        .get(at..at + N)
+        .and_then(|part| part.try_into().ok())
+        .ok_or_else(|| corrupt(operation, "a key or value is too short"))
+}
+
+pub(super) fn take_u64(operation: &'static str, bytes: &[u8], at: usize) -> Result<u64> {
+    take(operation, bytes, at).map(u64::from_be_bytes)
+}
+
+pub(super) fn take_conversation(
+    operation: &'static str,
+    bytes: &[u8],
+    at: usize,
+) -> Result<ConversationId> {
+    take(operation, bytes, at).map(|id| ConversationId(uuid::Uuid::from_bytes(id)))
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredEntry<'a>(
+    MessageId,
+    ClientId,
+    UserId,
+    Millis,
+    Seq, // committed
+    #[serde(borrow)] StoredContent<'a>,
+);
+
+#[derive(Serialize, Deserialize)]
+enum StoredContent<'a> {
+    #[serde(rename = "t")]
+    Text(
+        #[serde(borrow)] Cow<'a, str>,
+        Vec<StoredAttachment>,
+        Option<Seq>,
+    ),
+    /// The change as JSON: it is rare, and readable without this program.
+    #[serde(rename = "s")]
+    System(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredAttachment(String, Option<String>, Option<String>, Option<u64>);
+
+pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
+    let day = today();
+    let mut cells = Vec::with_capacity(rows.len() * 2 + 1);
+    for row in rows {
+        let entry = &row.record;
+        let content = match &entry.content {
+            Content::Text {
+                body,
+                attachments,
+                reply_to,
+            } => StoredContent::Text(
+                body.into(),
+                attachments
+                    .iter()
+                    .cloned()
+                    .map(|a| StoredAttachment(a.url, a.name, a.mime, a.size))
+                    .collect(),
+                *reply_to,
+            ),
+            Content::System(change) => {
+                StoredContent::System(serde_json::to_string(change).unwrap_or_default())
+            }
+        };
+        let stored = StoredEntry(
+            entry.message_id,
+            entry.client_id,
+            entry.sender.clone(),
+            entry.at,
+            row.settled,
+            content,
+        );
+        cells.push(
+            log_key(conversation, entry.seq)
+                .u64(row.epoch)
+                .cell(0, encode(&stored)),
+        );
+        cells.push(
+            Key::new(SENDS)
+                .u32(day)
+                .conversation(conversation)
+                .user(&entry.sender)
+                .bytes(entry.client_id.0.as_bytes())
+                .u64(row.epoch)
+                .cell(0, number(entry.seq)),
+        );
+    }
+    cells
+}
+
+pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
+    let seq = take_u64(operation, &cell.key, 17)?;
+    let epoch = take_u64(operation, &cell.key, 25)?;
+    let StoredEntry(message_id, client_id, sender, at, committed, content) =
+        decode(operation, &cell.value)?;
+    let content = match content {
+        StoredContent::Text(body, attachments, reply_to) => Content::Text {
+            body: body.into_owned(),
+            attachments: attachments
+                .into_iter()
+                .map(|StoredAttachment(url, name, mime, size)| Attachment {
+                    url,
+                    name,
+                    mime,
+                    size,
+                })
+                .collect(),
+            reply_to,
+        },
+        StoredContent::System(json) => {
+            Content::System(serde_json::from_str(&json).map_err(|e| corrupt(operation, e))?)
+        }
+    };
+    let entry = Arc::new(Entry {
+        seq,
+        message_id,
+        client_id,
+        sender,
+        at,
+        content,
+    });
+    Ok(LogRow {
+        record: entry,
+        epoch,
+        settled: committed,
+    })
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredConversation(Kind, Option<String>, Millis, UserId, Posting, bool, u64);
+
+#[derive(Serialize, Deserialize)]
+struct StoredMembership(Role, Seq, Option<Seq>);
+
+#[derive(Serialize, Deserialize)]
+struct StoredSummary(Kind, Option<String>, Seq, Option<StoredLast>);
+
+#[derive(Serialize, Deserialize)]
+struct StoredLast(Seq, MessageId, Millis, UserId, EntryKind, String);
+
+#[derive(Serialize, Deserialize)]
+struct StoredPublic(bool, Kind, Option<String>, Millis);
+
+pub(super) fn conversation_cells(
+    conversation: ConversationId,
+    row: &ConversationRow,
+    cells: &mut Vec<Cell>,
+) {
+    let d = row.details.clone();
+    if d.kind != Kind::Dm {
+        let public = StoredPublic(d.public, d.kind, d.name.clone(), d.created_at);
+        cells.push(
+            Key::new(PUBLIC)
+                .conversation(conversation)
+                .cell(row.seq, encode(&public)),
+        );
+    }
+    let stored = StoredConversation(
+        d.kind,
+        d.name,
+        d.created_at,
+        d.created_by,
+        d.posting,
+        d.public,
+        row.participant_count,
+    );
+    cells.push(
+        Key::new(CONVERSATION)
+            .conversation(conversation)
+            .cell(row.seq, encode(&stored)),
+    );
+}
+
+pub(super) fn conversation_row(cell: &Cell) -> Result<ConversationRow> {
+    let StoredConversation(kind, name, created_at, created_by, posting, public, count) =
+        decode("conversation", &cell.value)?;
+    Ok(ConversationRow {
+        details: Details {
+            kind,
+            name,
+            created_at,
+            created_by,
+            posting,
+            public,
+        },
+        participant_count: count,
+        seq: cell.timestamp,
+    })
+}
+
+/// Returns the conversation of the cell, with its row if it is public now.
+pub(super) fn public_row(cell: &Cell) -> Result<(ConversationId, Option<PublicRow>)> {
+    const OPERATION: &str = "public_conversations";
+    let conversation = take_conversation(OPERATION, &cell.key, 1)?;
+    let StoredPublic(public, kind, name, created_at) = decode(OPERATION, &cell.value)?;
+    let row = PublicRow {
+        conversation,
+        kind,
+        name,
+        created_at,
+    };
+    Ok((conversation, public.then_some(row)))
+}
+
+pub(super) fn participant_cells(
+    conversation: ConversationId,
+    row: &ParticipantRow,
+    cells: &mut Vec<Cell>,
+) {
+    let p = &row.participant;
+    let key = || participant_key(conversation, &p.user);
+    let membership = StoredMembership(p.role, p.joined_seq, p.left_seq);
+    cells.push(
+        key()
+            .bytes(&[MEMBERSHIP])
+            .cell(row.seq, encode(&membership)),
+    );
+    cells.push(key().bytes(&[READ]).cell(p.read_seq, Vec::new()));
+    cells.push(key().bytes(&[DELIVERED]).cell(p.delivered_seq, Vec::new()));
+}
+
+pub(super) fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
+    let key = || inbox_key(&write.user, write.conversation);
+    if let Some(summary) = &write.summary {
+        let last = summary
+            .last
+            .clone()
+            .map(|l| StoredLast(l.seq, l.message_id, l.at, l.sender, l.kind, l.preview));
+        let stored = StoredSummary(summary.kind, summary.name.clone(), summary.joined_seq, last);
+        cells.push(key().bytes(&[SUMMARY]).cell(summary.seq, encode(&stored)));
+    }
+    if let Some(seq) = write.read_seq {
+        cells.push(key().bytes(&[READ]).cell(seq, Vec::new()));
+        let participant = participant_key(write.conversation, &write.user);
+        cells.push(participant.bytes(&[READ]).cell(seq, Vec::new()));
+    }
+    if let Some(seq) = write.left_seq {
+        cells.push(key().bytes(&[LEFT]).cell(seq, Vec::new()));
+    }
+}
+
+/// Groups the cells of participants, in key order, into rows. A row has at most three cells, so a scan of three times
+/// the limit contains enough whole rows.
+pub(super) fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<ParticipantRow>> {
+    const OPERATION: &str = "participants";
+    let mut rows: Vec<ParticipantRow> = Vec::new();
+    for group in cells.chunk_by(|a, b| a.key[..a.key.len() - 1] == b.key[..b.key.len() - 1]) {
+        let mut found: Option<(StoredMembership, Seq)> = None;
+        let (mut read_seq, mut delivered_seq) = (0, 0);
+        for cell in group {
+            match cell.key.last().copied() {
+                Some(MEMBERSHIP) => {
+                    found = Some((decode(OPERATION, &cell.value)?, cell.timestamp));
+                }
+                Some(READ) => read_seq = cell.timestamp,
+                Some(DELIVERED) => delivered_seq = cell.timestamp,
+                _ => return Err(corrupt(OPERATION, "unknown column")),
+            }
+        }
+        let Some((StoredMembership(role, joined_seq, left_seq), seq)) = found else {
+            continue;
+        };
+        let key = &group[0].key;
+        let name =
+            std::str::from_utf8(&key[user_at..key.len() - 2]).map_err(|e| corrupt(OPERATION, e))?;
+        let user = UserId::new(name).map_err(|e| corrupt(OPERATION, e))?;
+        let participant = Participant {
+            user,
+            role,
+            joined_seq,
+            left_seq,
+            delivered_seq,
+            read_seq,
+        };
+        rows.push(ParticipantRow { participant, seq });
+    }
+    Ok(rows)
+}
+
+/// Groups the cells of an inbox, in key order, into rows.
+pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> {
+    let mut rows: Vec<InboxRow> = Vec::new();
+    for cell in cells {
+        let conversation = take_conversation("inbox", &cell.key, id_at)?;
+        if rows
+            .last()
+            .is_none_or(|row| row.conversation != conversation)
+        {
+            rows.push(InboxRow::empty(conversation));
+        }
+        let Some(row) = rows.last_mut() else { continue };
+        match cell.key.last().copied() {
+            Some(SUMMARY) => {
+                let StoredSummary(kind, name, joined_seq, last) = decode("inbox", &cell.value)?;
+                let last =
+                    last.map(
+                        |StoredLast(seq, message_id, at, sender, kind, preview)| Last {
+                            seq,
+                            message_id,
+                            at,
+                            sender,
+                            kind,
+                            preview,
+                        },
+                    );
+                row.summary = Some(InboxSummary {
+                    seq: cell.timestamp,
+                    kind,
+                    name,
+                    joined_seq,
+                    last,
+                });
+            }
+            Some(READ) => row.read_seq = cell.timestamp,
+            Some(LEFT) => row.left_seq = Some(cell.timestamp),
+            _ => return Err(corrupt("inbox", "unknown column")),
+        }
+    }
+    Ok(rows)
+}
+
+/// The ring from [`LEVEL_STATED`] on. Below that level only the members are stored, which is the form that builds without
+/// a level can read.
+#[derive(Serialize, Deserialize)]
+struct StoredRing<'a>(Level, Cow<'a, [GatewayId]>);
+
+pub(super) fn stored_ring(level: Level, members: &[GatewayId]) -> Vec<u8> {
+    if level < LEVEL_STATED {
+        encode(&members)
+    } else {
+        encode(&StoredRing(level, members.into()))
+    }
+}
+
+pub(super) fn ring_row(cell: &Cell) -> Result<RingRow> {
+    let stored = rmp_serde::from_slice(&cell.value);
+    let (level, members) = match stored {
+        Ok(StoredRing(level, members)) => (level, members.into_owned()),
+        Err(_) => (0, decode("ring", &cell.value)?),
+    };
+    Ok(RingRow {
+        version: cell.timestamp,
+        members,
+        level,
+    })
+}

@@ -1,0 +1,225 @@
+//! The checks at a quiet point, when nothing is sent and every gateway serves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use chat_gateway::{
+    chat::{LogRange, Operation, Outcome},
+    model::{ClientId, Content, Seq, SystemChange},
+    store::InboxRow,
+};
+use tokio::time::{sleep, timeout};
+
+use super::world::{Device, VISITOR, World, contiguous, user, visitor};
+
+/// The entries of a conversation, oldest first.
+type Entries = Vec<(Seq, ClientId)>;
+
+/// Checks that every client has every message and that every inbox agrees with the log.
+pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
+    let waiting = *world.waiting.lock().unwrap();
+    if waiting > 0 {
+        let text = format!("round {round}: {waiting} messages are not acknowledged");
+        world.checker.lock().unwrap().find(text);
+    }
+    let mut heads = [0; 3];
+    for (conversation, head) in heads.iter_mut().enumerate() {
+        let Some((entries, newest)) = whole_history(world, conversation).await else {
+            let text =
+                format!("round {round}: conversation {conversation} is not served within 30 s");
+            world.checker.lock().unwrap().find(text);
+            return;
+        };
+        *head = newest;
+        check_history(world, conversation, &entries, newest, round);
+    }
+    for device in devices {
+        if device.connected.lock().unwrap().is_none() {
+            continue;
+        }
+        check_received(world, device, &heads, round);
+        let Some(rows) = inbox_rows(world, device.user).await else {
+            return;
+        };
+        check_inbox(world, device, &rows, &heads, round);
+    }
+}
+
+/// Reads the entries and the head of a conversation. `None` if it is not served within 30 s.
+async fn whole_history(world: &World, conversation: usize) -> Option<(Entries, Seq)> {
+    let whole = timeout(Duration::from_secs(30), async {
+        loop {
+            if let Some(read) = world.history(conversation, 0).await {
+                break read;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    whole.await.ok()
+}
+
+/// Checks that a history is whole, and has each acknowledged message once, at its seq.
+fn check_history(
+    world: &World,
+    conversation: usize,
+    entries: &[(Seq, ClientId)],
+    newest: Seq,
+    round: usize,
+) {
+    let mut checker = world.checker.lock().unwrap();
+    if entries.len() as u64 != newest {
+        checker.find(format!(
+            "round {round}: the history has {} of {newest} entries",
+            entries.len()
+        ));
+    }
+    let ids: BTreeSet<ClientId> = entries.iter().map(|(_, client)| *client).collect();
+    if ids.len() != entries.len() {
+        checker.find(format!("round {round}: a client id is in the log twice"));
+    }
+    let places: BTreeMap<ClientId, Seq> = entries.iter().map(|(s, c)| (*c, *s)).collect();
+    let acknowledged = checker.acknowledged.clone();
+    for (client, (of, seq)) in acknowledged {
+        if of == conversation && places.get(&client) != Some(&seq) {
+            let found = places.get(&client);
+            checker.find(format!(
+                "{client} acknowledged at {seq}, found at {found:?}"
+            ));
+        }
+    }
+}
+
+/// Checks that a connected client has every message up to the heads of its conversations.
+fn check_received(world: &World, device: &Device, heads: &[Seq; 3], round: usize) {
+    for (conversation, &head) in heads.iter().enumerate() {
+        let have = contiguous(&device.got.lock().unwrap()[conversation]);
+        if device.is_in(conversation) && have < head {
+            let gateway = device.connected.lock().unwrap().as_ref().map(|g| g.number);
+            world.checker.lock().unwrap().find(format!(
+                "round {round}: user {} on gateway {gateway:?} has {have} of {head} messages of conversation {conversation}",
+                device.user
+            ));
+        }
+    }
+}
+
+/// Reads the inbox of a user. `None` if no gateway serves.
+async fn inbox_rows(world: &World, number: usize) -> Option<Vec<InboxRow>> {
+    loop {
+        sleep(Duration::from_millis(10)).await;
+        let gateway = world.some_gateway()?;
+        let Some(cluster) = gateway.cluster() else {
+            continue;
+        };
+        let of = user(number);
+        let asked = gateway.ask(async move { cluster.router.inbox_rows(&of).await });
+        if let Some(Ok(rows)) = asked.await {
+            return Some(rows);
+        }
+    }
+}
+
+/// Checks that an inbox has the last message of the group and of the dm.
+fn check_inbox(world: &World, device: &Device, rows: &[InboxRow], heads: &[Seq; 3], round: usize) {
+    for (conversation, &head) in heads.iter().enumerate().take(2) {
+        let row = rows
+            .iter()
+            .find(|r| r.conversation == world.conversations[conversation]);
+        let last = row
+            .and_then(|r| r.summary.as_ref()?.last.as_ref())
+            .map_or(0, |l| l.seq);
+        if device.is_in(conversation) && last != head {
+            world.checker.lock().unwrap().find(format!(
+                "round {round}: the inbox of user {} says {last}, the log {}",
+                device.user, head
+            ));
+        }
+    }
+}
+
+/// Checks that what each home remembers of the visitor agrees with the inbox.
+pub(super) async fn check_places(world: &Arc<World>, round: usize) {
+    let gateways = world.gateways.lock().unwrap().clone();
+    for (number, gateway) in gateways.iter().enumerate() {
+        let Some(cluster) = gateway.cluster() else {
+            continue;
+        };
+        let asked = gateway.ask(async move {
+            let visitor = visitor(u64::MAX - number as u64);
+            let places = cluster.router.register(&visitor).await;
+            cluster.router.leave(&visitor);
+            let rows = cluster.router.inbox_rows(&user(VISITOR)).await;
+            Some((places.ok()?, rows.ok()?))
+        });
+        let Some(Some((places, rows))) = asked.await else {
+            continue;
+        };
+        let places: BTreeMap<_, _> = places
+            .into_iter()
+            .map(|place| (place.conversation, place.last_seq))
+            .collect();
+        let rows: BTreeMap<_, _> = rows
+            .into_iter()
+            .map(|row| {
+                let last = row.summary.and_then(|summary| summary.last);
+                (row.conversation, last.map(|last| last.seq))
+            })
+            .collect();
+        if places != rows {
+            world.checker.lock().unwrap().find(format!(
+                "round {round}: the visitor's home remembers {places:?}, the inbox says {rows:?}"
+            ));
+        }
+    }
+}
+
+/// Checks that the visitor saw no message that was sent to the channel while they were not in it and it was not public.
+pub(super) async fn check_secrets(world: &Arc<World>) {
+    let seen = std::mem::take(&mut world.secrets.lock().unwrap().seen);
+    let operation = Operation::History {
+        range: LogRange::After(0),
+        limit: 10_000,
+    };
+    let (visitor, channel) = (user(VISITOR), world.conversations[2]);
+    let entries = loop {
+        if seen.is_empty() {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+        let Some(gateway) = world.some_gateway() else {
+            continue;
+        };
+        let Some(cluster) = gateway.cluster() else {
+            continue;
+        };
+        let operation = operation.clone();
+        let asked =
+            gateway.ask(async move { cluster.router.ask(channel, user(0), operation).await });
+        if let Some(Ok(Outcome::History(page))) = asked.await {
+            break page.entries;
+        }
+    };
+    let [mut is_in, mut is_public] = [false; 2];
+    for entry in entries {
+        if seen.contains(&entry.seq) && !is_in && !is_public {
+            let seq = entry.seq;
+            let text = format!(
+                "the visitor saw message {seq} of the channel, which was sent when they had no access"
+            );
+            world.checker.lock().unwrap().find(text);
+        }
+        match &entry.content {
+            Content::System(SystemChange::Created { public, .. }) => is_public = *public,
+            Content::System(SystemChange::Updated {
+                public: Some(public),
+                ..
+            }) => is_public = *public,
+            Content::System(SystemChange::Added { user }) if *user == visitor => is_in = true,
+            Content::System(SystemChange::Removed { user }) if *user == visitor => is_in = false,
+            _ => {}
+        }
+    }
+}
