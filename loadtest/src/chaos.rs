@@ -89,13 +89,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     let data = Data::new(common)?;
     let several = options.gateways > 1;
-    let earlier = match &options.upgrade_from {
-        Some(program) => Some(Common {
-            gateway: Some(other_build("--upgrade-from", program)?),
-            ..common.clone()
-        }),
-        None => None,
-    };
+    let earlier = earlier(common, options)?;
     let first = earlier.as_ref().unwrap_or(common);
     let mut servers = Server::gateways(first, &data, options.gateways)?;
     let groups = groups(&servers[0].address, options)?;
@@ -147,6 +141,17 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.figure(what, replacements.len() as f64, "");
     report.latency(until, &down);
     report.finish()
+}
+
+/// Returns the options with the earlier build, if this run is an upgrade from one.
+fn earlier(common: &Common, options: &Options) -> anyhow::Result<Option<Common>> {
+    let with = |program: &PathBuf| {
+        anyhow::Ok(Common {
+            gateway: Some(other_build("--upgrade-from", program)?),
+            ..common.clone()
+        })
+    };
+    options.upgrade_from.as_ref().map(with).transpose()
 }
 
 /// Ends the upgrade while everyone writes, and waits until each gateway has the level that rose.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::sleep;
 
-use super::membership::{may_join, raised};
+use super::membership::{LEASE, MARGIN, may_join, raised};
 use crate::{
     model::{GatewayId, LEVEL_MAX, Level},
     store::{self, Store},
@@ -84,6 +84,8 @@ pub async fn finalize(store: &dyn Store) -> Result<Finalized, NotFinalized> {
             level: row.level,
             behind,
         })?;
+        // A gateway that this version of the ring removed may act until its lease has ended, and its build may be older.
+        sleep(LEASE + MARGIN).await;
         if store.propose_ring(Some(&row), &next).await? {
             let (from, members) = (row.level, row.members.len());
             return Ok(Finalized::Raised { from, members });

@@ -7,43 +7,48 @@ use crate::{
     model::{Content, Entry},
 };
 
-/// Removes entries of a page until at most `bytes_max` of encoded bytes, or one entry, are left. Those farthest from the
-/// requested position go first.
+/// Keeps the entries of a page that are nearest to the requested position, up to `bytes_max` of encoded bytes, but at
+/// least one. It looks only at entries that it keeps, because many more may have been read.
 pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
-    let mut bytes: usize = entries.iter().map(|e| encoded_bytes(e)).sum();
-    while bytes > bytes_max
-        && entries.len() > 1
-        && let (Some(first), Some(last)) = (entries.front(), entries.back())
-    {
-        let from_the_end = match range {
-            LogRange::Newest | LogRange::Before(_) => false,
-            LogRange::After(_) => true,
-            LogRange::Around(seq) => last.seq.abs_diff(seq) > first.seq.abs_diff(seq),
-        };
-        let left_out = if from_the_end {
-            entries.pop_back()
+    let begin = match range {
+        LogRange::Newest | LogRange::Before(_) => entries.len(),
+        LogRange::After(_) => 0,
+        LogRange::Around(seq) => entries.partition_point(|entry| entry.seq < seq),
+    };
+    let distance = |entry: &Arc<Entry>| match range {
+        LogRange::Around(seq) => entry.seq.abs_diff(seq),
+        LogRange::Newest | LogRange::Before(_) | LogRange::After(_) => 0,
+    };
+    let (mut kept, mut bytes) = (begin..begin, 0);
+    while kept.len() < entries.len() {
+        let before = kept.start.checked_sub(1);
+        let before = before.map(|index| distance(&entries[index]));
+        let after = entries.get(kept.end).map(distance);
+        let takes_after = after.is_some_and(|after| before.is_none_or(|before| after <= before));
+        let next = if takes_after {
+            kept.end
         } else {
-            entries.pop_front()
+            kept.start - 1
         };
-        bytes -= left_out.map_or(0, |e| encoded_bytes(&e));
+        bytes += encoded_bytes(&entries[next]);
+        if bytes > bytes_max && !kept.is_empty() {
+            break;
+        }
+        if takes_after {
+            kept.end += 1;
+        } else {
+            kept.start = next;
+        }
     }
+    entries.truncate(kept.end);
+    entries.drain(..kept.start);
 }
 
 /// Returns the approximate size of an entry in JSON, the longer of the two encodings.
 pub(super) fn encoded_bytes(entry: &Entry) -> usize {
     /// Bytes of field names, ids and numbers.
     const FRAME: usize = 400;
-    let text = |text: &str| {
-        // A control character becomes \u00xx, a quotation mark \".
-        let escaped = |b: u8| {
-            if b < 0x20 {
-                5
-            } else {
-                usize::from(b == b'"' || b == b'\\')
-            }
-        };
-        text.len() + text.bytes().map(escaped).sum::<usize>()
-    };
+    let text = |text: &str| text.len() + escapes(text);
     let optional = |t: &Option<String>| t.as_deref().map_or(0, text);
     match &entry.content {
         Content::Text {
@@ -55,5 +60,74 @@ pub(super) fn encoded_bytes(entry: &Entry) -> usize {
         }
         // The creation of a group is the longest one, because it lists all participants.
         Content::System(change) => FRAME + serde_json::to_vec(change).map_or(0, |json| json.len()),
+    }
+}
+
+/// Returns the bytes by which a text grows in JSON.
+fn escapes(text: &str) -> usize {
+    // A control character becomes \u00xx, a quotation mark \". Small sums let the compiler use vector instructions.
+    let escape = |&byte: &u8| {
+        5 * u16::from(byte < 0x20) + u16::from(byte == b'"') + u16::from(byte == b'\\')
+    };
+    let parts = text.as_bytes().chunks(1 << 12);
+    parts
+        .map(|part| usize::from(part.iter().map(escape).sum::<u16>()))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock,
+        model::{ClientId, UserId},
+    };
+
+    /// Entries from seq 1 on, with bodies of these lengths.
+    fn page(lengths: &[usize]) -> VecDeque<Arc<Entry>> {
+        let entry = |(seq, &length): (u64, &usize)| {
+            Arc::new(Entry {
+                seq,
+                message_id: clock::message_id(1),
+                client_id: ClientId(uuid::Uuid::nil()),
+                sender: UserId::new("alice").unwrap(),
+                at: 1,
+                content: Content::text("x".repeat(length)),
+            })
+        };
+        (1..).zip(lengths).map(entry).collect()
+    }
+
+    fn kept(lengths: &[usize], range: LogRange, bytes_max: usize) -> Vec<u64> {
+        let mut entries = page(lengths);
+        cut_to_fit(&mut entries, range, bytes_max);
+        entries.iter().map(|entry| entry.seq).collect()
+    }
+
+    #[test]
+    fn a_page_keeps_the_entries_next_to_its_position() {
+        let even = [600; 9];
+        assert_eq!(kept(&even, LogRange::Newest, 3_000), [7, 8, 9]);
+        assert_eq!(kept(&even, LogRange::Before(10), 3_999), [7, 8, 9]);
+        assert_eq!(kept(&even, LogRange::After(0), 3_000), [1, 2, 3]);
+        assert_eq!(kept(&even, LogRange::Around(5), 3_000), [4, 5, 6]);
+        assert_eq!(kept(&even, LogRange::Around(5), 4_000), [4, 5, 6, 7]);
+        assert_eq!(kept(&even, LogRange::Around(1), 3_000), [1, 2, 3]);
+        assert_eq!(kept(&even, LogRange::Around(99), 3_000), [7, 8, 9]);
+        assert_eq!(kept(&even, LogRange::Newest, 100_000).len(), 9);
+    }
+
+    #[test]
+    fn a_page_has_at_least_one_entry() {
+        assert_eq!(kept(&[10, 9_000], LogRange::Newest, 1_000), [2]);
+        assert_eq!(kept(&[9_000, 10], LogRange::After(0), 1_000), [1]);
+        assert_eq!(kept(&[10, 9_000, 10], LogRange::Around(2), 1_000), [2]);
+        assert!(kept(&[], LogRange::Newest, 1_000).is_empty());
+    }
+
+    #[test]
+    fn escaped_characters_are_counted() {
+        let text = format!("{}\"\\\n", "x".repeat(5_000));
+        assert_eq!(escapes(&text), 1 + 1 + 5);
     }
 }

@@ -424,7 +424,8 @@ fn each_broken_rule_of_the_log_is_found() {
 
 #[test]
 fn a_lease_resumed_under_its_old_epoch_is_found() {
-    let found = (0..300).any(|seed| !simulate(seed, Rules::OldEpoch).0.is_empty());
+    // About one seed of a few hundred finds it, and the order of some tasks differs from run to run.
+    let found = (0..5_000).any(|seed| !simulate(seed, Rules::OldEpoch).0.is_empty());
     assert!(found, "no seed finds the resumed lease");
 }
 

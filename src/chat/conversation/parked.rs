@@ -73,7 +73,7 @@ impl Owner {
             return false;
         };
         match &command.operation {
-            Operation::Create(_) => participants.committed().is_none() || self.is_unanswered(1),
+            Operation::Create(_) => participants.committed().is_none() || self.awaits_effects(1),
             // Its first message must find a dm that is stored: a crash in between would leave a log of nothing.
             Operation::Send(_) => {
                 participants.details.kind == Kind::Dm && participants.committed().is_none()

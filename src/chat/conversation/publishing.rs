@@ -133,6 +133,11 @@ impl Owner {
         }
     }
 
+    /// Whether a committed entry is not acknowledged yet, because of what follows from it.
+    pub(super) fn awaits_effects(&self, seq: Seq) -> bool {
+        self.log.get(seq).is_some_and(|pending| pending.awaited > 0)
+    }
+
     /// Whether an entry is in the log, or on its way there, and not acknowledged yet.
     pub(super) fn is_unanswered(&self, seq: Seq) -> bool {
         let pending = self.log.get(seq);

@@ -246,6 +246,24 @@ async fn a_creation_repeated_waits_for_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_dm_created_again_does_not_wait_for_a_message_that_is_being_written() {
+    let dm = ConversationId::dm(&user("alice"), &user("bob"));
+    let fixture = Fixture::new(Lease::unbounded(1));
+    let create = |other: &str| creation(Kind::Dm, &[other]);
+    let made = fixture.ask_of(dm, "alice", create("bob")).await;
+    made.await.unwrap();
+    fixture.store.set_faults(UNANSWERED);
+    let sent = Operation::Send(send("alice"));
+    let mut sent = fixture.ask_of(dm, "alice", sent).await;
+    assert!(pending(&mut sent));
+    let mut again = fixture.ask_of(dm, "bob", create("alice")).await;
+    let again = (&mut again).now_or_never().expect("it is answered at once");
+    assert!(matches!(again.unwrap(), Outcome::Created { existed: true }));
+    fixture.store.set_faults(Faults::NONE);
+    sent.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watermark_shows_once_it_is_stored_and_is_told_once() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
