@@ -80,6 +80,7 @@ fn operations() -> Vec<Operation> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "a table: one of each")]
 fn outcomes() -> Vec<Outcome> {
     let details = Details {
         kind: Kind::Channel,

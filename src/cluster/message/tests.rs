@@ -65,6 +65,7 @@ fn text() -> Content {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table: the largest of each")]
 fn largest() -> Vec<PeerMessage> {
     let audience = Audience::Members(Arc::new(Recipients {
         kind: Kind::Channel,

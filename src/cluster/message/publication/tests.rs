@@ -10,6 +10,7 @@ use crate::{
 };
 
 /// One message of each kind that carries a publication or follows from one.
+#[expect(clippy::too_many_lines, reason = "a table: one of each")]
 fn messages() -> Vec<PeerMessage> {
     let conversation = ConversationId(Uuid::from_u128(1));
     let user = |name: &str| UserId::new(name).unwrap();
