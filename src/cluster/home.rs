@@ -12,9 +12,9 @@ use std::{
 use metrics::{counter, gauge};
 
 use super::{
-    edge::Edge,
     interests::Interests,
     link::Token,
+    local_sockets::LocalSockets,
     lock,
     membership::Learned,
     message::{Delivered, Interest, PeerMessage, encode},
@@ -35,7 +35,7 @@ use crate::{
 pub struct Home {
     me: GatewayId,
     store: Arc<dyn Store>,
-    edge: Arc<Edge>,
+    sockets: Arc<LocalSockets>,
     peers: Option<Arc<Peers>>,
     interests: Arc<Interests>,
     pub(super) presence: Presence,
@@ -84,7 +84,7 @@ impl Home {
     pub(super) fn new(
         me: GatewayId,
         store: Arc<dyn Store>,
-        edge: Arc<Edge>,
+        sockets: Arc<LocalSockets>,
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
         ring: View,
@@ -93,14 +93,14 @@ impl Home {
         let presence = Presence::new(
             me,
             store.clone(),
-            edge.clone(),
+            sockets.clone(),
             peers.clone(),
             interests.clone(),
         );
         Self {
             me,
             store,
-            edge,
+            sockets,
             peers,
             interests,
             presence,
@@ -298,7 +298,7 @@ impl Home {
                 peers.send(gateway, encode(&deliver), done);
             }
         }
-        self.edge.deliver_publication(publication);
+        self.sockets.deliver_publication(publication);
     }
 
     /// Returns the part of a publication for each other gateway with sockets of its users.

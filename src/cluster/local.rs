@@ -49,7 +49,7 @@ impl Router {
                 PeerResponse::Head(self.head_here(channel).await)
             }
             PeerRequest::Disconnect { user } => {
-                PeerResponse::Disconnected(self.edge.disconnect(&user))
+                PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
         }
     }

@@ -7,7 +7,6 @@
 mod answers;
 mod channels;
 mod delivery;
-mod edge;
 mod exchange;
 mod finalize;
 mod home;
@@ -15,6 +14,7 @@ mod inbox;
 mod interests;
 mod link;
 mod local;
+mod local_sockets;
 mod members;
 mod membership;
 mod message;
@@ -32,11 +32,11 @@ mod view_changes;
 use std::{sync::Arc, time::Duration};
 
 pub use delivery::Delivery;
-pub use edge::Edge;
 pub use exchange::Exchange;
 pub use finalize::{Finalized, NotFinalized, finalize};
 pub use home::Home;
 pub use inbox::Inbox;
+pub use local_sockets::LocalSockets;
 pub use members::{MembershipAgent, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
@@ -95,16 +95,31 @@ impl Cluster {
     ) -> Self {
         let me = members.me();
         let ring = members.ring();
-        let edge = Arc::new(Edge::new(hub.clone()));
+        let sockets = Arc::new(LocalSockets::new(hub.clone()));
         let interests = Arc::new(interests::Interests::default());
         let peers = peer_settings
             .map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
         let view = ring.load().as_ref().clone();
         let (others, known) = (peers.clone(), interests.clone());
-        let home = Home::new(me, store.clone(), edge.clone(), others, known, view, memory);
+        let home = Home::new(
+            me,
+            store.clone(),
+            sockets.clone(),
+            others,
+            known,
+            view,
+            memory,
+        );
         let home = Arc::new(home);
         let (at_home, others) = (home.clone(), peers.clone());
-        let delivery = Delivery::new(me, ring.clone(), edge.clone(), at_home, interests, others);
+        let delivery = Delivery::new(
+            me,
+            ring.clone(),
+            sockets.clone(),
+            at_home,
+            interests,
+            others,
+        );
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
@@ -118,7 +133,7 @@ impl Cluster {
             store.clone(),
             conversations.clone(),
             home.clone(),
-            edge,
+            sockets,
             others,
             operation_timeout,
             tasks.clone(),

@@ -15,9 +15,9 @@ use metrics::counter;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    edge::Edge,
     home::Home,
     link::CallError,
+    local_sockets::LocalSockets,
     members::MembershipAgent,
     message::{PeerRequest, PeerResponse},
     peers::Peers,
@@ -41,7 +41,7 @@ pub struct Router {
     store: Arc<dyn Store>,
     pub(super) conversations: Conversations,
     pub(super) home: Arc<Home>,
-    pub(super) edge: Arc<Edge>,
+    pub(super) sockets: Arc<LocalSockets>,
     /// The other gateways. `None` with the embedded store, where there never are any.
     pub(super) cluster: Option<Cluster>,
     operation_timeout: Duration,
@@ -66,7 +66,7 @@ impl Router {
         store: Arc<dyn Store>,
         conversations: Conversations,
         home: Arc<Home>,
-        edge: Arc<Edge>,
+        sockets: Arc<LocalSockets>,
         cluster: Option<Cluster>,
         operation_timeout: Duration,
         tasks: Tasks,
@@ -77,7 +77,7 @@ impl Router {
             store,
             conversations,
             home,
-            edge,
+            sockets,
             cluster,
             operation_timeout,
             tasks,
@@ -89,8 +89,8 @@ impl Router {
         self.me
     }
 
-    pub(super) fn edge(&self) -> &Edge {
-        &self.edge
+    pub(super) fn sockets(&self) -> &LocalSockets {
+        &self.sockets
     }
 
     /// Asks the owner of a conversation, on whichever gateway it is, also if that changes meanwhile.
@@ -217,7 +217,7 @@ impl Router {
         };
         let attempt = || async {
             // Interests are announced under this lock, so that none is told for an older version after that.
-            let (ask, asked) = self.edge.in_interest_order(|| {
+            let (ask, asked) = self.sockets.in_interest_order(|| {
                 let ring = self.ring.load();
                 let ask = ask(ring.version());
                 match responsible(&ring) {

@@ -102,6 +102,6 @@ impl Exchange {
             self.tasks
                 .spawn_until_drained(async move { router.check_spectators(channel).await });
         }
-        self.router.edge().deliver(delivered);
+        self.router.sockets().deliver(delivered);
     }
 }
