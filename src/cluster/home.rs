@@ -17,10 +17,10 @@ use super::{
     local_sockets::LocalSockets,
     lock,
     membership::Learned,
+    memberships::{InboxIndex, InboxRef},
     message::{Delivered, Interest, PeerMessage, encode},
     overlay::Overlay,
     peers::Peers,
-    places::{InboxIndex, InboxRef},
     presence::Presence,
     view::View,
 };
@@ -112,7 +112,7 @@ impl Home {
             complete: AtomicBool::new(false),
             held: Mutex::default(),
             overlay: Overlay::new(memory.overlays()),
-            index: InboxIndex::new(memory.places()),
+            index: InboxIndex::new(memory.memberships()),
         }
     }
 

@@ -11,7 +11,7 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-use super::{network::FRAME_BYTES_MAX, places::InboxRef};
+use super::{memberships::InboxRef, network::FRAME_BYTES_MAX};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Cursor, Epoch, GatewayId, Seq, Topic, UserId},

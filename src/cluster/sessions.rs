@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 
 use super::{
     link::CallError,
+    memberships::InboxRef,
     message::{PeerRequest, PeerResponse},
-    places::InboxRef,
     router::Router,
 };
 use crate::{
