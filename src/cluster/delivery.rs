@@ -148,7 +148,7 @@ impl Delivery {
         for user in read.audience.users() {
             match ring.home(user) {
                 Some(home) if home != self.me => {
-                    let sent = PeerMessage::Sent {
+                    let sent = PeerMessage::ReadBySender {
                         user: user.clone(),
                         channel: read.conversation,
                         seq: read.at.0,

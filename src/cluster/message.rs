@@ -76,7 +76,8 @@ pub(super) enum PeerMessage {
         taken: bool,
     },
     /// What the sender of a channel's entry has read, from the channel's owner to the sender's home.
-    Sent {
+    #[serde(rename = "Sent")]
+    ReadBySender {
         user: UserId,
         channel: ConversationId,
         seq: Seq,

@@ -30,7 +30,7 @@ impl Receive for Exchange {
                 self.home.deliver(publication, done);
             }
             PeerMessage::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
-            PeerMessage::Sent { user, channel, seq } => {
+            PeerMessage::ReadBySender { user, channel, seq } => {
                 self.home
                     .record(&Publication::read(channel, Cursor(seq, 0), user));
             }
