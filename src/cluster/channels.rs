@@ -87,7 +87,7 @@ impl Router {
     pub async fn follow(&self, session: &Arc<Subscriber>, channels: &[ConversationId]) {
         let topics: Vec<Topic> = channels.iter().copied().map(Topic::Channel).collect();
         self.sockets.follow(&topics, session);
-        if self.cluster.is_none() {
+        if self.others.is_none() {
             return;
         }
         let unknown = channels.iter().copied();
@@ -110,7 +110,7 @@ impl Router {
 
     /// Tells the channel's owner that its entries are wanted here, unless it knows.
     async fn follow_owner(&self, channel: ConversationId) -> Result<(), Error> {
-        if self.cluster.is_some() && !self.sockets.follows(channel) {
+        if self.others.is_some() && !self.sockets.follows(channel) {
             self.tell_owner(channel).await?;
         }
         Ok(())
@@ -123,7 +123,10 @@ impl Router {
             return Ok(None);
         };
         let ask = |version| PeerRequest::Follow { channel, version };
-        match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
+        match self
+            .ask_responsible(|ring| ring.owner(channel), ask)
+            .await?
+        {
             PeerResponse::Head(head) => {
                 let head = head?;
                 self.sockets.confirmed(channel, subscription, head);

@@ -87,7 +87,7 @@ impl Router {
                 let head = Arc::new(head);
                 if let Some(subscription) = subscription {
                     // A gateway without others is the owner, so everything that follows is published here.
-                    if self.cluster.is_none() {
+                    if self.others.is_none() {
                         self.sockets.confirmed(channel, subscription, head.head);
                     }
                     self.sockets.learned(channel, subscription, &head);

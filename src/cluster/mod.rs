@@ -123,7 +123,7 @@ impl Cluster {
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
-        let others = peers.clone().map(|peers| router::Cluster {
+        let others = peers.clone().map(|peers| router::Others {
             members: agent,
             peers,
         });

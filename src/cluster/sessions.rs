@@ -48,9 +48,9 @@ impl Router {
 
     /// Tells the gateway that is responsible for a topic that no socket here is interested in it any more.
     fn uninterested(&self, topic: &Topic) {
-        match (self.ring.load().responsible(topic), &self.cluster) {
-            (Some(gateway), Some(cluster)) if gateway != self.me => {
-                cluster.peers.uninterested(gateway, topic);
+        match (self.ring.load().responsible(topic), &self.others) {
+            (Some(gateway), Some(others)) if gateway != self.me => {
+                others.peers.uninterested(gateway, topic);
             }
             _ => self.home.uninterested(self.me, topic),
         }
@@ -131,12 +131,12 @@ impl Router {
     /// `Unavailable` if a gateway does not answer in time.
     pub async fn disconnect(&self, user: &UserId) -> Result<usize, Error> {
         let mut closed = self.sockets.disconnect(user);
-        if let Some(cluster) = &self.cluster {
-            let others = self.ring.load_full();
-            let others = others.members().iter().filter(|&&g| g != self.me);
-            let asks = others.map(|&gateway| {
+        if let Some(others) = &self.others {
+            let ring = self.ring.load_full();
+            let members = ring.members().iter().filter(|&&g| g != self.me);
+            let asks = members.map(|&gateway| {
                 let user = user.clone();
-                cluster.peers.ask(gateway, PeerRequest::Disconnect { user })
+                others.peers.ask(gateway, PeerRequest::Disconnect { user })
             });
             let answers = self.in_time(async { Ok(join_all(asks).await) });
             for answer in answers.await? {
