@@ -285,7 +285,8 @@ impl Home {
         self.pass_on(&publication, done.as_ref());
     }
 
-    /// Does the same as `deliver`, for users whose home is certainly here.
+    /// Records a publication and sends it to the sockets of its users: the second half of `deliver`, without the check that
+    /// this is their home.
     pub(super) fn pass_on(&self, publication: &Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: recorded first, then delivered. A user who registers in between gets it twice, but never misses
         // it.

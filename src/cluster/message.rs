@@ -263,7 +263,7 @@ pub(super) struct ResumePoint {
 pub(super) struct Batch {
     /// The number of the first message in it.
     pub first: u64,
-    /// The messages up to this number were received and dealt with.
+    /// The messages up to this number were received and handled.
     pub acknowledged: u64,
     pub messages: u32,
 }

@@ -1,6 +1,6 @@
 //! Who owns what, and the way there. `Router` carries requests inward, to a conversation's owner or a
-//! user's home; `Delivery` carries publications outward, to the sockets concerned. They meet in `node.rs`
-//! and nowhere else.
+//! user's home; `Delivery` carries publications outward, to the sockets concerned. They meet only in [`Cluster::new`],
+//! which builds both, and in [`Exchange`], which hands the messages of peers to them.
 //!
 //! With the embedded store the ring has one member and every hop is a function call.
 
