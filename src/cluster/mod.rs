@@ -100,26 +100,11 @@ impl Cluster {
         let peers = peer_settings
             .map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
         let view = ring.load().as_ref().clone();
-        let (others, known) = (peers.clone(), interests.clone());
-        let home = Home::new(
-            me,
-            store.clone(),
-            sockets.clone(),
-            others,
-            known,
-            view,
-            memory,
-        );
+        let (here, others, known) = (sockets.clone(), peers.clone(), interests.clone());
+        let home = Home::new(me, store.clone(), here, others, known, view, memory);
         let home = Arc::new(home);
-        let (at_home, others) = (home.clone(), peers.clone());
-        let delivery = Delivery::new(
-            me,
-            ring.clone(),
-            sockets.clone(),
-            at_home,
-            interests,
-            others,
-        );
+        let (here, at_home, others) = (sockets.clone(), home.clone(), peers.clone());
+        let delivery = Delivery::new(me, ring.clone(), here, at_home, interests, others);
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
