@@ -16,14 +16,14 @@ pub const MIB_MAX: u64 = 1 << 20;
 /// The shares in eighths. Open conversations have the largest, because they hold the most and are the most work to load
 /// again. Inbox rows wait only for milliseconds; if the store does not answer, they use their whole share.
 const OWNERS: usize = 4;
-const PLACES: usize = 1;
+const MEMBERSHIPS: usize = 1;
 const OVERLAYS: usize = 1;
 const INBOX: usize = 1;
 const HISTORY: usize = 1;
 /// The largest share of pages of history. They are kept for clients that all reconnect at once; later reads use the
 /// store's block cache.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
-const _: () = assert!(OWNERS + PLACES + OVERLAYS + INBOX + HISTORY == 8);
+const _: () = assert!(OWNERS + MEMBERSHIPS + OVERLAYS + INBOX + HISTORY == 8);
 
 /// The memory of open conversations, homes, inbox rows and pages of history together, in bytes. The store's block cache
 /// and the queues of sockets are not included; they have their own settings.
@@ -49,8 +49,8 @@ impl Memory {
 
     /// Returns the bytes for what homes remember of their users.
     #[must_use]
-    pub fn places(self) -> usize {
-        self.0 / 8 * PLACES
+    pub fn memberships(self) -> usize {
+        self.0 / 8 * MEMBERSHIPS
     }
 
     /// Returns the bytes for recent publications, which homes lay over stored inboxes.

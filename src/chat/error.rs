@@ -23,10 +23,12 @@ pub enum Error {
     /// A limit is exceeded. `what` names the counted things, such as "bytes of a body".
     #[error("too large: {what}: at most {max}")]
     TooLarge { what: Cow<'static, str>, max: usize },
-    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to own it.
+    /// Nothing was begun: the owner closes the conversation, or another gateway owns it or is about to own it. Any request
+    /// may be repeated after it.
     #[error("unavailable: the conversation is being closed or moved; try again")]
     Moved,
-    /// The owner lost the conversation while it worked on the request. The outcome is unknown.
+    /// The owner, or the link to it, was lost while the request was in progress. The outcome is unknown, which the text does
+    /// not say; it stays as it is, because clients have it.
     #[error("unavailable: the conversation is moving")]
     Closed,
     /// The outcome is unknown. The client sends again with the same client id and `retry`.
@@ -47,7 +49,9 @@ enum OnWire {
     Unavailable { reason: Cow<'static, str> },
 }
 
+/// The text of `Moved`: nothing was begun. Every build must use the same, because it is how a peer recognises the error.
 const MOVED: &str = "another gateway owns the conversation";
+/// The text of `Closed`: the outcome is unknown. The same in every build, like [`MOVED`].
 const CLOSED: &str = "the conversation is moving";
 
 impl From<Error> for OnWire {

@@ -36,7 +36,7 @@ impl Router {
         let topics = &[Topic::Channel(conversation)];
         let head = || self.ask(conversation, session.user.clone(), GetHead);
         // An earlier request may have subscribed it.
-        let subscribed_already = self.edge.hub().is_sent(&topics[0], session.session);
+        let subscribed_already = self.sockets.hub().is_sent(&topics[0], session.session);
         let subscribed = async {
             // Rule [private]. The owner is asked three times. First whether the session may read, so that strangers make no
             // gateway interested. Then whether it still may, because from now on an entry that ends this right comes here
@@ -46,11 +46,11 @@ impl Router {
                 return Err(Error::Invalid("only channels can be looked into".into()));
             }
             let what = "channels that a session looks into";
-            self.edge
+            self.sockets
                 .request(topics, session, what, SUBSCRIPTIONS_MAX)?;
             self.follow_owner(conversation).await?;
             head().await?;
-            if !self.edge.hub().confirm(topics, session) {
+            if !self.sockets.hub().confirm(topics, session) {
                 return Err(Error::unavailable("the subscription has ended meanwhile"));
             }
             head().await
@@ -75,10 +75,10 @@ impl Router {
             Ok(head) => head.details.public,
             Err(Error::UnknownConversation | Error::Forbidden(_)) => false,
             // Nobody can say now. The channel is followed anew, and the owner asked again then.
-            Err(_) => return self.edge.follow_later(channel, None),
+            Err(_) => return self.sockets.follow_later(channel, None),
         };
         if !is_public {
-            self.edge.end_spectators(channel);
+            self.sockets.end_spectators(channel);
         }
     }
 
@@ -86,13 +86,13 @@ impl Router {
     /// session, or the session is told to read it.
     pub async fn follow(&self, session: &Arc<Subscriber>, channels: &[ConversationId]) {
         let topics: Vec<Topic> = channels.iter().copied().map(Topic::Channel).collect();
-        self.edge.follow(&topics, session);
-        if self.cluster.is_none() {
+        self.sockets.follow(&topics, session);
+        if self.others.is_none() {
             return;
         }
         let unknown = channels.iter().copied();
         let unknown: Vec<_> = unknown
-            .filter(|&channel| !self.edge.follows(channel))
+            .filter(|&channel| !self.sockets.follows(channel))
             .collect();
         // An owner may be away for a while, and the session need not wait for that.
         let followed = async {
@@ -102,15 +102,15 @@ impl Router {
         };
         drop(timeout(FOLLOW_PATIENCE, followed).await);
         for channel in unknown {
-            if !self.edge.follows(channel) {
-                self.edge.follow_later(channel, None);
+            if !self.sockets.follows(channel) {
+                self.sockets.follow_later(channel, None);
             }
         }
     }
 
     /// Tells the channel's owner that its entries are wanted here, unless it knows.
     async fn follow_owner(&self, channel: ConversationId) -> Result<(), Error> {
-        if self.cluster.is_some() && !self.edge.follows(channel) {
+        if self.others.is_some() && !self.sockets.follows(channel) {
             self.tell_owner(channel).await?;
         }
         Ok(())
@@ -119,14 +119,17 @@ impl Router {
     /// Tells the owner that a channel's entries are wanted here, and returns the channel's head: all entries after it come
     /// here. `None` if nobody here is interested any more.
     async fn tell_owner(&self, channel: ConversationId) -> Result<Option<Seq>, Error> {
-        let Some(subscription) = self.edge.subscription(channel) else {
+        let Some(subscription) = self.sockets.subscription(channel) else {
             return Ok(None);
         };
         let ask = |version| PeerRequest::Follow { channel, version };
-        match self.ask_wherever(|ring| ring.owner(channel), ask).await? {
+        match self
+            .ask_responsible(|ring| ring.owner(channel), ask)
+            .await?
+        {
             PeerResponse::Head(head) => {
                 let head = head?;
-                self.edge.confirmed(channel, subscription, head);
+                self.sockets.confirmed(channel, subscription, head);
                 Ok(Some(head))
             }
             _ => Err(Error::Closed),
@@ -135,7 +138,7 @@ impl Router {
 
     /// Follows the channels whose owner could not be told yet. To be called every few moments.
     pub(super) fn follow_pending(self: &Arc<Self>) {
-        for (channel, after) in self.edge.take_to_follow() {
+        for (channel, after) in self.sockets.take_to_follow() {
             let router = self.clone();
             self.tasks.spawn_until_drained(async move {
                 let followed = async {
@@ -145,7 +148,7 @@ impl Router {
                     }
                 };
                 if followed.await.is_err_and(|error| error.is_unavailable()) {
-                    router.edge.follow_later(channel, after);
+                    router.sockets.follow_later(channel, after);
                 }
             });
         }
@@ -160,7 +163,7 @@ impl Router {
     ) -> Result<(), Error> {
         let Some(after) = after.filter(|after| head <= after.saturating_add(RESUME_ENTRIES_MAX))
         else {
-            self.edge.resync(channel, head);
+            self.sockets.resync(channel, head);
             self.check_spectators(channel).await;
             return Ok(());
         };
@@ -170,13 +173,13 @@ impl Router {
             Ok(page) if page.reaches_head(after) => {
                 for entry in page.entries {
                     let publication = Publication::entry(channel, entry, Audience::Channel);
-                    self.edge.deliver_publication(&publication);
+                    self.sockets.deliver_publication(&publication);
                 }
             }
             Err(error) if error.is_unavailable() => return Err(error),
             // Too much for one answer, so the subscribers read it.
             Ok(_) | Err(_) => {
-                self.edge.resync(channel, head);
+                self.sockets.resync(channel, head);
                 self.check_spectators(channel).await;
             }
         }

@@ -12,10 +12,10 @@ use metrics::gauge;
 use tokio::sync::oneshot;
 
 use super::{
-    edge::Edge,
     home::Home,
     interests::Interests,
     link::Token,
+    local_sockets::LocalSockets,
     lock,
     message::{Delivered, PeerMessage, encode},
     peers::Peers,
@@ -29,7 +29,7 @@ use crate::{
 pub struct Delivery {
     me: GatewayId,
     ring: Arc<ArcSwap<View>>,
-    edge: Arc<Edge>,
+    sockets: Arc<LocalSockets>,
     home: Arc<Home>,
     interests: Arc<Interests>,
     /// The other gateways; `None` if this gateway is always alone.
@@ -97,7 +97,7 @@ impl Delivery {
     pub(super) fn new(
         me: GatewayId,
         ring: Arc<ArcSwap<View>>,
-        edge: Arc<Edge>,
+        sockets: Arc<LocalSockets>,
         home: Arc<Home>,
         interests: Arc<Interests>,
         peers: Option<Arc<Peers>>,
@@ -105,7 +105,7 @@ impl Delivery {
         Arc::new_cyclic(|myself| Self {
             me,
             ring,
-            edge,
+            sockets,
             home,
             interests,
             peers,
@@ -118,7 +118,7 @@ impl Delivery {
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
         // The sockets of other gateways learn from the entry that a channel's details changed.
         let Some(read) = publication.read_by_sender() else {
-            self.edge.deliver_publication(publication);
+            self.sockets.deliver_publication(publication);
             return Confirmation::Immediate;
         };
         self.to_sender(peers, &read);
@@ -138,7 +138,7 @@ impl Delivery {
                 peers.send(gateway, bytes.clone(), token.clone());
             }
         }
-        self.edge.deliver_publication(publication);
+        self.sockets.deliver_publication(publication);
         confirmation
     }
 
@@ -148,7 +148,7 @@ impl Delivery {
         for user in read.audience.users() {
             match ring.home(user) {
                 Some(home) if home != self.me => {
-                    let sent = PeerMessage::Sent {
+                    let sent = PeerMessage::ReadBySender {
                         user: user.clone(),
                         channel: read.conversation,
                         seq: read.at.0,

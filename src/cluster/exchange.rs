@@ -123,7 +123,7 @@ impl Exchange {
             }
             self.router.follow_pending();
             self.catch_up().await;
-            drop(timeout(RETRY_AFTER, self.router.edge().following.notified()).await);
+            drop(timeout(RETRY_AFTER, self.router.sockets().following.notified()).await);
         }
     }
 }

@@ -12,15 +12,15 @@ use std::{
 use metrics::{counter, gauge};
 
 use super::{
-    edge::Edge,
     interests::Interests,
     link::Token,
+    local_sockets::LocalSockets,
     lock,
     membership::Learned,
+    memberships::{InboxIndex, InboxRef},
     message::{Delivered, Interest, PeerMessage, encode},
     overlay::Overlay,
     peers::Peers,
-    places::{InboxIndex, InboxRef},
     presence::Presence,
     view::View,
 };
@@ -35,7 +35,7 @@ use crate::{
 pub struct Home {
     me: GatewayId,
     store: Arc<dyn Store>,
-    edge: Arc<Edge>,
+    sockets: Arc<LocalSockets>,
     peers: Option<Arc<Peers>>,
     interests: Arc<Interests>,
     pub(super) presence: Presence,
@@ -84,7 +84,7 @@ impl Home {
     pub(super) fn new(
         me: GatewayId,
         store: Arc<dyn Store>,
-        edge: Arc<Edge>,
+        sockets: Arc<LocalSockets>,
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
         ring: View,
@@ -93,14 +93,14 @@ impl Home {
         let presence = Presence::new(
             me,
             store.clone(),
-            edge.clone(),
+            sockets.clone(),
             peers.clone(),
             interests.clone(),
         );
         Self {
             me,
             store,
-            edge,
+            sockets,
             peers,
             interests,
             presence,
@@ -112,7 +112,7 @@ impl Home {
             complete: AtomicBool::new(false),
             held: Mutex::default(),
             overlay: Overlay::new(memory.overlays()),
-            index: InboxIndex::new(memory.places()),
+            index: InboxIndex::new(memory.memberships()),
         }
     }
 
@@ -285,7 +285,8 @@ impl Home {
         self.pass_on(&publication, done.as_ref());
     }
 
-    /// Does the same as `deliver`, for users whose home is certainly here.
+    /// Records a publication and sends it to the sockets of its users: the second half of `deliver`, without the check that
+    /// this is their home.
     pub(super) fn pass_on(&self, publication: &Publication, done: Option<&Arc<Token>>) {
         // Rule [overlay]: recorded first, then delivered. A user who registers in between gets it twice, but never misses
         // it.
@@ -298,7 +299,7 @@ impl Home {
                 peers.send(gateway, encode(&deliver), done);
             }
         }
-        self.edge.deliver_publication(publication);
+        self.sockets.deliver_publication(publication);
     }
 
     /// Returns the part of a publication for each other gateway with sockets of its users.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 
-use super::{edge::Heads, router::Router};
+use super::{local_sockets::Heads, router::Router};
 use crate::{
     chat::{Error, GetHead, Head},
     model::{ConversationId, Kind, UserId, limits::HEADS_AT_ONCE},
@@ -58,7 +58,7 @@ impl Router {
         let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
         // A gateway that was paused or cut off may have missed anything.
         let (mut known, unknown) = if self.may_serve() {
-            self.edge.heads(channels)
+            self.sockets.heads(channels)
         } else {
             (Heads::new(), channels.collect())
         };
@@ -81,16 +81,16 @@ impl Router {
         user: &UserId,
         channel: ConversationId,
     ) -> Result<Option<Arc<Head>>, Error> {
-        let subscription = self.edge.subscription(channel);
+        let subscription = self.sockets.subscription(channel);
         match self.ask(channel, user.clone(), GetHead).await {
             Ok(head) => {
                 let head = Arc::new(head);
                 if let Some(subscription) = subscription {
                     // A gateway without others is the owner, so everything that follows is published here.
-                    if self.cluster.is_none() {
-                        self.edge.confirmed(channel, subscription, head.head);
+                    if self.others.is_none() {
+                        self.sockets.confirmed(channel, subscription, head.head);
                     }
-                    self.edge.learned(channel, subscription, &head);
+                    self.sockets.learned(channel, subscription, &head);
                 }
                 Ok(Some(head))
             }

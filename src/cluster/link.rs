@@ -467,7 +467,7 @@ impl Link {
     }
 
     /// Notes that everything up to this number was handled.
-    pub(super) fn dealt_with(&self, number: u64) {
+    pub(super) fn handled(&self, number: u64) {
         let mut state = self.state();
         state.received = state.received.max(number);
         state.owes_acknowledgement = true;

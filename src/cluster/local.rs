@@ -22,7 +22,7 @@ impl Router {
                 conversation,
                 actor,
                 operation,
-            } => PeerResponse::Outcome(self.ask_here(conversation, actor, operation).await),
+            } => PeerResponse::Outcome(self.ask_owner_here(conversation, actor, operation).await),
             PeerRequest::Register { user, .. } => {
                 let read = async {
                     self.at_home(&user).await?;
@@ -49,7 +49,7 @@ impl Router {
                 PeerResponse::Head(self.head_here(channel).await)
             }
             PeerRequest::Disconnect { user } => {
-                PeerResponse::Disconnected(self.edge.disconnect(&user))
+                PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
         }
     }
@@ -70,14 +70,14 @@ impl Router {
     ///
     /// # Errors
     /// `Moved` if another gateway owns the conversation.
-    pub(super) async fn ask_here(
+    pub(super) async fn ask_owner_here(
         &self,
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
     ) -> Result<Outcome, Error> {
-        let Some(cluster) = &self.cluster else {
-            let asked = self.ask_conversation(conversation, actor, operation);
+        let Some(others) = &self.others else {
+            let asked = self.ask_owner_once(conversation, actor, operation);
             return asked.await;
         };
         let attempt = || async {
@@ -85,17 +85,17 @@ impl Router {
                 return Some(Err(Error::Moved));
             }
             let (actor, operation) = (actor.clone(), operation.clone());
-            let asked = self.ask_conversation(conversation, actor, operation);
+            let asked = self.ask_owner_once(conversation, actor, operation);
             match asked.await {
                 Err(Error::Moved) => None,
                 outcome => Some(outcome),
             }
         };
-        self.retry(cluster, attempt).await
+        self.retry(others, attempt).await
     }
 
     /// Asks the owner on this gateway once. A repair takes many operations, so it is no operation of the owner.
-    pub(super) fn ask_conversation(
+    pub(super) fn ask_owner_once(
         &self,
         conversation: ConversationId,
         actor: UserId,
@@ -117,13 +117,13 @@ impl Router {
             after: Seq::MAX,
             limit: 1,
         };
-        let asked = self.ask_here(channel, UserId::gateway(), nothing.into());
+        let asked = self.ask_owner_here(channel, UserId::gateway(), nothing.into());
         Ok(output::<CatchUp>(asked.await)?.head)
     }
 
     /// Waits until this gateway may answer as the user's home: rule [confirm].
     async fn at_home(&self, user: &UserId) -> Result<(), Error> {
-        let Some(cluster) = &self.cluster else {
+        let Some(others) = &self.others else {
             return Ok(());
         };
         let attempt = || {
@@ -133,6 +133,6 @@ impl Router {
                 AtHome::NotYet => None,
             })
         };
-        self.retry(cluster, attempt).await
+        self.retry(others, attempt).await
     }
 }

@@ -11,7 +11,7 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-use super::{network::FRAME_BYTES_MAX, places::InboxRef};
+use super::{memberships::InboxRef, network::FRAME_BYTES_MAX};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Cursor, Epoch, GatewayId, Seq, Topic, UserId},
@@ -76,7 +76,8 @@ pub(super) enum PeerMessage {
         taken: bool,
     },
     /// What the sender of a channel's entry has read, from the channel's owner to the sender's home.
-    Sent {
+    #[serde(rename = "Sent")]
+    ReadBySender {
         user: UserId,
         channel: ConversationId,
         seq: Seq,
@@ -262,7 +263,7 @@ pub(super) struct ResumePoint {
 pub(super) struct Batch {
     /// The number of the first message in it.
     pub first: u64,
-    /// The messages up to this number were received and dealt with.
+    /// The messages up to this number were received and handled.
     pub acknowledged: u64,
     pub messages: u32,
 }

@@ -1,13 +1,12 @@
 //! Who owns what, and the way there. `Router` carries requests inward, to a conversation's owner or a
-//! user's home; `Delivery` carries publications outward, to the sockets concerned. They meet in `node.rs`
-//! and nowhere else.
+//! user's home; `Delivery` carries publications outward, to the sockets concerned. They meet only in [`Cluster::new`],
+//! which builds both, and in [`Exchange`], which hands the messages of peers to them.
 //!
 //! With the embedded store the ring has one member and every hop is a function call.
 
 mod answers;
 mod channels;
 mod delivery;
-mod edge;
 mod exchange;
 mod finalize;
 mod home;
@@ -15,13 +14,14 @@ mod inbox;
 mod interests;
 mod link;
 mod local;
+mod local_sockets;
 mod members;
 mod membership;
+mod memberships;
 mod message;
 mod network;
 mod overlay;
 mod peers;
-mod places;
 mod presence;
 mod router;
 mod sessions;
@@ -32,15 +32,15 @@ mod view_changes;
 use std::{sync::Arc, time::Duration};
 
 pub use delivery::Delivery;
-pub use edge::Edge;
 pub use exchange::Exchange;
 pub use finalize::{Finalized, NotFinalized, finalize};
 pub use home::Home;
 pub use inbox::Inbox;
+pub use local_sockets::LocalSockets;
 pub use members::{MembershipAgent, NotJoined};
 pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
+pub use memberships::InboxRef;
 pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
-pub use places::InboxRef;
 pub use router::Router;
 pub use status::{Status, StatusOf, status};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -95,20 +95,20 @@ impl Cluster {
     ) -> Self {
         let me = members.me();
         let ring = members.ring();
-        let edge = Arc::new(Edge::new(hub.clone()));
+        let sockets = Arc::new(LocalSockets::new(hub.clone()));
         let interests = Arc::new(interests::Interests::default());
         let peers = peer_settings
             .map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
         let view = ring.load().as_ref().clone();
-        let (others, known) = (peers.clone(), interests.clone());
-        let home = Home::new(me, store.clone(), edge.clone(), others, known, view, memory);
+        let (here, others, known) = (sockets.clone(), peers.clone(), interests.clone());
+        let home = Home::new(me, store.clone(), here, others, known, view, memory);
         let home = Arc::new(home);
-        let (at_home, others) = (home.clone(), peers.clone());
-        let delivery = Delivery::new(me, ring.clone(), edge.clone(), at_home, interests, others);
+        let (here, at_home, others) = (sockets.clone(), home.clone(), peers.clone());
+        let delivery = Delivery::new(me, ring.clone(), here, at_home, interests, others);
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
-        let others = peers.clone().map(|peers| router::Cluster {
+        let others = peers.clone().map(|peers| router::Others {
             members: agent,
             peers,
         });
@@ -118,7 +118,7 @@ impl Cluster {
             store.clone(),
             conversations.clone(),
             home.clone(),
-            edge,
+            sockets,
             others,
             operation_timeout,
             tasks.clone(),

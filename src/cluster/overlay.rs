@@ -16,7 +16,7 @@ use foldhash::quality::RandomState;
 use metrics::counter;
 use tokio::time::{Instant, sleep};
 
-use super::places::{InboxIndex, SummaryVersion};
+use super::memberships::{InboxIndex, SummaryVersion};
 use crate::{
     chat::{
         Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,

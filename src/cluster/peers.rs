@@ -409,7 +409,7 @@ impl Peers {
             }
         }
         if let Some(last) = last {
-            link.dealt_with(last);
+            link.handled(last);
         }
         Ok(())
     }

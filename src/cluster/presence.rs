@@ -8,8 +8,8 @@ use std::{
 use metrics::gauge;
 
 use super::{
-    edge::Edge,
     interests::Interests,
+    local_sockets::LocalSockets,
     lock,
     message::{Delivered, PeerMessage, encode},
     peers::Peers,
@@ -24,7 +24,7 @@ use crate::{
 pub(super) struct Presence {
     me: GatewayId,
     store: Arc<dyn Store>,
-    edge: Arc<Edge>,
+    sockets: Arc<LocalSockets>,
     peers: Option<Arc<Peers>>,
     interests: Arc<Interests>,
     /// The times at which users were last seen, which are not stored yet.
@@ -38,14 +38,14 @@ impl Presence {
     pub(super) fn new(
         me: GatewayId,
         store: Arc<dyn Store>,
-        edge: Arc<Edge>,
+        sockets: Arc<LocalSockets>,
         peers: Option<Arc<Peers>>,
         interests: Arc<Interests>,
     ) -> Self {
         Self {
             me,
             store,
-            edge,
+            sockets,
             peers,
             interests,
             seen: Mutex::default(),
@@ -141,8 +141,8 @@ impl Presence {
                 }
             }
         }
-        if self.edge.hub().subscribers(&topic) > 0 {
-            self.edge.deliver(Delivered::Presence(item));
+        if self.sockets.hub().subscribers(&topic) > 0 {
+            self.sockets.deliver(Delivered::Presence(item));
         }
     }
 

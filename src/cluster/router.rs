@@ -15,9 +15,9 @@ use metrics::counter;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    edge::Edge,
     home::Home,
     link::CallError,
+    local_sockets::LocalSockets,
     members::MembershipAgent,
     message::{PeerRequest, PeerResponse},
     peers::Peers,
@@ -41,16 +41,16 @@ pub struct Router {
     store: Arc<dyn Store>,
     pub(super) conversations: Conversations,
     pub(super) home: Arc<Home>,
-    pub(super) edge: Arc<Edge>,
+    pub(super) sockets: Arc<LocalSockets>,
     /// The other gateways. `None` with the embedded store, where there never are any.
-    pub(super) cluster: Option<Cluster>,
+    pub(super) others: Option<Others>,
     operation_timeout: Duration,
     pub(super) tasks: Tasks,
 }
 
 /// The other gateways, and the changes of the ring.
 #[derive(Clone)]
-pub(super) struct Cluster {
+pub(super) struct Others {
     pub members: Arc<MembershipAgent>,
     pub peers: Arc<Peers>,
 }
@@ -66,8 +66,8 @@ impl Router {
         store: Arc<dyn Store>,
         conversations: Conversations,
         home: Arc<Home>,
-        edge: Arc<Edge>,
-        cluster: Option<Cluster>,
+        sockets: Arc<LocalSockets>,
+        others: Option<Others>,
         operation_timeout: Duration,
         tasks: Tasks,
     ) -> Self {
@@ -77,8 +77,8 @@ impl Router {
             store,
             conversations,
             home,
-            edge,
-            cluster,
+            sockets,
+            others,
             operation_timeout,
             tasks,
         }
@@ -89,8 +89,8 @@ impl Router {
         self.me
     }
 
-    pub(super) fn edge(&self) -> &Edge {
-        &self.edge
+    pub(super) fn sockets(&self) -> &LocalSockets {
+        &self.sockets
     }
 
     /// Asks the owner of a conversation, on whichever gateway it is, also if that changes meanwhile.
@@ -105,11 +105,11 @@ impl Router {
         actor: UserId,
         ask: A,
     ) -> impl Future<Output = Result<A::Output, Error>> {
-        match &self.cluster {
+        match &self.others {
             None => Either::Left(self.conversations.ask(conversation, actor, ask)),
             // Boxed, so that without other gateways no future reserves room for it.
-            Some(cluster) => {
-                let asked = self.ask_owner(cluster, conversation, actor, ask.into());
+            Some(others) => {
+                let asked = self.ask_owner(others, conversation, actor, ask.into());
                 Either::Right(Box::pin(asked).map(output::<A>))
             }
         }
@@ -117,7 +117,7 @@ impl Router {
 
     async fn ask_owner(
         &self,
-        cluster: &Cluster,
+        others: &Others,
         conversation: ConversationId,
         actor: UserId,
         operation: Operation,
@@ -132,7 +132,7 @@ impl Router {
             let outcome = match owner {
                 None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
-                    self.ask_conversation(conversation, actor, asked).await
+                    self.ask_owner_once(conversation, actor, asked).await
                 }
                 Some(owner) => {
                     let ask = PeerRequest::Operation {
@@ -140,7 +140,7 @@ impl Router {
                         actor,
                         operation: asked,
                     };
-                    match cluster.peers.ask(owner, ask).await {
+                    match others.peers.ask(owner, ask).await {
                         Ok(PeerResponse::Outcome(outcome)) => outcome,
                         Ok(_) => Err(Error::Closed),
                         Err(unasked) => Err(unasked.into()),
@@ -156,20 +156,20 @@ impl Router {
                 outcome => Some(outcome),
             }
         };
-        self.retry(cluster, attempt).await
+        self.retry(others, attempt).await
     }
 
     /// Repeats an attempt until it gives a result, or until the operation's time is over. In between it waits for a change
     /// of the ring, or for [`RETRY_AFTER`].
     pub(super) async fn retry<T, F>(
         &self,
-        cluster: &Cluster,
+        others: &Others,
         attempt: impl Fn() -> F,
     ) -> Result<T, Error>
     where
         F: Future<Output = Option<Result<T, Error>>>,
     {
-        let mut changes = cluster.members.view_changes();
+        let mut changes = others.members.view_changes();
         let decided = async {
             loop {
                 changes.mark_heard();
@@ -205,19 +205,19 @@ impl Router {
     }
 
     /// Asks the gateway that the ring names as `responsible`, also if that changes meanwhile. It may be this one.
-    pub(super) async fn ask_wherever(
+    pub(super) async fn ask_responsible(
         &self,
         responsible: impl Fn(&View) -> Option<GatewayId>,
         ask: impl Fn(Epoch) -> PeerRequest,
     ) -> Result<PeerResponse, Error> {
-        let Some(cluster) = &self.cluster else {
+        let Some(others) = &self.others else {
             let ask = ask(self.ring.load().version());
             self.note(self.me, &ask);
             return Ok(self.answer_here(ask).await);
         };
         let attempt = || async {
             // Interests are announced under this lock, so that none is told for an older version after that.
-            let (ask, asked) = self.edge.in_interest_order(|| {
+            let (ask, asked) = self.sockets.in_interest_order(|| {
                 let ring = self.ring.load();
                 let ask = ask(ring.version());
                 match responsible(&ring) {
@@ -225,7 +225,7 @@ impl Router {
                         self.note(self.me, &ask);
                         (Some(ask), None)
                     }
-                    Some(gateway) => (None, Some(cluster.peers.ask(gateway, ask))),
+                    Some(gateway) => (None, Some(others.peers.ask(gateway, ask))),
                     None => (None, None),
                 }
             });
@@ -241,7 +241,7 @@ impl Router {
                 Err(unasked) => Some(Err(unasked.into())),
             }
         };
-        self.retry(cluster, attempt).await
+        self.retry(others, attempt).await
     }
 
     pub(super) async fn ask_home(
@@ -249,7 +249,7 @@ impl Router {
         user: &UserId,
         ask: impl Fn(Epoch) -> PeerRequest,
     ) -> Result<PeerResponse, Error> {
-        self.ask_wherever(|ring| ring.home(user), ask).await
+        self.ask_responsible(|ring| ring.home(user), ask).await
     }
 
     /// Reads a page of the public conversations.

@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 
 use super::{
     link::CallError,
+    memberships::InboxRef,
     message::{PeerRequest, PeerResponse},
-    places::InboxRef,
     router::Router,
 };
 use crate::{
@@ -29,7 +29,7 @@ impl Router {
     /// `Unavailable` if the home does not answer in time.
     pub async fn register(&self, session: &Arc<Subscriber>) -> Result<Vec<InboxRef>, Error> {
         let user = &session.user;
-        self.edge.subscribe(&Topic::User(user.clone()), session);
+        self.sockets.subscribe(&Topic::User(user.clone()), session);
         let ask = |version| PeerRequest::Register {
             user: user.clone(),
             version,
@@ -42,14 +42,15 @@ impl Router {
 
     /// Ends all subscriptions of a session.
     pub fn leave(&self, session: &Subscriber) {
-        self.edge.leave(session, |topic| self.uninterested(topic));
+        self.sockets
+            .leave(session, |topic| self.uninterested(topic));
     }
 
     /// Tells the gateway that is responsible for a topic that no socket here is interested in it any more.
     fn uninterested(&self, topic: &Topic) {
-        match (self.ring.load().responsible(topic), &self.cluster) {
-            (Some(gateway), Some(cluster)) if gateway != self.me => {
-                cluster.peers.uninterested(gateway, topic);
+        match (self.ring.load().responsible(topic), &self.others) {
+            (Some(gateway), Some(others)) if gateway != self.me => {
+                others.peers.uninterested(gateway, topic);
             }
             _ => self.home.uninterested(self.me, topic),
         }
@@ -70,13 +71,13 @@ impl Router {
     /// Ends subscriptions that a session requested: to channels that its user is not in, and to the presence of users.
     pub fn unsubscribe(&self, session: &Subscriber, topics: &[Topic]) {
         let end = |hub: &Hub| hub.end_requested(topics, session);
-        self.edge.end(end, |topic| self.uninterested(topic));
+        self.sockets.end(end, |topic| self.uninterested(topic));
     }
 
     /// Undoes a request for subscriptions that failed.
     fn give_up(&self, session: &Subscriber, topics: &[Topic]) {
         let end = |hub: &Hub| hub.give_up(topics, session);
-        self.edge.end(end, |topic| self.uninterested(topic));
+        self.sockets.end(end, |topic| self.uninterested(topic));
     }
 
     /// Reads whether each user is online, and subscribes the session to changes of that.
@@ -91,14 +92,14 @@ impl Router {
     ) -> Result<Vec<PresenceItem>, Error> {
         let topics: Vec<Topic> = users.iter().cloned().map(Topic::Presence).collect();
         let what = "users that a session watches";
-        self.edge.request(&topics, session, what, WATCHED_MAX)?;
+        self.sockets.request(&topics, session, what, WATCHED_MAX)?;
         let mut items = Vec::with_capacity(users.len());
         for users in users.chunks(HEADS_AT_ONCE) {
             items.extend(join_all(users.iter().map(|user| self.watch_one(user))).await);
         }
         let items: Result<Vec<_>, Error> = items.into_iter().collect();
         match items {
-            Ok(items) if self.edge.hub().confirm(&topics, session) => Ok(items),
+            Ok(items) if self.sockets.hub().confirm(&topics, session) => Ok(items),
             Ok(_) => Err(Error::unavailable("unwatched meanwhile")),
             Err(error) => {
                 self.give_up(session, &topics);
@@ -129,13 +130,13 @@ impl Router {
     /// # Errors
     /// `Unavailable` if a gateway does not answer in time.
     pub async fn disconnect(&self, user: &UserId) -> Result<usize, Error> {
-        let mut closed = self.edge.disconnect(user);
-        if let Some(cluster) = &self.cluster {
-            let others = self.ring.load_full();
-            let others = others.members().iter().filter(|&&g| g != self.me);
-            let asks = others.map(|&gateway| {
+        let mut closed = self.sockets.disconnect(user);
+        if let Some(others) = &self.others {
+            let ring = self.ring.load_full();
+            let members = ring.members().iter().filter(|&&g| g != self.me);
+            let asks = members.map(|&gateway| {
                 let user = user.clone();
-                cluster.peers.ask(gateway, PeerRequest::Disconnect { user })
+                others.peers.ask(gateway, PeerRequest::Disconnect { user })
             });
             let answers = self.in_time(async { Ok(join_all(asks).await) });
             for answer in answers.await? {

@@ -258,7 +258,7 @@ impl Hub {
     fn send(&self, topic: &Topic, subscribers: Ref<'_, Topic, Subscribers>, event: &Encoded) {
         let count = subscribers.sessions.len();
         let began = self.now_us();
-        if count > AT_ONCE_MAX || !subscribers.pace.rests(began) {
+        if count > AT_ONCE_MAX || !subscribers.pace.record_and_decide(began) {
             for Subscriber { outbox, .. } in subscribers.sessions.values().map(|s| &**s) {
                 outbox.push(event.frame(outbox.codec()).clone());
             }

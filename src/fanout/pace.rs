@@ -39,8 +39,9 @@ impl Pace {
         now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
     }
 
-    /// Records the pause before a frame. Returns true if the frame should be written at once.
-    pub(super) fn rests(&self, now_us: u64) -> bool {
+    /// Records the pause before a frame, and decides: returns true if the frame should be written at once, false if it
+    /// should be queued.
+    pub(super) fn record_and_decide(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
         let rest = self.since_us(now_us).min(took) * 1_000 / took;
         let average =
@@ -73,7 +74,7 @@ mod tests {
         let (pace, mut now) = (Pace::default(), 0);
         let at_once = |rest_us| {
             now += rest_us;
-            let at_once = pace.rests(now);
+            let at_once = pace.record_and_decide(now);
             if at_once {
                 pace.wrote(now, now + 1_000);
                 now += 1_000;

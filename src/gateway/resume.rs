@@ -92,8 +92,8 @@ impl<'a> Missed<'a> {
                     self.replay = Some(replay);
                     return Some((conversation, Missing::Entries(entries)));
                 }
-                Err(unread) => {
-                    let event = replay.given_up(&unread);
+                Err(not_pushed) => {
+                    let event = replay.given_up(&not_pushed);
                     return Some((conversation, Missing::Other(event)));
                 }
             }
@@ -134,7 +134,7 @@ impl<'a> Missed<'a> {
             let head = replay.ask_head(self.gateway, self.session);
             replay.head = match head.await {
                 Ok(head) => head,
-                Err(unread) => return Err(replay.given_up(&unread)),
+                Err(not_pushed) => return Err(replay.given_up(&not_pushed)),
             };
         }
         Ok((replay.head > after).then_some(replay))
@@ -176,21 +176,21 @@ impl Replay {
     /// Reads the next page, which is empty at the end. The caller charges it to the user.
     ///
     /// # Errors
-    /// [`Unread::TooMuch`] if more entries are missing than may be pushed, of which `left` is one limit. Nothing is
+    /// [`NotPushed::TooMuch`] if more entries are missing than may be pushed, of which `left` is one limit. Nothing is
     /// read then.
     async fn next(
         &mut self,
         gateway: &Gateway,
         session: &Subscriber,
         left: u64,
-    ) -> Result<Vec<Arc<Entry>>, Unread> {
+    ) -> Result<Vec<Arc<Entry>>, NotPushed> {
         let lacks = self.head.saturating_sub(self.after);
         if lacks == 0 {
             return Ok(Vec::new());
         }
         let may_push = left.min(RESUME_ENTRIES_MAX - self.pushed);
         if lacks > may_push || self.bytes >= RESUME_BYTES_MAX {
-            return Err(Unread::TooMuch);
+            return Err(NotPushed::TooMuch);
         }
         let limit = if self.is_head_current {
             lacks
@@ -205,7 +205,7 @@ impl Replay {
         keep_first(&mut page.entries, gateway.limits.page_bytes());
         match page.entries.last() {
             Some(last) => self.after = last.seq,
-            None if self.head > self.after => return Err(Unread::TooMuch),
+            None if self.head > self.after => return Err(NotPushed::TooMuch),
             None => {}
         }
         self.pushed += page.entries.len() as u64;
@@ -214,7 +214,7 @@ impl Replay {
     }
 
     /// Asks the owner for the seq of its newest entry, without reading entries.
-    async fn ask_head(&self, gateway: &Gateway, session: &Subscriber) -> Result<Seq, Unread> {
+    async fn ask_head(&self, gateway: &Gateway, session: &Subscriber) -> Result<Seq, NotPushed> {
         if self.reader == Reader::Gateway {
             return Ok(self.read(gateway, session, Seq::MAX, 1).await?.head);
         }
@@ -229,7 +229,7 @@ impl Replay {
         session: &Subscriber,
         after: Seq,
         limit: usize,
-    ) -> Result<Page, Unread> {
+    ) -> Result<Page, NotPushed> {
         let (router, user) = (&gateway.router, session.user.clone());
         match self.reader {
             Reader::User => {
@@ -251,10 +251,10 @@ impl Replay {
     }
 
     /// Returns the event that replaces the remaining entries.
-    fn given_up(&self, unread: &Unread) -> Event {
+    fn given_up(&self, not_pushed: &NotPushed) -> Event {
         let (conversation, head) = (self.conversation, self.head);
-        match unread {
-            Unread::Failed(chat::Error::UnknownConversation | chat::Error::Forbidden(_)) => {
+        match not_pushed {
+            NotPushed::Failed(chat::Error::UnknownConversation | chat::Error::Forbidden(_)) => {
                 Event::Conversation(ConversationEvent {
                     conversation,
                     change: ConversationChange::Removed,
@@ -262,18 +262,18 @@ impl Replay {
                 })
             }
             // Too many entries are missing, or their number is unknown: the client must request them.
-            Unread::TooMuch | Unread::Failed(_) => Event::Resync { conversation, head },
+            NotPushed::TooMuch | NotPushed::Failed(_) => Event::Resync { conversation, head },
         }
     }
 }
 
-/// The reason why entries are not pushed.
-enum Unread {
+/// The reason why missed entries are not pushed.
+enum NotPushed {
     TooMuch,
     Failed(chat::Error),
 }
 
-impl From<chat::Error> for Unread {
+impl From<chat::Error> for NotPushed {
     fn from(error: chat::Error) -> Self {
         Self::Failed(error)
     }
@@ -354,13 +354,13 @@ async fn push_after(
             Ok(entries) => {
                 *bytes += entries.iter().map(|e| encoded_bytes(e)).sum::<usize>();
                 if *bytes > gateway.limits.page_bytes() {
-                    return Ok(vec![replay.given_up(&Unread::TooMuch)]);
+                    return Ok(vec![replay.given_up(&NotPushed::TooMuch)]);
                 }
                 let entries = entries.iter();
                 events.extend(entries.map(|entry| message(replay.conversation, entry)));
             }
-            Err(Unread::Failed(error)) if !error.is_unavailable() => return Err(error),
-            Err(_) => return Ok(vec![replay.given_up(&Unread::TooMuch)]),
+            Err(NotPushed::Failed(error)) if !error.is_unavailable() => return Err(error),
+            Err(_) => return Ok(vec![replay.given_up(&NotPushed::TooMuch)]),
         }
     }
 }

@@ -121,7 +121,7 @@ enum Then {
 
 /// The state of the loop between two steps.
 #[derive(Default)]
-struct Pace {
+struct LoopState {
     steps: u32,
     silent_pings: u32,
     /// The time to close, set when the gateway drains.
@@ -184,12 +184,12 @@ impl Session {
         let mut timer = Box::pin(sleep_until(first));
         let mut draining = std::pin::pin!(gateway.tasks.draining());
         let mut frames = VecDeque::new();
-        let mut pace = Pace::default();
+        let mut state = LoopState::default();
         loop {
-            let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &pace));
+            let (takes_replies, reads) = (self.takes_replies(live), self.reads(live, &state));
             let rests_until = live.rests_until;
-            let reads_first = pace.reads_first();
-            let step = match pace.overdue(timer.deadline(), &gateway) {
+            let reads_first = state.reads_first();
+            let step = match state.overdue(timer.deadline(), &gateway) {
                 Some(step) => step,
                 None => select! {
                     biased;
@@ -197,12 +197,12 @@ impl Session {
                     Some(finished) = live.replies.next(), if takes_replies => Step::Finished(finished),
                     next = next(&mut self.socket, &live.subscriber, &mut frames, reads.then_some(rests_until), reads_first) => Step::Next(next),
                     () = timer.as_mut() => Step::Time,
-                    () = draining.as_mut(), if pace.leave_at.is_none() => Step::Draining,
+                    () = draining.as_mut(), if state.leave_at.is_none() => Step::Draining,
                 },
             };
             // The step ends before the write begins: otherwise each session's future would reserve room for both.
-            let then = self.act(live, &mut pace, step);
-            pace.count(&then);
+            let then = self.act(live, &mut state, step);
+            state.count(&then);
             let ended = match then {
                 Then::Goes(ended) => ended,
                 Then::Writes => {
@@ -210,9 +210,9 @@ impl Session {
                     written.await
                 }
                 Then::Looks => {
-                    let ended = self.time_passed(live, &mut pace).await;
+                    let ended = self.time_passed(live, &mut state).await;
                     let next = Instant::now() + ping_interval;
-                    timer.as_mut().reset(next_wake(next, live, pace.leave_at));
+                    timer.as_mut().reset(next_wake(next, live, state.leave_at));
                     ended
                 }
             };
@@ -221,7 +221,7 @@ impl Session {
                 Err(CloseCode::Restart) => return self.finish_requests(live).await,
                 Err(code) => return code,
             }
-            let latest = next_wake(live.expires_at, live, pace.leave_at);
+            let latest = next_wake(live.expires_at, live, state.leave_at);
             if timer.deadline() > latest {
                 timer.as_mut().reset(latest);
             }
@@ -229,18 +229,18 @@ impl Session {
     }
 
     /// Handles the part of a step that needs no wait. Returns the part that may wait.
-    fn act(&mut self, live: &mut Live, pace: &mut Pace, step: Step) -> Then {
+    fn act(&mut self, live: &mut Live, state: &mut LoopState, step: Step) -> Then {
         let ended = match step {
             Step::Next(Next::Queued(Ok(()))) => return Then::Writes,
             Step::Time => return Then::Looks,
             Step::Next(Next::Queued(Err(Closing(code)))) => Err(code),
-            Step::Next(Next::Came(frame)) => self.came(live, pace, frame),
+            Step::Next(Next::Came(frame)) => self.came(live, state, frame),
             Step::Finished(finished) => {
                 self.finished(live, finished);
                 Ok(())
             }
             Step::Draining => {
-                pace.leave_at = Some(self.announce_leaving(live));
+                state.leave_at = Some(self.announce_leaving(live));
                 Ok(())
             }
         };
@@ -253,10 +253,10 @@ impl Session {
     }
 
     /// Whether the loop reads from the client. It does not while the requests in progress may use too many bytes.
-    fn reads(&self, live: &Live, pace: &Pace) -> bool {
+    fn reads(&self, live: &Live, state: &LoopState) -> bool {
         live.replies.len() < REQUESTS_IN_FLIGHT_MAX
             && live.asked_bytes <= self.reply_bytes_max()
-            && pace.leave_at.is_none()
+            && state.leave_at.is_none()
     }
 
     /// The bytes of queued replies above which further requests wait.
@@ -266,21 +266,21 @@ impl Session {
 
     /// Handles the timer: ends the session if the token expired or the time to leave has come; otherwise pings the
     /// client.
-    async fn time_passed(&mut self, live: &mut Live, pace: &mut Pace) -> Result<(), End> {
+    async fn time_passed(&mut self, live: &mut Live, state: &mut LoopState) -> Result<(), End> {
         let now = Instant::now();
         if now >= live.expires_at {
             return Err(CloseCode::TokenExpired);
         }
-        if pace.leave_at.is_some_and(|at| now >= at) {
+        if state.leave_at.is_some_and(|at| now >= at) {
             return Err(CloseCode::Restart);
         }
-        if pace.silent_pings >= SILENT_PINGS_MAX {
+        if state.silent_pings >= SILENT_PINGS_MAX {
             return Err(CloseCode::ConnectTimeout);
         }
         // A client that is not read from cannot show that it is alive.
         let rests = live.rests_until.is_some_and(|until| until > now);
-        if self.reads(live, pace) && !rests {
-            pace.silent_pings += 1;
+        if self.reads(live, state) && !rests {
+            state.silent_pings += 1;
         }
         self.ping(&live.subscriber, live.expires_at).await
     }
@@ -320,8 +320,8 @@ impl Session {
     }
 
     /// Handles a frame from the client.
-    fn came(&mut self, live: &mut Live, pace: &mut Pace, frame: Came) -> Result<(), End> {
-        pace.silent_pings = 0;
+    fn came(&mut self, live: &mut Live, state: &mut LoopState, frame: Came) -> Result<(), End> {
+        state.silent_pings = 0;
         live.rests_until = None;
         match self.incoming(frame)? {
             Some(frame) => self.receive(live, &frame),
@@ -533,7 +533,7 @@ impl Live {
     }
 }
 
-impl Pace {
+impl LoopState {
     /// Whether the client is read from before more is written.
     fn reads_first(&self) -> bool {
         self.writes == WRITES_IN_A_ROW

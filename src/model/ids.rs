@@ -218,7 +218,7 @@ impl fmt::Display for SessionId {
 /// A subject that sessions subscribe to, and gateways with such sessions are interested in.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Topic {
-    /// All events for one user: messages of dms and groups, receipts, typing.
+    /// All events for one user: messages of dms and groups, changes of membership, receipts, typing.
     User(UserId),
     /// The messages of one channel.
     Channel(ConversationId),

@@ -54,7 +54,8 @@ pub enum CloseCode {
     Restart = 1012,
     /// The token has expired. Fetch a new one, then reconnect.
     TokenExpired = 4002,
-    /// The client read too slowly, and its queue was full.
+    /// The client read too slowly: its queue of events was full, it took nothing for three ping intervals while something
+    /// was being written, or it did not take the reply to `connect` in time.
     TooSlow = 4003,
     /// The client continued to send far above its rate limit.
     RateLimit = 4004,

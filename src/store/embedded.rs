@@ -310,7 +310,7 @@ struct Group<'a> {
     rows: u64,
     answers: Vec<Box<dyn FnOnce(Result<()>)>>,
     /// Set if stored timestamps could not be read. Then nothing of the group is written, and callers may retry.
-    unread: Option<fjall::Error>,
+    read_error: Option<fjall::Error>,
 }
 
 impl<'a> Group<'a> {
@@ -322,7 +322,7 @@ impl<'a> Group<'a> {
             sync: false,
             rows: 0,
             answers: Vec::new(),
-            unread: None,
+            read_error: None,
         }
     }
 
@@ -337,7 +337,7 @@ impl<'a> Group<'a> {
                 self.rows += cells.len() as u64;
                 for cell in cells {
                     if let Err(e) = self.put(cell) {
-                        self.unread.get_or_insert(e);
+                        self.read_error.get_or_insert(e);
                     }
                 }
                 self.answer(done);
@@ -349,7 +349,7 @@ impl<'a> Group<'a> {
             } => {
                 self.sync = true;
                 let swapped = self.swap(expected, cell).unwrap_or_else(|e| {
-                    self.unread.get_or_insert(e);
+                    self.read_error.get_or_insert(e);
                     false
                 });
                 self.answers.push(Box::new(move |result| {
@@ -416,7 +416,7 @@ impl<'a> Group<'a> {
     /// Writes the batch and answers all commands.
     fn commit(self) {
         counter!("chat_store_rows_written_total", "table" => "cells").increment(self.rows);
-        let result = match (self.writer.poisoned.get().cloned(), self.unread) {
+        let result = match (self.writer.poisoned.get().cloned(), self.read_error) {
             (Some(reason), _) => Err(Error::Poisoned { reason }),
             (None, Some(error)) => Err(Error::Unavailable {
                 operation: "write",

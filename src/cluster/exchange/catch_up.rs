@@ -48,7 +48,7 @@ impl Exchange {
         let operation = Operation::CatchUp { after, limit };
         match self
             .router
-            .ask_here(channel, UserId::gateway(), operation)
+            .ask_owner_here(channel, UserId::gateway(), operation)
             .await
         {
             Ok(Outcome::History(page)) => {

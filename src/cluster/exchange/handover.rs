@@ -89,14 +89,14 @@ impl Exchange {
         if ring.version() != version {
             return;
         }
-        let edge = self.router.edge();
-        edge.in_interest_order(|| {
+        let sockets = self.router.sockets();
+        sockets.in_interest_order(|| {
             let mut by_member: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
-            for interest in edge.interests() {
+            for interest in sockets.interests() {
                 let place = ring.responsible(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
-                    edge.follow_later(*channel, None);
+                    sockets.follow_later(*channel, None);
                 }
                 if let Some(interests) = place.and_then(|place| by_member.get_mut(&place)) {
                     interests.push(interest);

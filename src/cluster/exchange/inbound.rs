@@ -30,7 +30,7 @@ impl Receive for Exchange {
                 self.home.deliver(publication, done);
             }
             PeerMessage::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
-            PeerMessage::Sent { user, channel, seq } => {
+            PeerMessage::ReadBySender { user, channel, seq } => {
                 self.home
                     .record(&Publication::read(channel, Cursor(seq, 0), user));
             }
@@ -102,6 +102,6 @@ impl Exchange {
             self.tasks
                 .spawn_until_drained(async move { router.check_spectators(channel).await });
         }
-        self.router.edge().deliver(delivered);
+        self.router.sockets().deliver(delivered);
     }
 }

@@ -20,10 +20,10 @@ fn what_was_not_acknowledged_is_sent_again() {
     );
     assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
     assert_eq!((sent(&a), sent(&a)), (1, 2));
-    b.dealt_with(1);
+    b.handled(1);
     assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
     assert!(a.next_batch(false).is_some() && !a.is_idle());
-    b.dealt_with(2);
+    b.handled(2);
     assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
     assert!(a.is_idle());
 }
@@ -36,7 +36,7 @@ fn one_that_was_forgotten_begins_again() {
     );
     assert_eq!(connect(&a, &b), (Ok(()), Ok(())));
     sent(&a);
-    b.dealt_with(1);
+    b.handled(1);
     let b = Link::new(GatewayId(uuid::Uuid::nil())); // It has forgotten `a`.
     assert_eq!(connect(&a, &b), (Err(Stale::Mine), Err(Stale::Theirs)));
     let a = Link::new(GatewayId(uuid::Uuid::nil()));

@@ -71,7 +71,7 @@ pub(super) fn serialize<S: Serializer>(
         },
         Body::Read => {
             return Err(S::Error::custom(
-                "`PeerMessage::Sent` says what a sender has read",
+                "`PeerMessage::ReadBySender` says what a sender has read",
             ));
         }
     };

@@ -38,7 +38,8 @@ impl Session {
         written
     }
 
-    /// Sends a frame before the session has an outbox.
+    /// Sends a frame before the outbox is attached to the socket: the reply to `connect`. The client must take it within
+    /// the time for connecting.
     pub(super) async fn send(&mut self, frame: Frame) -> Result<(), End> {
         self.gateway.sent.frames.increment(1);
         let mut frames = VecDeque::from([frame]);

@@ -81,7 +81,7 @@ struct StoredEntry<'a>(
     ClientId,
     UserId,
     Millis,
-    Seq, // committed
+    Seq, // settled
     #[serde(borrow)] StoredContent<'a>,
 );
 
@@ -153,7 +153,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
 pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
     let seq = take_u64(operation, &cell.key, 17)?;
     let epoch = take_u64(operation, &cell.key, 25)?;
-    let StoredEntry(message_id, client_id, sender, at, committed, content) =
+    let StoredEntry(message_id, client_id, sender, at, settled, content) =
         decode(operation, &cell.value)?;
     let content = match content {
         StoredContent::Text(body, attachments, reply_to) => Content::Text {
@@ -184,7 +184,7 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
     Ok(LogRow {
         record: entry,
         epoch,
-        settled: committed,
+        settled,
     })
 }
 

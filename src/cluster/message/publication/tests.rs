@@ -97,7 +97,7 @@ fn messages() -> Vec<PeerMessage> {
         });
         messages.push(PeerMessage::Deliver(Delivered::Publication(publication)));
     }
-    messages.push(PeerMessage::Sent {
+    messages.push(PeerMessage::ReadBySender {
         user: user("ann"),
         channel: conversation,
         seq: 7,

@@ -28,7 +28,7 @@ use crate::{
 /// The entries of a channel that are remembered beyond a gap.
 const AHEAD_MAX: usize = 1_024;
 
-pub struct Edge {
+pub struct LocalSockets {
     hub: Arc<Hub>,
     /// Held while a topic's first or last subscriber is announced, so that the two are never announced in the wrong order.
     interest_order: Mutex<()>,
@@ -110,7 +110,7 @@ fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {
     })
 }
 
-impl Edge {
+impl LocalSockets {
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self {
@@ -456,7 +456,7 @@ mod tests {
     /// that nobody is interested.
     #[test]
     fn an_answer_of_an_earlier_subscription_says_nothing() {
-        let edge = Edge::new(Arc::default());
+        let sockets = LocalSockets::new(Arc::default());
         let channel = ConversationId(uuid::Uuid::from_u128(1));
         let topic = Topic::Channel(channel);
         let session = |n| {
@@ -465,25 +465,28 @@ mod tests {
             Arc::new(Subscriber::new(id, user, Codec::Json, 1 << 20))
         };
         let (first, second) = (session(1), session(2));
-        assert_eq!(edge.subscription(channel), None, "nobody is here");
-        edge.subscribe(&topic, &first);
-        let asked = edge.subscription(channel).unwrap();
-        edge.leave(&first, |_| {});
-        edge.subscribe(&topic, &second);
-        edge.confirmed(channel, asked, 10);
-        assert!(!edge.follows(channel), "the owner was told otherwise since");
-        let again = edge.subscription(channel).unwrap();
-        edge.confirmed(channel, asked, 10);
-        assert!(!edge.follows(channel));
-        edge.confirmed(channel, again, 10);
-        assert!(edge.follows(channel));
+        assert_eq!(sockets.subscription(channel), None, "nobody is here");
+        sockets.subscribe(&topic, &first);
+        let asked = sockets.subscription(channel).unwrap();
+        sockets.leave(&first, |_| {});
+        sockets.subscribe(&topic, &second);
+        sockets.confirmed(channel, asked, 10);
+        assert!(
+            !sockets.follows(channel),
+            "the owner was told otherwise since"
+        );
+        let again = sockets.subscription(channel).unwrap();
+        sockets.confirmed(channel, asked, 10);
+        assert!(!sockets.follows(channel));
+        sockets.confirmed(channel, again, 10);
+        assert!(sockets.follows(channel));
     }
 
     fn text(seq: Seq) -> Content {
         Content::text(format!("number {seq}"))
     }
 
-    fn delivers(edge: &Edge, conversation: ConversationId, seq: Seq, content: Content) {
+    fn delivers(sockets: &LocalSockets, conversation: ConversationId, seq: Seq, content: Content) {
         let entry = Entry {
             seq,
             message_id: crate::clock::message_id(1),
@@ -493,13 +496,13 @@ mod tests {
             content,
         };
         let audience = Audience::Channel;
-        edge.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
+        sockets.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
     }
 
     /// The owner's answer counts for as long as everything that followed was delivered here.
     #[test]
     fn a_head_is_known_while_nothing_is_missing() {
-        let edge = Edge::new(Arc::default());
+        let sockets = LocalSockets::new(Arc::default());
         let channel = ConversationId(uuid::Uuid::from_u128(1));
         let user = UserId::new("alice").unwrap();
         let session = Arc::new(Subscriber::new(
@@ -508,7 +511,7 @@ mod tests {
             Codec::Json,
             1 << 20,
         ));
-        edge.subscribe(&Topic::Channel(channel), &session);
+        sockets.subscribe(&Topic::Channel(channel), &session);
         let details = Details {
             kind: Kind::Channel,
             name: None,
@@ -525,31 +528,31 @@ mod tests {
             })
         };
         let known = || {
-            let (heads, _) = edge.heads(std::iter::once(channel));
+            let (heads, _) = sockets.heads(std::iter::once(channel));
             heads.get(&channel).map(|head| head.head)
         };
-        let subscription = edge.subscription(channel).unwrap();
-        delivers(&edge, channel, 11, text(11));
-        edge.confirmed(channel, subscription, 10);
-        edge.learned(channel, subscription, &said(10));
+        let subscription = sockets.subscription(channel).unwrap();
+        delivers(&sockets, channel, 11, text(11));
+        sockets.confirmed(channel, subscription, 10);
+        sockets.learned(channel, subscription, &said(10));
         assert_eq!(known(), None, "11 was delivered before the answer came");
-        edge.learned(channel, subscription, &said(11));
+        sockets.learned(channel, subscription, &said(11));
         assert_eq!(known(), Some(11));
-        delivers(&edge, channel, 12, text(12));
+        delivers(&sockets, channel, 12, text(12));
         assert_eq!(known(), Some(12));
-        delivers(&edge, channel, 14, text(14));
+        delivers(&sockets, channel, 14, text(14));
         assert_eq!(known(), None, "13 is missing");
-        delivers(&edge, channel, 13, text(13));
-        edge.learned(channel, subscription, &said(14));
+        delivers(&sockets, channel, 13, text(13));
+        sockets.learned(channel, subscription, &said(14));
         assert_eq!(known(), Some(14));
         let renamed = SystemChange::Updated {
             name: Some("new".into()),
             posting: None,
             public: None,
         };
-        delivers(&edge, channel, 15, Content::System(renamed));
+        delivers(&sockets, channel, 15, Content::System(renamed));
         assert_eq!(known(), None, "the details are other ones");
-        edge.learned(channel, subscription + 1, &said(15));
+        sockets.learned(channel, subscription + 1, &said(15));
         assert_eq!(known(), None, "an answer of another subscription");
     }
 
