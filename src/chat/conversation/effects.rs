@@ -51,7 +51,7 @@ impl Pending for PendingEntry {
         entry.seq
     }
 
-    // Rule [repeat]
+    // `take_over` ends the log before the second entry with the same origin.
     fn origin(entry: &Entry) -> Option<Origin> {
         Some((entry.sender.clone(), entry.client_id))
     }
