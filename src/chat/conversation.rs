@@ -70,7 +70,7 @@ pub struct Settings {
     pub operation_timeout: Duration,
     /// Conversations open at once. Above this, the least recently used one is evicted.
     pub open_max: usize,
-    /// The memory of all open conversations and of the pages of history that are being read.
+    /// The memory that all open conversations and the pages of their history may use.
     pub memory: Memory,
     /// Bytes after which a page of history ends.
     pub page_bytes_max: usize,
