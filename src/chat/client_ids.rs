@@ -1,4 +1,4 @@
-//! The client ids of recent entries: a message that is sent again is found here, without asking the store.
+//! The client ids of recent entries. A message that is sent again is found here, without a lookup in the store.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,15 @@ pub(super) type Origin = (UserId, ClientId);
 #[derive(Debug, Default)]
 pub(super) struct ClientIds {
     seqs: HashMap<Origin, Seq, RandomState>,
-    /// Those before. They are forgotten all at once, because finding the oldest one costs more than adding one.
+    /// The client ids before those in `seqs`. They are forgotten all at once, because finding the
+    /// oldest one costs more than adding one.
     older_seqs: HashMap<Origin, Seq, RandomState>,
-    /// Bytes that the client ids of both maps hold besides the tables.
+    /// Bytes that the client ids of each map hold besides the table.
     bytes: [usize; 2],
 }
 
 impl ClientIds {
-    /// The seq of a message in the log, or on its way there, as far as memory goes.
+    /// The seq of an appended message, if its client id is remembered.
     pub(super) fn find(&self, sender: &UserId, client_id: ClientId) -> Option<Seq> {
         let origin = (sender.clone(), client_id);
         let seq = self.seqs.get(&origin);
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn enough_client_ids_are_remembered_and_not_for_ever() {
+    fn recent_client_ids_are_remembered_and_old_ones_are_forgotten() {
         let mut ids = ClientIds::default();
         let sender = UserId::new("alice").unwrap();
         let newest = 3 * RECENT_CLIENT_IDS as u128 + 7;

@@ -1,20 +1,15 @@
-//! The owner of one conversation: one task that alone changes its log, and the handle to ask it.
+//! The owner of one conversation: the only task that changes its log. It gets its operations from a mailbox.
 //!
-//! An entry is committed, and only then acknowledged and published, when its row is durable and the lease
-//! under which it was written still held afterwards. The rules are in `log.rs` and `participants.rs`;
-//! here is the I/O around them.
+//! An entry is committed when its row is durable and the lease still held after the write. Only then it is acknowledged
+//! and published. The rules are in `log.rs` and `participants.rs`; this file and its submodules do the I/O.
 
 mod answers;
-mod broke;
-#[cfg(test)]
-mod comes_and_goes;
 mod effects;
+mod loading;
+mod panicked;
 mod parked;
 mod publishing;
-mod room;
 mod takeover;
-#[cfg(test)]
-mod told;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,9 +29,9 @@ use tokio::{
 
 use self::{
     effects::PendingEntry,
-    parked::{AllTold, Parked},
-    room::load,
-    takeover::insist,
+    loading::load,
+    parked::{LookupResults, Parked},
+    takeover::retry_while_owner,
 };
 use super::{
     client_ids::ClientIds,
@@ -59,28 +54,29 @@ use crate::{
     tasks::contain,
 };
 
-/// First and longest wait before a write with an unknown outcome is written again.
+/// The first wait before an operation of the store with an unknown outcome is repeated. Each wait doubles it.
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
+/// The longest of these waits.
 const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
 
-/// What the owner of a conversation must know of the configuration.
+/// The part of the configuration that owners of conversations use.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub body_bytes_max: usize,
     pub group_participants_max: usize,
-    /// An owner without operations for this long lets go of its conversation.
+    /// The time without operations after which an owner closes its conversation.
     pub idle: Duration,
-    /// An operation that takes longer is answered with `unavailable`; what it wrote may still be committed.
+    /// The time after which an operation is answered with `unavailable`. An entry that it appended may still be committed.
     pub operation_timeout: Duration,
-    /// Conversations open at once; for one more, the one that was not used for longest is evicted.
+    /// Conversations open at once. Above this, the least recently used one is evicted.
     pub open_max: usize,
-    /// What all of them, and pages of their history, may weigh.
+    /// The memory that all open conversations and the pages of their history may use.
     pub memory: Memory,
-    /// About how many bytes a page of history may have.
+    /// Bytes after which a page of history ends.
     pub page_bytes_max: usize,
 }
 
-/// What every owner of this gateway needs.
+/// The parts that all owners of this gateway share.
 pub(super) struct Environment {
     pub gateway: GatewayId,
     pub store: Arc<dyn Store>,
@@ -114,7 +110,7 @@ impl Environment {
         }
     }
 
-    /// That this gateway writes to a conversation, now.
+    /// The row that records that this gateway writes to a conversation in the current minute.
     fn activity(&self) -> Activity {
         Activity {
             gateway: self.gateway,
@@ -123,26 +119,29 @@ impl Environment {
     }
 }
 
+/// An operation in the mailbox of an owner.
 pub(super) struct Command {
     pub actor: UserId,
     pub operation: Operation,
     pub reply: oneshot::Sender<Result<OwnerReply, Error>>,
 }
 
-/// What the owner answers. A read of old entries is not done by the owner itself, which would keep
-/// everyone else waiting: it says what may be read, and whoever asks reads it.
+/// The answer of an owner. The owner does not read old entries itself, because all other operations would wait. It
+/// answers which rows may be read, and the caller reads them.
 #[derive(Debug)]
 pub(super) enum OwnerReply {
     Ready(Outcome),
+    /// The caller reads this part of the log.
     ReadLog {
         from: Seq,
         to: Seq,
         head: Seq,
     },
-    /// A repeated message that has left memory: the entry with this seq acknowledges it.
+    /// The message is a repetition of the entry with this seq, which is not in memory. The caller reads the entry.
     ReadSent {
         seq: Seq,
     },
+    /// The caller reads this page of a channel's participants.
     ReadParticipants {
         actor: UserId,
         after: Option<UserId>,
@@ -156,24 +155,24 @@ pub(super) fn mailbox() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
     mpsc::channel(MAILBOX_OPERATIONS_MAX)
 }
 
-/// The right to open one conversation: its place, its room if there is some at once, and the ownership.
+/// The right to open one conversation.
 pub(super) struct Opening {
     pub held: Arc<Held>,
-    pub room: Option<OpenPermit>,
+    /// `None` if the conversation must wait until another one was evicted.
+    pub permit: Option<OpenPermit>,
     pub ownership: Arc<Ownership>,
 }
 
 /// Runs one conversation until it is idle or evicted, the gateway drains, or it cannot go on.
 ///
-/// `leave` removes the conversation from those that are open if its mailbox is empty, in one step, and says whether it
-/// has done so. So no request meets an owner that leaves, and none has to wait for the next owner, where one that was
-/// asked later could come first.
+/// `leave` removes the conversation from the open ones if its mailbox is empty, in one step, and returns whether it did.
+/// So no request reaches an owner that has left, and no request is overtaken while it waits for the next owner.
 pub(super) async fn own(
     id: ConversationId,
     environment: Arc<Environment>,
     Opening {
         held,
-        room,
+        permit,
         ownership,
     }: Opening,
     mut commands: mpsc::Receiver<Command>,
@@ -184,12 +183,12 @@ pub(super) async fn own(
     let loaded = select! {
         biased;
         () = revoked.cancelled() => Err(Error::Moved),
-        loaded = load(id, &environment, &held, room, ownership) => loaded,
+        loaded = load(id, &environment, &held, permit, ownership) => loaded,
     };
     match loaded {
-        Ok((_room, mut owner)) => {
+        Ok((_permit, mut owner)) => {
             let running = async {
-                // Nobody knows whether the previous owner published these. Receivers ignore a seq that they have.
+                // The previous owner may not have published these. Receivers ignore a seq that they have.
                 for seq in owner.log.settled() + 1..=owner.log.head() {
                     owner.carry_out(seq);
                 }
@@ -200,11 +199,11 @@ pub(super) async fn own(
                 return;
             }
             if ended.is_none() {
-                owner.broke();
+                owner.give_up_after_panic();
             }
             owner.finish(&mut commands).await;
             if ended.is_none() {
-                owner.written().await;
+                owner.wait_for_writes().await;
             }
         }
         Err(error) => {
@@ -221,12 +220,12 @@ pub(super) async fn own(
     }
 }
 
-/// How an owner's run has ended.
+/// The end of an owner's run.
 #[derive(PartialEq, Eq)]
 enum End {
-    /// The conversation is not open any more, and nothing is left to do: the next owner may be there already.
+    /// The conversation is no longer open, and nothing is left to do. The next owner may already exist.
     Left,
-    /// Requests that still wait must be answered, and the settled mark be written for the next owner.
+    /// The waiting requests must still be answered, and the settled seq must be stored for the next owner.
     Unfinished,
 }
 
@@ -234,31 +233,34 @@ struct Owner {
     id: ConversationId,
     held: Arc<Held>,
     environment: Arc<Environment>,
-    /// Under which it was loaded. When that has ended, so has this owner.
+    /// The ownership under which the conversation was loaded. The owner ends with it.
     ownership: Arc<Ownership>,
     log: Log<PendingEntry>,
     recent: RecentEntries,
     client_ids: ClientIds,
     /// `None` if the conversation does not exist yet.
     participants: Option<Participants>,
-    /// Rows that were appended since the last write to the store.
+    /// Rows appended since the last write to the store.
     unwritten: Vec<LogRow>,
-    /// Taken from the mailbox, not yet handled.
+    /// Operations from the mailbox that were not handled yet.
     backlog: VecDeque<Command>,
     parked: Parked,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
-    /// Writes to the log under way, of which each ends as [`Done::Stored`].
+    /// Number of writes to the log in progress. Each ends as [`Done::Written`].
     writing: usize,
-    /// Read and delivered marks that are being stored.
+    /// Number of read and delivered marks that are being stored.
     marks: usize,
-    /// Up to where the store knows that all is settled, as far as this owner has said so.
-    marked: Seq,
+    /// The settled seq that the store has for the next owner.
+    stored_settled: Seq,
+    /// The last minute for which an `activity` row was written.
     active_minute: u32,
+    /// The time of each user's last typing event.
     typing: HashMap<UserId, Instant>,
+    /// The reason why the owner must end.
     failed: Option<Error>,
 }
 
-/// Something the owner was waiting for.
+/// The end of some work that the owner started.
 enum Done {
     /// The store has the rows at these positions of the log.
     Written(Range<Seq>),
@@ -267,17 +269,21 @@ enum Done {
     /// Every gateway concerned has queued a publication for its sockets.
     Delivered {
         seq: Seq,
-        /// The publication is the entry itself, and not about somebody's membership.
+        /// Whether the publication is the entry itself. If not, it is a notice of a membership.
         is_entry: bool,
-        /// The entry is acknowledged only now.
+        /// Whether the acknowledgement of the entry waited for this.
         is_awaited: bool,
         guard: RedeliveryGuard,
     },
+    /// The store has a read or delivered mark.
     Marked(Mark, Reply),
-    /// The store knows that everything up to here is settled, or could not be told.
-    Settled(Seq),
+    /// The store has this settled seq, or the attempt to store it failed.
+    SettledStored(Seq),
+    /// The store has the rows of a new dm.
     DmCreated(Reply),
-    Told(AllTold),
+    /// The store answered some lookups.
+    Found(LookupResults),
+    /// The owner cannot go on, because a write failed for good.
     Lost(store::Error),
 }
 
@@ -298,19 +304,19 @@ impl Owner {
         let mut received = Vec::new();
         while self.failed.is_none() {
             if !self.backlog.is_empty() && self.accepts() {
-                self.work_off();
+                self.handle_backlog();
                 continue;
             }
             let mut quiet = self.work.is_empty() && self.backlog.is_empty();
             if closed && quiet {
                 break;
             }
-            // A conversation that does not exist is not kept either.
+            // A conversation that does not exist is closed at once.
             let is_over = is_retired || is_idle || self.participants.is_none();
             if is_over && quiet && !closing {
-                // One that is used all the time stays: its next owner would settle, and tell of, its last entries again.
-                if !self.is_marked() {
-                    self.mark_settled();
+                // Without this the next owner would settle the last entries again, and publish them again.
+                if !self.has_stored_settled() {
+                    self.start_storing_settled();
                     quiet = false;
                 } else if leave() {
                     return End::Left;
@@ -320,7 +326,7 @@ impl Owner {
                 biased;
                 Some(done) = self.work.next(), if !self.work.is_empty() => self.done(done),
                 count = commands.recv_many(&mut received, AT_ONCE), if self.backlog.is_empty() && !closed => {
-                    // Closed, and whoever was about to put something in has done so.
+                    // The mailbox is closed and empty: no sender is left that could still add an operation.
                     closed = count == 0;
                     closing |= closed;
                     self.backlog.extend(received.drain(..));
@@ -344,20 +350,21 @@ impl Owner {
         Instant::now() + self.environment.settings.idle
     }
 
-    /// Whether another operation may be begun.
+    /// Whether another operation may be handled now.
     fn accepts(&self) -> bool {
+        // Participants are forgotten only while nothing is in progress, so the owner begins nothing until the log is settled.
         let too_many = self
             .participants
             .as_ref()
-            .is_some_and(Participants::knows_too_many);
-        self.failed.is_none() && self.log.has_room() && (!too_many || self.log.is_settled())
+            .is_some_and(Participants::has_too_many_known);
+        self.failed.is_none() && self.log.can_append() && (!too_many || self.log.is_settled())
     }
 
-    /// Handles the backlog, as far as there is room in the log.
-    fn work_off(&mut self) {
+    /// Handles the backlog until the log is full.
+    fn handle_backlog(&mut self) {
         let quiet = self.log.is_settled();
         if let Some(participants) = &mut self.participants
-            && participants.knows_too_many()
+            && participants.has_too_many_known()
             && quiet
         {
             participants.forget_known();
@@ -365,7 +372,7 @@ impl Owner {
         while self.accepts()
             && let Some(command) = self.backlog.pop_front()
         {
-            // Who is deposed answers nothing, not even a read.
+            // A deposed owner answers nothing, not even a read.
             if !self.ownership.holds(Instant::now()) {
                 self.backlog.push_front(command);
                 self.failed = Some(Error::Closed);
@@ -373,11 +380,11 @@ impl Owner {
                 self.handle(command);
             }
         }
-        self.ask_store();
+        self.start_lookups();
         self.write_appended();
     }
 
-    /// Writes everything appended in this round as one write.
+    /// Starts one write of all rows appended in this round.
     fn write_appended(&mut self) {
         if self.unwritten.is_empty() {
             return;
@@ -394,7 +401,7 @@ impl Owner {
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&ownership, || store.append(id, &rows, activity)).await {
+            match retry_while_owner(&ownership, || store.append(id, &rows, activity)).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }
@@ -429,19 +436,19 @@ impl Owner {
             } => self.delivered(seq, is_entry, is_awaited, guard),
             Done::Marked(mark, reply) => {
                 self.marks -= 1;
-                self.marked(mark);
+                self.apply_mark(mark);
                 drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
-            Done::Settled(seq) => self.marked = self.marked.max(seq),
+            Done::SettledStored(seq) => self.stored_settled = self.stored_settled.max(seq),
             Done::DmCreated(reply) => {
                 if let Some(participants) = &mut self.participants
-                    && participants.commit_founding()
+                    && participants.commit_dm()
                 {
                     self.unpark();
                 }
                 drop(reply.send(Ok(OwnerReply::Ready(Outcome::Created { existed: false }))));
             }
-            Done::Told(told) => self.told(told),
+            Done::Found(results) => self.found(results),
             Done::Lost(error) => {
                 crate::seldom::seldom!(WARN, "the conversation is given up", conversation = %self.id, %error);
                 self.failed = Some(error.into());
@@ -463,14 +470,14 @@ impl Owner {
         self.carry_out(seq);
     }
 
-    /// Answers everyone who still waits, and leaves nothing for the next owner to settle.
+    /// Answers all waiting requests. After an end without failure it stores the settled seq for the next owner.
     async fn finish(&mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::Closed);
         if !self.log.is_settled() {
             self.environment.unfinished.lost(self.id);
         }
-        // Nothing of these was begun: whoever owns the conversation now may be asked instead.
+        // No work was begun for these, so the caller may ask the next owner.
         let parked = self.parked.take();
         for command in parked.into_iter().chain(self.backlog.drain(..)) {
             drop(command.reply.send(Err(Error::Moved)));
@@ -481,33 +488,37 @@ impl Owner {
         for reply in self.log.take().flat_map(|pending| pending.replies) {
             drop(reply.send(Err(error.clone())));
         }
-        if self.failed.is_none() && !self.is_marked() {
-            self.settle().await;
+        if self.failed.is_none() && !self.has_stored_settled() {
+            self.store_settled().await;
         }
     }
 
-    /// Whether the next owner will find that it has nothing to settle.
-    fn is_marked(&self) -> bool {
-        self.marked >= self.log.settled()
+    /// Whether the next owner will have nothing to settle, unless more is appended.
+    fn has_stored_settled(&self) -> bool {
+        self.stored_settled >= self.log.settled()
     }
 
-    fn mark_settled(&mut self) {
-        let settled = self.settle();
-        self.work.push(Box::pin(settled.map(Done::Settled)));
+    fn start_storing_settled(&mut self) {
+        let stored = self.store_settled();
+        self.work.push(Box::pin(stored.map(Done::SettledStored)));
     }
 
-    /// Tells the store that all is settled that is.
-    fn settle(&self) -> impl Future<Output = Seq> + use<> {
+    /// Stores the settled seq for the next owner. It returns the seq also if that failed, because then the next owner only
+    /// settles some entries again.
+    fn store_settled(&self) -> impl Future<Output = Seq> + use<> {
         debug_assert!(
             self.log.is_settled(),
-            "a conversation is closed with nothing in flight"
+            "a conversation is closed only when its log is settled"
         );
         let (id, seq, store) = (self.id, self.log.settled(), self.environment.store.clone());
         async move {
             if let Err(error) = store.set_settled(id, seq).await {
-                tracing::debug!(conversation = %id, %error, "left without a settled mark");
+                tracing::debug!(conversation = %id, %error, "the settled seq could not be stored");
             }
             seq
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

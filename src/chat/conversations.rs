@@ -242,7 +242,7 @@ impl Conversations {
                 // The ring is asked while the entry is locked, so that `release` finds a conversation that moves then.
                 let ownership = shared.environment.lease.ownership(conversation);
                 let ownership = Arc::new(ownership.ok_or(Rejected::Refused(Error::Moved))?);
-                let (held, room) = shared.table.begin(user).map_err(Rejected::Refused)?;
+                let (held, permit) = shared.table.begin(user).map_err(Rejected::Refused)?;
                 let (mailbox, commands) = mailbox();
                 let gone = CancellationToken::new();
                 let handle = Handle {
@@ -255,7 +255,7 @@ impl Conversations {
                 let offered = place.insert(handle).offer(command);
                 let opening = Opening {
                     held,
-                    room,
+                    permit,
                     ownership,
                 };
                 let owning = shared.clone().own(conversation, opening, commands, gone);

@@ -92,6 +92,8 @@ impl Error {
 
     /// The owner panicked while it handled the request. The router does not repeat it: the request could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
+    /// The level of the ring does not have this feature yet: see docs/cluster.md.
+    pub(crate) const NOT_UPGRADED: Self = Self::unavailable("not before all gateways are upgraded");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
 
     pub(crate) const fn unavailable(reason: &'static str) -> Self {

@@ -18,13 +18,13 @@ use crate::{
     store::{Row, Tail},
 };
 
-/// A record of the log, with what its owner keeps about it until everything that follows from it is done.
+/// A record of the log, with what its owner keeps for it until all its effects are carried out.
 pub(super) trait Pending {
     type Record: Debug;
 
     fn record(&self) -> &Arc<Self::Record>;
 
-    /// The position of a record in its log: 1, 2, 3 … without gaps.
+    /// The position of a record in its log. Positions begin at 1 and have no gaps.
     fn position(record: &Self::Record) -> u64;
 
     /// The key under which a record may be in the log only once, if it has one.
@@ -34,10 +34,11 @@ pub(super) trait Pending {
     fn weight(record: &Self::Record) -> usize;
 }
 
+/// The log of one conversation, from the settled position on.
 #[derive(Debug)]
 pub(super) struct Log<P> {
     epoch: Epoch,
-    /// Everything up to here is committed, and everything that follows from it is done.
+    /// The highest settled position: all records up to it are committed, and their effects are carried out.
     settled: u64,
     /// The newest committed position.
     head: u64,
@@ -51,7 +52,7 @@ pub(super) struct Log<P> {
 struct Slot<P> {
     pending: P,
     is_written: bool,
-    /// Number of things that are still to be done about a committed record.
+    /// Number of effects of a committed record that are not carried out yet.
     holds: u32,
 }
 
@@ -62,8 +63,8 @@ pub(super) struct Takeover<P: Pending> {
     pub log: Log<P>,
     /// The valid records that were read, oldest first, including those of `settle`.
     pub records: Vec<Arc<P::Record>>,
-    /// Rows to be stored, all or nothing, before anything is served. Their effects may be missing from the other rows,
-    /// and they may not have been published.
+    /// The uncertain rows, which must be stored, all or nothing, before anything is served. Their effects may be missing
+    /// from other tables, and they may not have been published.
     pub settle: Vec<Row<P::Record>>,
 }
 
@@ -90,8 +91,8 @@ impl<P: Pending> Log<P> {
         tail: &Tail<P::Record>,
         epoch: Epoch,
     ) -> Result<Takeover<P>, Incomplete> {
-        // Rule [epoch]: the epoch is in the key, so rows of several owners stand side by side;
-        // at each position the highest epoch counts.
+        // Rule [epoch]: the epoch is in the key, so rows of several owners stand side by side, and the highest epoch at
+        // each position counts.
         let mut best: BTreeMap<u64, &Row<P::Record>> = BTreeMap::new();
         for row in &tail.rows {
             let chosen = best.entry(P::position(&row.record)).or_insert(row);
@@ -99,11 +100,10 @@ impl<P: Pending> Log<P> {
                 *chosen = row;
             }
         }
-        // Every row says how far its owner had settled: everything up to the highest such claim is certain.
+        // Every row has the settled position of its owner. Everything up to the highest one is certain.
         let claimed = tail.rows.iter().map(|row| row.settled).max();
         let known = claimed.unwrap_or_default().max(tail.settled);
-        // If the log is shorter than the rows that are read, its first row must be there: a hole at the very start is
-        // one too.
+        // A log that is shorter than the part that is read must have its first row, because it may begin with a hole.
         let newest = best.keys().next_back().copied().unwrap_or_default();
         let first = best.keys().next().copied().unwrap_or(1);
         let mut head = if newest <= TAIL_ENTRIES { 0 } else { first - 1 };
@@ -112,15 +112,15 @@ impl<P: Pending> Log<P> {
         let (mut records, mut settle) = (Vec::new(), Vec::new());
         for (&position, row) in &best {
             let is_repeated = P::origin(&row.record).is_some_and(|origin| !origins.insert(origin));
-            // Rule [prefix]: the valid log ends before the first hole, and before the first epoch lower
-            // than its predecessor's (Raft, section 5.4). Rule [repeat]: and before a client id's second time.
+            // Rule [prefix]: the valid log ends before the first hole, and before the first epoch that is lower than the
+            // one before it (Raft, section 5.4). Rule [repeat]: it ends before the first client id that occurs twice.
             if position != head + 1 || row.epoch < previous_epoch || is_repeated {
                 break;
             }
             previous_epoch = row.epoch;
             if position > known {
-                // Rule [settle]: written again under this epoch before anything is served, or an older and a
-                // newer unacknowledged row could trade places after a reader saw one.
+                // Rule [settle]: the row is written again under this epoch before anything is served. Otherwise an older
+                // and a newer unacknowledged row could trade places after a reader saw one.
                 // Rule [settle-sends]: `settle` writes the `sends` row too, so that a retry finds it.
                 settle.push(Row {
                     record: row.record.clone(),
@@ -142,7 +142,7 @@ impl<P: Pending> Log<P> {
         })
     }
 
-    /// Adds the next of the rows that a takeover settled. It is committed, with one hold.
+    /// Adds the next row that a takeover settled. Its record is committed, with one hold.
     pub(super) fn restore(&mut self, pending: P) {
         debug_assert_eq!(P::position(pending.record()), self.next());
         debug_assert_eq!(self.next(), self.head + 1, "nothing is appended before");
@@ -154,32 +154,34 @@ impl<P: Pending> Log<P> {
         });
     }
 
+    /// The newest committed position.
     pub(super) fn head(&self) -> u64 {
         self.head
     }
 
-    /// The position after the last one that was given away.
+    /// The position of the next record that is appended.
     pub(super) fn next(&self) -> u64 {
         self.settled + 1 + self.open.len() as u64
     }
 
-    /// Everything up to this position is committed, applied to the other rows, and published.
+    /// The highest settled position: all records up to it are committed, applied to other rows, and published.
     pub(super) fn settled(&self) -> u64 {
         self.settled
     }
 
-    /// Whether `append` may be called. Rule: a successor finds at most this many uncertain records.
-    pub(super) fn has_room(&self) -> bool {
+    /// Whether another record can be appended. The limit bounds the uncertain records that a successor may find.
+    pub(super) fn can_append(&self) -> bool {
         self.open.len() < APPENDS_IN_FLIGHT_MAX
     }
 
+    /// Whether all records are settled.
     pub(super) fn is_settled(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Gives a record the next position. Returns the row to be stored, or `None` if the log has no room.
+    /// Gives a record the next position. Returns the row to be stored, or `None` if the log is full.
     pub(super) fn append(&mut self, make: impl FnOnce(u64) -> P) -> Option<Row<P::Record>> {
-        if !self.has_room() {
+        if !self.can_append() {
             return None;
         }
         let pending = make(self.next());
@@ -212,11 +214,11 @@ impl<P: Pending> Log<P> {
     /// when its effects have been carried out.
     pub(super) fn commit(&mut self, lease_holds: bool) -> Range<u64> {
         let from = self.head + 1;
-        // Rule [lease]: looked at after the writes; a deposed owner acknowledges nothing.
+        // Rule [lease]: the lease is checked after the writes, so a deposed owner acknowledges nothing.
         if lease_holds {
             let first = usize::try_from(self.head - self.settled).unwrap_or(usize::MAX);
             for slot in self.open.iter_mut().skip(first) {
-                // Rule [order]: a hole is never skipped; later records wait for it.
+                // Rule [order]: a hole is never skipped. Later records wait for it.
                 if !slot.is_written {
                     break;
                 }
@@ -238,14 +240,15 @@ impl<P: Pending> Log<P> {
         self.slot(position).map(|slot| &mut slot.pending)
     }
 
-    /// As [`Self::get_mut`], to look only.
+    /// As [`Self::get_mut`], but for reading.
     pub(super) fn get(&self, position: u64) -> Option<&P> {
         let index = position.checked_sub(self.settled + 1)?;
         let slot = self.open.get(usize::try_from(index).ok()?)?;
         Some(&slot.pending)
     }
 
-    /// Notes one more thing to be done about a committed record. A successor does it again unless it is released.
+    /// Notes one more effect that must be carried out before a committed record is settled. Until it is released, a
+    /// successor carries it out again.
     pub(super) fn hold(&mut self, position: u64) {
         match self.slot(position) {
             Some(slot) => slot.holds += 1,
@@ -253,7 +256,7 @@ impl<P: Pending> Log<P> {
         }
     }
 
-    /// Notes that one thing is done. Records of which nothing is left to do leave at the front.
+    /// Notes that one effect is carried out. Records without holds leave at the front: they are settled.
     pub(super) fn release(&mut self, position: u64) {
         match self.slot(position) {
             Some(slot) => slot.holds -= 1,
@@ -264,7 +267,7 @@ impl<P: Pending> Log<P> {
         }
     }
 
-    /// Takes all records that are not settled, when the log is given up.
+    /// Takes all records that are not settled, because the owner ends.
     pub(super) fn take(&mut self) -> impl Iterator<Item = P> {
         let open = std::mem::take(&mut self.open);
         open.into_iter().map(|slot| slot.pending)
@@ -338,6 +341,7 @@ mod tests {
         log
     }
 
+    /// The head and the settled rows of a takeover.
     fn taken(rows: Vec<Row<Entry>>, epoch: Epoch) -> (u64, Vec<(u64, Epoch)>) {
         let takeover = EntryLog::take_over(&Tail { rows, settled: 0 }, epoch).unwrap();
         let Takeover {
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_commits_across_a_gap() {
+    fn no_record_is_committed_across_a_gap() {
         let mut log = log_of(3);
         log.written(1..2);
         log.written(3..4);
@@ -375,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_weighs_what_is_not_committed() {
+    fn a_log_weighs_its_uncommitted_records() {
         let mut log = log_of(2);
         let each = entry(1, 1).weight();
         assert_eq!(log.weight(), 2 * each);
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_uncertain_is_bounded() {
+    fn uncertain_records_are_bounded() {
         let mut log = log_of(APPENDS_IN_FLIGHT_MAX as u64);
         assert!(append(&mut log).is_none());
         log.written(1..2);
@@ -399,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_settled_when_nothing_holds_it_or_those_before() {
+    fn an_entry_is_settled_when_it_and_those_before_have_no_holds() {
         let mut log = log_of(3);
         log.written(1..4);
         log.commit(true);
@@ -417,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_takeover_restores_is_committed_and_not_settled() {
+    fn records_that_a_takeover_restores_are_committed_and_not_settled() {
         let tail = Tail {
             rows: vec![row(1, 1, 1, 0), row(2, 1, 2, 1), row(3, 1, 3, 1)],
             settled: 0,
@@ -436,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_takeover_settles_what_is_valid_but_not_certain() {
+    fn a_takeover_settles_rows_that_are_valid_but_not_certain() {
         let rows = vec![row(1, 1, 1, 0), row(2, 1, 2, 1), row(3, 1, 3, 1)];
         assert_eq!(taken(rows, 2), (3, vec![(2, 2), (3, 2)]));
         assert_eq!(taken(Vec::new(), 2), (0, Vec::new()));
@@ -459,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_takeover_never_loses_what_is_certain() {
+    fn a_takeover_never_loses_certain_rows() {
         let rows = vec![row(1, 1, 1, 0), row(3, 1, 3, 2)];
         let lost = EntryLog::take_over(&Tail { rows, settled: 0 }, 2);
         assert_eq!(lost.unwrap_err(), Incomplete { missing: 2 });

@@ -1,5 +1,5 @@
 //! The rules of a conversation. Start with `conversation.rs`. The order of entries and the takeover are in `log.rs`, and
-//! who may do what is in `participants.rs`; both do no I/O.
+//! the participants and their rights are in `participants.rs`. Neither file has I/O.
 //!
 //! This layer never sees a socket, a frame or the ring. A [`Lease`] allows it to act, and it publishes through [`Publish`].
 

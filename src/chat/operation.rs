@@ -199,7 +199,19 @@ impl Operation {
         match self {
             Self::History { .. } | Self::Head => !details.public,
             Self::CatchUp { .. } | Self::Repair => false,
-            _ => true,
+            Self::Create(_)
+            | Self::Details
+            | Self::Participants { .. }
+            | Self::Add { .. }
+            | Self::Remove { .. }
+            | Self::Join
+            | Self::Leave
+            | Self::SetRole { .. }
+            | Self::Update { .. }
+            | Self::Send(_)
+            | Self::Read { .. }
+            | Self::Delivered { .. }
+            | Self::Typing => true,
         }
     }
 

@@ -1,42 +1,41 @@
-//! Who is in a conversation and who may do what. No I/O: `check_*` refuse, `apply` changes, and the owner
-//! stores what `apply` returns.
+//! The participants of a conversation. It has no I/O: `checks.rs` refuses operations, `apply` makes changes, and the
+//! owner stores the rows that `apply` returns.
 
+mod checks;
 mod committed;
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-pub(super) use self::committed::Committed;
 use self::committed::Uncommitted;
-use super::{
-    error::Error,
-    operation::{Creation, Operation},
-    publish::{Audience, Recipients},
+pub(super) use self::{
+    checks::{CheckedChange, check_creation},
+    committed::Committed,
 };
+use super::publish::{Audience, Recipients};
 use crate::{
     model::{
-        Content, ConversationId, Details, Entry, Kind, Participant, Posting, Role, Seq,
-        SystemChange, UserId,
-        limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, NAME_BYTES_MAX, USER_ID_BYTES_MAX},
+        Content, ConversationId, Details, Entry, Kind, Participant, Role, Seq, SystemChange,
+        UserId,
+        limits::{CHANNEL_PARTICIPANTS_KNOWN_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
     store::{Applied, ConversationRow, InboxSummary, InboxWrite, ParticipantRow},
 };
 
-/// A conversation's details and participants as of the newest entry appended: what comes next is judged by that. What
-/// may be told of it is `committed()`.
+/// The details and participants of a conversation as of the newest appended entry. The next operation is checked against
+/// them. Replies contain only the [`Self::committed`] state.
 #[derive(Debug)]
 pub(super) struct Participants {
     conversation: ConversationId,
     pub details: Details,
+    /// Number of participants.
     pub count: u64,
-    /// The newest entry that `details` and `count` include.
+    /// The seq of the newest entry that `details` and `count` include.
     applied_seq: Seq,
-    /// All of a dm's or group's; of a channel, those that were asked about.
+    /// The participants in memory, present and former: all of a dm or group, but only those of a channel that were looked
+    /// up. A stranger who was looked up is here too.
     known: BTreeMap<UserId, Participant>,
+    /// The present participants, which publications share. `None` after a change.
     audience: Option<Arc<Recipients>>,
     uncommitted: Uncommitted,
 }
@@ -67,7 +66,7 @@ impl Participants {
         }
     }
 
-    /// A new dm. It has no entry; whoever of the two comes first creates it for both.
+    /// A new dm. It has no entry. The first of the two users who asks creates it for both.
     pub(super) fn dm(conversation: ConversationId, details: Details, users: &[UserId]) -> Self {
         let join = |u: &UserId| (u.clone(), Participant::joining(u.clone(), Role::Member, 0));
         let known: BTreeMap<_, _> = users.iter().map(join).collect();
@@ -83,7 +82,7 @@ impl Participants {
         }
     }
 
-    /// What a log begins with that nobody has applied yet.
+    /// The conversation that the first entry of a log creates, before the entry is applied.
     pub(super) fn of_first_entry(conversation: ConversationId, entry: &Entry) -> Option<Self> {
         let Content::System(SystemChange::Created {
             kind,
@@ -115,7 +114,7 @@ impl Participants {
         })
     }
 
-    /// Bytes held: of each participant, and of the list that publications share.
+    /// Bytes of memory held by the participants, and by the list that publications share.
     pub(super) fn weight(&self) -> usize {
         const PARTICIPANT_BYTES: usize =
             size_of::<(UserId, Participant)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
@@ -127,23 +126,24 @@ impl Participants {
         self.details.kind == Kind::Channel
     }
 
-    /// Whether the store need not be asked about `user`.
+    /// Whether no lookup of `user` is needed.
     pub(super) fn knows(&self, user: &UserId) -> bool {
         !self.is_channel() || self.known.contains_key(user)
     }
 
-    /// What the store says about a channel's user, or that they never were in it.
+    /// Remembers the row of a channel's user. Without a row the user was never in the channel.
     pub(super) fn learn(&mut self, user: &UserId, row: Option<ParticipantRow>) {
         let participant = row.map_or_else(|| stranger(user), |r| r.participant);
         self.known.entry(user.clone()).or_insert(participant);
     }
 
-    pub(super) fn knows_too_many(&self) -> bool {
+    /// Whether so many users of a channel are known that some should be forgotten.
+    pub(super) fn has_too_many_known(&self) -> bool {
         self.is_channel() && self.known.len() > CHANNEL_PARTICIPANTS_KNOWN_MAX
     }
 
-    /// Only when nothing is in flight: what is known may not be stored yet. Strangers go first, so that they push nobody
-    /// out who is in the channel.
+    /// Forgets known users of a channel. It may be called only when the log is settled, because their rows may not be
+    /// stored before. Strangers and former participants are forgotten first, so that they do not displace participants.
     pub(super) fn forget_known(&mut self) {
         if self.is_channel() {
             self.known.retain(|_, participant| participant.is_in());
@@ -153,15 +153,17 @@ impl Participants {
         }
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Participant> {
+    /// The present participants that are known.
+    fn all(&self) -> impl Iterator<Item = &Participant> {
         self.known.values().filter(|p| p.is_in())
     }
 
+    /// A present participant.
     pub(super) fn get(&self, user: &UserId) -> Option<&Participant> {
         self.known.get(user).filter(|p| p.is_in())
     }
 
-    /// To whom an entry appended now is published. Shared by all entries between two changes.
+    /// The audience of an entry that is appended now. All entries between two changes share it.
     pub(super) fn audience(&mut self) -> Audience {
         if self.is_channel() {
             return Audience::Channel;
@@ -183,145 +185,7 @@ impl Participants {
         Audience::Members(members.clone())
     }
 
-    /// # Errors
-    /// When `user` is not in it.
-    pub(super) fn check_in(&self, user: &UserId) -> Result<&Participant, Error> {
-        self.get(user).ok_or_else(|| self.refusal(user))
-    }
-
-    fn refusal(&self, user: &UserId) -> Error {
-        refusal(self.known.get(user), &self.details)
-    }
-
-    pub(super) fn check_posting(&self, user: &UserId) -> Result<(), Error> {
-        let participant = self.check_in(user)?;
-        if self.details.posting == Posting::Admins && participant.role < Role::Admin {
-            return Err(Error::Forbidden("only admins may post here".into()));
-        }
-        Ok(())
-    }
-
-    /// What a membership operation does, or `Err(Ok(seq))` when it was done before, at `seq`.
-    pub(super) fn check_change(
-        &self,
-        actor: &UserId,
-        operation: &Operation,
-        group_participants_max: usize,
-    ) -> Result<SystemChange, Result<Seq, Error>> {
-        let refuse = |text| Err(Err(Error::Forbidden(Cow::Borrowed(text))));
-        if let Operation::Join = operation {
-            if let Some(me) = self.get(actor) {
-                return Err(Ok(me.joined_seq));
-            }
-            if !self.details.public {
-                return Err(Err(self.refusal(actor)));
-            }
-            self.check_room(group_participants_max).map_err(Err)?;
-            return Ok(SystemChange::Joined);
-        }
-        let me = self.check_in(actor).map_err(Err)?;
-        if self.details.kind == Kind::Dm {
-            return refuse("a dm has its two users, for good");
-        }
-        match operation {
-            Operation::Leave => {
-                self.check_owner_stays(me).map_err(Err)?;
-                Ok(SystemChange::Left)
-            }
-            Operation::Add { user } => {
-                if let Some(there) = self.get(user) {
-                    return Err(Ok(there.joined_seq));
-                }
-                if me.role < Role::Admin {
-                    return refuse("only admins may add participants");
-                }
-                self.check_room(group_participants_max).map_err(Err)?;
-                Ok(SystemChange::Added { user: user.clone() })
-            }
-            Operation::Remove { user } => {
-                let Some(them) = self.get(user) else {
-                    return match self.known.get(user).and_then(left) {
-                        Some(left) => Err(Ok(left)),
-                        None => Err(Err(Error::invalid(format!("{user} is not a participant")))),
-                    };
-                };
-                if me.role < Role::Admin || (them.role >= me.role && me.user != them.user) {
-                    return refuse(
-                        "only admins may remove participants, and only those below them",
-                    );
-                }
-                self.check_owner_stays(them).map_err(Err)?;
-                Ok(SystemChange::Removed { user: user.clone() })
-            }
-            Operation::SetRole { user, role } => {
-                let Some(them) = self.get(user) else {
-                    return Err(Err(Error::invalid(format!("{user} is not a participant"))));
-                };
-                if me.role < Role::Owner {
-                    return refuse("only owners may change roles");
-                }
-                if *role < Role::Owner {
-                    self.check_owner_stays(them).map_err(Err)?;
-                }
-                Ok(SystemChange::RoleSet {
-                    user: user.clone(),
-                    role: *role,
-                })
-            }
-            Operation::Update {
-                name,
-                posting,
-                public,
-            } => {
-                if me.role < Role::Admin {
-                    return refuse("only admins may change the conversation");
-                }
-                check_name(name.as_deref()).map_err(Err)?;
-                if name.is_none() && posting.is_none() && public.is_none() {
-                    return Err(Err(Error::invalid("nothing to update")));
-                }
-                Ok(SystemChange::Updated {
-                    name: name.clone(),
-                    posting: *posting,
-                    public: *public,
-                })
-            }
-            other => Err(Err(Error::invalid(format!(
-                "not a membership change: {other:?}"
-            )))),
-        }
-    }
-
-    fn check_room(&self, group_participants_max: usize) -> Result<(), Error> {
-        if self.details.kind == Kind::Group && self.count >= group_participants_max as u64 {
-            return Err(Error::TooLarge {
-                what: "participants of a group".into(),
-                max: group_participants_max,
-            });
-        }
-        Ok(())
-    }
-
-    /// A conversation keeps an owner while it has participants. A channel's creator is asked, not its
-    /// unbounded list: only the last known owner may not go.
-    fn check_owner_stays(&self, leaving: &Participant) -> Result<(), Error> {
-        if leaving.role < Role::Owner || self.count <= 1 {
-            return Ok(());
-        }
-        let others = self
-            .all()
-            .filter(|p| p.role == Role::Owner && p.user != leaving.user)
-            .count();
-        if others == 0 {
-            return Err(Error::Conflict(
-                "the last owner must make another one first".into(),
-            ));
-        }
-        Ok(())
-    }
-
-    /// Changes this according to an entry, and returns the rows that follow from it. Applying an entry
-    /// again changes nothing.
+    /// Applies an appended entry, and returns the rows that follow from it. Applying an entry again changes nothing.
     pub(super) fn apply(&mut self, entry: &Entry) -> Option<Applied> {
         let Content::System(change) = &entry.content else {
             return None;
@@ -329,46 +193,9 @@ impl Participants {
         let seq = entry.seq;
         if seq > self.applied_seq {
             self.applied_seq = seq;
-            self.count = match change {
-                SystemChange::Created { participants, .. } => participants.len() as u64,
-                SystemChange::Added { .. } | SystemChange::Joined => self.count + 1,
-                SystemChange::Removed { .. } | SystemChange::Left => self.count.saturating_sub(1),
-                SystemChange::RoleSet { .. } | SystemChange::Updated { .. } => self.count,
-            };
+            self.count = self.count_after(change);
         }
-        let mut changed: Vec<UserId> = Vec::new();
-        match change {
-            SystemChange::Created { participants, .. } => {
-                for user in participants {
-                    let owner = *user == entry.sender;
-                    let role = if owner { Role::Owner } else { Role::Member };
-                    self.known
-                        .insert(user.clone(), Participant::joining(user.clone(), role, seq));
-                }
-                changed.extend(participants.iter().cloned());
-            }
-            SystemChange::Added { user } => changed.extend(self.enter(user, seq)),
-            SystemChange::Joined => changed.extend(self.enter(&entry.sender, seq)),
-            SystemChange::Removed { user } => changed.extend(self.exit(user, seq)),
-            SystemChange::Left => changed.extend(self.exit(&entry.sender, seq)),
-            SystemChange::RoleSet { user, role } => {
-                if let Some(them) = self.known.get_mut(user) {
-                    them.role = *role;
-                    changed.push(user.clone());
-                }
-            }
-            SystemChange::Updated {
-                name,
-                posting,
-                public,
-            } => {
-                if let Some(name) = name {
-                    self.details.name = Some(name.clone());
-                }
-                self.details.posting = posting.unwrap_or(self.details.posting);
-                self.details.public = public.unwrap_or(self.details.public);
-            }
-        }
+        let changed = self.apply_change(entry, change);
         self.audience = None;
         let mut inbox = Vec::new();
         if !matches!(change, SystemChange::RoleSet { .. }) {
@@ -390,8 +217,54 @@ impl Participants {
         })
     }
 
-    /// The rows of a dm that has just been made.
-    pub(super) fn founded(&self) -> Applied {
+    fn count_after(&self, change: &SystemChange) -> u64 {
+        match change {
+            SystemChange::Created { participants, .. } => participants.len() as u64,
+            SystemChange::Added { .. } | SystemChange::Joined => self.count + 1,
+            SystemChange::Removed { .. } | SystemChange::Left => self.count.saturating_sub(1),
+            SystemChange::RoleSet { .. } | SystemChange::Updated { .. } => self.count,
+        }
+    }
+
+    /// Applies a change to the details and the participants in memory. Returns the users whose row changes.
+    fn apply_change(&mut self, entry: &Entry, change: &SystemChange) -> Vec<UserId> {
+        let seq = entry.seq;
+        let user = match change {
+            SystemChange::Created { participants, .. } => {
+                for user in participants {
+                    let owner = *user == entry.sender;
+                    let role = if owner { Role::Owner } else { Role::Member };
+                    self.known
+                        .insert(user.clone(), Participant::joining(user.clone(), role, seq));
+                }
+                return participants.clone();
+            }
+            SystemChange::Added { user } => Some(self.enter(user, seq)),
+            SystemChange::Joined => Some(self.enter(&entry.sender, seq)),
+            SystemChange::Removed { user } => self.exit(user, seq),
+            SystemChange::Left => self.exit(&entry.sender, seq),
+            SystemChange::RoleSet { user, role } => self.known.get_mut(user).map(|them| {
+                them.role = *role;
+                user.clone()
+            }),
+            SystemChange::Updated {
+                name,
+                posting,
+                public,
+            } => {
+                if let Some(name) = name {
+                    self.details.name = Some(name.clone());
+                }
+                self.details.posting = posting.unwrap_or(self.details.posting);
+                self.details.public = public.unwrap_or(self.details.public);
+                None
+            }
+        };
+        user.into_iter().collect()
+    }
+
+    /// The rows of a new dm.
+    pub(super) fn dm_rows(&self) -> Applied {
         let row = |p: &Participant| ParticipantRow {
             participant: p.clone(),
             seq: 0,
@@ -413,6 +286,7 @@ impl Participants {
         }
     }
 
+    /// The change of a user's inbox that follows from an entry.
     fn inbox_write(&self, user: &UserId, entry: &Entry) -> Option<InboxWrite> {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
@@ -434,24 +308,25 @@ impl Participants {
         })
     }
 
-    fn enter(&mut self, user: &UserId, seq: Seq) -> Option<UserId> {
+    /// Makes `user` a participant. Returns the user, whose row changes.
+    fn enter(&mut self, user: &UserId, seq: Seq) -> UserId {
         let entry = self
             .known
             .entry(user.clone())
             .or_insert_with(|| stranger(user));
-        if entry.joined_seq >= seq {
-            return Some(user.clone());
+        if entry.joined_seq < seq {
+            let (read, delivered) = (entry.read_seq, entry.delivered_seq);
+            *entry = Participant {
+                read_seq: read.max(seq),
+                delivered_seq: delivered.max(seq),
+                left_seq: entry.left_seq,
+                ..Participant::joining(user.clone(), Role::Member, seq)
+            };
         }
-        let (read, delivered) = (entry.read_seq, entry.delivered_seq);
-        *entry = Participant {
-            read_seq: read.max(seq),
-            delivered_seq: delivered.max(seq),
-            left_seq: entry.left_seq,
-            ..Participant::joining(user.clone(), Role::Member, seq)
-        };
-        Some(user.clone())
+        user.clone()
     }
 
+    /// Makes `user` a former participant. Returns the user, whose row changes, if they are known.
     fn exit(&mut self, user: &UserId, seq: Seq) -> Option<UserId> {
         let entry = self.known.get_mut(user)?;
         if entry.left_seq.is_none_or(|left| left < seq) {
@@ -461,79 +336,21 @@ impl Participants {
     }
 }
 
-/// Whoever was in it, or could join, may know that it exists; nobody else.
-fn refusal(row: Option<&Participant>, details: &Details) -> Error {
-    if row.and_then(left).is_some() {
-        Error::Forbidden("no longer a participant".into())
-    } else if details.public {
-        Error::Forbidden("not a participant: join first".into())
-    } else {
-        Error::UnknownConversation
-    }
-}
-
-/// When a former participant left.
+/// The seq at which a former participant left.
 fn left(participant: &Participant) -> Option<Seq> {
     participant.left_seq.filter(|&seq| seq > 0)
 }
 
-/// Somebody who never was in it.
+/// A user who was never in the conversation.
 fn stranger(user: &UserId) -> Participant {
-    // Left before joining: `is_in` is false, and no `left_seq` of theirs is ever shown.
+    // A stranger left before joining: `is_in` is false, and this `left_seq` is never shown.
     Participant {
         left_seq: Some(0),
         ..Participant::joining(user.clone(), Role::Member, 0)
     }
 }
 
-/// # Errors
-/// When a group or channel cannot be made like this.
-pub(super) fn check_creation(
-    creator: &UserId,
-    creation: &Creation,
-    group_participants_max: usize,
-) -> Result<SystemChange, Error> {
-    check_name(creation.name.as_deref())?;
-    // A channel may grow without bound, but its first entry may not.
-    let too_large = Err(Error::TooLarge {
-        what: "participants at creation".into(),
-        max: group_participants_max,
-    });
-    if creation.participants.len() > group_participants_max {
-        return too_large;
-    }
-    let mut there = HashSet::from([creator]);
-    let others = creation.participants.iter().filter(|u| there.insert(u));
-    let participants: Vec<UserId> = [creator].into_iter().chain(others).cloned().collect();
-    if participants.len() > group_participants_max {
-        return too_large;
-    }
-    Ok(SystemChange::Created {
-        kind: creation.kind,
-        name: creation.name.clone(),
-        posting: creation.posting,
-        public: creation.public,
-        participants,
-    })
-}
-
-fn check_name(name: Option<&str>) -> Result<(), Error> {
-    let Some(name) = name else { return Ok(()) };
-    if name.len() > NAME_BYTES_MAX {
-        return Err(Error::TooLarge {
-            what: "bytes of a name".into(),
-            max: NAME_BYTES_MAX,
-        });
-    }
-    if name.trim().is_empty() || name.chars().any(char::is_control) {
-        return Err(Error::invalid(
-            "a name is not blank and has no control characters",
-        ));
-    }
-    Ok(())
-}
-
-/// The users whose place an entry changes.
+/// The users whose membership or role an entry changes, except those of a creation.
 pub(super) fn users_of(entry: &Entry) -> Vec<UserId> {
     match &entry.content {
         Content::System(

@@ -8,7 +8,7 @@ use crate::model::{Entry, Seq, limits::RECENT_ENTRIES};
 #[derive(Debug, Default)]
 pub(super) struct RecentEntries {
     entries: VecDeque<Arc<Entry>>,
-    /// Bytes that they hold.
+    /// Bytes that the entries hold.
     bytes: usize,
 }
 
@@ -24,7 +24,7 @@ impl RecentEntries {
         }
     }
 
-    /// Returns the entries from `from` to `to`, if memory has them all.
+    /// Returns the entries from `from` to `to`, if all of them are here.
     pub(super) fn range(&self, from: Seq, to: Seq) -> Option<Vec<Arc<Entry>>> {
         if from > to {
             return Some(Vec::new());

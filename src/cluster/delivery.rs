@@ -22,7 +22,7 @@ use super::{
     view::View,
 };
 use crate::{
-    chat::{Audience, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
+    chat::{Audience, Body, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
     model::{GatewayId, Topic, UserId},
 };
 
@@ -116,12 +116,18 @@ impl Delivery {
 
     /// Sends one frame to each gateway with subscribers, however many subscribers it has.
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
-        // The sockets of other gateways learn from the entry that a channel's details changed.
-        let Some(read) = publication.read_by_sender() else {
-            self.sockets.deliver_publication(publication);
-            return Confirmation::Immediate;
-        };
-        self.to_sender(peers, &read);
+        match &publication.body {
+            Body::Entry(_) => {}
+            // The sockets of other gateways learn from the entry that a channel's details changed. Receipts, typing and
+            // read marks are not published to channels.
+            Body::Membership(_) | Body::Receipt(_) | Body::Typing(_) | Body::Read => {
+                self.sockets.deliver_publication(publication);
+                return Confirmation::Immediate;
+            }
+        }
+        if let Some(read) = publication.read_by_sender() {
+            self.to_sender(peers, &read);
+        }
         let gateways = self.interests.of(&Topic::Channel(publication.conversation));
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
         let mut confirmation = Confirmation::Immediate;

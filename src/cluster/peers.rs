@@ -495,7 +495,7 @@ fn pass_over(link: &Link, Unknown { error, id }: Unknown) {
     crate::seldom::seldom!(WARN, "a message of another version of the program is not understood", peer = %link.peer, %error);
     match id {
         Some(Numbered::Ask { id }) => {
-            let refused = Err(Error::unavailable("not before all gateways are upgraded"));
+            let refused = Err(Error::NOT_UPGRADED);
             let answer = PeerResponse::Outcome(refused);
             link.send(encode(&PeerMessage::Answer { id, answer }), None);
         }

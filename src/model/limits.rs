@@ -24,7 +24,7 @@ pub const MAILBOX_OPERATIONS_MAX: usize = 1024;
 pub const MAILBOX_OPERATIONS_KEPT: usize = 256;
 
 /// Store queries that one conversation's owner runs at once.
-pub const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
+pub const LOOKUPS_IN_FLIGHT_MAX: usize = 64;
 
 /// One user's share of `limits.open_conversations`: a 16th, but at least [`USER_OPEN_MIN`]. These are open because of
 /// that user's requests. Above the share, the user's least recently used one is evicted.

@@ -57,7 +57,7 @@ pub(super) const COUNTERS: &[Help] = &[
     ),
     (
         "chat_takeovers_total",
-        "Conversations loaded from the store by a new owner",
+        "Conversations loaded from the store, after a failure or in ordinary use",
     ),
     // fanout
     (
@@ -187,6 +187,10 @@ pub(super) const GAUGES: &[Help] = &[
         "Conversations whose inbox rows waited for the last flush",
     ),
     // cluster
+    (
+        "chat_cluster_level",
+        "Level of the stored formats and peer messages that the ring uses",
+    ),
     ("chat_peer_links", "Links to other gateways, by state"),
     (
         "chat_peer_queued_bytes",

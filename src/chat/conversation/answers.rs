@@ -1,11 +1,11 @@
-//! What the owner does with each operation. None of it waits: whatever must be stored is put to work, and
-//! the answer follows when that is done.
+//! Handles each operation of an owner. Nothing here waits: writes are started as work of the owner, and the answer
+//! follows when the work is done.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Command, Done, Owner, OwnerReply, Reply, effects::PendingEntry, insist};
+use super::{Command, Done, Owner, OwnerReply, Reply, effects::PendingEntry, retry_while_owner};
 use crate::{
     chat::{
         error::Error,
@@ -13,7 +13,7 @@ use crate::{
             Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
             ParticipantsPage, SendAck, fresh_client_id,
         },
-        participants::{Committed, Participants, check_creation},
+        participants::{CheckedChange, Committed, Participants, check_creation},
         publish::{Audience, Publication},
     },
     clock,
@@ -26,14 +26,15 @@ use crate::{
     store::{Applied, Mark},
 };
 
-/// One typing event of a user in this time is enough.
+/// The time in which at most one typing event of a user is published.
 const TYPING_EVERY: Duration = Duration::from_secs(3);
-/// Users whose last typing is remembered; more are forgotten by age.
+/// Users whose last typing event is remembered. Above this, those older than [`TYPING_EVERY`] are forgotten.
 const TYPING_USERS: usize = 64;
 
 type Answered = Result<Outcome, Error>;
 
 impl Owner {
+    /// Handles one operation. Its reply is sent now or when its work is done.
     pub(super) fn handle(&mut self, command: Command) {
         let Command {
             actor,
@@ -41,9 +42,12 @@ impl Owner {
             reply,
         } = command;
         if reply.is_closed() {
-            return; // Whoever asked has given up.
+            return; // The caller does not wait any more.
         }
-        assert!(!(cfg!(test) && broken(Mutation::Panic)), "it was told to");
+        assert!(
+            !(cfg!(test) && broken(Mutation::Panic)),
+            "the mutation `Panic`"
+        );
         match operation {
             Operation::Create(creation) => self.create(&actor, &creation, reply),
             Operation::Send(draft) => self.send(draft, reply),
@@ -67,22 +71,23 @@ impl Owner {
             Operation::CatchUp { after, limit } => {
                 drop(reply.send(self.catch_up(after, limit)));
             }
-            // It takes many operations: see `Conversations::repair_one`.
+            // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }
     }
 
+    /// The participants as of the newest appended entry.
     fn known(&self) -> Result<&Participants, Error> {
         self.participants.as_ref().ok_or(Error::UnknownConversation)
     }
 
-    /// What may be told of it: what is committed.
+    /// The committed state, which replies may contain.
     fn view(&self) -> Result<Committed<'_>, Error> {
         let committed = self.known()?.committed();
         committed.ok_or(Error::UnknownConversation)
     }
 
-    /// Creating twice is one conversation, for whoever is in it.
+    /// Creates the conversation. A participant who creates it again gets the existing one.
     fn create(&mut self, creator: &UserId, creation: &Creation, reply: Reply) {
         if let Ok(existing) = self.view() {
             let same = existing.details.kind == creation.kind;
@@ -126,17 +131,17 @@ impl Owner {
         };
         let users = [creator.clone(), other.clone()];
         let mut participants = Participants::dm(self.id, details, &users);
-        participants.propose_founding();
-        self.store_dm(&participants.founded(), reply);
+        participants.propose_dm();
+        self.store_dm(&participants.dm_rows(), reply);
         self.participants = Some(participants);
     }
 
-    fn store_dm(&mut self, founded: &Applied, reply: Reply) {
-        let (id, environment, founded) = (self.id, self.environment.clone(), founded.clone());
+    fn store_dm(&mut self, rows: &Applied, reply: Reply) {
+        let (id, environment, rows) = (self.id, self.environment.clone(), rows.clone());
         let ownership = self.ownership.clone();
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&ownership, || store.apply(id, &founded)).await {
+            match retry_while_owner(&ownership, || store.apply(id, &rows)).await {
                 Ok(()) => Done::DmCreated(reply),
                 Err(error) => Done::Lost(error),
             }
@@ -158,7 +163,7 @@ impl Owner {
         }
     }
 
-    /// Gives a draft the next position in the log. It is written at the end of this round.
+    /// Appends a draft as the next entry. Its row is written at the end of this round.
     fn append(&mut self, draft: Draft, reply: Reply) {
         let at = draft.at.unwrap_or_else(clock::wall);
         let (id, participants) = (self.id, &mut self.participants);
@@ -183,7 +188,7 @@ impl Owner {
             }
         });
         let Some(row) = appended else {
-            // `accepts` was asked before each operation.
+            // It does not happen, because `accepts` is checked before each operation.
             return drop(reply.send(Err(Error::BUSY)));
         };
         self.client_ids.remember(&row.record);
@@ -193,7 +198,7 @@ impl Owner {
         self.unwritten.push(row);
     }
 
-    /// Answers a repeated message like the first one, when that is answered.
+    /// Answers a repeated message like the first one, as soon as the first one is acknowledged.
     fn repeated(&mut self, seq: Seq, reply: Reply) {
         let Err(reply) = self.answer_with(seq, reply) else {
             return;
@@ -246,18 +251,17 @@ impl Owner {
         let max = self.environment.settings.group_participants_max;
         let checked = self
             .known()
-            .map_err(Err)
             .and_then(|p| p.check_change(&actor, operation, max));
         match checked {
-            Ok(change) => self.append_change(actor, change, None, reply),
-            // It was done before, perhaps by this very request on a connection that broke. If that is
-            // still under way, wait for it.
-            Err(Ok(seq)) => self.changed_before(seq, reply),
-            Err(Err(error)) => drop(reply.send(Err(error))),
+            Ok(CheckedChange::New(change)) => self.append_change(actor, change, None, reply),
+            Ok(CheckedChange::DoneBefore(seq)) => self.repeated_change(seq, reply),
+            Err(error) => drop(reply.send(Err(error))),
         }
     }
 
-    fn changed_before(&mut self, seq: Seq, reply: Reply) {
+    /// Answers a change that an earlier entry made, as soon as that entry is acknowledged. Perhaps the client repeats the
+    /// request because its connection broke.
+    fn repeated_change(&mut self, seq: Seq, reply: Reply) {
         if let Err(reply) = self.answer_with(seq, reply) {
             drop(reply.send(Ok(OwnerReply::Ready(Outcome::Changed { seq }))));
         }
@@ -297,19 +301,19 @@ impl Owner {
             return drop(reply.send(Err(Error::BUSY)));
         }
         self.marks += 1;
-        // Stored even if it raises nothing: an earlier one to the same seq may still be under way. Told to others, and
-        // shown, only then.
+        // A mark is stored even if it raises nothing, because an earlier one with the same seq may not be stored yet. It is
+        // published and shown only when it is stored.
         let mark = Mark {
             user,
             read_seq: read,
-            // What is read has been delivered.
+            // A message that was read has been delivered.
             delivered_seq: read.max(delivered),
         };
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&ownership, || store.mark(id, kind, &mark)).await {
+            match retry_while_owner(&ownership, || store.mark(id, kind, &mark)).await {
                 Ok(()) => Done::Marked(mark, reply),
                 Err(error) => Done::Lost(error),
             }
@@ -375,7 +379,7 @@ impl Owner {
         })
     }
 
-    /// For gateways: whoever is subscribed there was allowed to.
+    /// Answers a gateway. It needs no check of a user, because the gateway checked each subscription.
     fn catch_up(&self, after: Seq, limit: usize) -> Result<OwnerReply, Error> {
         self.view()?;
         self.page(LogRange::After(after), limit)
@@ -391,7 +395,7 @@ impl Owner {
         }))
     }
 
-    /// Ephemeral, and only where a few people look: never in channels.
+    /// Publishes a typing event, except in channels. It is stored nowhere.
     fn typing(&mut self, user: UserId) -> Answered {
         self.view()?.check_in(&user)?;
         self.known()?.check_posting(&user)?;

@@ -1,5 +1,5 @@
-//! What follows from an entry once it is committed. It is decided when the entry is appended, by the state of that
-//! moment, and carried out in one place (`publishing.rs`), also for the entries that a takeover settles.
+//! The effects of a committed entry. They are decided when the entry is appended, from the state of that moment.
+//! `publishing.rs` carries them out, also those of the entries that a takeover settles.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::{
     store::Applied,
 };
 
-/// What follows from a committed entry.
+/// The effects of an entry, which are carried out when it is committed.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Rows that are stored before the entry is acknowledged. Boxed, because messages have none.
+    /// The rows that are stored before the entry is acknowledged. They are boxed, because messages have none.
     pub rows: Option<Box<Applied>>,
-    /// Published in this order. One of them is the entry itself.
+    /// The publications, in their order. One of them is the entry itself.
     pub publications: [Option<Publication>; 2],
 }
 
@@ -51,7 +51,7 @@ impl Pending for PendingEntry {
         entry.seq
     }
 
-    // Rule [repeat]
+    // `take_over` ends the log before the second entry with the same origin.
     fn origin(entry: &Entry) -> Option<Origin> {
         Some((entry.sender.clone(), entry.client_id))
     }
@@ -108,7 +108,7 @@ impl PendingEntry {
         }
     }
 
-    /// An entry of which nothing follows: nobody knows the conversation that it belongs to.
+    /// An entry without effects, because its conversation does not exist.
     pub(super) fn without_effects(entry: Arc<Entry>) -> Self {
         Self {
             entry,
@@ -119,7 +119,7 @@ impl PendingEntry {
         }
     }
 
-    /// Acknowledges the entry to everyone who waits for it.
+    /// Acknowledges the entry: sends all its replies.
     pub(super) fn answer(&mut self) {
         for (number, reply) in self.replies.drain(..).enumerate() {
             let outcome = match self.entry.content {
@@ -133,10 +133,11 @@ impl PendingEntry {
     }
 }
 
+/// A change of membership, with the users who are notified.
 type Membership = Option<(MembershipChange, Audience)>;
 
-/// Applies a change to `participants`. Returns the audience of its entry, the rows that it changes, and who is told of
-/// their membership.
+/// Applies a change to `participants`. Returns the audience of its entry, the rows that it changes, and the notice of
+/// membership that follows.
 fn changed(
     participants: &mut Participants,
     entry: &Entry,

@@ -1,5 +1,6 @@
-//! Operations that wait for what the store says: who a channel's user is, or whether a message was sent before. Only
-//! their users wait: everyone else's operations go on, however slow the store is.
+//! Keeps operations that cannot be handled yet. Some wait for a lookup in the store: the membership of a channel's user,
+//! or an earlier message with the same client id. Others wait until a change is committed. Only the operations of the
+//! same users wait; all others continue, however slow the store is.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -10,39 +11,41 @@ use crate::{
     chat::{error::Error, operation::Operation},
     model::{
         ClientId, Kind, Seq, UserId,
-        limits::{MAILBOX_OPERATIONS_MAX, QUESTIONS_IN_FLIGHT_MAX},
+        limits::{LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
     },
     store::{self, ParticipantRow},
 };
 
+/// The parked operations of one conversation.
 #[derive(Default)]
 pub(super) struct Parked {
     commands: VecDeque<Command>,
-    /// Whose commands these are: nothing of them overtakes what they began before.
+    /// The users who asked for these commands. Their next commands are parked too, so that none overtakes another.
     actors: HashSet<UserId>,
-    /// The store has not answered these yet.
-    asked: HashSet<Question>,
+    /// The lookups that the store has not answered yet.
+    in_flight: HashSet<Lookup>,
 }
 
-/// What must be known before an operation can be handled.
+/// A question to the store whose answer an operation needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Question {
-    /// Of a channel, whose participants are not all in memory.
+enum Lookup {
+    /// The row of a channel's user, because a channel has not all its participants in memory.
     Participant(UserId),
-    /// Rule: a client id older than memory is looked for in `sends`, when the frame says `retry`.
+    /// The entry with a client id that is not in memory. It is looked up in `sends` if the frame says `retry`.
     Sent(UserId, ClientId),
 }
 
-/// What the store says.
-enum Told {
+/// The answer to one lookup.
+enum Found {
     Participant(Option<ParticipantRow>),
     Sent(Option<Seq>),
 }
 
-/// What the store says to each of some questions.
-pub(super) struct AllTold(Vec<(Question, store::Result<Told>)>);
+/// The answers to lookups that were made together.
+pub(super) struct LookupResults(Vec<(Lookup, store::Result<Found>)>);
 
 impl Parked {
+    /// Takes all commands, oldest first.
     pub(super) fn take(&mut self) -> VecDeque<Command> {
         self.actors.clear();
         std::mem::take(&mut self.commands)
@@ -50,11 +53,11 @@ impl Parked {
 }
 
 impl Owner {
-    /// Keeps a command that cannot be handled yet; else gives it back.
+    /// Keeps a command that cannot be handled yet. Returns the command if it can be.
     pub(super) fn park(&mut self, command: Command) -> Option<Command> {
         let waits = self.parked.actors.contains(&command.actor)
             || self.awaits_commit(&command)
-            || !self.questions(&command).is_empty();
+            || !self.lookups(&command).is_empty();
         if !waits {
             return Some(command);
         }
@@ -67,50 +70,63 @@ impl Owner {
         None
     }
 
-    /// Whether it is about what is in flight: that is told when it is certain, and what it allows is allowed then.
+    /// Whether the command depends on a change that is not committed yet.
     fn awaits_commit(&self, command: &Command) -> bool {
         let Some(participants) = &self.participants else {
             return false;
         };
         match &command.operation {
             Operation::Create(_) => participants.committed().is_none() || self.awaits_effects(1),
-            // Its first message must find a dm that is stored: a crash in between would leave a log of nothing.
+            // The rows of a dm must be stored before its first message. Otherwise a crash in between would leave a log
+            // without a conversation.
             Operation::Send(_) => {
                 participants.details.kind == Kind::Dm && participants.committed().is_none()
             }
             Operation::Read { .. } | Operation::Delivered { .. } | Operation::Typing => {
                 participants.awaits_commit(&command.actor, true)
             }
-            reads if reads.only_reads() => participants.awaits_commit(&command.actor, false),
-            _ => false,
+            Operation::Details
+            | Operation::Participants { .. }
+            | Operation::History { .. }
+            | Operation::Head
+            | Operation::CatchUp { .. } => participants.awaits_commit(&command.actor, false),
+            // Changes are checked against what is appended.
+            Operation::Add { .. }
+            | Operation::Remove { .. }
+            | Operation::Join
+            | Operation::Leave
+            | Operation::SetRole { .. }
+            | Operation::Update { .. }
+            | Operation::Repair => false,
         }
     }
 
-    /// Something has become certain: whoever waited for that may go on, before whoever came later.
+    /// Puts all parked commands before the later ones in the backlog. Those that must still wait are parked again.
     pub(super) fn unpark(&mut self) {
         let mut unparked = self.parked.take();
         unparked.append(&mut self.backlog);
         self.backlog = unparked;
     }
 
-    fn questions(&self, command: &Command) -> Vec<Question> {
+    /// The lookups that are needed before the command can be handled.
+    fn lookups(&self, command: &Command) -> Vec<Lookup> {
         let Command {
             actor, operation, ..
         } = command;
-        let mut questions = Vec::new();
+        let mut lookups = Vec::new();
         let Some(participants) = &self.participants else {
-            return questions;
+            return lookups;
         };
         let committed = participants.committed();
         let details = committed.map_or(&participants.details, |c| c.details);
         let actor = operation.depends_on_actor(details).then_some(actor);
-        // An actor who is not in the channel is refused anyway: then the store is not asked about the user they name.
+        // An actor who is not in the channel is refused anyway, so the store is not asked about the user they name.
         let is_in =
             |actor: &UserId| !participants.is_channel() || participants.get(actor).is_some();
         let subject = operation.subject().filter(|_| actor.is_none_or(is_in));
         for user in actor.into_iter().chain(subject) {
             if !participants.knows(user) {
-                questions.push(Question::Participant(user.clone()));
+                lookups.push(Lookup::Participant(user.clone()));
             }
         }
         if let Operation::Send(draft) = operation
@@ -120,69 +136,69 @@ impl Owner {
                 .find(&draft.sender, draft.client_id)
                 .is_none()
         {
-            questions.push(Question::Sent(draft.sender.clone(), draft.client_id));
+            lookups.push(Lookup::Sent(draft.sender.clone(), draft.client_id));
         }
-        questions
+        lookups
     }
 
-    /// Asks the store what is parked needs to know, some of it at once.
-    pub(super) fn ask_store(&mut self) {
+    /// Starts the lookups that the parked commands need, up to the limit.
+    pub(super) fn start_lookups(&mut self) {
         let Some(kind) = self.participants.as_ref().map(|p| p.details.kind) else {
             return;
         };
-        let mut questions = Vec::new();
+        let mut lookups = Vec::new();
         for command in &self.parked.commands {
-            let room = QUESTIONS_IN_FLIGHT_MAX.saturating_sub(self.parked.asked.len());
-            if room == 0 {
+            let free = LOOKUPS_IN_FLIGHT_MAX.saturating_sub(self.parked.in_flight.len());
+            if free == 0 {
                 break;
             }
-            for question in self.questions(command).into_iter().take(room) {
-                if self.parked.asked.insert(question.clone()) {
-                    questions.push(question);
+            for lookup in self.lookups(command).into_iter().take(free) {
+                if self.parked.in_flight.insert(lookup.clone()) {
+                    lookups.push(lookup);
                 }
             }
         }
-        if questions.is_empty() {
+        if lookups.is_empty() {
             return;
         }
         let (id, head, store) = (self.id, self.log.head(), self.environment.store.clone());
         self.work.push(Box::pin(async move {
-            let answers = questions.into_iter().map(async |question| {
-                let told = match &question {
-                    Question::Participant(user) => store
+            let results = lookups.into_iter().map(async |lookup| {
+                let found = match &lookup {
+                    Lookup::Participant(user) => store
                         .participant(id, kind, user)
                         .await
-                        .map(Told::Participant),
-                    Question::Sent(sender, client) => {
-                        let found = find_sent(&*store, id, sender, *client, head).await;
-                        found.map(Told::Sent)
+                        .map(Found::Participant),
+                    Lookup::Sent(sender, client) => {
+                        let seq = find_sent(&*store, id, sender, *client, head).await;
+                        seq.map(Found::Sent)
                     }
                 };
-                (question, told)
+                (lookup, found)
             });
-            Done::Told(AllTold(join_all(answers).await))
+            Done::Found(LookupResults(join_all(results).await))
         }));
     }
 
-    /// Whoever waited for this may go on, before whoever came later.
-    pub(super) fn told(&mut self, AllTold(answers): AllTold) {
+    /// Applies the answers of the store, and unparks the commands.
+    pub(super) fn found(&mut self, LookupResults(results): LookupResults) {
         let mut unparked = self.parked.take();
-        // What was unparked for another reason may wait for this too.
+        // Commands that were unparked for another reason may need these lookups too.
         unparked.append(&mut self.backlog);
         let mut failed = 0;
-        for (question, told) in answers {
-            self.parked.asked.remove(&question);
-            match (&question, told) {
-                (Question::Participant(user), Ok(Told::Participant(row))) => {
+        for (lookup, found) in results {
+            self.parked.in_flight.remove(&lookup);
+            match (&lookup, found) {
+                (Lookup::Participant(user), Ok(Found::Participant(row))) => {
                     if let Some(participants) = &mut self.participants {
                         participants.learn(user, row);
                     }
                 }
-                (Question::Sent(sender, client), Ok(Told::Sent(Some(seq)))) => {
+                (Lookup::Sent(sender, client), Ok(Found::Sent(Some(seq)))) => {
                     self.client_ids.remember_at(sender, *client, seq);
                 }
-                (Question::Sent(sender, client), Ok(Told::Sent(None))) => {
-                    // Nothing of the sender has been handled since it was asked: it is new.
+                (Lookup::Sent(sender, client), Ok(Found::Sent(None))) => {
+                    // The message is new: no other one of this sender was handled since the lookup began.
                     for command in &mut unparked {
                         if let Operation::Send(draft) = &mut command.operation
                             && (&draft.sender, draft.client_id) == (sender, *client)
@@ -191,12 +207,12 @@ impl Owner {
                         }
                     }
                 }
-                (_, Ok(_)) => debug_assert!(false, "an answer to another question"),
+                (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {
                     failed += 1;
                     let error = Error::from(error);
                     for command in std::mem::take(&mut unparked) {
-                        if self.questions(&command).contains(&question) {
+                        if self.lookups(&command).contains(&lookup) {
                             drop(command.reply.send(Err(error.clone())));
                         } else {
                             unparked.push_back(command);
@@ -208,7 +224,7 @@ impl Owner {
         if failed > 0 {
             crate::seldom::seldom!(
                 WARN,
-                "the store did not say who asks, or whether a message was sent before",
+                "lookups of participants or earlier messages failed",
                 conversation = %self.id,
                 failed
             );
@@ -249,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A channel of alice's, and its store.
+    /// A channel that alice created, and its store.
     async fn channel(public: bool) -> (Conversations, ConversationId, Arc<Simulated>) {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let settings = Settings {
@@ -309,7 +325,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn only_who_is_asked_about_waits_for_the_store() {
+    async fn only_users_with_a_lookup_wait_for_the_store() {
         let (conversations, id, store) = channel(false).await;
         store.set_faults(UNREADABLE);
         let mut stranger = std::pin::pin!(conversations.ask(id, user("mallory"), Operation::Head));
@@ -317,11 +333,11 @@ mod tests {
         for _ in 0..3 {
             select! {
                 biased;
-                answer = &mut stranger => panic!("the store has not said who that is: {answer:?}"),
+                answer = &mut stranger => panic!("the lookup of mallory is not answered: {answer:?}"),
                 sent = conversations.send(id, draft("alice")) => drop(sent.unwrap()),
             }
         }
-        // A retry waits for what the store says, and so does whatever its sender sends after it.
+        // A retry waits for its lookup, and so do the later messages of its sender.
         let retry = Draft {
             retry: true,
             ..draft("alice")
@@ -333,7 +349,7 @@ mod tests {
         select! {
             biased;
             refused = &mut retry => assert!(matches!(refused, Err(Error::Unavailable { .. }))),
-            sent = &mut after => panic!("before what was sent first: {sent:?}"),
+            sent = &mut after => panic!("it overtook the retry: {sent:?}"),
         }
         assert_eq!(after.await.unwrap().seq, 5);
         assert!(matches!(stranger.await, Err(Error::Unavailable { .. })));
@@ -343,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_asked_about_what_anyone_may_read() {
+    async fn a_public_channel_is_read_without_a_lookup() {
         let (conversations, id, store) = channel(true).await;
         store.set_faults(UNREADABLE);
         let answer = conversations.ask(id, user("mallory"), Operation::Head);
@@ -353,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn too_many_strangers_are_refused_and_participants_are_not() {
+    async fn excess_operations_of_strangers_are_refused_and_those_of_participants_are_not() {
         let (conversations, id, store) = channel(false).await;
         store.set_faults(UNREADABLE);
         let strangers = 2 * MAILBOX_OPERATIONS_MAX;
@@ -377,9 +393,9 @@ mod tests {
         assert_eq!(busy, strangers - MAILBOX_OPERATIONS_MAX);
     }
 
-    /// A stranger who names other users makes the channel load none of them, and strangers are forgotten first.
+    /// The owner does not look up the users that a stranger names, and it forgets strangers first.
     #[tokio::test(start_paused = true)]
-    async fn strangers_push_nobody_out_of_memory() {
+    async fn strangers_do_not_displace_participants_in_memory() {
         let (conversations, id, store) = channel(false).await;
         for n in 0..=2 * CHANNEL_PARTICIPANTS_KNOWN_MAX {
             let (actor, named) = (format!("stranger-{}", n % 11_000), format!("nobody-{n}"));
@@ -392,12 +408,12 @@ mod tests {
         select! {
             biased;
             sent = &mut sent => drop(sent.unwrap()),
-            () = tokio::time::sleep(Duration::from_millis(500)) => panic!("alice is not known any more"),
+            () = tokio::time::sleep(Duration::from_millis(500)) => panic!("alice is not in memory any more"),
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn marks_that_cannot_be_stored_do_not_pile_up() {
+    async fn marks_that_cannot_be_stored_are_bounded() {
         let (conversations, id, store) = channel(false).await;
         store.set_faults(UNWRITABLE);
         let mut waiting = Vec::new();

@@ -1,10 +1,9 @@
-//! Carries out what follows from a committed entry: its rows are stored, it is published, and whoever waits for it is
-//! told.
+//! Carries out the effects of a committed entry: stores its rows, publishes it, and acknowledges it.
 
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::{Done, Owner, Reply, effects::Effects, insist};
+use super::{Done, Owner, Reply, effects::Effects, retry_while_owner};
 use crate::{
     chat::publish::{
         Audience, Body, Confirmation, MembershipChange, Publication, Receipt, RedeliveryGuard,
@@ -39,7 +38,7 @@ impl Owner {
         self.log.release(seq);
     }
 
-    /// Stores the rows that follow from an entry. It is acknowledged only then.
+    /// Starts to store the rows that follow from an entry. The entry is acknowledged when they are stored.
     fn store_rows(&mut self, seq: Seq, rows: Applied) {
         self.log.hold(seq);
         self.one_more_awaited(seq);
@@ -47,17 +46,17 @@ impl Owner {
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
-            match insist(&ownership, || store.apply(id, &rows)).await {
+            match retry_while_owner(&ownership, || store.apply(id, &rows)).await {
                 Ok(()) => Done::RowsStored(seq),
                 Err(error) => Done::Lost(error),
             }
         }));
     }
 
-    /// Publishes an entry, or what it means for somebody's membership.
+    /// Publishes an entry, or its notice of a membership.
     fn publish(&mut self, seq: Seq, publication: Publication) {
         let (is_entry, is_awaited) = match &publication.body {
-            // Rule [private]: acknowledged when no gateway sends later events to users who may not see them.
+            // Rule [private]: the entry is acknowledged when no gateway sends later events to users who may not see them.
             Body::Entry(entry) => (true, entry.content.makes_private()),
             // Rule [private]: a removal is acknowledged when none of the user's sockets gets later events.
             Body::Membership(notice) => {
@@ -67,13 +66,13 @@ impl Owner {
             Body::Receipt(_) | Body::Typing(_) | Body::Read => (false, false),
         };
         match self.environment.publish.publish(publication) {
-            // Rule [flush]: an inbox row is written only when the entry was delivered, so that rows never claim
-            // more than that.
+            // Rule [flush]: an inbox row is written only when its entry was delivered, so no row is ahead of the
+            // delivery.
             Confirmation::Immediate if is_entry => self.queue_inbox(seq),
             Confirmation::Immediate => {}
             Confirmation::Pending(_) if !is_entry && broken(Mutation::Place) => {}
             Confirmation::Pending(delivered) => {
-                // Rule [remember]: until then a successor publishes it again.
+                // Rule [remember]: a successor publishes it again until it was delivered.
                 self.log.hold(seq);
                 if is_awaited {
                     self.one_more_awaited(seq);
@@ -108,6 +107,7 @@ impl Owner {
         self.log.release(seq);
     }
 
+    /// Queues the inbox rows of an entry.
     fn queue_inbox(&self, seq: Seq) {
         if let Some(pending) = self.log.get(seq) {
             let recipients = pending.recipients.clone();
@@ -123,7 +123,7 @@ impl Owner {
         }
     }
 
-    /// Acknowledges a change when the last effect that it waits for is done.
+    /// Notes that an effect is done. The last one acknowledges the entry.
     pub(super) fn one_less_awaited(&mut self, seq: Seq) {
         if let Some(pending) = self.log.get_mut(seq) {
             pending.awaited -= 1;
@@ -138,13 +138,16 @@ impl Owner {
         self.log.get(seq).is_some_and(|pending| pending.awaited > 0)
     }
 
-    /// Whether an entry is in the log, or on its way there, and not acknowledged yet.
+    /// Whether an entry is appended and not acknowledged yet.
     pub(super) fn is_unanswered(&self, seq: Seq) -> bool {
         let pending = self.log.get(seq);
         pending.is_some_and(|pending| seq > self.log.head() || pending.awaited > 0)
     }
 
-    /// Adds a reply to an entry that is not acknowledged yet. Otherwise it gives the reply back.
+    /// Adds a reply to an entry that is not acknowledged yet.
+    ///
+    /// # Errors
+    /// The reply, if there is no such entry.
     pub(super) fn answer_with(&mut self, seq: Seq, reply: Reply) -> Result<(), Reply> {
         if self.is_unanswered(seq)
             && let Some(pending) = self.log.get_mut(seq)
@@ -155,8 +158,8 @@ impl Owner {
         Err(reply)
     }
 
-    /// Tells of a watermark that is stored, if that raises it.
-    pub(super) fn marked(&mut self, mark: Mark) {
+    /// Applies a mark that is stored, and publishes a receipt if it raises a watermark.
+    pub(super) fn apply_mark(&mut self, mark: Mark) {
         let Mark {
             user,
             read_seq,
@@ -178,7 +181,7 @@ impl Owner {
             return;
         }
         let audience = match participants.audience_committed() {
-            // A channel's receipts are its users' own business.
+            // In a channel, users get only their own receipts.
             Some(Audience::Channel) => Audience::User(user.clone()),
             Some(audience) => audience,
             None => return,
@@ -193,11 +196,11 @@ impl Owner {
     }
 }
 
-/// Waits until a publication was delivered. If that is never reported, it waits for ever, and a successor publishes it
-/// again.
+/// Waits until a publication was delivered. If the delivery is never confirmed, this waits for ever, and a successor
+/// publishes it again.
 async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
     match delivered.await {
-        Ok(handed) => handed,
+        Ok(guard) => guard,
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,4 +1,4 @@
-//! "Taking over a conversation" of docs/storage.md: from what a predecessor left to an owner that may serve.
+//! Makes an owner from the rows that a previous owner left: "Taking over a conversation" of docs/storage.md.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,16 +23,19 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Kind, Seq, UserId,
+        ClientId, ConversationId, Entry, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
-    store::{self, LogRow, ParticipantRow, Store},
+    store::{self, ConversationRow, LogRow, ParticipantRow, Store, Tail},
 };
 
 impl Owner {
-    /// Loads a conversation: reads what a previous owner left, writes what is uncertain again, and stores the rows that
-    /// follow from it. Only then there is an owner. It has still to publish these entries.
+    /// Loads a conversation: reads the rows that a previous owner left, writes the uncertain entries again, and stores
+    /// the rows that follow from them. The owner that it returns must still publish these entries.
+    ///
+    /// # Errors
+    /// When the store does not answer, the ownership has ended, or the log is damaged.
     pub(super) async fn load(
         id: ConversationId,
         environment: Arc<Environment>,
@@ -47,30 +50,16 @@ impl Owner {
         let read = tail.rows.iter().map(|row| row.record.weight()).sum();
         loading.has_read(read);
         let row = loading.read(&ownership, || store.conversation(id)).await?;
-        let epoch = if broken(Mutation::Epoch) {
-            1
-        } else {
-            ownership.epoch()
-        };
-        let takeover = Log::take_over(&tail, epoch).map_err(|incomplete| {
-            crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
-            Error::unavailable("the log is damaged")
-        })?;
         let Takeover {
             log,
             records,
             settle,
-        } = takeover;
-        let marked = tail.settled;
+        } = take_over(id, &tail, &ownership)?;
+        let stored_settled = tail.settled;
         drop(tail);
         let participants = match row {
             Some(row) => {
-                let whole = row.details.kind != Kind::Channel;
-                let known = if whole {
-                    all_participants(id, row.details.kind, &*store, &ownership, loading).await?
-                } else {
-                    Vec::new()
-                };
+                let known = known_participants(id, &row, &*store, &ownership, loading).await?;
                 Some(Participants::new(id, row, known))
             }
             None => settle
@@ -97,7 +86,7 @@ impl Owner {
             work: FuturesUnordered::new(),
             writing: 0,
             marks: 0,
-            marked,
+            stored_settled,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
@@ -117,13 +106,13 @@ impl Owner {
             (self.id, self.ownership.clone(), self.environment.clone());
         let store = &environment.store;
         if !settle.is_empty() && !broken(Mutation::Settle) {
-            // If this gateway dies before their inbox rows are written, others look for them here.
+            // If this gateway dies before it wrote the inbox rows, crash repair finds the conversation by this row.
             let activity = environment.activity();
             loading
-                .insist(&ownership, || store.append(id, &[], Some(activity)))
+                .retry_while_owner(&ownership, || store.append(id, &[], Some(activity)))
                 .await?;
             loading
-                .insist(&ownership, || store.settle(id, &settle))
+                .retry_while_owner(&ownership, || store.settle(id, &settle))
                 .await?;
             crate::seldom::seldom!(INFO, "uncertain entries settled", conversation = %id, entries = settle.len());
         }
@@ -137,7 +126,7 @@ impl Owner {
             unknown.retain(|user| !participants.knows(user));
             for user in unknown {
                 let row = loading
-                    .insist(&ownership, || store.participant(id, kind, &user))
+                    .retry_while_owner(&ownership, || store.participant(id, kind, &user))
                     .await?;
                 participants.learn(&user, row);
             }
@@ -146,7 +135,7 @@ impl Owner {
                 && !broken(Mutation::Apply)
             {
                 loading
-                    .insist(&ownership, || store.apply(id, &rows))
+                    .retry_while_owner(&ownership, || store.apply(id, &rows))
                     .await?;
             }
             self.log.restore(pending);
@@ -155,10 +144,27 @@ impl Owner {
     }
 }
 
-/// Repeats an operation whose outcome is unknown until it succeeds or the lease is gone. Same key, same
-/// content: repeating is harmless, while skipping a seq is not. A success after the lease has gone is none:
-/// somebody else may own the conversation by then.
-pub(super) async fn insist<T, F>(
+/// Returns the valid log of a tail.
+fn take_over(
+    id: ConversationId,
+    tail: &Tail<Entry>,
+    ownership: &Ownership,
+) -> Result<Takeover<PendingEntry>, Error> {
+    let epoch = if broken(Mutation::Epoch) {
+        1
+    } else {
+        ownership.epoch()
+    };
+    Log::take_over(tail, epoch).map_err(|incomplete| {
+        crate::seldom::seldom!(ERROR, "the log is damaged", conversation = %id, %incomplete);
+        Error::unavailable("the log is damaged")
+    })
+}
+
+/// Repeats a store operation until its outcome is known or the ownership has ended. Repeating is harmless, because the
+/// operation has the same keys and content each time; skipping a seq would not be. A success after the ownership has
+/// ended is an error, because another gateway may own the conversation by then.
+pub(super) async fn retry_while_owner<T, F>(
     ownership: &Ownership,
     operation: impl Fn() -> F,
 ) -> store::Result<T>
@@ -169,8 +175,8 @@ where
 }
 
 impl Loading {
-    /// As [`insist`]; between two attempts others are loaded.
-    async fn insist<T, F>(
+    /// As [`retry_while_owner`]. Between two attempts, other conversations are loaded.
+    async fn retry_while_owner<T, F>(
         &mut self,
         ownership: &Ownership,
         operation: impl Fn() -> F,
@@ -181,8 +187,8 @@ impl Loading {
         repeat(ownership, Some(self), None, operation).await
     }
 
-    /// As [`Self::insist`], until the request that opened the conversation has ended. Only while nothing is written: what is begun must
-    /// be finished under the same lease, by whoever has begun it.
+    /// As [`Self::retry_while_owner`], but it gives up when the request that opened the conversation has ended. For
+    /// reads only: the owner that begins a write must finish it under the same lease.
     async fn read<T, F>(
         &mut self,
         ownership: &Ownership,
@@ -196,6 +202,7 @@ impl Loading {
     }
 }
 
+/// Repeats a store operation until its outcome is known, the ownership has ended, or `until`.
 async fn repeat<T, F>(
     ownership: &Ownership,
     mut loading: Option<&mut Loading>,
@@ -231,7 +238,7 @@ where
     }
 }
 
-/// Waits before the next attempt, while others are loaded.
+/// Waits before the next attempt. Other conversations are loaded meanwhile.
 async fn pause(wait: Duration, loading: Option<&mut Loading>) {
     let Some(loading) = loading else {
         return sleep(wait).await;
@@ -248,14 +255,19 @@ fn ended() -> store::Error {
     }
 }
 
-async fn all_participants(
+/// Reads the participants that an owner has in memory from the start: all of a dm or group, none of a channel.
+async fn known_participants(
     id: ConversationId,
-    kind: Kind,
+    row: &ConversationRow,
     store: &dyn Store,
     ownership: &Ownership,
     loading: &mut Loading,
 ) -> store::Result<Vec<ParticipantRow>> {
+    let kind = row.details.kind;
     let mut all: Vec<ParticipantRow> = Vec::new();
+    if kind == Kind::Channel {
+        return Ok(all);
+    }
     loop {
         let after = all.last().map(|r| r.participant.user.clone());
         let page = loading
@@ -272,8 +284,8 @@ async fn all_participants(
     }
 }
 
-/// Where a client id is in the committed log. There may be a `sends` row of each epoch; one counts only if
-/// the log at its seq has that client id.
+/// Finds the committed entry with a client id. There may be one `sends` row per epoch; a row counts only if the log at
+/// its seq has that client id.
 pub(super) async fn find_sent(
     store: &dyn Store,
     id: ConversationId,
@@ -282,7 +294,7 @@ pub(super) async fn find_sent(
     head: Seq,
 ) -> store::Result<Option<Seq>> {
     for send in store.sends(id, sender, client_id).await? {
-        // Rule [sends-epoch]: a row of a deposed epoch may point at a place that something else took.
+        // Rule [sends-epoch]: a row of a deposed epoch may point at a seq that another entry took.
         if send.seq <= head
             && let [row] = &store.log(id, send.seq, send.seq).await?[..]
             && row.record.client_id == client_id

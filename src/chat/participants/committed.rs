@@ -1,9 +1,9 @@
-//! What may be told of a conversation: what is committed. `Participants` is ahead of that by the entries in flight, so
-//! what each of them changes is kept as it was before, until it is committed.
+//! The committed state of a conversation, which replies may contain. `Participants` is ahead of it by the entries in
+//! flight. So the state before each of these is kept until the entry is committed.
 
 use std::{collections::VecDeque, ops::Bound, sync::Arc};
 
-use super::{Participants, refusal, users_of};
+use super::{Participants, checks::refusal, users_of};
 use crate::{
     chat::{
         error::Error,
@@ -12,24 +12,25 @@ use crate::{
     model::{Content, Details, Entry, Kind, Participant, Seq, SystemChange, UserId},
 };
 
-/// Of a dm, that is not stored yet: it has no entry.
-const FOUNDING: Seq = 0;
+/// The position of a new dm among the uncommitted changes. It has no entry.
+const DM_CREATION: Seq = 0;
 
-/// What the changes in flight change: never more than there may be entries in flight.
+/// The state before each change in flight, oldest first. The limit of entries in flight bounds it.
 #[derive(Debug, Default)]
 pub(super) struct Uncommitted(VecDeque<Before>);
 
+/// The state that one change replaced.
 #[derive(Debug)]
 struct Before {
-    /// Of the entry that changes it.
+    /// The seq of the entry that makes the change.
     seq: Seq,
-    /// With the number of participants. None: there was no conversation.
+    /// The details and the number of participants. `None` if the conversation did not exist.
     details: Option<(Details, u64)>,
-    /// Whose place it changes. None: nothing was known of them.
+    /// The users whom it changes. `None` for a user who was not known.
     users: Vec<(UserId, Option<Participant>)>,
 }
 
-/// A conversation as of the newest entry committed.
+/// A conversation as of the newest committed entry.
 pub(in crate::chat) struct Committed<'a> {
     participants: &'a Participants,
     pub details: &'a Details,
@@ -37,7 +38,7 @@ pub(in crate::chat) struct Committed<'a> {
 }
 
 impl Participants {
-    /// To be called before `apply`, of an entry that is not committed.
+    /// Keeps the state before an entry. It is called before `apply`, for each entry that is appended.
     pub(in crate::chat) fn propose(&mut self, entry: &Entry) {
         let Content::System(change) = &entry.content else {
             return;
@@ -55,27 +56,27 @@ impl Participants {
         });
     }
 
-    /// As `propose`, of a dm that is not stored yet.
-    pub(in crate::chat) fn propose_founding(&mut self) {
+    /// As [`Self::propose`], for a new dm whose rows are not stored yet.
+    pub(in crate::chat) fn propose_dm(&mut self) {
         self.uncommitted.0.push_back(Before {
-            seq: FOUNDING,
+            seq: DM_CREATION,
             details: None,
             users: Vec::new(),
         });
     }
 
-    /// The entry is committed. True if something may be told now that could not be before.
+    /// Notes that an entry is committed. Returns whether that changes the committed state.
     pub(in crate::chat) fn commit(&mut self, seq: Seq) -> bool {
-        let it = |before: &mut Before| before.seq == seq;
-        self.uncommitted.0.pop_front_if(it).is_some()
+        let is_oldest = |before: &mut Before| before.seq == seq;
+        self.uncommitted.0.pop_front_if(is_oldest).is_some()
     }
 
-    /// The dm is stored.
-    pub(in crate::chat) fn commit_founding(&mut self) -> bool {
-        self.commit(FOUNDING)
+    /// Notes that the rows of a new dm are stored. Returns whether that changes the committed state.
+    pub(in crate::chat) fn commit_dm(&mut self) -> bool {
+        self.commit(DM_CREATION)
     }
 
-    /// None while the conversation is only being made.
+    /// The committed state. `None` while the creation is not committed.
     pub(in crate::chat) fn committed(&self) -> Option<Committed<'_>> {
         let (details, count) = match self.uncommitted.0.front() {
             None => (&self.details, self.count),
@@ -91,7 +92,8 @@ impl Participants {
         })
     }
 
-    /// Whether what is in flight lets `user` do what they may not do yet. `inside`: what only participants may do.
+    /// Whether `user` is allowed an operation only by a change that is not committed yet. `inside` is true for operations
+    /// that only participants may do.
     pub(in crate::chat) fn awaits_commit(&self, user: &UserId, inside: bool) -> bool {
         if self.uncommitted.0.is_empty() {
             return false;
@@ -104,7 +106,7 @@ impl Participants {
             && !committed.is_some_and(|c| may(c.get(user), c.details))
     }
 
-    /// Raises the watermarks of a user to what is stored; says which of them that raised.
+    /// Raises the watermarks of a user. Returns whether the read and the delivered one were raised.
     pub(in crate::chat) fn raise(
         &mut self,
         user: &UserId,
@@ -116,12 +118,12 @@ impl Participants {
         for participant in before.filter_map(|(_, before)| before.as_mut()) {
             raise(participant, read, delivered);
         }
-        // Of a channel's user who is forgotten, nobody knows.
+        // The watermarks of a channel's user who is not in memory are unknown, so they count as raised.
         let known = self.known.get_mut(user);
         known.map_or((true, true), |known| raise(known, read, delivered))
     }
 
-    /// To whom a passing event is told: nobody of it who is not certainly there.
+    /// The audience of a receipt or typing event: only committed participants get it.
     pub(in crate::chat) fn audience_committed(&mut self) -> Option<Audience> {
         if self.uncommitted.0.is_empty() || self.is_channel() {
             return Some(self.audience());
@@ -137,10 +139,10 @@ impl Participants {
 }
 
 impl<'a> Committed<'a> {
-    /// Present or former.
+    /// A present or former participant.
     fn row(&self, user: &UserId) -> Option<&'a Participant> {
         let uncommitted = self.participants.uncommitted.0.iter();
-        // The oldest has them as they were before all of it.
+        // The oldest change has the user as they were before all changes in flight.
         let mut before = uncommitted.flat_map(|before| &before.users);
         match before.find(|(other, _)| other == user) {
             Some((_, before)) => before.as_ref(),
@@ -148,10 +150,12 @@ impl<'a> Committed<'a> {
         }
     }
 
+    /// A present participant.
     pub(in crate::chat) fn get(&self, user: &UserId) -> Option<&'a Participant> {
         self.row(user).filter(|p| p.is_in())
     }
 
+    /// The present participants after a user, by id.
     pub(in crate::chat) fn after(
         &self,
         after: Option<&UserId>,
@@ -165,7 +169,7 @@ impl<'a> Committed<'a> {
     }
 
     /// # Errors
-    /// When `user` may not know what is in the conversation.
+    /// When `user` may not read the conversation.
     pub(in crate::chat) fn check_reading(&self, user: &UserId) -> Result<(), Error> {
         if is_open(self.details) {
             return Ok(());
@@ -174,7 +178,7 @@ impl<'a> Committed<'a> {
     }
 
     /// # Errors
-    /// When `user` is not in it.
+    /// When `user` is not a participant.
     pub(in crate::chat) fn check_in(&self, user: &UserId) -> Result<(), Error> {
         match self.row(user) {
             Some(row) if row.is_in() => Ok(()),
@@ -183,11 +187,12 @@ impl<'a> Committed<'a> {
     }
 }
 
-/// Whether anyone may read it.
+/// Whether anyone may read the conversation.
 fn is_open(details: &Details) -> bool {
     details.kind == Kind::Channel && details.public
 }
 
+/// Raises the watermarks of one participant. Returns whether the read and the delivered one were raised.
 fn raise(participant: &mut Participant, read: Seq, delivered: Seq) -> (bool, bool) {
     let raised = (
         read > participant.read_seq,

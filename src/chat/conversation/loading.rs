@@ -1,4 +1,4 @@
-//! An owner's place among those that are open here, and what it weighs.
+//! Waits until a conversation may be loaded, and reports the weight of an owner.
 
 use std::sync::Arc;
 
@@ -15,33 +15,37 @@ use crate::{
     model::ConversationId,
 };
 
-/// What an owner holds besides entries, client ids and participants: its task, its mailbox, its place in the table, what
-/// is under way. Measured: 25 to 28 KiB for a group with one message.
+/// Bytes that an owner holds besides entries, client ids and participants: its task, its mailbox, its record in the
+/// table, its work in progress. Measured: 25 to 28 KiB for a group with one message.
 const OWNER_BYTES: usize = 32 << 10;
 
+/// An owner, and the permit to have its conversation open.
 pub(super) type Loaded = (OpenPermit, Owner);
 
-/// Loads a conversation as soon as there is room for it.
+/// Loads a conversation when it may be open and it is its turn to be loaded.
+///
+/// # Errors
+/// When the operation timeout ends before that, or the conversation cannot be read.
 pub(super) async fn load(
     id: ConversationId,
     environment: &Arc<Environment>,
     held: &Arc<Held>,
-    room: Option<OpenPermit>,
+    permit: Option<OpenPermit>,
     ownership: Arc<Ownership>,
 ) -> Result<Loaded, Error> {
-    // One that has room may wait for its load, and is counted meanwhile: else any number could have room.
-    if room.is_some() {
+    // A conversation with a permit weighs while it waits to be loaded. Otherwise any number could have one.
+    if permit.is_some() {
         held.weighs(OWNER_BYTES);
     }
     let patience = environment.settings.operation_timeout;
     let admitted = async {
-        let room = match room {
-            Some(room) => room,
+        let permit = match permit {
+            Some(permit) => permit,
             None => held.permit().await,
         };
-        (room, held.loading(patience).await)
+        (permit, held.loading(patience).await)
     };
-    let (room, mut loading) = timeout(patience, admitted)
+    let (permit, mut loading) = timeout(patience, admitted)
         .await
         .map_err(|_| Error::unavailable("too many conversations are open"))?;
     held.weighs(OWNER_BYTES);
@@ -53,15 +57,15 @@ pub(super) async fn load(
         &mut loading,
     );
     let owner = loaded.await?;
-    // Before another one is loaded in its stead.
+    // The weight must be known before another conversation is loaded in the same turn.
     owner.weigh();
     held.loaded();
     drop(loading);
-    Ok((room, owner))
+    Ok((permit, owner))
 }
 
 impl Owner {
-    /// Lets the table know what is held here. In each round, so it only adds up what is known.
+    /// Reports the owner's weight to the table. It is called in each round, so it only adds known numbers.
     pub(super) fn weigh(&self) {
         let participants = self.participants.as_ref().map_or(0, Participants::weight);
         let entries = self.log.weight() + self.recent.weight();

@@ -1,4 +1,4 @@
-//! What is left to do when an owner has panicked.
+//! Ends an owner that panicked.
 
 use futures_util::StreamExt as _;
 use tokio::select;
@@ -7,15 +7,15 @@ use super::{Done, Owner};
 use crate::chat::error::Error;
 
 impl Owner {
-    /// After a panic: what is in memory is not believed any more. Whoever owns it next loads it.
-    pub(super) fn broke(&mut self) {
+    /// Gives up the state in memory, which may be wrong after a panic. The next owner loads the conversation again.
+    pub(super) fn give_up_after_panic(&mut self) {
         self.failed = Some(Error::Closed);
         self.environment.unfinished.lost(self.id);
     }
 
-    /// Waits for the writes to the log that are under way. Whoever owns it next under the same epoch would give their
-    /// places away again: none of them may be stored after it has looked.
-    pub(super) async fn written(&mut self) {
+    /// Waits until no write to the log is in progress. The next owner may have the same epoch and append at the same
+    /// positions, so none of these writes may be stored after it has read the log.
+    pub(super) async fn wait_for_writes(&mut self) {
         let revoked = self.ownership.revoked();
         while self.writing > 0 {
             select! {

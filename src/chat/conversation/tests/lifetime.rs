@@ -1,4 +1,4 @@
-//! Tests: conversations that are loaded, and that leave because they are idle or evicted.
+//! Tests: conversations are loaded, and are closed because they are idle or evicted.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::told::{Asked, Fixture, GROUP, IDLE, creation, pending, send, user};
+use super::{Asked, Fixture, GROUP, IDLE, creation, pending, send, user};
 use crate::{
     chat::{Error, Lease, Operation, Outcome},
     model::{
@@ -65,7 +65,7 @@ async fn few_conversations_are_loaded_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_user_catches_up_with_counts_for_them() {
+async fn conversations_that_a_user_catches_up_with_count_for_the_user() {
     let fixture = Fixture::new(Lease::unbounded(1));
     fixture.store.set_faults(UNREADABLE);
     let mut number = 0;
@@ -86,14 +86,14 @@ async fn what_a_user_catches_up_with_counts_for_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_to_a_conversation_about_to_leave_is_not_overtaken() {
+async fn a_request_to_a_conversation_that_is_closing_is_not_overtaken() {
     for evicted in [false, true] {
         let fixture = Fixture::new(Lease::unbounded(1));
         let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
         made.await.unwrap();
         sleep(MOMENT).await;
         assert!(fixture.conversations.is_open(GROUP));
-        // Its last write takes half a second.
+        // The last write of the owner waits until the store is reachable again.
         fixture.store.cut().store(true, Ordering::Relaxed);
         if evicted {
             fixture.conversations.evict_one();
@@ -116,7 +116,7 @@ async fn a_request_to_a_conversation_about_to_leave_is_not_overtaken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conversation_that_does_not_exist_leaves_at_once() {
+async fn a_conversation_that_does_not_exist_is_closed_at_once() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let asked = fixture.ask("alice", Operation::Details).await;
     assert_eq!(asked.await.unwrap_err(), Error::UnknownConversation);
@@ -125,7 +125,7 @@ async fn a_conversation_that_does_not_exist_leaves_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conversation_that_cannot_be_read_gives_back_its_place() {
+async fn a_conversation_that_cannot_be_read_is_closed() {
     let fixture = Fixture::new(Lease::unbounded(1));
     fixture.store.set_faults(UNREADABLE);
     let asked = fixture.ask("alice", Operation::Details).await;

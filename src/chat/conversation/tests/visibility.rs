@@ -1,107 +1,22 @@
-//! Tests: what is told while the store has not answered, and what is left when an owner panics.
+//! Tests: the content of replies while the store has not answered, and after a panic of the owner.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use tokio::time::Instant;
 
-use futures_util::FutureExt as _;
-use tokio::time::{Instant, sleep};
-use uuid::Uuid;
-
+use super::*;
 use crate::{
-    chat::{
-        Body, Confirmation, Conversations, Creation, DetailsView, Error, InboxWriter, Lease,
-        LogRange, Operation, Outcome, Publication, Publish, Settings, operation::fresh_client_id,
-    },
-    memory::Memory,
-    model::{
-        Content, ConversationId, Draft, GatewayId, Kind, Posting, UserId, limits::SCAN_ROWS_MAX,
-    },
+    chat::{DetailsView, LogRange},
+    model::limits::SCAN_ROWS_MAX,
     mutation::{Mutation, break_rule},
-    store::simulated::{Faults, Simulated},
-    tasks::{Tasks, lock},
 };
 
-/// No write is acknowledged, though each lands.
+/// Each write is stored, but none is acknowledged.
 const UNANSWERED: Faults = Faults {
     late: 100,
     late_ms: 100,
     ..Faults::NONE
 };
 
-#[derive(Default)]
-struct Receipts(Mutex<Vec<UserId>>);
-
-impl Publish for Receipts {
-    fn publish(&self, publication: Publication) -> Confirmation {
-        if let Body::Receipt(receipt) = publication.body {
-            lock(&self.0).push(receipt.user);
-        }
-        Confirmation::Immediate
-    }
-}
-
-pub(super) struct Fixture {
-    pub(super) conversations: Conversations,
-    pub(super) store: Arc<Simulated>,
-    receipts: Arc<Receipts>,
-}
-
-pub(super) type Asked<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Error>> + 'a>>;
-
 impl Fixture {
-    pub(super) fn new(lease: Lease) -> Self {
-        let store = Arc::new(Simulated::new(1, Faults::NONE));
-        let receipts = Arc::new(Receipts::default());
-        let settings = Settings {
-            body_bytes_max: 1000,
-            group_participants_max: 5000,
-            idle: IDLE,
-            operation_timeout: Duration::from_secs(60),
-            open_max: 100,
-            memory: Memory::of_mib(64),
-            page_bytes_max: 1 << 20,
-        };
-        let conversations = Conversations::new(
-            GatewayId(Uuid::from_u128(1)),
-            store.clone(),
-            receipts.clone(),
-            Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64))),
-            lease,
-            settings,
-            Tasks::default(),
-        );
-        Self {
-            conversations,
-            store,
-            receipts,
-        }
-    }
-
-    /// Asks, and gives the owner time to answer what it answers without the store.
-    pub(super) async fn ask(&self, who: &str, operation: Operation) -> Asked<'_> {
-        self.ask_of(GROUP, who, operation).await
-    }
-
-    pub(super) async fn ask_of(
-        &self,
-        id: ConversationId,
-        who: &str,
-        operation: Operation,
-    ) -> Asked<'_> {
-        let mut asked: Asked<'_> = Box::pin(self.conversations.ask(id, user(who), operation));
-        match (&mut asked).now_or_never() {
-            Some(answer) => Box::pin(std::future::ready(answer)),
-            None => {
-                sleep(Duration::from_millis(20)).await;
-                asked
-            }
-        }
-    }
-
     async fn details(&self, who: &str) -> DetailsView {
         match self.ask(who, Operation::Details).await.await {
             Ok(Outcome::Details(view)) => view,
@@ -109,7 +24,7 @@ impl Fixture {
         }
     }
 
-    /// With how far each has read.
+    /// The participants, each with the seq up to which they have read.
     async fn participants(&self, who: &str) -> Vec<(String, Option<u64>)> {
         let (after, limit) = (None, 100);
         match self
@@ -127,34 +42,6 @@ impl Fixture {
     }
 }
 
-pub(super) const IDLE: Duration = Duration::from_secs(300);
-pub(super) const GROUP: ConversationId = ConversationId(Uuid::from_u128(2));
-
-pub(super) fn user(name: &str) -> UserId {
-    UserId::new(name).unwrap()
-}
-
-pub(super) fn creation(kind: Kind, participants: &[&str]) -> Operation {
-    Operation::Create(Creation {
-        kind,
-        participants: participants.iter().map(|name| user(name)).collect(),
-        name: None,
-        public: false,
-        posting: Posting::Everyone,
-        at: None,
-    })
-}
-
-pub(super) fn send(sender: &str) -> Draft {
-    Draft {
-        sender: user(sender),
-        client_id: fresh_client_id(),
-        content: Content::text("hi"),
-        at: None,
-        retry: false,
-    }
-}
-
 fn rename(name: &str) -> Operation {
     Operation::Update {
         name: Some(name.into()),
@@ -163,12 +50,8 @@ fn rename(name: &str) -> Operation {
     }
 }
 
-pub(super) fn pending(asked: &mut Asked<'_>) -> bool {
-    asked.now_or_never().is_none()
-}
-
 #[tokio::test(start_paused = true)]
-async fn what_is_in_flight_is_told_to_nobody() {
+async fn replies_contain_only_committed_changes() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
     made.await.unwrap();
@@ -179,8 +62,8 @@ async fn what_is_in_flight_is_told_to_nobody() {
     let mut removed = fixture.ask("alice", Operation::Remove { user: bob }).await;
     assert!(pending(&mut added) && pending(&mut renamed) && pending(&mut removed));
     for who in ["alice", "bob"] {
-        let told = fixture.details(who).await;
-        assert_eq!((told.details.name, told.participant_count), (None, 2));
+        let view = fixture.details(who).await;
+        assert_eq!((view.details.name, view.participant_count), (None, 2));
         let there = fixture.participants(who).await;
         assert_eq!(
             there.iter().map(|p| &p.0).collect::<Vec<_>>(),
@@ -188,7 +71,7 @@ async fn what_is_in_flight_is_told_to_nobody() {
         );
     }
     let mut read = fixture.ask("dave", Operation::Head).await;
-    assert!(pending(&mut read), "who is not in it for certain");
+    assert!(pending(&mut read), "the addition of dave is not committed");
     let refused = fixture.ask("mallory", Operation::Head).await.await;
     assert_eq!(refused.unwrap_err(), Error::UnknownConversation);
     fixture.store.set_faults(Faults::NONE);
@@ -196,9 +79,9 @@ async fn what_is_in_flight_is_told_to_nobody() {
         assert!(matches!(done.await.unwrap(), Outcome::Changed { .. }));
     }
     assert!(matches!(read.await.unwrap(), Outcome::Head(_)));
-    let told = fixture.details("dave").await;
+    let view = fixture.details("dave").await;
     assert_eq!(
-        (told.details.name.as_deref(), told.participant_count),
+        (view.details.name.as_deref(), view.participant_count),
         (Some("new"), 2)
     );
     let refused = fixture.ask("bob", Operation::Details).await.await;
@@ -206,7 +89,7 @@ async fn what_is_in_flight_is_told_to_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_lost_lease_leaves_open_was_told_to_nobody() {
+async fn an_uncommitted_change_of_a_lost_lease_was_in_no_reply() {
     let lease = Lease::until(1, Instant::now() + Duration::from_secs(5));
     let fixture = Fixture::new(lease);
     let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
@@ -218,11 +101,11 @@ async fn what_a_lost_lease_leaves_open_was_told_to_nobody() {
     let read = fixture.ask("dave", Operation::Details).await;
     assert_eq!(fixture.details("alice").await.participant_count, 2);
     assert!(added.await.unwrap_err().is_unavailable());
-    assert_eq!(read.await.unwrap_err(), Error::Moved, "not begun");
+    assert_eq!(read.await.unwrap_err(), Error::Moved, "no work was begun");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_creation_repeated_waits_for_the_first() {
+async fn a_repeated_creation_waits_for_the_first() {
     let dm = ConversationId::dm(&user("alice"), &user("bob"));
     for (id, kind) in [(GROUP, Kind::Group), (dm, Kind::Dm)] {
         let fixture = Fixture::new(Lease::unbounded(1));
@@ -264,7 +147,25 @@ async fn a_dm_created_again_does_not_wait_for_a_message_that_is_being_written() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watermark_shows_once_it_is_stored_and_is_told_once() {
+async fn the_first_message_of_a_dm_waits_until_the_dm_is_stored() {
+    let dm = ConversationId::dm(&user("alice"), &user("bob"));
+    let fixture = Fixture::new(Lease::unbounded(1));
+    // Rows are stored late, and entries at once: only the wait keeps the order.
+    fixture.store.set_faults(UNANSWERED);
+    let made = creation(Kind::Dm, &["bob"]);
+    let mut made = fixture.ask_of(dm, "alice", made).await;
+    let sent = Operation::Send(send("alice"));
+    let mut sent = fixture.ask_of(dm, "alice", sent).await;
+    assert!(pending(&mut made) && pending(&mut sent));
+    assert!(fixture.store.log(dm, 1, 1).await.unwrap().is_empty());
+    fixture.store.set_faults(Faults::NONE);
+    made.await.unwrap();
+    let sent = sent.await.unwrap();
+    assert!(matches!(sent, Outcome::Sent(ack) if ack.seq == 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watermark_is_shown_when_it_is_stored_and_published_once() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
     made.await.unwrap();
@@ -293,7 +194,7 @@ async fn a_watermark_shows_once_it_is_stored_and_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_channel_only_ones_own_watermarks_are_shown_and_a_request_reads_only_so_much() {
+async fn a_channel_shows_users_only_their_own_watermarks_and_reads_a_bounded_page() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let names: Vec<String> = (0..=SCAN_ROWS_MAX)
         .map(|n| format!("member-{n:05}"))
@@ -326,11 +227,11 @@ async fn of_a_channel_only_ones_own_watermarks_are_shown_and_a_request_reads_onl
         .map(|p| (p.user.as_str(), p.marks().is_some()))
         .collect();
     assert_eq!(shown, [("alice", true), (names[SCAN_ROWS_MAX], false)]);
-    assert_eq!(pages.len(), 2, "more than one request may look at");
+    assert_eq!(pages.len(), 2, "the scan needs two requests");
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_panic_the_next_owner_serves_what_was_there() {
+async fn after_a_panic_the_next_owner_serves_the_same_log() {
     let fixture = Fixture::new(Lease::unbounded(1));
     let made = fixture.ask("alice", creation(Kind::Group, &["bob"])).await;
     made.await.unwrap();
@@ -345,7 +246,7 @@ async fn after_a_panic_the_next_owner_serves_what_was_there() {
     let mut next = fixture.ask("bob", Operation::Send(send("bob"))).await;
     assert!(
         pending(&mut next),
-        "what the one before writes is not known yet"
+        "the writes of the owner before are in progress"
     );
     fixture.store.set_faults(Faults::NONE);
     assert!(matches!(next.await.unwrap(), Outcome::Sent(sent) if sent.seq == 3));
