@@ -7,6 +7,7 @@ use crate::{
     chat::{DetailsView, LogRange},
     model::limits::SCAN_ROWS_MAX,
     mutation::{Mutation, break_rule},
+    store::Store as _,
 };
 
 /// Each write is stored, but none is acknowledged.
