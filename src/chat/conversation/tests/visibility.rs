@@ -151,12 +151,12 @@ async fn a_dm_created_again_does_not_wait_for_a_message_that_is_being_written() 
 async fn the_first_message_of_a_dm_waits_until_the_dm_is_stored() {
     let dm = ConversationId::dm(&user("alice"), &user("bob"));
     let fixture = Fixture::new(Lease::unbounded(1));
-    // Rows are stored late, and entries at once: only the wait keeps the order.
     fixture.store.set_faults(UNANSWERED);
     let made = creation(Kind::Dm, &["bob"]);
     let mut made = fixture.ask_of(dm, "alice", made).await;
     let sent = Operation::Send(send("alice"));
     let mut sent = fixture.ask_of(dm, "alice", sent).await;
+    sleep(Duration::from_secs(1)).await;
     assert!(pending(&mut made) && pending(&mut sent));
     assert!(fixture.store.log(dm, 1, 1).await.unwrap().is_empty());
     fixture.store.set_faults(Faults::NONE);
