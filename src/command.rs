@@ -359,7 +359,9 @@ async fn finalize(store: &dyn Store) -> anyhow::Result<()> {
              support less no longer start on this store"
         ),
         Finalized::Already => {
-            println!("the ring has level {LEVEL_MAX} already; nothing was changed")
+            println!(
+                "the ring has level {LEVEL_MAX} already, the highest of this build; nothing was changed"
+            )
         }
     }
     Ok(())

@@ -330,7 +330,9 @@ test('docs/deployment.md lists the commands of the program', () => {
   const help = execFileSync(BINARY, ['--help'], { encoding: 'utf8' });
   const commands = [...help.split('Options:')[0]!.matchAll(/^ {2}(\w+) /gm)].map(([, name]) => name);
   const listed = block('docs/deployment.md', '', 'chat-gateway [serve]').matchAll(/^chat-gateway \[?(\w+)/gm);
-  expect([...[...listed].map(([, name]) => name), 'help'].sort()).toEqual(commands.sort());
+  // A command with commands of its own has a line for each.
+  const names = new Set([...listed].map(([, name]) => name));
+  expect([...names, 'help'].sort()).toEqual(commands.sort());
 });
 
 test('docs/protocol.md shows a golden frame of every request, reply and event', async () => {

@@ -9,7 +9,8 @@ use crate::model::{ClientId, Entry, Seq, UserId, limits::RECENT_CLIENT_IDS};
 /// A client id identifies a message only together with its sender.
 pub(super) type Origin = (UserId, ClientId);
 
-/// Remembers at least the last [`RECENT_CLIENT_IDS`] client ids, and at most twice as many.
+/// Remembers at least the last [`RECENT_CLIENT_IDS`] client ids that were added, and at most twice as many. A takeover adds
+/// those of the entries that it reads.
 #[derive(Debug, Default)]
 pub(super) struct ClientIds {
     seqs: HashMap<Origin, Seq, RandomState>,

@@ -250,7 +250,7 @@ struct Owner {
     writing: usize,
     /// Number of read and delivered marks that are being stored.
     marks: usize,
-    /// The settled seq that the store has for the next owner.
+    /// The settled seq that this owner stored for the next one, or tried to store.
     stored_settled: Seq,
     /// The last minute for which an `activity` row was written.
     active_minute: u32,
@@ -413,11 +413,11 @@ impl Owner {
             Done::Written(positions) => {
                 self.writing -= 1;
                 self.log.written(positions);
-                if !self.ownership.holds(Instant::now()) {
+                let holds = self.ownership.holds(Instant::now());
+                if !holds {
                     self.failed = Some(Error::Closed);
-                    return;
                 }
-                for seq in self.log.commit(true) {
+                for seq in self.log.commit(holds) {
                     self.committed(seq);
                 }
             }

@@ -97,6 +97,8 @@ pub async fn finalize(store: &dyn Store) -> Result<Finalized, NotFinalized> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
     use crate::store::{
         Heartbeat, RingRow,
@@ -122,7 +124,7 @@ mod tests {
         store.beat(gateway, &beat).await.unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_level_rises_when_the_last_member_supports_it() {
         let store = Simulated::new(1, Faults::NONE);
         let empty = finalize(&store).await;
@@ -146,7 +148,12 @@ mod tests {
         assert_eq!(store.ring().await.unwrap().unwrap().level, 0);
 
         ring(&store, 0, &[new]).await;
+        let begin = Instant::now();
         let raised = finalize(&store).await.unwrap();
+        assert!(
+            begin.elapsed() >= LEASE + MARGIN,
+            "a removed gateway may still act"
+        );
         let (from, members) = (0, 1);
         assert_eq!(raised, Finalized::Raised { from, members });
         let row = store.ring().await.unwrap().unwrap();

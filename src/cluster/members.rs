@@ -303,8 +303,8 @@ impl MembershipAgent {
         self.changes.adopted(after.version());
     }
 
-    /// Adopts the level of the ring. If this build does not support it, which only a write by hand can cause, this gateway
-    /// ends as if it had been removed, and then does not start.
+    /// Adopts the level of the ring. If this build does not support it, this gateway ends as if it had been removed, and then does
+    /// not start. The reason is a write by hand, or that the level rose while this gateway was paused outside the ring.
     fn learn_level(&self, row: &RingRow, now: Instant) {
         let before = self.level.get();
         if row.level > before {

@@ -12,7 +12,7 @@ use crate::{
     store::RingRow,
 };
 
-/// The time for which a read of the ring's row gives the right to act, from the start of the read.
+/// The time for which a read of the ring's row gives the right to act, from the start of the heartbeat before it.
 pub const LEASE: Duration = Duration::from_secs(2);
 /// The margin for clocks: those of two machines may run at rates that differ by a tenth.
 pub(super) const MARGIN: Duration = Duration::from_millis(200);
@@ -128,7 +128,7 @@ impl Membership {
         self.ring.members().contains(&self.me)
     }
 
-    /// Learns a row of the ring. `read_at` is the start of the read; a row from a peer has none, and renews no lease.
+    /// Learns a row of the ring. `read_at` is the start of the heartbeat before the read; a row from a peer has none, and renews no lease.
     pub fn learn(&mut self, row: &RingRow, read_at: Option<Instant>, now: Instant) -> Learned {
         self.level = self.level.max(row.level);
         let known = self.ring.version();

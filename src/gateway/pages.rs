@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Keeps the entries of a page that are nearest to the requested position, up to `bytes_max` of encoded bytes, but at
-/// least one. It looks only at entries that it keeps, because many more may have been read.
+/// least one. It looks only at these and one more, because many more may have been read.
 pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
     let begin = match range {
         LogRange::Newest | LogRange::Before(_) => entries.len(),

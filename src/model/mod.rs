@@ -11,7 +11,7 @@ pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{
     ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic, UserId,
 };
-pub use level::*;
+pub use level::{CurrentLevel, LEVEL_MAX, LEVEL_STATED, Level};
 pub use log::{
     Attachment, Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Rev, Seq,
     SystemChange,

@@ -27,7 +27,7 @@ const WRITES_QUEUED_MAX: usize = 4_096;
 /// Bytes of one group commit. Further writes wait for the next one.
 const GROUP_BYTES_MAX: usize = 4 << 20;
 /// Bytes of a memtable above which it is flushed. A flush keeps one processor busy, a few milliseconds for each MiB, so
-/// small ones hold up messages less (docs/performance.md).
+/// small ones hold up messages less (docs/storage.md). A directory keeps the size with which it was made.
 const MEMTABLE_BYTES_MAX: u64 = 16 << 20;
 /// Niceness of fjall's threads, which flush and compact. Threads that serve clients come before them, but they get enough
 /// to keep up when all processors are busy.
@@ -114,18 +114,22 @@ impl Embedded {
 }
 
 /// Opens the database on a thread with [`BACKGROUND_NICENESS`]. fjall starts its own threads there, and a thread inherits
-/// its niceness on Linux. If the system refuses, the threads are as nice as all others.
+/// its niceness on Linux. Elsewhere the niceness is that of the process, which stays as it is.
 fn nicely(open: impl FnOnce() -> fjall::Result<Database> + Send) -> fjall::Result<Database> {
     let opened = thread::scope(|scope| {
-        let opening = scope.spawn(|| {
-            if let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICENESS) {
+        let opening = thread::Builder::new().spawn_scoped(scope, || {
+            if cfg!(target_os = "linux")
+                && let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICENESS)
+            {
                 tracing::debug!(%error, "the store's threads have the usual priority");
             }
             open()
-        });
-        opening.join()
+        })?;
+        Ok(opening.join())
     });
-    opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    opened
+        .map_err(|e: std::io::Error| fjall::Error::from(e))?
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Fjall {

@@ -214,10 +214,6 @@ pub(super) const GAUGES: &[Help] = &[
     ),
     ("chat_ring_members", "Gateways in the ring"),
     (
-        "chat_cluster_level",
-        "Level of stored formats and of messages between gateways, see docs/cluster.md",
-    ),
-    (
         "chat_ring_version",
         "The ring version under which this gateway acts",
     ),

@@ -298,11 +298,17 @@ fn each_metric_has_a_help_text() {
         counted.len()
     );
     let help = fs::read_to_string("src/telemetry/help.rs").unwrap();
-    let described: BTreeSet<String> = help
+    let listed: Vec<String> = help
         .split('"')
         .filter(|part| part.starts_with("chat_"))
         .map(str::to_owned)
         .collect();
+    let described: BTreeSet<String> = listed.iter().cloned().collect();
+    assert_eq!(
+        listed.len(),
+        described.len(),
+        "src/telemetry/help.rs lists a metric twice"
+    );
     assert_eq!(
         counted, described,
         "src/telemetry/help.rs must list each metric that is counted, and no other"

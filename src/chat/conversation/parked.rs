@@ -70,7 +70,7 @@ impl Owner {
         None
     }
 
-    /// Whether the command depends on a change that is not committed yet.
+    /// Whether the command depends on a change that is not committed yet, or whose rows are not stored yet.
     fn awaits_commit(&self, command: &Command) -> bool {
         let Some(participants) = &self.participants else {
             return false;

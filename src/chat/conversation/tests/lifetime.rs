@@ -93,7 +93,7 @@ async fn a_request_to_a_conversation_that_is_closing_is_not_overtaken() {
         made.await.unwrap();
         sleep(MOMENT).await;
         assert!(fixture.conversations.is_open(GROUP));
-        // The last write of the owner waits until the store is reachable again.
+        // The last write of the owner fails after half a second.
         fixture.store.cut().store(true, Ordering::Relaxed);
         if evicted {
             fixture.conversations.evict_one();
