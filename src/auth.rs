@@ -178,7 +178,7 @@ impl Tokens {
         })
     }
 
-    /// Whether anyone on this machine may get a token for any user.
+    /// Returns whether anyone on this machine may get a token for any user.
     #[must_use]
     pub fn development(&self) -> bool {
         self.development

@@ -249,7 +249,7 @@ fn fitted(mut config: Config) -> anyhow::Result<(Config, u64)> {
 
 /// The reason why a gateway ended.
 enum Ended {
-    /// A signal; the gateway still has to stop.
+    /// A signal came. The gateway still has to stop.
     Told(Box<Node>),
     With(ExitCode),
 }

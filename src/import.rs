@@ -73,7 +73,8 @@ struct MessageLine {
     attachments: Vec<Attachment>,
     reply_to: Option<Seq>,
     at: Option<Millis>,
-    /// By default, the id is computed from the message and its number in its conversation in the file.
+    /// The id of the message. By default it is computed from the message and its number among the
+    /// file's messages of its conversation.
     client_id: Option<ClientId>,
 }
 

@@ -2,7 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// The default is one part in this many of the machine's memory. The rest is for sockets, the store and the system.
+/// The default's share of the machine's memory: one part in this many. The rest is for sockets, the store and the
+/// system.
 const OF_MACHINE: u64 = 4;
 /// The smallest default, also used if the memory is unknown. Less would evict conversations that are in use.
 const DEFAULT_MIB_MIN: u64 = 256;
@@ -47,7 +48,7 @@ impl Memory {
         self.0 / 8 * OWNERS
     }
 
-    /// Returns the bytes for what homes remember of their users.
+    /// Returns the bytes for the memberships that homes remember.
     #[must_use]
     pub fn memberships(self) -> usize {
         self.0 / 8 * MEMBERSHIPS

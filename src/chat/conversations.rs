@@ -48,7 +48,7 @@ struct Shared {
     closing: CancellationToken,
 }
 
-/// An owner as others see it.
+/// The access of all other tasks to an owner.
 #[derive(Clone)]
 struct Handle {
     held: Arc<Held>,
@@ -73,7 +73,7 @@ impl Handle {
         }
     }
 
-    /// Whether the mailbox is empty.
+    /// Returns whether the mailbox is empty.
     fn is_unasked(&self) -> bool {
         self.mailbox.capacity() == self.mailbox.max_capacity()
     }
@@ -87,7 +87,7 @@ enum Rejected {
 }
 
 impl Conversations {
-    /// Whether this gateway may act as an owner at all: its lease has not ended.
+    /// Returns whether this gateway may act as an owner at all: its lease has not ended.
     #[must_use]
     pub fn may_serve(&self) -> bool {
         self.shared.environment.lease.holds(Instant::now())
@@ -134,8 +134,8 @@ impl Conversations {
 
     /// Asks the owner of a conversation, which gets operations in the order of these calls.
     ///
-    /// This is no `async fn`, so that the operation is in the owner's mailbox when this returns. It is not in the future
-    /// then, which is copied several times for each request.
+    /// This is no `async fn`, so that the operation is in the owner's mailbox when this returns, and not in the future,
+    /// which is moved several times for each request.
     ///
     /// # Errors
     /// The error of the operation; `Moved` if nothing was begun; `Closed` if the outcome is unknown; `Unavailable` if the
@@ -179,7 +179,7 @@ impl Conversations {
     }
 
     /// Puts a command into the owner's mailbox while the conversation's entry in the map is locked. An owner leaves the
-    /// map only while that is unlocked.
+    /// map only while the entry is unlocked.
     fn offer(
         &self,
         conversation: ConversationId,
@@ -292,20 +292,20 @@ impl Conversations {
             .collect()
     }
 
-    /// Takes the conversations that were lost while work was in progress. Their next owner finishes that when it is asked
-    /// to load them. [`Self::asked`] must be called for each.
+    /// Takes the conversations that were lost while work was in progress. The next owner of each finishes that work
+    /// when it is asked to load it. The caller must call [`Self::asked`] for each.
     #[must_use]
     pub fn take_unfinished(&self) -> BTreeSet<ConversationId> {
         self.shared.environment.unfinished.take()
     }
 
-    /// Notes whether the owner of a lost conversation has answered.
+    /// Records whether the owner of a lost conversation has answered.
     pub fn asked(&self, conversation: ConversationId, answered: bool) {
         let unfinished = &self.shared.environment.unfinished;
         unfinished.asked(conversation, answered);
     }
 
-    /// Whether the next owners have finished all conversations that were lost.
+    /// Returns whether the next owners have finished all conversations that were lost.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.shared.environment.unfinished.is_empty()

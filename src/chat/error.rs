@@ -1,4 +1,4 @@
-//! Why an operation on a conversation failed.
+//! The errors of operations on conversations.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::store;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(from = "OnWire", into = "OnWire")]
 pub enum Error {
-    /// The request makes no sense.
+    /// The request is not valid.
     #[error("{0}")]
     Invalid(String),
     #[error("{0}")]
@@ -27,8 +27,8 @@ pub enum Error {
     /// may be repeated after it.
     #[error("unavailable: the conversation is being closed or moved; try again")]
     Moved,
-    /// The owner, or the link to it, was lost while the request was in progress. The outcome is unknown, which the text does
-    /// not say; it stays as it is, because clients have it.
+    /// The owner, or the link to it, was lost while the request was in progress. The outcome is unknown. The text does
+    /// not say so, but it stays as it is, because clients know it.
     #[error("unavailable: the conversation is moving")]
     Closed,
     /// The outcome is unknown. The client sends again with the same client id and `retry`.
@@ -49,9 +49,9 @@ enum OnWire {
     Unavailable { reason: Cow<'static, str> },
 }
 
-/// The text of `Moved`: nothing was begun. Every build must use the same, because it is how a peer recognises the error.
+/// The text of `Moved`: nothing was begun. It is the same in every build, because a peer recognises the error by it.
 const MOVED: &str = "another gateway owns the conversation";
-/// The text of `Closed`: the outcome is unknown. The same in every build, like [`MOVED`].
+/// The text of `Closed`: the outcome is unknown. It is the same in every build, like [`MOVED`].
 const CLOSED: &str = "the conversation is moving";
 
 impl From<Error> for OnWire {
@@ -90,9 +90,10 @@ impl Error {
         Self::Invalid(text.into())
     }
 
-    /// The owner panicked while it handled the request. The router does not repeat it: the request could be the reason.
+    /// The error if the owner panicked while it handled the request. The router does not repeat the request, which
+    /// could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
-    /// The level of the ring does not have this feature yet: see docs/cluster.md.
+    /// The error for a feature that the level of the ring does not have yet: see docs/cluster.md.
     pub(crate) const NOT_UPGRADED: Self = Self::unavailable("not before all gateways are upgraded");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
 
@@ -102,7 +103,7 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Moved | Self::Closed | Self::Unavailable { .. })

@@ -44,9 +44,9 @@ impl History {
         }
     }
 
-    /// Reads the entries from `from` to `to`. If they weigh too much for a page, it leaves out those farthest from where
-    /// `range` begins. The owner has said that all of them are committed. Committed entries never change, so the cache is
-    /// never stale.
+    /// Reads the entries from `from` to `to`. If they weigh too much for a page, it omits those farthest from the
+    /// requested position. The owner has said that all of them are committed. Committed entries never change, so the
+    /// cache is never stale.
     pub(super) async fn read(
         &self,
         conversation: ConversationId,
@@ -222,7 +222,7 @@ mod tests {
         })
     }
 
-    /// The page, and how many entries were read for it.
+    /// Returns the page and the number of entries read for it.
     fn read(range: LogRange, limit: usize, bytes: usize) -> (Vec<Seq>, usize) {
         let (from, to) = range.within(1_000, limit);
         let mut page = Reading::new(from, to, range, 100_000);

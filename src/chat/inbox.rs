@@ -48,7 +48,7 @@ pub struct InboxWriter {
     behind: AtomicBool,
 }
 
-/// The queued rows of one conversation, as what they are made of.
+/// The queued rows of one conversation, as the values from which they are made.
 #[derive(Default, Clone)]
 struct QueuedRows {
     /// The newest entry, with the users whose rows show it. `None` for a channel, whose entries change no row.
@@ -101,19 +101,19 @@ impl InboxWriter {
         self.bytes.fetch_add(grown, Ordering::Relaxed);
     }
 
-    /// Whether so many rows are queued that no further message should be accepted.
+    /// Returns whether so many rows are queued that no further message should be accepted.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.bytes_max
             || self.queued().len() >= INBOX_CONVERSATIONS_PENDING_MAX
     }
 
-    /// Whether the queued rows reach the store soon. They do not while it cannot be reached.
+    /// Returns whether queued rows reach the store soon. They do not after a failed write.
     #[must_use]
     pub fn is_current(&self) -> bool {
         !self.behind.load(Ordering::Acquire)
     }
 
-    /// Writes queued rows, for ever.
+    /// Writes queued rows. It never returns.
     pub async fn run(&self) {
         loop {
             self.wake.notified().await;
@@ -134,7 +134,7 @@ impl InboxWriter {
             rows: std::mem::take(&mut *self.queued()),
         };
         gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
-        // The rows of a group weigh much more than what they are made of, so they are made batch by batch.
+        // The rows of a group weigh much more than the values they are made from, so they are made batch by batch.
         let mut rows = taken.rows.iter().flat_map(|(id, p)| p.writes(*id));
         let batches = std::iter::from_fn(|| {
             let batch: Vec<_> = rows.by_ref().take(BATCH_ROWS).collect();
@@ -186,7 +186,7 @@ impl Drop for Taken<'_> {
 }
 
 impl QueuedRows {
-    /// Computes the weight.
+    /// Computes the weight anew.
     fn weigh(&mut self) -> usize {
         const READ_BYTES: usize = size_of::<(UserId, Seq)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
         let newest = self.newest.as_ref();
@@ -196,7 +196,6 @@ impl QueuedRows {
         self.bytes
     }
 
-    /// Makes the rows.
     fn writes(&self, conversation: ConversationId) -> Vec<InboxWrite> {
         let mut reads = self.read_by_senders.clone();
         let mut writes = Vec::new();

@@ -19,17 +19,17 @@ use crate::{
 
 const FOREVER: u64 = u64::MAX;
 
-/// Returns whether this gateway may own a conversation now.
+/// A function that returns whether this gateway may own a conversation now.
 pub type Owns = Arc<dyn Fn(ConversationId) -> bool + Send + Sync>;
 
-/// What this gateway may do at present. Clones share it, so a change applies to all of them at once.
+/// The current right of this gateway to act as an owner. Clones share it, so a change applies to all of them at once.
 #[derive(Clone, Debug)]
 pub struct Lease(Arc<ArcSwap<Grant>>);
 
 struct Grant {
     epoch: Epoch,
     until: Arc<Until>,
-    /// The conversations that it may own. `None` if it may own all.
+    /// The conversations that this gateway may own. `None` if it may own all.
     owns: Option<Owns>,
 }
 
@@ -111,7 +111,7 @@ impl Lease {
         self.0.store(Arc::new(Grant { epoch, until, owns }));
     }
 
-    /// Continues the lease without a pause. What is opened from now on has the newer epoch.
+    /// Continues the lease without a pause. Conversations that are opened from now on have the newer epoch.
     pub fn go_on(&self, epoch: Epoch, owns: Option<Owns>) {
         let until = self.0.load().until.clone();
         self.0.store(Arc::new(Grant { epoch, until, owns }));

@@ -54,7 +54,8 @@ pub(super) struct Table {
     loads: Loads,
     /// The weight of all open conversations.
     bytes: AtomicUsize,
-    /// A counter of openings and looks. Each use is noted with its value, so the least recent use is known without a clock.
+    /// A counter of openings and looks. Each use is recorded with its value, so the least recent use is known without a
+    /// clock.
     now: AtomicU64,
     /// Fires when the weight is above its limit.
     pressed: Notify,
@@ -79,7 +80,7 @@ pub(super) struct OpenPermit {
 }
 
 impl Held {
-    /// Notes a use of the conversation. It is called for each operation, and mostly only compares two numbers.
+    /// Records a use of the conversation. It is called for each operation, and mostly only compares two numbers.
     pub(super) fn used(&self) {
         let now = self.table.now.load(Ordering::Relaxed);
         if self.used_at.load(Ordering::Relaxed) != now {
@@ -87,7 +88,8 @@ impl Held {
         }
     }
 
-    /// Notes the weight of the owner, which alone calls this. It is called often, and mostly only compares two numbers.
+    /// Records the weight of the owner, which alone calls this. It is called often, and mostly only compares two
+    /// numbers.
     pub(super) fn weighs(&self, bytes: usize) {
         let before = self.bytes.load(Ordering::Relaxed);
         if before.abs_diff(bytes) < WEIGHED_BYTES {
@@ -111,12 +113,12 @@ impl Held {
         self.table.loading(self, patience).await
     }
 
-    /// Notes that the conversation is loaded and weighed. From now on it may be evicted.
+    /// Records that the conversation is loaded and weighed. From now on it may be evicted.
     pub(super) fn loaded(&self) {
         self.table.loaded(self);
     }
 
-    /// Notes that the conversation has gone, or was never opened.
+    /// Records that the conversation has gone, or was never opened.
     pub(super) fn end(&self) {
         self.table.end(self);
     }
@@ -151,8 +153,8 @@ impl Table {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes that a conversation opens because of a request of `user`, or because of this gateway itself. Returns no
-    /// permit if there is none at once: the caller waits for it with [`Held::permit`].
+    /// Records that a conversation opens because of a request of `user`, or of this gateway itself. Returns no permit
+    /// if there is none at once; the caller then waits for one with [`Held::permit`].
     ///
     /// # Errors
     /// `Unavailable` if too many conversations wait already.
@@ -278,8 +280,8 @@ impl Table {
         self.freed.notify_waiters();
     }
 
-    /// Evicts the least recently used conversations until the others weigh no more than `bytes`. Returns true if some are
-    /// about to go.
+    /// Evicts the least recently used conversations until the others weigh no more than `bytes`. Returns true if some
+    /// are about to close.
     fn relieve(&self, bytes: usize) -> bool {
         let mut state = self.state();
         for _ in 0..EVICTED_AT_ONCE {
@@ -296,7 +298,7 @@ impl Table {
         self.state().evict(None, u64::MAX)
     }
 
-    /// Evicts conversations before their places are needed, for ever.
+    /// Evicts conversations before their places are needed. It never returns.
     pub(super) async fn keep(&self) {
         let mut looks = VecDeque::new();
         let mut look_at = Instant::now() + LOOK_EVERY;
@@ -378,7 +380,7 @@ mod tests {
             .map(|name| open(&table, name))
             .collect();
         all[0].0.used();
-        // One that was given up leaves nothing.
+        // A conversation that was given up keeps no place.
         table.begin(Some(&user("b"))).unwrap().0.end();
         let (held, none) = table.begin(Some(&user("d"))).unwrap();
         assert!(none.is_none());
@@ -466,7 +468,7 @@ mod tests {
         assert_eq!(retired, 4, "40 KB are 40 KB too much");
         all.drain(..4).for_each(close);
         assert!(loading.now_or_never().is_some());
-        // What grows without another one wakes the keeper.
+        // A conversation that grows wakes the keeper, even if no other one waits.
         let keeping = table.clone();
         let keep =
             async move { tokio::time::timeout(Duration::from_millis(1), keeping.keep()).await };

@@ -136,8 +136,8 @@ operations! {
     CatchUp => CatchUp { after: Seq, limit: usize } -> Page: Outcome::History(page) => page;
 }
 
-/// Loads a conversation, so that its owner finishes what the previous one left. Every operation does that. Between gateways
-/// it is the operation `Details`, which earlier builds know.
+/// An operation that only loads a conversation, so that its owner finishes the work of the previous one. Between
+/// gateways it is `Details`, which earlier builds know.
 #[derive(Debug, Clone, Copy)]
 pub struct Load;
 
@@ -155,7 +155,7 @@ impl Ask for Load {
     }
 }
 
-/// Repairs a conversation: see [`Conversations::repair_one`](super::Conversations::repair_one).
+/// An operation that repairs a conversation: see [`Conversations::repair_one`](super::Conversations::repair_one).
 #[derive(Debug, Clone, Copy)]
 pub struct Repair;
 
@@ -181,7 +181,7 @@ fn repeated(page: &Page) -> Option<SendAck> {
 }
 
 impl Operation {
-    /// Whether it changes nothing and publishes nothing.
+    /// Returns whether the operation changes nothing and publishes nothing.
     pub(super) fn only_reads(&self) -> bool {
         matches!(
             self,
@@ -193,8 +193,8 @@ impl Operation {
         )
     }
 
-    /// Whether the answer depends on the user who asks. It does not where anyone may read, and for gateways, which are not
-    /// participants.
+    /// Returns whether the answer depends on the user who asks. It does not where anyone may read, and for gateways,
+    /// which are not participants.
     pub(super) fn depends_on_actor(&self, details: &Details) -> bool {
         match self {
             Self::History { .. } | Self::Head => !details.public,
@@ -215,7 +215,7 @@ impl Operation {
         }
     }
 
-    /// The user whom it changes, if that is not the one who asks.
+    /// Returns the user whom the operation changes, if that is not the one who asks.
     pub(super) fn subject(&self) -> Option<&UserId> {
         match self {
             Self::Add { user } | Self::Remove { user } | Self::SetRole { user, .. } => Some(user),
@@ -236,7 +236,7 @@ impl Operation {
         }
     }
 
-    /// The operation to retry with after an unknown outcome. `None` if a retry could apply it twice.
+    /// Returns the operation to retry with after an unknown outcome. `None` if a retry could apply it twice.
     #[must_use]
     pub fn again(&self) -> Option<Self> {
         match self {
@@ -326,7 +326,7 @@ pub enum Outcome {
 /// The result of creating a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Created {
-    /// The conversation existed before, with this user in it.
+    /// Whether the conversation existed before, with this user in it.
     pub existed: bool,
 }
 
@@ -355,8 +355,8 @@ pub struct Listed {
     pub joined_seq: Seq,
     delivered_seq: Seq,
     read_seq: Seq,
-    /// The two marks above are left out, because a channel shows them to nobody but the user themselves. They are zero
-    /// then, because gateways of earlier versions understand only numbers.
+    /// Whether the two marks above are left out, because a channel shows them only to the user themselves. They are
+    /// then zero, because gateways of earlier versions understand only numbers.
     #[serde(default)]
     without_marks: bool,
 }
@@ -386,7 +386,7 @@ impl Listed {
         }
     }
 
-    /// The seqs up to which messages were delivered to this user and read, if the user who asks may know them.
+    /// Returns the user's delivered and read marks, if the user who asks may know them.
     #[must_use]
     pub fn marks(&self) -> Option<(Seq, Seq)> {
         (!self.without_marks).then_some((self.delivered_seq, self.read_seq))
@@ -399,7 +399,7 @@ pub struct SendAck {
     pub seq: Seq,
     pub message_id: MessageId,
     pub at: Millis,
-    /// The message was committed before; this is its first acknowledgement again.
+    /// Whether the message was committed before. This repeats its first acknowledgement.
     pub duplicate: bool,
 }
 
@@ -422,7 +422,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Whether a page of the entries after `after` reaches the head.
+    /// Returns whether a page of the entries after `after` reaches the head.
     #[must_use]
     pub fn reaches_head(&self, after: Seq) -> bool {
         let last = self.entries.last().map_or(after, |last| last.seq);

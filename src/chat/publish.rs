@@ -1,4 +1,4 @@
-//! The way out of a conversation: what its owner publishes, and to whom. [`Publish`] is the one port of this module.
+//! The publications of a conversation's owner and their audiences. [`Publish`] is the port through which they leave.
 
 use std::{any::Any, collections::HashSet, fmt, sync::Arc};
 
@@ -10,12 +10,12 @@ use crate::{
     store::InboxSummary,
 };
 
-/// Something that a conversation's owner publishes.
+/// A publication of a conversation's owner: its content, its receivers, and the guarantee that it is delivered.
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub conversation: ConversationId,
-    /// The position in the conversation that a receiver has reached with it. Zero if it has no position: receipts and
-    /// typing.
+    /// The position in the conversation that a receiver has reached with it. Zero for receipts and typing, which have
+    /// no position.
     pub at: Cursor,
     pub audience: Audience,
     pub guarantee: Guarantee,
@@ -33,16 +33,17 @@ pub enum Audience {
     User(UserId),
 }
 
-/// What the owner may rely on after publishing.
+/// The guarantee with which a publication is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guarantee {
-    /// The owner learns when every gateway concerned has it, and publishes it again if it never learns that.
+    /// The owner learns when every gateway concerned has the publication, and publishes it again if it never learns
+    /// that.
     Confirmed,
-    /// Nobody waits for it. A gateway that misses it catches up later, or does without it.
+    /// The owner does not wait. A gateway that misses the publication catches up later, or does without it.
     BestEffort,
 }
 
-/// What a publication says.
+/// The content of a publication.
 #[derive(Debug, Clone)]
 pub enum Body {
     /// A committed entry.
@@ -64,7 +65,7 @@ pub struct MembershipNotice {
     pub details: Details,
 }
 
-/// What became of a user's membership.
+/// The kind of a membership change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MembershipChange {
     Added,
@@ -98,7 +99,7 @@ impl Recipients {
         size_of::<Self>() + ALLOCATION_BYTES + self.users.len() * size_of::<(UserId, Seq)>()
     }
 
-    /// Returns what the inbox of `user`, who joined at `joined_seq`, shows once `last` is the newest entry.
+    /// Returns the inbox summary for `user`, who joined at `joined_seq`, with `last` as the newest entry.
     #[must_use]
     pub fn summary(
         &self,
@@ -180,7 +181,7 @@ impl Publication {
         }
     }
 
-    /// Returns the publication of what the entry `seq` made of the membership of each user of the audience.
+    /// Returns the publication of the membership of each user of the audience, as of the entry `seq`.
     #[must_use]
     pub fn membership(
         conversation: ConversationId,
@@ -213,7 +214,7 @@ impl Publication {
         }
     }
 
-    /// Returns the publication of the fact that `user` is typing.
+    /// Returns the publication that `user` is typing.
     #[must_use]
     pub fn typing(conversation: ConversationId, user: UserId, audience: Audience) -> Self {
         Self {
@@ -225,7 +226,7 @@ impl Publication {
         }
     }
 
-    /// Returns the publication of the fact that `user` has read a channel up to `at`.
+    /// Returns the publication that `user` has read a channel up to `at`.
     #[must_use]
     pub fn read(channel: ConversationId, at: Cursor, user: UserId) -> Self {
         Self {
@@ -237,7 +238,7 @@ impl Publication {
         }
     }
 
-    /// Returns the publication of what the sender has read by sending this; `None` if this is no entry.
+    /// Returns the publication of the read mark that the sender gets by sending this entry. `None` if this is no entry.
     #[must_use]
     pub fn read_by_sender(&self) -> Option<Self> {
         let Body::Entry(entry) = &self.body else {
@@ -280,7 +281,7 @@ impl fmt::Display for Publication {
     }
 }
 
-/// Whether a publication has been delivered when `publish` returns.
+/// The state of a publication's delivery when `publish` returns.
 #[derive(Debug)]
 pub enum Confirmation {
     /// Nobody needs to wait: it was delivered, or nobody learns when.
@@ -290,8 +291,8 @@ pub enum Confirmation {
     Pending(oneshot::Receiver<RedeliveryGuard>),
 }
 
-/// Keeps a publication outstanding: if a user's home changes, the new home gets it too. To be dropped when the inbox rows
-/// that follow from it are queued with the [`super::InboxWriter`].
+/// Keeps a publication outstanding: if a user's home changes, the new home gets it too. It is dropped when the inbox
+/// rows that follow from the publication are queued with the [`super::InboxWriter`].
 pub struct RedeliveryGuard(pub Arc<dyn Any + Send + Sync>);
 
 impl fmt::Debug for RedeliveryGuard {
@@ -300,7 +301,7 @@ impl fmt::Debug for RedeliveryGuard {
     }
 }
 
-/// Where publications go, so that `chat` needs to know no sockets and no peers.
+/// The receiver of all publications. Because of it, `chat` knows no sockets and no peers.
 ///
 /// Publications of one conversation arrive in the order of these calls.
 pub trait Publish: Send + Sync + 'static {

@@ -20,7 +20,7 @@ use crate::{
 const REPAIRS_AT_ONCE: usize = 32;
 
 impl Conversations {
-    /// Writes the inbox rows that a gateway which is gone may have left unwritten.
+    /// Writes the inbox rows that the gateway `gone` may have left unwritten.
     ///
     /// # Errors
     /// The error of the store. The repair must be tried again before anyone is served.
@@ -53,7 +53,7 @@ impl Conversations {
     /// `Unavailable` if the store or the owner did not answer. The repair must be tried again.
     pub async fn repair_one(&self, conversation: ConversationId) -> Result<(), Error> {
         self.queue_again(conversation).await?;
-        // The caller forgets that there was something to repair, so the rows must be stored.
+        // After success the caller does not repair the conversation again, so the rows must be stored.
         if self.environment().inbox.flush().await {
             Ok(())
         } else {
@@ -97,8 +97,9 @@ impl Conversations {
                 Err(error) => return Err(unavailable(&error)),
             };
             let first = page.entries.first().map_or(0, |entry| entry.seq);
-            // The senders' read marks are writes too, and the only ones of a channel. For those the last page is read,
-            // even if it is longer than one answer, and further back if a row lacks more.
+            // The senders' read marks may be missing too, and are the only rows of a channel that may be. For them the
+            // last page is read, even if it is longer than one answer. If a row lacks more, reading begins further
+            // back.
             let from = shown.min(page.head.saturating_sub(PAGE_ENTRIES_MAX as Seq));
             if range == LogRange::Newest && from.saturating_add(1) < first {
                 range = LogRange::After(from);
@@ -177,8 +178,8 @@ async fn shown_to_all(
 /// Users with the seqs at which they joined.
 type Present = Vec<(UserId, Seq)>;
 
-/// Returns the users who are in a conversation, with its kind and name. `None` if there is no such conversation. Of a
-/// channel it returns only some of them: one who may read it is enough.
+/// Returns the users who are in a conversation, with its kind and name. `None` if there is no such conversation. For a
+/// channel it returns only some of them, because one user who may read it is enough.
 async fn participants(
     store: &dyn Store,
     conversation: ConversationId,

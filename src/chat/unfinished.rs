@@ -1,5 +1,5 @@
-//! The conversations that this gateway lost while work was in progress. Their next owners settle and publish it, so this
-//! gateway asks for each to be loaded.
+//! The conversations that this gateway lost while work was in progress. Their next owners settle and publish that work,
+//! so this gateway asks for each to be loaded.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ impl Unfinished {
         self.get().to_ask.insert(conversation);
     }
 
-    /// Takes the conversations that were not asked for yet. [`Self::asked`] must be called for each.
+    /// Takes the conversations whose next owners were not asked yet. The caller must call [`Self::asked`] for each.
     pub(super) fn take(&self) -> BTreeSet<ConversationId> {
         let mut lost = self.get();
         let taken = std::mem::take(&mut lost.to_ask);
@@ -31,7 +31,7 @@ impl Unfinished {
         taken
     }
 
-    /// Notes whether the owner has answered. If not, it is asked again.
+    /// Records whether the owner has answered. If not, it is asked again.
     pub(super) fn asked(&self, conversation: ConversationId, answered: bool) {
         let mut lost = self.get();
         lost.asking -= 1;

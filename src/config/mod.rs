@@ -449,7 +449,8 @@ pub enum Error {
 /// The settings with the sources of their values.
 pub struct Loaded {
     pub config: Config,
-    /// Development tokens are on by default, because there is no file, there are no keys, and the address is loopback.
+    /// Whether development tokens are on by default, because there is no file, there are no keys, and the address is
+    /// loopback.
     pub development_implied: bool,
     figment: Figment,
 }
@@ -510,13 +511,13 @@ impl Fanout {
 }
 
 impl Limits {
-    /// Bytes of a page of history, approximately. Other frames must fit into the same outbox.
+    /// Returns the approximate bytes of a page of history. Other frames must fit into the same outbox.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.outbox_bytes / 4
     }
 
-    /// Bytes that a user may request at once: the setting, but at least a connect and one page.
+    /// Returns the bytes that a user may request at once: the setting, but at least a connect and one page.
     #[must_use]
     pub fn bytes_burst(&self) -> u32 {
         let least = crate::model::limits::CONNECT_BYTES + self.page_bytes();
@@ -574,13 +575,13 @@ impl Cassandra {
 }
 
 impl Config {
-    /// The memory for conversations, homes and caches.
+    /// Returns the memory for conversations, homes and caches.
     #[must_use]
     pub fn memory(&self) -> memory::Memory {
         memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
     }
 
-    /// The settings of conversations.
+    /// Returns the settings of conversations.
     #[must_use]
     pub fn conversations(&self) -> chat::Settings {
         chat::Settings {

@@ -59,13 +59,13 @@ pub(super) type Flushing = Arc<Mutex<()>>;
 
 /// The decision about an event.
 pub(super) enum Fate {
-    /// It is sent now.
+    /// The event is sent now.
     Now,
-    /// It waits with others, and their flush is scheduled.
+    /// The event waits with others, and their flush is scheduled.
     Held,
-    /// It is the first one that waits: the caller must schedule a flush.
+    /// The event is the first one that waits. The caller must schedule a flush.
     First(Flushing),
-    /// [`HELD_BYTES_MAX`] is reached: the caller must flush now.
+    /// [`HELD_BYTES_MAX`] is reached. The caller must flush now.
     Full(Flushing),
 }
 

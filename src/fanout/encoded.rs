@@ -67,7 +67,7 @@ impl Frame {
         &self.bytes
     }
 
-    /// The number of frames in these bytes.
+    /// Returns the number of frames in these bytes.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.into()
@@ -105,7 +105,7 @@ impl Encoded {
         1 + self.more.len() as u64
     }
 
-    /// The size of the encoded events, approximately.
+    /// Returns the approximate size of the encoded events.
     pub(super) fn bytes(&self) -> usize {
         iter::once(&self.event).chain(&self.more).map(room).sum()
     }

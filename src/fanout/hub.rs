@@ -72,14 +72,14 @@ type Sessions = IndexMap<SessionId, Arc<Subscriber>>;
 /// The subscribers of a topic, and the time that writing to all of them takes.
 #[derive(Default)]
 struct Subscribers {
-    /// Dense, because each publication walks it. Keyed by session, so that a session can be removed.
+    /// The subscribed sessions. The map is dense, because each publication walks it.
     sessions: Sessions,
     /// A copy of `sessions`, to be walked without locking the map. It is made when it is needed.
     shared: OnceLock<Arc<[Arc<Subscriber>]>>,
     /// Sessions that request to see a channel. They count as interested, but receive nothing yet.
     asking: Option<Box<Sessions>>,
     pace: Pace,
-    /// The topic was once large enough for coalescing, so events may wait.
+    /// Whether the topic was once large enough for coalescing, so that events may wait.
     coalesced: AtomicBool,
 }
 
@@ -120,7 +120,7 @@ impl Subscribers {
         self.sessions.values().chain(asking).cloned().collect()
     }
 
-    /// The number of sessions that are subscribed or request to be.
+    /// Returns the number of sessions that are subscribed or request to be.
     fn count(&self) -> usize {
         self.sessions.len() + self.asking.as_ref().map_or(0, |asking| asking.len())
     }
@@ -177,7 +177,7 @@ impl Hub {
         }
     }
 
-    /// The number of sessions that are subscribed to the topic or request to be.
+    /// Returns the number of sessions that are subscribed to the topic or request to be.
     #[must_use]
     pub fn subscribers(&self, topic: &Topic) -> usize {
         self.topics.get(topic).map_or(0, |s| s.count())

@@ -40,7 +40,7 @@ struct State {
     reply_bytes: u32,
     /// The code with which the session must end. It is set once.
     closing: Option<CloseCode>,
-    /// A frame was written in part; a flush writes the rest.
+    /// Whether a frame was written in part. A flush writes the rest.
     in_part: bool,
     /// The part of `bytes` that the session has taken or, for a frame written in part, has to flush.
     taken: u32,
@@ -92,7 +92,7 @@ impl Outbox {
         }
     }
 
-    /// The bytes of replies that are queued or being written.
+    /// Returns the bytes of replies that are queued or being written.
     pub fn reply_bytes(&self) -> usize {
         self.state().reply_bytes as usize
     }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Each queued frame reduces `took_us` by itself divided by this.
+/// The part of `took_us` by which each queued frame reduces it: one in this many.
 const TOOK_DECAY_DIVISOR: u64 = 256;
-/// The latest pause divided by this is its part of the average: after two or three frames in quick succession, frames are
-/// queued.
+/// The weight of the latest pause in the average: one part in this many. After two or three frames in quick succession,
+/// frames are queued.
 const AVERAGE_DIVISOR: u64 = 4;
 /// The least duration of a write, in microseconds: about that of writing to a few sockets and waking a session. Entries
 /// that were committed together are therefore queued, and leave together.
@@ -19,7 +19,7 @@ pub(super) struct Pace {
     ended_us: AtomicU64,
     /// The duration of the last frame's writes, in microseconds.
     took_us: AtomicU64,
-    /// A moving average of the pauses as a part of `took_us`, each at most 1. Thousandths.
+    /// A moving average of the pauses, in thousandths of `took_us`. Each counts as 1000 at most.
     rest: AtomicU64,
 }
 
@@ -34,13 +34,13 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// The time since the last frame, in microseconds.
+    /// Returns the time since the last frame, in microseconds.
     pub(super) fn since_us(&self, now_us: u64) -> u64 {
         now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
     }
 
-    /// Records the pause before a frame, and decides: returns true if the frame should be written at once, false if it
-    /// should be queued.
+    /// Records the pause before a frame. Returns true if the frame should be written at once, false if it should be
+    /// queued.
     pub(super) fn record_and_decide(&self, now_us: u64) -> bool {
         let took = self.took_us.load(Ordering::Relaxed).max(TOOK_US_MIN);
         let rest = self.since_us(now_us).min(took) * 1_000 / took;
@@ -69,7 +69,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// For frames that take 1 ms each, and follow the last one after these pauses: returns which are written at once.
+    /// Returns which frames are written at once, if each takes 1 ms and follows the last one after one of these pauses.
     fn written_at_once(rests_us: impl IntoIterator<Item = u64>) -> Vec<bool> {
         let (pace, mut now) = (Pace::default(), 0);
         let at_once = |rest_us| {

@@ -57,7 +57,7 @@ pub struct FrameWriter {
 struct Writing {
     /// The rest of a frame that bypassed the library. It is written before anything else.
     rest: Bytes,
-    /// The library has begun to write and has not flushed, so it may be within a frame.
+    /// Whether the library has begun to write and has not flushed. It may then be within a frame.
     busy: bool,
     /// The number of flushes by the library.
     flushes: u32,
@@ -100,7 +100,7 @@ impl FrameWriter {
         if writing.busy || !writing.rest.is_empty() {
             return Written::Nothing;
         }
-        // The kernel is asked directly. The runtime's idea of whether the socket is writable would be one more check.
+        // This bypasses the runtime, whose record of whether the socket is writable would be one more check.
         match SockRef::from(&self.stream).send(frame) {
             Err(_) | Ok(0) => Written::Nothing,
             Ok(count) if count == frame.len() => Written::Whole,
@@ -128,7 +128,7 @@ impl FrameWriter {
         let _ = self.message_left.fetch_update(ordering, ordering, more);
     }
 
-    /// The number of writes that waited for the socket. It grows while the client reads.
+    /// Returns the number of writes that waited for the socket. It grows while the client reads.
     pub fn writes(&self) -> u32 {
         self.writes.load(Ordering::Relaxed)
     }
@@ -149,7 +149,7 @@ impl FrameWriter {
         }
     }
 
-    /// Whether the library may be within a frame. It must flush before anything bypasses it.
+    /// Returns whether the library may be within a frame. It must flush before anything bypasses it.
     pub fn busy(&self) -> bool {
         self.writing().busy
     }

@@ -12,8 +12,8 @@ pub(super) const PROXY_REST_BYTES_MAX: usize = 2 << 10;
 
 const PROXY_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Returns the address by which limits count: of IPv6 the /64 network, which is one customer; of IPv4 in IPv6 the IPv4
-/// address.
+/// Returns the address that limits count: the /64 network of an IPv6 address, which is one customer, or the IPv4
+/// address that is mapped to IPv6.
 pub(super) fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {

@@ -26,7 +26,7 @@ use crate::{
     tasks::lock,
 };
 
-/// One address may have one part in this many of `limits.unauthenticated_connections`.
+/// The share of one address in `limits.unauthenticated_connections`: one part in this many.
 const UNAUTHENTICATED_PER_ADDRESS: usize = 4;
 
 /// The limits of a listener and the sockets that count against them.
@@ -150,7 +150,8 @@ impl Admission {
         })
     }
 
-    /// Whether one more refused socket may be answered. If so, the caller calls [`refused`](Self::refused) afterwards.
+    /// Returns whether one more refused socket may be answered. If so, the caller must call [`refused`](Self::refused)
+    /// afterwards.
     pub(super) fn refuse(&self) -> bool {
         add(&self.refusing, REFUSALS_AT_ONCE_MAX)
     }
@@ -171,12 +172,13 @@ impl Admission {
         self.proxy_protocol
     }
 
-    /// Whether this peer may connect at all. With the PROXY protocol, only trusted proxies may if any are configured.
+    /// Returns whether this peer may connect at all. With the PROXY protocol, only trusted proxies may if any are
+    /// configured.
     pub(super) fn may_connect(&self, peer: IpAddr) -> bool {
         !self.proxy_protocol || self.trusted_proxies.is_empty() || self.is_trusted_proxy(peer)
     }
 
-    /// Whether an address recently sent too many rejected tokens.
+    /// Returns whether an address recently sent too many rejected tokens.
     pub(super) fn is_guessing(&self, address: IpAddr) -> bool {
         let until = self.guessing.get(&counted(address)).map(|until| *until);
         until.is_some_and(|until| Instant::now() < until)
@@ -194,7 +196,7 @@ impl Admission {
         }
     }
 
-    /// Drops addresses without recent connections, and updates the metrics. To be called every few seconds.
+    /// Drops addresses without recent connections, and updates the metrics. It is called every few seconds.
     pub(super) fn keep_up(&self) {
         if let Some(rate) = &self.rate {
             rate.retain_recent();

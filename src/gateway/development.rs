@@ -71,8 +71,8 @@ pub(super) async fn token(
     }
 }
 
-/// Whether a program of this machine, or a page of this gateway, made the request directly. False for a proxy's
-/// request, for a page of another origin, and for a host name that was made to resolve to this machine.
+/// Returns whether a program of this machine, or a page of this gateway, made the request directly. It is false for a
+/// proxy's request, for a page of another origin, and for a host name that was made to resolve to this machine.
 fn asked_directly(uri: &Uri, headers: &HeaderMap) -> bool {
     let forwarded = |name: &str| {
         ["forwarded", "via", "x-real-ip"].contains(&name) || name.starts_with("x-forwarded-")
@@ -93,7 +93,7 @@ fn asked_directly(uri: &Uri, headers: &HeaderMap) -> bool {
         && !headers.keys().any(|name| forwarded(name.as_str()))
 }
 
-/// Whether this is a name or address of this machine, with any port.
+/// Returns whether this is a name or address of this machine, with any port.
 fn is_here(host: &Authority) -> bool {
     let name = host.host();
     let v6 = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));

@@ -90,7 +90,7 @@ impl Gateway {
         }
     }
 
-    /// Drops the rates of addresses, services and users that were not active recently. To be called every few seconds.
+    /// Drops the rates of addresses, services and users that were not active recently. It is called every few seconds.
     pub fn keep_up(&self) {
         self.admission.keep_up();
         self.services.retain_recent();
@@ -98,7 +98,7 @@ impl Gateway {
         self.rates.forget();
     }
 
-    /// Sends the presence changes collected since the last call. To be called every few seconds.
+    /// Sends the presence changes collected since the last call. It is called every few seconds.
     pub async fn flush_presence(&self) {
         self.router.flush_presence().await;
     }

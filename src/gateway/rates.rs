@@ -93,7 +93,7 @@ impl Rate {
         (self.each * count as f64) as u64
     }
 
-    /// Returns the limit of `full_at`: nobody waits longer than [`BYTES_WAIT_MAX`].
+    /// Returns the largest value of `full_at`, so that nobody waits longer than [`BYTES_WAIT_MAX`].
     fn most(&self, now: u64) -> u64 {
         now + self.burst + BYTES_WAIT_MAX.as_nanos() as u64
     }
@@ -210,7 +210,7 @@ impl Rates {
         }
     }
 
-    /// Drops users without a session whose budgets are full again. To be called every few seconds.
+    /// Drops users without a session whose budgets are full again. It is called every few seconds.
     pub(super) fn forget(&self) {
         let now = self.now();
         let owes = |full_at: &AtomicU64| full_at.load(Ordering::Relaxed) > now;

@@ -46,7 +46,7 @@ fn answered(name: &'static str, result: &'static str) -> Counter {
 /// Items of a page if the client names no number.
 const PAGE_ITEMS_DEFAULT: usize = 50;
 
-/// Whether the answer may be as large as a page.
+/// Returns whether the answer may be as large as a page.
 pub(super) fn asks_for_a_page(request: &Request) -> bool {
     matches!(
         request,
@@ -237,7 +237,7 @@ async fn participants(
     })
 }
 
-/// Changes a conversation. The answer contains the seq of the entry that this creates.
+/// Changes a conversation. The answer contains the seq of the entry that records the change.
 async fn change<A: chat::Ask<Output = Seq>>(
     gateway: &Gateway,
     user: UserId,
@@ -251,7 +251,7 @@ async fn change<A: chat::Ask<Output = Seq>>(
     }))
 }
 
-/// Tells a conversation something that creates no entry.
+/// Sends a conversation an operation that creates no entry.
 async fn tell<A: chat::Ask<Output = ()>>(
     gateway: &Gateway,
     user: UserId,

@@ -36,7 +36,7 @@ use crate::{
     protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
 };
 
-/// Steps of a session's loop between two checks of the timer and of draining, which also run while there is always
+/// Steps of a session's loop between two checks of the timer and of draining. The checks run even if there is always
 /// something to read or write.
 const STEPS_AT_ONCE: u32 = 64;
 /// Pings without an answer after which the connection is closed.
@@ -247,19 +247,20 @@ impl Session {
         Then::Goes(ended)
     }
 
-    /// Whether the loop takes more replies. It does not while too many wait to be written.
+    /// Returns whether the loop takes more replies. It does not while too many wait to be written.
     fn takes_replies(&self, live: &Live) -> bool {
         !live.replies.is_empty() && live.subscriber.outbox.reply_bytes() <= self.reply_bytes_max()
     }
 
-    /// Whether the loop reads from the client. It does not while the requests in progress may use too many bytes.
+    /// Returns whether the loop reads from the client. It does not while the requests in progress may use too many
+    /// bytes.
     fn reads(&self, live: &Live, state: &LoopState) -> bool {
         live.replies.len() < REQUESTS_IN_FLIGHT_MAX
             && live.asked_bytes <= self.reply_bytes_max()
             && state.leave_at.is_none()
     }
 
-    /// The bytes of queued replies above which further requests wait.
+    /// Returns the bytes of queued replies above which further requests wait.
     fn reply_bytes_max(&self) -> usize {
         self.gateway.limits.outbox_bytes / 2
     }
@@ -285,7 +286,7 @@ impl Session {
         self.ping(&live.subscriber, live.expires_at).await
     }
 
-    /// Tells the client when it will be closed, because the gateway drains.
+    /// Tells the client when its session will end, because the gateway drains. Returns that time.
     fn announce_leaving(&self, live: &Live) -> Instant {
         let drain = &self.gateway.drain;
         let spread = Duration::from_millis(drain.spread_ms);
@@ -534,7 +535,7 @@ impl Live {
 }
 
 impl LoopState {
-    /// Whether the client is read from before more is written.
+    /// Returns whether the client is read from before more is written.
     fn reads_first(&self) -> bool {
         self.writes == WRITES_IN_A_ROW
     }

@@ -159,20 +159,20 @@ impl de::Visitor<'_> for AnyUuid {
 }
 
 uuid_id! {
-    /// A conversation. The id of a dm is computed from its two users (version 5). All others are random (version 4 or
-    /// 7), so that nobody can create a group with the id of a dm.
+    /// The id of a conversation. That of a dm is computed from its two users (version 5). All others are random
+    /// (version 4 or 7), so that nobody can create a group with the id of a dm.
     ConversationId
 }
 uuid_id! {
-    /// A message's id, chosen by its sender. Two requests with the same id are the same message.
+    /// The id of a message, chosen by its sender. Two requests with the same id are the same message.
     ClientId
 }
 uuid_id! {
-    /// A time UUID (version 1), for people and other systems. Order never depends on it.
+    /// The id of a message for people and other systems: a time UUID (version 1). Order never depends on it.
     MessageId
 }
 uuid_id! {
-    /// A gateway process. Each start has a new id.
+    /// The id of a gateway process. Each start has a new one.
     GatewayId
 }
 
@@ -198,7 +198,7 @@ impl ConversationId {
         Self(Uuid::new_v4())
     }
 
-    /// Whether a client may choose this id for a group or a channel.
+    /// Returns whether a client may choose this id for a group or a channel.
     #[must_use]
     pub fn may_be_chosen(self) -> bool {
         matches!(self.0.get_version_num(), 4 | 7)

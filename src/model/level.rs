@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-/// A level. What a level adds, gateways that support less cannot read: so nothing of it is written or sent before the
+/// A level. Gateways that support less cannot read what a level adds, so nothing of it is written or sent before the
 /// ring has that level. Rows and messages without a level mean level 0, the level of all builds before the first one
 /// that states a level.
 pub type Level = u32;

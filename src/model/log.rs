@@ -56,7 +56,7 @@ impl Content {
         }
     }
 
-    /// Whether this entry makes the conversation private, whatever it was before.
+    /// Returns whether this entry makes the conversation private, whatever it was before.
     #[must_use]
     pub fn makes_private(&self) -> bool {
         matches!(
@@ -115,7 +115,7 @@ pub struct Draft {
     pub content: Content,
     /// The time at which an imported message was written. `None` means now.
     pub at: Option<Millis>,
-    /// The sender may have sent the message before, so the owner also searches stored client ids.
+    /// Whether the sender may have sent the message before. The owner then also searches stored client ids.
     pub retry: bool,
 }
 

@@ -14,7 +14,7 @@ fn optional(value: Option<&String>) -> usize {
 }
 
 impl UserId {
-    /// The bytes used in addition to the value itself.
+    /// Returns the bytes used in addition to the value itself.
     #[must_use]
     pub fn weight(&self) -> usize {
         text(self.as_str())
@@ -53,7 +53,7 @@ impl SystemChange {
 }
 
 impl Content {
-    /// The bytes used in addition to the value itself.
+    /// Returns the bytes used in addition to the value itself.
     #[must_use]
     pub fn weight(&self) -> usize {
         match self {
@@ -71,7 +71,7 @@ impl Content {
 }
 
 impl Entry {
-    /// The bytes that an entry in an `Arc` uses.
+    /// Returns the bytes that an entry in an `Arc` uses.
     #[must_use]
     pub fn weight(&self) -> usize {
         ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + self.content.weight()
@@ -79,7 +79,7 @@ impl Entry {
 }
 
 impl Last {
-    /// The bytes that a `Last` in an `Arc` uses.
+    /// Returns the bytes that a `Last` in an `Arc` uses.
     #[must_use]
     pub fn weight(&self) -> usize {
         ALLOCATION_BYTES + size_of::<Self>() + self.sender.weight() + text(&self.preview)
@@ -87,7 +87,7 @@ impl Last {
 }
 
 impl Participant {
-    /// The bytes that a participant uses in a map keyed by user.
+    /// Returns the bytes that a participant uses in a map keyed by user.
     #[must_use]
     pub fn weight(&self) -> usize {
         size_of::<(UserId, Self)>() + self.user.weight()

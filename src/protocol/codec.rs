@@ -48,7 +48,7 @@ enum Field {
     Other,
 }
 
-/// Reads only until both are known. Most frames begin with them.
+/// Reads a frame only until its `type` and `id` are known. Most frames begin with them.
 impl<'de> Visitor<'de> for &mut Begun {
     type Value = ();
 

@@ -56,7 +56,7 @@ macro_rules! requests {
                 })
             }
 
-            /// The `type` of the request, for metrics.
+            /// Returns the `type` of the request, for metrics.
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self {

@@ -1,4 +1,5 @@
-//! Reads from the store what an owner says may be read: so a slow read delays no other operation of the conversation.
+//! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
+//! conversation.
 
 use tokio::time::Instant;
 
@@ -47,7 +48,7 @@ impl Conversations {
                 Outcome::Participants(page.await?)
             }
         };
-        // A deposed owner answers nothing, so what was read counts only if the lease still holds.
+        // A deposed owner answers nothing, so the result counts only if the lease still holds.
         if ownership.holds(Instant::now()) {
             Ok(outcome)
         } else {

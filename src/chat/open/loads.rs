@@ -15,7 +15,7 @@ use crate::model::limits::{LOADS_AGAIN_MAX, LOADS_MAX};
 
 pub(super) struct Loads {
     first: Arc<Semaphore>,
-    /// The permits of loads whose last read failed. They have their own, so that they delay no others.
+    /// The permits of loads whose last read failed. They are separate, so that these loads delay no others.
     again: Arc<Semaphore>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Loads {
 pub(in crate::chat) struct Loading {
     held: Arc<Held>,
     permit: Option<OwnedSemaphorePermit>,
-    /// The end of the time of the request that opened the conversation.
+    /// The deadline of the request that opened the conversation.
     until: Instant,
 }
 
@@ -67,7 +67,7 @@ impl Loading {
     }
 }
 
-/// Waits for a permit. There always is one in the end, because the semaphores are never closed.
+/// Waits for a permit. It is never `None`, because the semaphores are never closed.
 async fn permit(of: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     of.clone().acquire_owned().await.ok()
 }
@@ -100,7 +100,7 @@ mod tests {
         assert!(begun[0].0.retired().is_cancelled());
         begun[0].0.end();
         assert!((&mut next).now_or_never().is_some());
-        // What is not loaded yet is not evicted: it could not go.
+        // A conversation that is not loaded yet is not evicted, because it could not close at once.
         assert!(!table.evict_one());
         begun.iter().for_each(|(held, _)| held.end());
     }

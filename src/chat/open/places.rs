@@ -12,7 +12,8 @@ use tokio::sync::Semaphore;
 use super::{Error, Held, UserId};
 use crate::model::limits::{OPENING_MAX, OPENING_OF_USER_MAX, USER_OPENING_DIVISOR};
 
-/// Places that are looked at to find the least recently used one. Those with a newer use than noted are moved meanwhile.
+/// Places that one search for the least recently used one looks at. It moves those whose last use is newer than
+/// recorded.
 const LOOKED_AT_MAX: usize = 256;
 
 #[derive(Default)]
@@ -24,15 +25,15 @@ pub(super) struct State {
     pub(super) opening: usize,
     /// The number of conversations that came when no place was free, and may not be loaded yet.
     pub(super) waiting: usize,
-    /// The number of conversations that were told to retire and have not gone yet.
+    /// The number of conversations that were told to retire and are not gone yet.
     pub(super) retiring: usize,
-    /// The weight of those, when they were told.
+    /// The weight of the retiring conversations when they were told to retire.
     pub(super) retiring_bytes: usize,
-    /// The number given last to a conversation.
+    /// The last number given to a conversation.
     pub(super) numbers: u64,
 }
 
-/// Places by the last use that was noted here, and then by number. The last use itself may be newer.
+/// Places by recorded last use, then by number. The real last use may be newer.
 pub(super) type Order = BTreeSet<(u64, u64)>;
 
 /// One conversation that has a place or waits for one.
@@ -40,7 +41,7 @@ pub(super) struct Taken {
     pub(super) held: Arc<Held>,
     /// The user whose request opened it.
     pub(super) user: Option<UserId>,
-    /// The noted last use: its key in the order of all conversations, and in that of its user's.
+    /// The recorded last use: its key in the order of all conversations, and in that of its user's.
     pub(super) at: [u64; 2],
     pub(super) has_place: bool,
     /// Whether it is counted in [`State::waiting`].
@@ -87,8 +88,8 @@ impl State {
         Ok(known.permits.clone())
     }
 
-    /// Whether one more conversation of `user` may wait. A user may take a part of the places that are left, so that a few
-    /// users who open very much leave some for all others.
+    /// Returns whether one more conversation of `user` may wait. A user may take a part of the places that are left, so
+    /// that a few users who open very much leave some for all others.
     pub(super) fn may_wait(&self, user: Option<&UserId>) -> bool {
         let left = OPENING_MAX.saturating_sub(self.waiting);
         let part = (left / USER_OPENING_DIVISOR).clamp(1, OPENING_OF_USER_MAX);
@@ -116,7 +117,6 @@ impl State {
         self.places.insert(held.number, taken);
     }
 
-    /// Notes that a conversation has a place.
     pub(super) fn placed(&mut self, number: u64) {
         let Some(taken) = self.places.get_mut(&number) else {
             return;
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// Notes that a conversation may be loaded, so it is not counted in [`Self::waiting`] any more.
+    /// Records that a conversation may be loaded, so it is not counted in [`Self::waiting`] any more.
     pub(super) fn admitted(&mut self, number: u64) {
         let Some(taken) = self.places.get_mut(&number) else {
             return;
@@ -142,8 +142,8 @@ impl State {
         }
     }
 
-    /// Notes that a conversation is loaded. Only from now on it can be evicted: before, it could not go at once, and its
-    /// load would wait for its own weight.
+    /// Records that a conversation is loaded. From now on it may be evicted. Before, it could not close at once, and
+    /// its load would wait for its own weight.
     pub(super) fn loaded(&mut self, held: &Held) {
         let Some(taken) = self.places.get_mut(&held.number) else {
             return;
@@ -169,7 +169,8 @@ impl State {
         while self.opening > self.retiring && self.evict(None, u64::MAX) {}
     }
 
-    /// Evicts one conversation for each that waits, even if others retire for them already: those may be busy for long.
+    /// Evicts one conversation for each that waits, even if others retire for them already, because those may be busy
+    /// for long.
     pub(super) fn evict_for_waiting_anew(&mut self) {
         for _ in 0..self.opening {
             if !self.evict(None, u64::MAX) {
@@ -187,14 +188,13 @@ impl State {
         }
     }
 
-    /// Forgets a user of whom nothing is open or waits.
+    /// Forgets a user of whom no conversation is open or waits.
     pub(super) fn forget_unless_open(&mut self, user: &UserId) {
         if self.users.get(user).is_some_and(|user| user.places == 0) {
             self.users.remove(user);
         }
     }
 
-    /// Removes a conversation.
     pub(super) fn gone(&mut self, number: u64) {
         let Some(taken) = self.places.remove(&number) else {
             return;

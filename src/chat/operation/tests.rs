@@ -148,7 +148,7 @@ fn outcomes() -> Vec<Outcome> {
     ]
 }
 
-/// The bytes with which each of these is encoded between gateways: readable ones as they are, others in hexadecimal.
+/// Returns the encoding of these values between gateways: letters as they are, other bytes in hexadecimal.
 fn encoded<T: Serialize + DeserializeOwned>(values: &[T]) -> String {
     let mut lines = String::new();
     for value in values {
@@ -166,8 +166,8 @@ fn encoded<T: Serialize + DeserializeOwned>(values: &[T]) -> String {
     lines
 }
 
-/// During an upgrade, builds before this one and this one ask each other. After a change of these files they no longer
-/// understand each other.
+/// During an upgrade, this build and earlier ones ask each other. If these files change, they no longer understand each
+/// other.
 #[test]
 fn operations_between_gateways_stay_as_they_were() {
     assert_eq!(

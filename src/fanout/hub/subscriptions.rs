@@ -55,7 +55,7 @@ impl Subscriptions {
         }
     }
 
-    /// The number of requested topics of the same kind as `like`.
+    /// Returns the number of requested topics of the same kind as `like`.
     pub(super) fn requested(&mut self, like: &Topic) -> &mut u32 {
         match like {
             Topic::Channel(_) => &mut self.channels_requested,
@@ -63,7 +63,7 @@ impl Subscriptions {
         }
     }
 
-    /// The number of topics that were not requested: the channels of the user, and the user's own topic.
+    /// Returns the number of topics that were not requested: the channels of the user, and the user's own topic.
     fn rights(&self) -> usize {
         let requested = self.channels_requested + self.users_requested;
         self.list.len() - requested as usize
@@ -114,7 +114,7 @@ impl Subscriptions {
 }
 
 impl Subscriber {
-    /// The number of channels to which the session is subscribed as a participant.
+    /// Returns the number of channels to which the session is subscribed as a participant.
     #[must_use]
     pub fn channels(&self) -> usize {
         let subscriptions = lock(&self.subscriptions);
@@ -265,7 +265,7 @@ impl Hub {
         })
     }
 
-    /// Whether events of the topic are sent to the session.
+    /// Returns whether events of the topic are sent to the session.
     #[must_use]
     pub fn is_sent(&self, topic: &Topic, session: SessionId) -> bool {
         let subscribers = self.topics.get(topic);
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(hub.subscribers(&gone), 1);
     }
 
-    /// Rule [private].
+    /// Rule [private]: a session gets no events of a channel before its request is confirmed.
     #[tokio::test]
     async fn who_asks_to_look_into_a_channel_is_sent_nothing_yet() {
         let hub = Arc::new(Hub::default());

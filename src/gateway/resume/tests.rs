@@ -210,8 +210,8 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     assert!(gateway.hub.is_subscribed(&topic, bob.session));
 }
 
-/// A session holds the futures of its requests under way, and moves each several times before it runs: the one of a
-/// message is most of what a message costs before the store.
+/// A session holds the futures of its requests in progress, and moves each several times before it runs. Moving them is
+/// most of the cost of a message before the store.
 #[tokio::test(start_paused = true)]
 async fn the_future_of_a_message_stays_small() {
     let fixture = Fixture::new().await;

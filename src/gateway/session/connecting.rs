@@ -1,4 +1,4 @@
-//! The begin of a session: reads `connect`, answers it, and sends what the client missed.
+//! The beginning of a session: reads `connect`, answers it, and sends what the client missed.
 
 use std::{
     collections::{HashMap, VecDeque},
