@@ -163,15 +163,19 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
     let me = Uuid::new_v4();
     let mut patience = LOCK_ERRORS_MAX;
     loop {
-        let before = applied(session, keyspace).await?;
-        if before >= wanted() {
+        if applied(session, keyspace).await? >= wanted() {
             return Ok(false); // Another process was faster.
         }
         match lock(session, keyspace, me).await {
             Ok(true) => {
-                let done = migrate(session, keyspace, before).await;
+                // Another process may have finished between the look and the lock.
+                let done = match applied(session, keyspace).await {
+                    Ok(before) if before >= wanted() => Ok(false),
+                    Ok(before) => migrate(session, keyspace, before).await.map(|()| true),
+                    Err(error) => Err(error),
+                };
                 unlock(session, keyspace, me).await;
-                return done.map(|()| true);
+                return done;
             }
             // Processes that compete for the lock sometimes disturb each other.
             Err(error) if patience == 0 => return Err(error),
