@@ -207,6 +207,9 @@ impl Run<'_> {
         for round in 0..self.options.rounds {
             // The order alternates, so that drift affects both kinds of pieces alike.
             for hostile in [round % 2 == 1, round % 2 == 0] {
+                // The same messages in both. A message to everyone's channel, of which a piece has few, is 1 % of the
+                // deliveries, so their p99 depends on the number of these.
+                self.people.begin_part(1 + round as u64);
                 if hostile {
                     self.piece(&mut pieces.with, Some(&mut *hostiles))?;
                     hostiles.ask(STOP)?;
@@ -352,13 +355,22 @@ fn compare(report: &mut Report, without: &Waits, with: &Waits, judged: bool) {
             };
         tell(report, "p50 without", without, |q| q.p50);
         tell(report, "p50 with", with, |q| q.p50);
-        let alone = tell(report, "p99 without", without, |q| q.p99);
-        let beside = tell(report, "p99 with", with, |q| q.p99);
-        let ratio = format!("{name} p99, with / without");
+        tell(report, "p99 without", without, |q| q.p99);
+        tell(report, "p99 with", with, |q| q.p99);
+        let rounds = of(with).iter().zip(of(without));
+        let ratios = Spread::of(
+            rounds
+                .map(|(with, without)| with.p99 / without.p99)
+                .collect(),
+        );
+        ratios.tell(
+            report,
+            &format!("{name} p99, with / without, each round"),
+            "",
+        );
         if goal && judged {
-            report.at_most(&ratio, beside / alone, RATIO_MAX, "");
-        } else {
-            report.figure(&ratio, beside / alone, "");
+            let ratio = format!("{name} p99, with / without");
+            report.at_most(&ratio, ratios.median, RATIO_MAX, "");
         }
     }
     for (which, waits) in [("without", without), ("with", with)] {

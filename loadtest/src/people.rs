@@ -114,6 +114,7 @@ pub(crate) struct People {
     /// For each user, the conversations that they write in.
     places: Vec<Vec<usize>>,
     random: StdRng,
+    seed: u64,
     /// Mean time between two messages of all users together.
     each: Duration,
     /// When the next message is due, since the crowd's epoch.
@@ -170,12 +171,18 @@ impl People {
             conversations,
             places,
             random,
+            seed: options.seed,
             each: Duration::from_secs_f64(1.0 / (options.rate * options.users as f64)),
             due: None,
             size: options.size,
             sent: 0,
             expected: 0,
         })
+    }
+
+    /// Begins a part. Parts with the same number have the same messages at the same times.
+    pub(crate) fn begin_part(&mut self, number: u64) {
+        self.random = StdRng::seed_from_u64(self.seed.wrapping_add(number));
     }
 
     /// Lets people write for `length`. The times between two messages are exponentially distributed, as of people who
