@@ -26,12 +26,6 @@ use crate::mutation::{Mutation, broken};
 const WRITES_QUEUED_MAX: usize = 4_096;
 /// Bytes of one group commit. Further writes wait for the next one.
 const GROUP_BYTES_MAX: usize = 4 << 20;
-/// Bytes of a memtable above which it is flushed. A flush keeps one processor busy, a few milliseconds for each MiB, so
-/// small ones hold up messages less (docs/storage.md). A directory keeps the size with which it was made.
-const MEMTABLE_BYTES_MAX: u64 = 16 << 20;
-/// Niceness of fjall's threads, which flush and compact. Threads that serve clients come before them, but they get enough
-/// to keep up when all processors are busy.
-const BACKGROUND_NICENESS: i32 = 5;
 /// Bytes of all journals above which fjall makes writers wait for a flush.
 const JOURNAL_BYTES_MAX: u64 = 256 << 20;
 
@@ -82,15 +76,19 @@ impl Embedded {
             },
         };
         std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
-        let builder = Database::builder(path)
+        let database = Database::builder(path)
             .cache_size(cache_bytes)
             .max_cached_files(Some(crate::model::limits::STORE_FILES_OPEN_MAX))
             .max_journaling_size(JOURNAL_BYTES_MAX)
-            .manual_journal_persist(true);
-        let database = nicely(move || builder.open()).map_err(failed)?;
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES_MAX);
-        let log = database.keyspace("log", options).map_err(failed)?;
-        let rows = database.keyspace("rows", options).map_err(failed)?;
+            .manual_journal_persist(true)
+            .open()
+            .map_err(failed)?;
+        let log = database
+            .keyspace("log", KeyspaceCreateOptions::default)
+            .map_err(failed)?;
+        let rows = database
+            .keyspace("rows", KeyspaceCreateOptions::default)
+            .map_err(failed)?;
         let poisoned = Arc::new(OnceLock::new());
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
         let writer = Writer {
@@ -111,25 +109,6 @@ impl Embedded {
             poisoned,
         }))
     }
-}
-
-/// Opens the database on a thread with [`BACKGROUND_NICENESS`]. fjall starts its own threads there, and a thread inherits
-/// its niceness on Linux. Elsewhere the niceness is that of the process, which stays as it is.
-fn nicely(open: impl FnOnce() -> fjall::Result<Database> + Send) -> fjall::Result<Database> {
-    let opened = thread::scope(|scope| {
-        let opening = thread::Builder::new().spawn_scoped(scope, || {
-            if cfg!(target_os = "linux")
-                && let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICENESS)
-            {
-                tracing::debug!(%error, "the store's threads have the usual priority");
-            }
-            open()
-        })?;
-        Ok(opening.join())
-    });
-    opened
-        .map_err(|e: std::io::Error| fjall::Error::from(e))?
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Fjall {
