@@ -22,7 +22,7 @@ pub(super) const SILENCE: Duration = Duration::from_millis(1_500);
 /// The change that a row of the ring made, which was read or came from a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Learned {
-    /// None: the version is older, or the same.
+    /// The version is older or the same, so nothing changed.
     Nothing,
     /// The next version. Keys that are owned under both versions are served without a pause.
     Next,

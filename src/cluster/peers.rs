@@ -381,7 +381,7 @@ impl Peers {
                     continue;
                 }
             };
-            // Of a closed link only these count: a delivery will be acknowledged, so it must reach the sockets here.
+            // When a link closes, only these still count: a delivery will be acknowledged, so it must reach the sockets here.
             let last_word = matches!(
                 message,
                 PeerMessage::Adopted { .. } | PeerMessage::Deliver(_)
