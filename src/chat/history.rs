@@ -76,7 +76,7 @@ impl History {
             let entries = u32::try_from(to - from + 1).unwrap_or(u32::MAX);
             // The semaphore is never closed.
             let _permits = self.reads.acquire_many(entries).await;
-            let rows = self.store.log(conversation, from, to).await?;
+            let rows = self.store.log(conversation, from, to).await?.rows;
             counter!("chat_history_entries_read_total").increment(rows.len() as u64);
             let whole = rows.iter().map(|r| r.record.seq).eq(from..=to);
             if !whole {
@@ -219,6 +219,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content: Content::text("x".repeat(bytes)),
+            texts: None,
         })
     }
 

@@ -18,7 +18,7 @@ use super::publish::Recipients;
 use crate::{
     memory::Memory,
     model::{
-        ConversationId, Entry, Kind, Last, Seq, UserId,
+        ConversationId, Entry, Kind, Newest, Seq, UserId,
         limits::{INBOX_CONVERSATIONS_PENDING_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
@@ -52,7 +52,7 @@ pub struct InboxWriter {
 #[derive(Default, Clone)]
 struct QueuedRows {
     /// The newest entry, with the users whose rows show it. `None` for a channel, whose entries change no row.
-    newest: Option<(Arc<Recipients>, Arc<Last>)>,
+    newest: Option<(Arc<Recipients>, Arc<Newest>)>,
     /// The read marks of senders, who have read everything up to their own message.
     read_by_senders: BTreeMap<UserId, Seq>,
     /// The weight when it was last computed.
@@ -86,11 +86,11 @@ impl InboxWriter {
         }
         let rows = queued.entry(conversation).or_default();
         let before = rows.bytes;
-        let newer = |(_, last): &(_, Arc<Last>)| last.seq < entry.seq;
+        let newer = |(_, newest): &(_, Arc<Newest>)| newest.last.seq < entry.seq;
         if let Some(members) = members
             && rows.newest.as_ref().is_none_or(newer)
         {
-            rows.newest = Some((members, Arc::new(entry.last())));
+            rows.newest = Some((members, Arc::new(entry.newest(None))));
         }
         let read = rows
             .read_by_senders
@@ -190,7 +190,9 @@ impl QueuedRows {
     fn weigh(&mut self) -> usize {
         const READ_BYTES: usize = size_of::<(UserId, Seq)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
         let newest = self.newest.as_ref();
-        let newest = newest.map_or(0, |(members, last)| members.weight() + last.weight());
+        let newest = newest.map_or(0, |(members, newest)| {
+            members.weight() + newest.last.weight()
+        });
         let read = self.read_by_senders.len() * READ_BYTES;
         self.bytes = size_of::<(ConversationId, Self)>() + newest + read;
         self.bytes
@@ -201,23 +203,16 @@ impl QueuedRows {
         let mut writes = Vec::new();
         let newest = self.newest.as_ref();
         let kind = newest.map_or(Kind::Channel, |(members, _)| members.kind);
-        if let Some((members, last)) = &self.newest {
+        if let Some((members, newest)) = &self.newest {
             writes.extend(members.users.iter().map(|(user, joined_seq)| InboxWrite {
-                user: user.clone(),
-                conversation,
-                kind: members.kind,
-                summary: Some(members.summary(user, *joined_seq, last)),
+                summary: Some(members.summary(user, *joined_seq, newest)),
                 read_seq: reads.remove(user),
-                left_seq: None,
+                ..InboxWrite::of(user.clone(), conversation, members.kind)
             }));
         }
         writes.extend(reads.into_iter().map(|(user, seq)| InboxWrite {
-            user,
-            conversation,
-            kind,
-            summary: None,
             read_seq: Some(seq),
-            left_seq: None,
+            ..InboxWrite::of(user, conversation, kind)
         }));
         writes
     }
@@ -261,6 +256,7 @@ mod tests {
             sender: user(),
             at: 1,
             content: Content::text("hi"),
+            texts: None,
         };
         writer.queue(conversation, Some(Arc::new(members)), &entry);
     }

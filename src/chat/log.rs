@@ -317,6 +317,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content: Content::text("hi"),
+            texts: None,
         })
     }
 

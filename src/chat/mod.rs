@@ -26,6 +26,7 @@ pub use inbox::InboxWriter;
 pub use lease::{Lease, Ownership, Owns};
 pub use operation::*;
 pub use publish::{
-    Audience, Body, Confirmation, Guarantee, MembershipChange, MembershipNotice, Publication,
-    Publish, Receipt, Recipients, RedeliveryGuard,
+    Audience, Body, Changed, ChangedItem, Confirmation, Guarantee, MembershipChange,
+    MembershipNotice, Publication, Publish, Reacted, ReactedBy, Receipt, Recipients,
+    RedeliveryGuard,
 };

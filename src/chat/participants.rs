@@ -297,14 +297,14 @@ impl Participants {
             name: self.details.name.clone(),
             joined_seq: participant.joined_seq,
             last,
+            changes: 0,
+            texts: entry.texts,
         };
         Some(InboxWrite {
-            user: user.clone(),
-            conversation: self.conversation,
-            kind: self.details.kind,
             summary: present.then_some(summary),
             read_seq: present.then_some(participant.read_seq),
             left_seq: participant.left_seq.filter(|_| !present),
+            ..InboxWrite::of(user.clone(), self.conversation, self.details.kind)
         })
     }
 

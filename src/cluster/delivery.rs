@@ -117,10 +117,14 @@ impl Delivery {
     /// Sends one frame to each gateway with subscribers, however many subscribers it has.
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
         match &publication.body {
-            Body::Entry(_) => {}
+            Body::Entry(_) | Body::Changed(_) => {}
             // The sockets of other gateways learn from the entry that a channel's details changed. Receipts, typing and
             // read marks are not published to channels.
-            Body::Membership(_) | Body::Receipt(_) | Body::Typing(_) | Body::Read => {
+            Body::Membership(_)
+            | Body::Receipt(_)
+            | Body::Reacted(_)
+            | Body::Typing(_)
+            | Body::Read => {
                 self.sockets.deliver_publication(publication);
                 return Confirmation::Immediate;
             }

@@ -106,6 +106,9 @@ fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {
             details: head.details.clone(),
             head: entry.seq,
             last: Some(entry.last()),
+            rev: 0,
+            texts: None,
+            deleted: Default::default(),
         })
     })
 }
@@ -354,6 +357,7 @@ impl LocalSockets {
                 let user = user.clone();
                 self.send(conversation, audience, Event::Typing { conversation, user });
             }
+            Body::Changed(_) | Body::Reacted(_) => {}
             // It concerns inboxes only.
             Body::Read => {}
         }
@@ -494,6 +498,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content,
+            texts: None,
         };
         let audience = Audience::Channel;
         sockets.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
@@ -525,6 +530,9 @@ mod tests {
                 details: details.clone(),
                 head,
                 last: None,
+                rev: 0,
+                texts: None,
+                deleted: Default::default(),
             })
         };
         let known = || {

@@ -267,9 +267,11 @@ mod tests {
             name: None,
             joined_seq,
             last: None,
+            changes: 0,
+            texts: None,
         };
         let mut row = InboxRow::empty(conversation);
-        row.merge(Some(summary), None, None);
+        row.summary = Some(summary);
         row
     }
 

@@ -22,7 +22,7 @@ use crate::{
         Audience, Body, InboxWriter, MembershipChange, MembershipNotice, Publication, Recipients,
     },
     model::{
-        ConversationId, Cursor, Kind, Last, Seq, UserId,
+        ConversationId, Cursor, Kind, Newest, Seq, UserId,
         limits::{NAME_BYTES_MAX, PREVIEW_CHARS, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
@@ -65,7 +65,7 @@ struct Generation {
 #[derive(Default)]
 struct OverlayEntry {
     /// The newest entry, its recipients, and the seq at which the user joined.
-    newest: Option<(Arc<Recipients>, Arc<Last>, Seq)>,
+    newest: Option<(Arc<Recipients>, Arc<Newest>, Seq)>,
     read_seq: Option<Seq>,
     membership: Option<Box<InboxRow>>,
 }
@@ -95,7 +95,7 @@ impl Overlay {
         match body {
             Body::Entry(entry) => {
                 if let Audience::Members(recipients) = audience {
-                    self.record_entry(*conversation, recipients, entry.last(), index);
+                    self.record_entry(*conversation, recipients, entry.newest(None), index);
                 }
             }
             Body::Membership(notice) => {
@@ -109,12 +109,12 @@ impl Overlay {
                 for user in audience.users() {
                     let write = InboxWrite {
                         read_seq: Some(*seq),
-                        ..nothing(*conversation, Kind::Channel, user)
+                        ..InboxWrite::of(user.clone(), *conversation, Kind::Channel)
                     };
                     self.record_write(&write, index);
                 }
             }
-            Body::Receipt(_) | Body::Typing(_) => {}
+            Body::Receipt(_) | Body::Typing(_) | Body::Changed(_) | Body::Reacted(_) => {}
         }
     }
 
@@ -122,10 +122,11 @@ impl Overlay {
         &self,
         conversation: ConversationId,
         recipients: &Arc<Recipients>,
-        last: Last,
+        newest: Newest,
         index: &InboxIndex,
     ) {
-        let last = Arc::new(last);
+        let newest = Arc::new(newest);
+        let last = &newest.last;
         let generation = self.current();
         let (mut new, mut other_list) = (0, false);
         for (user, joined_seq) in &recipients.users {
@@ -133,12 +134,12 @@ impl Overlay {
             let entry = entries.entry(conversation).or_default();
             new += usize::from(entry.newest.is_none());
             // An entry that was published again may come after a newer one.
-            let newer = |(_, known, _): &(_, Arc<Last>, _)| known.seq <= last.seq;
+            let newer = |(_, known, _): &(_, Arc<Newest>, _)| known.last.seq <= last.seq;
             if entry.newest.as_ref().is_none_or(newer) {
                 // Users who have left keep the list that they had.
                 let known = entry.newest.as_ref();
                 other_list |= known.is_some_and(|(known, ..)| !Arc::ptr_eq(known, recipients));
-                entry.newest = Some((recipients.clone(), last.clone(), *joined_seq));
+                entry.newest = Some((recipients.clone(), newest.clone(), *joined_seq));
             }
             if *user == last.sender {
                 entry.read_seq = entry.read_seq.max(Some(last.seq));
@@ -170,7 +171,7 @@ impl Overlay {
             generation.bytes.fetch_add(bytes, Ordering::Relaxed);
             Box::new(InboxRow::empty(write.conversation))
         });
-        row.merge(write.summary.clone(), write.read_seq, write.left_seq);
+        row.merge(write);
         drop(entries);
         let summary = write.summary.as_ref().map(SummaryVersion::of);
         if summary.is_some() || write.left_seq.is_some() {
@@ -237,26 +238,23 @@ impl Overlay {
 impl OverlayEntry {
     fn lay_over(&self, row: &mut InboxRow, user: &UserId) {
         if let Some(membership) = &self.membership {
-            let summary = membership.summary.clone();
-            row.merge(summary, Some(membership.read_seq), membership.left_seq);
+            row.merge(&InboxWrite {
+                summary: membership.summary.clone(),
+                read_seq: Some(membership.read_seq),
+                read_texts: membership.read_texts,
+                left_seq: membership.left_seq,
+                ..InboxWrite::of(user.clone(), row.conversation, Kind::Group)
+            });
         }
         let summary = self
             .newest
             .as_ref()
-            .map(|(recipients, last, joined)| recipients.summary(user, *joined, last));
-        row.merge(summary, self.read_seq, None);
-    }
-}
-
-/// Returns a write that changes nothing.
-fn nothing(conversation: ConversationId, kind: Kind, user: &UserId) -> InboxWrite {
-    InboxWrite {
-        user: user.clone(),
-        conversation,
-        kind,
-        summary: None,
-        read_seq: None,
-        left_seq: None,
+            .map(|(recipients, newest, joined)| recipients.summary(user, *joined, newest));
+        row.merge(&InboxWrite {
+            summary,
+            read_seq: self.read_seq,
+            ..InboxWrite::of(user.clone(), row.conversation, Kind::Group)
+        });
     }
 }
 
@@ -268,7 +266,7 @@ fn membership(
     user: &UserId,
 ) -> Option<InboxWrite> {
     let MembershipNotice { change, details } = notice;
-    let write = nothing(conversation, details.kind, user);
+    let write = InboxWrite::of(user.clone(), conversation, details.kind);
     match (change, details.kind) {
         (MembershipChange::Added, Kind::Channel) => Some(InboxWrite {
             summary: Some(InboxSummary {
@@ -277,6 +275,8 @@ fn membership(
                 name: details.name.clone(),
                 joined_seq: seq,
                 last: None,
+                changes: 0,
+                texts: None,
             }),
             read_seq: Some(seq),
             ..write
@@ -297,7 +297,7 @@ mod tests {
     use crate::{
         clock,
         memory::Memory,
-        model::{EntryKind, Kind},
+        model::{EntryKind, Kind, Last},
         store::simulated::{Faults, Simulated},
         tasks::Tasks,
     };
@@ -319,9 +319,15 @@ mod tests {
             sender: user(),
             kind: EntryKind::Text,
             preview: "hi".into(),
+            deleted: false,
+        };
+        let newest = Newest {
+            last,
+            changes: 0,
+            texts: None,
         };
         let id = ConversationId(uuid::Uuid::from_u128(number));
-        overlay.record_entry(id, &members, last, &InboxIndex::new(1 << 20));
+        overlay.record_entry(id, &members, newest, &InboxIndex::new(1 << 20));
     }
 
     fn recorded(overlay: &Overlay) -> usize {

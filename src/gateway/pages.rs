@@ -93,6 +93,7 @@ mod tests {
                 sender: UserId::new("alice").unwrap(),
                 at: 1,
                 content: Content::text("x".repeat(length)),
+                texts: None,
             })
         };
         (1..).zip(lengths).map(entry).collect()

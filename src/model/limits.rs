@@ -95,6 +95,35 @@ pub const ATTACHMENTS_MAX: usize = 10;
 /// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 
+/// Entries that one request deletes.
+pub const DELETE_SEQS_MAX: usize = 256;
+
+/// Edits of one entry. The state of the entry names them all, because deleting it erases them.
+pub const EDITS_MAX: usize = 1_000;
+
+/// Different emoji among the reactions to one entry.
+pub const EMOJI_MAX: usize = 32;
+
+/// Bytes of one emoji.
+pub const EMOJI_BYTES_MAX: usize = 64;
+
+/// The highest deleted seqs that a conversation and each inbox row keep. With more deletions in the unread part, the
+/// unread count is too high until the user reads.
+pub const DELETED_SEQS_KEPT: usize = 64;
+
+/// Changes that a client may be behind. Above this, it is told to read again.
+pub const CHANGES_BEHIND_MAX: u64 = 5_000;
+
+/// Changes of one page, whatever the client asks for.
+pub const CHANGES_PAGE_MAX: usize = 256;
+
+/// Bytes of the items of one `changed` event. Above this, clients are told to ask for the changes.
+pub const CHANGED_BYTES_MAX: usize = 64 << 10;
+
+/// Participants of the largest group in which a change is settled only when it was delivered. In larger groups and in
+/// channels, gateways and clients that missed it ask for it.
+pub const CHANGES_CONFIRMED_PARTICIPANTS_MAX: usize = 40;
+
 /// Characters of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 

@@ -108,6 +108,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content,
+            texts: None,
         };
         entry.weight()
     }

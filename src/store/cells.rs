@@ -18,13 +18,14 @@ use values::{
 };
 
 use super::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+    Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
+    InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage, ReactorsPage,
+    Result, RingRow, SendRow, Store, Tail,
     public::{PublicScan, Step},
 };
 use crate::{
     clock,
-    model::{ClientId, ConversationId, Entry, GatewayId, Kind, Millis, Seq, UserId},
+    model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId},
 };
 
 /// Days for which a client id is kept.
@@ -103,7 +104,7 @@ impl<C: Cells> Store for CellStore<C> {
             .await
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         let whole = Range::prefix(&Key::new(LOG).conversation(conversation));
         let newest = self.0.scan(whole.clone(), 1, true).await?;
         let rows = match newest.first() {
@@ -128,10 +129,14 @@ impl<C: Cells> Store for CellStore<C> {
             .await?
             .first()
             .map_or(0, |c| c.timestamp);
-        Ok(Tail { rows, settled })
+        Ok(LogTail {
+            tail: Tail { rows, settled },
+            states: Vec::new(),
+            may_have_changes: false,
+        })
     }
 
-    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage> {
         let range = Range {
             from: log_key(conversation, from).0,
             to: log_key(conversation, to.saturating_add(1)).0,
@@ -148,7 +153,10 @@ impl<C: Cells> Store for CellStore<C> {
             }
             rows.push(row);
         }
-        Ok(rows)
+        Ok(LogPage {
+            rows,
+            states: Vec::new(),
+        })
     }
 
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
@@ -156,6 +164,61 @@ impl<C: Cells> Store for CellStore<C> {
             .conversation(conversation)
             .cell(seq, Vec::new());
         self.0.write("set_settled", vec![cell], false).await
+    }
+
+    async fn append_changes(
+        &self,
+        _: ConversationId,
+        _: &[ChangeRow],
+        _: Option<Activity>,
+    ) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn settle_changes(&self, _: ConversationId, _: &[ChangeRow]) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn changes_tail(&self, _: ConversationId, _: u64) -> Result<ChangesTail> {
+        unimplemented!()
+    }
+
+    async fn changes(&self, _: ConversationId, _: Rev, _: Rev) -> Result<Vec<ChangeRow>> {
+        unimplemented!()
+    }
+
+    async fn set_changes_settled(&self, _: ConversationId, _: Rev) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn apply_changes(&self, _: ConversationId, _: Kind, _: &AppliedChanges) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn erase(&self, _: ConversationId, _: &[Erasure]) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn reactors(
+        &self,
+        _: ConversationId,
+        _: Kind,
+        _: Seq,
+        _: Option<&str>,
+        _: Option<&str>,
+        _: usize,
+    ) -> Result<ReactorsPage> {
+        unimplemented!()
+    }
+
+    async fn reactions_of(
+        &self,
+        _: ConversationId,
+        _: &UserId,
+        _: Seq,
+        _: Seq,
+    ) -> Result<Vec<(Seq, String)>> {
+        unimplemented!()
     }
 
     async fn sends(

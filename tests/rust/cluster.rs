@@ -225,9 +225,6 @@ async fn long_inbox() {
     const ROWS: u128 = 30_000;
     let world = gateways(2).await;
     let row = |number: u128| InboxWrite {
-        user: user(3),
-        conversation: ConversationId(Uuid::from_u128(number)),
-        kind: Kind::Group,
         summary: Some(InboxSummary {
             seq: 7,
             kind: Kind::Group,
@@ -240,10 +237,16 @@ async fn long_inbox() {
                 sender: user(0),
                 kind: EntryKind::Text,
                 preview: "\u{1f600}".repeat(100),
+                deleted: false,
             }),
+            changes: 0,
+            texts: None,
         }),
-        read_seq: None,
-        left_seq: None,
+        ..InboxWrite::of(
+            user(3),
+            ConversationId(Uuid::from_u128(number)),
+            Kind::Group,
+        )
     };
     let rows = (0..ROWS).map(row).collect();
     world.store.write_inbox(rows).await.unwrap();

@@ -163,6 +163,7 @@ fn answers() -> Vec<Answer> {
         sender: user("bob"),
         kind: EntryKind::Text,
         preview: "See you".into(),
+        deleted: false,
     };
     let present = PresenceItem {
         user: user("bob"),

@@ -72,6 +72,12 @@ impl Owner {
                 drop(reply.send(self.catch_up(after, limit)));
             }
             // A repair is many operations: see `Conversations::repair_one`.
+            Operation::Edit(_)
+            | Operation::Delete(_)
+            | Operation::React(_)
+            | Operation::Reactors(_)
+            | Operation::Changes { .. }
+            | Operation::CatchUpChanges { .. } => drop(reply.send(Err(Error::BUSY))),
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }
     }
@@ -175,6 +181,7 @@ impl Owner {
                 sender: draft.sender,
                 at,
                 content: draft.content,
+                texts: None,
             });
             if participants.is_none() {
                 *participants = Participants::of_first_entry(id, &entry);
@@ -306,6 +313,7 @@ impl Owner {
         let mark = Mark {
             user,
             read_seq: read,
+            read_texts: None,
             // A message that was read has been delivered.
             delivered_seq: read.max(delivered),
         };
@@ -327,6 +335,8 @@ impl Owner {
             details: committed.details.clone(),
             participant_count: committed.count,
             head: self.log.head(),
+            rev: 0,
+            message_count: None,
             role: committed.get(actor).map(|p| p.role),
         }))
     }
@@ -370,10 +380,19 @@ impl Owner {
         let head = self.log.head();
         let (from, to) = range.within(head, limit);
         Ok(match self.recent.range(from, to) {
-            Some(entries) => OwnerReply::Ready(Outcome::History(Page { entries, head })),
+            Some(entries) => OwnerReply::Ready(Outcome::History(Page {
+                entries,
+                head,
+                rev: 0,
+                states: Vec::new(),
+                mine: Vec::new(),
+            })),
             None if from > to => OwnerReply::Ready(Outcome::History(Page {
                 entries: Vec::new(),
                 head,
+                rev: 0,
+                states: Vec::new(),
+                mine: Vec::new(),
             })),
             None => OwnerReply::ReadLog { from, to, head },
         })
@@ -392,6 +411,9 @@ impl Owner {
             details: committed.details.clone(),
             head: self.log.head(),
             last: self.recent.newest().map(|entry| entry.last()),
+            rev: 0,
+            texts: None,
+            deleted: Default::default(),
         }))
     }
 

@@ -97,6 +97,12 @@ impl Owner {
             | Operation::Leave
             | Operation::SetRole { .. }
             | Operation::Update { .. }
+            | Operation::Edit(_)
+            | Operation::Delete(_)
+            | Operation::React(_)
+            | Operation::Reactors(_)
+            | Operation::Changes { .. }
+            | Operation::CatchUpChanges { .. }
             | Operation::Repair => false,
         }
     }

@@ -63,7 +63,11 @@ impl Owner {
                 let is_removal = notice.change == MembershipChange::Removed;
                 (false, is_removal && !broken(Mutation::Private))
             }
-            Body::Receipt(_) | Body::Typing(_) | Body::Read => (false, false),
+            Body::Receipt(_)
+            | Body::Changed(_)
+            | Body::Reacted(_)
+            | Body::Typing(_)
+            | Body::Read => (false, false),
         };
         match self.environment.publish.publish(publication) {
             // Rule [flush]: an inbox row is written only when its entry was delivered, so no row is ahead of the
@@ -164,6 +168,7 @@ impl Owner {
             user,
             read_seq,
             delivered_seq,
+            ..
         } = mark;
         let Some(participants) = &mut self.participants else {
             return;

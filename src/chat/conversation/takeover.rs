@@ -47,15 +47,15 @@ impl Owner {
         let tail = loading
             .read(&ownership, || store.tail(id, TAIL_ENTRIES))
             .await?;
-        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
+        let read = tail.tail.rows.iter().map(|row| row.record.weight()).sum();
         loading.has_read(read);
         let row = loading.read(&ownership, || store.conversation(id)).await?;
         let Takeover {
             log,
             records,
             settle,
-        } = take_over(id, &tail, &ownership)?;
-        let stored_settled = tail.settled;
+        } = take_over(id, &tail.tail, &ownership)?;
+        let stored_settled = tail.tail.settled;
         drop(tail);
         let participants = match row {
             Some(row) => {
@@ -296,7 +296,7 @@ pub(super) async fn find_sent(
     for send in store.sends(id, sender, client_id).await? {
         // Rule [sends-epoch]: a row of a deposed epoch may point at a seq that another entry took.
         if send.seq <= head
-            && let [row] = &store.log(id, send.seq, send.seq).await?[..]
+            && let [row] = &store.log(id, send.seq, send.seq).await?.rows[..]
             && row.record.client_id == client_id
             && row.record.sender == *sender
         {

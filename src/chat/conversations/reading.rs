@@ -32,7 +32,13 @@ impl Conversations {
             OwnerReply::Ready(outcome) => return Ok(outcome),
             OwnerReply::ReadLog { from, to, head } => {
                 let entries = history.read(conversation, (from, to), asked).await?;
-                Outcome::History(Page { entries, head })
+                Outcome::History(Page {
+                    entries,
+                    head,
+                    rev: 0,
+                    states: Vec::new(),
+                    mine: Vec::new(),
+                })
             }
             OwnerReply::ReadSent { seq } => {
                 let entries = history.read(conversation, (seq, seq), asked).await?;

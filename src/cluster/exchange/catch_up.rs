@@ -53,7 +53,7 @@ impl Exchange {
         {
             Ok(Outcome::History(page)) => {
                 let is_whole = page.reaches_head(after);
-                let Page { entries, head } = page;
+                let Page { entries, head, .. } = page;
                 let entry = |entry| {
                     Delivered::Publication(Publication::entry(channel, entry, Audience::Channel))
                 };

@@ -48,6 +48,7 @@ fn entry(content: Content) -> Arc<Entry> {
         sender: user(),
         at: i64::MAX,
         content,
+        texts: None,
     })
 }
 
@@ -175,6 +176,9 @@ fn a_page_of_the_largest_entries_can_be_answered() {
     let answer = PeerResponse::Outcome(Ok(Outcome::History(Page {
         entries,
         head: Seq::MAX,
+        rev: 0,
+        states: Vec::new(),
+        mine: Vec::new(),
     })));
     let bytes = encode(&PeerMessage::Answer { id: 1, answer }).len();
     assert!(
@@ -291,8 +295,11 @@ fn an_inbox_row_is_encoded_as_in_earlier_builds() {
         name: name(),
         joined_seq: 1,
         last: None,
+        changes: 0,
+        texts: None,
     };
-    row.merge(Some(summary.clone()), Some(3), None);
+    row.summary = Some(summary.clone());
+    row.read_seq = 3;
     let before: Before = decode(&encode(&row)).unwrap();
     assert_eq!(before.face, Some(summary));
     assert_eq!(decode::<InboxRow>(&encode(&before)).unwrap(), row);

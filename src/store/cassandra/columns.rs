@@ -290,6 +290,7 @@ impl Statements {
             summary,
             read_seq,
             left_seq,
+            ..
         } = write;
         let mut row = Unit::default();
         if let Some(summary) = summary {
@@ -362,6 +363,7 @@ impl MessageColumns {
             sender: user(operation, &self.sender)?,
             at: self.at.0,
             content,
+            texts: None,
         });
         Ok(LogRow {
             record: entry,
@@ -490,6 +492,7 @@ impl InboxColumns {
                 sender: user(operation, &sender)?,
                 kind: named(operation, &kind)?,
                 preview,
+                deleted: false,
             }),
             _ => None,
         };
@@ -500,6 +503,8 @@ impl InboxColumns {
                 name: self.name,
                 joined_seq: unsigned(joined_seq),
                 last,
+                changes: 0,
+                texts: None,
             }),
             _ => None,
         };
@@ -508,6 +513,9 @@ impl InboxColumns {
             summary,
             read_seq: self.read_seq.map_or(0, unsigned),
             left_seq: self.left_seq.map(unsigned),
+            read_texts: None,
+            deleted: Default::default(),
+            rev: 0,
         })
     }
 }

@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
-        ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+        Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Error,
+        Heartbeat, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
+        PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail,
         public::{PublicScan, Step},
     },
     Cassandra,
@@ -24,7 +25,7 @@ use super::{
     unavailable,
 };
 use crate::model::{
-    ClientId, ConversationId, Entry, GatewayId, Kind, LEVEL_STATED, Millis, Seq, UserId,
+    ClientId, ConversationId, GatewayId, Kind, LEVEL_STATED, Millis, Rev, Seq, UserId,
 };
 
 /// Partitions of one listing that are read concurrently.
@@ -72,7 +73,7 @@ impl Store for Cassandra {
         Ok(())
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         const OPERATION: &str = "tail";
         let s = &self.statements;
         let head: Option<(Option<i64>, Option<i64>)> =
@@ -95,21 +96,83 @@ impl Store for Cassandra {
             self.range(OPERATION, conversation, first, newest).await?
         };
         rows.reverse();
-        Ok(Tail { rows, settled })
+        Ok(LogTail {
+            tail: Tail { rows, settled },
+            states: Vec::new(),
+            may_have_changes: false,
+        })
     }
 
-    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage> {
         let mut rows = self.range("log", conversation, from, to).await?;
         // Rows are newest first, the highest epoch first.
         rows.dedup_by_key(|row| row.record.seq);
         rows.reverse();
-        Ok(rows)
+        Ok(LogPage {
+            rows,
+            states: Vec::new(),
+        })
     }
 
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
         let values = Box::new((big(seq), big(seq), conversation.0));
         let unit = Unit::one(&self.statements.set_settled, values, 50);
         self.batches.write("set_settled", vec![unit]).await
+    }
+
+    async fn append_changes(
+        &self,
+        _: ConversationId,
+        _: &[ChangeRow],
+        _: Option<Activity>,
+    ) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn settle_changes(&self, _: ConversationId, _: &[ChangeRow]) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn changes_tail(&self, _: ConversationId, _: u64) -> Result<ChangesTail> {
+        unimplemented!()
+    }
+
+    async fn changes(&self, _: ConversationId, _: Rev, _: Rev) -> Result<Vec<ChangeRow>> {
+        unimplemented!()
+    }
+
+    async fn set_changes_settled(&self, _: ConversationId, _: Rev) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn apply_changes(&self, _: ConversationId, _: Kind, _: &AppliedChanges) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn erase(&self, _: ConversationId, _: &[Erasure]) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn reactors(
+        &self,
+        _: ConversationId,
+        _: Kind,
+        _: Seq,
+        _: Option<&str>,
+        _: Option<&str>,
+        _: usize,
+    ) -> Result<ReactorsPage> {
+        unimplemented!()
+    }
+
+    async fn reactions_of(
+        &self,
+        _: ConversationId,
+        _: &UserId,
+        _: Seq,
+        _: Seq,
+    ) -> Result<Vec<(Seq, String)>> {
+        unimplemented!()
     }
 
     async fn sends(
@@ -217,6 +280,7 @@ impl Store for Cassandra {
             user,
             read_seq,
             delivered_seq,
+            ..
         } = mark;
         let s = &self.statements;
         let mut units = Vec::with_capacity(2);

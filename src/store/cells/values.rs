@@ -180,6 +180,7 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         sender,
         at,
         content,
+        texts: None,
     });
     Ok(LogRow {
         record: entry,
@@ -363,6 +364,7 @@ pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> 
                             sender,
                             kind,
                             preview,
+                            deleted: false,
                         },
                     );
                 row.summary = Some(InboxSummary {
@@ -371,6 +373,8 @@ pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> 
                     name,
                     joined_seq,
                     last,
+                    changes: 0,
+                    texts: None,
                 });
             }
             Some(READ) => row.read_seq = cell.timestamp,

@@ -29,6 +29,7 @@ fn messages() -> Vec<PeerMessage> {
             sender: user("ann"),
             at: 1_795_000_000_123,
             content,
+            texts: None,
         })
     };
     let text = Content::Text {
