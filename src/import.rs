@@ -102,6 +102,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     });
     let mut settings = config.conversations();
     settings.operation_timeout = FINISH_TIMEOUT;
+    settings.level = members.level();
     let conversations = Conversations::new(
         members.me(),
         store.clone(),

@@ -541,6 +541,13 @@ pub struct Changes {
 }
 
 impl Page {
+    /// Returns the state of an entry of the page, if the entry changed.
+    #[must_use]
+    pub fn state(&self, seq: Seq) -> Option<&EntryState> {
+        let place = self.states.binary_search_by_key(&seq, |(seq, _)| *seq);
+        Some(&self.states[place.ok()?].1)
+    }
+
     /// Returns whether a page of the entries after `after` reaches the head.
     #[must_use]
     pub fn reaches_head(&self, after: Seq) -> bool {

@@ -592,6 +592,9 @@ impl Config {
             open_max: self.limits.open_conversations,
             memory: self.memory(),
             page_bytes_max: self.limits.page_bytes(),
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            level: crate::model::CurrentLevel::default(),
         }
     }
 }

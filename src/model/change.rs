@@ -218,6 +218,19 @@ impl Change {
 }
 
 impl Entry {
+    /// Returns the entry without its text, as it is after its deletion.
+    #[must_use]
+    pub fn erased(&self) -> Self {
+        let mut entry = self.clone();
+        if let Content::Text {
+            body, attachments, ..
+        } = &mut entry.content
+        {
+            (*body, *attachments) = (String::new(), Vec::new());
+        }
+        entry
+    }
+
     /// Returns the entry as people see it after the changes in `state`.
     #[must_use]
     pub fn as_changed(&self, state: &EntryState) -> Self {
