@@ -454,6 +454,8 @@ impl Owner {
         self.start_lookups();
         self.write_appended();
         self.write_changes();
+        let (recent, applied) = (self.recent.first(), self.changes.applied);
+        self.changes.states.forget(recent, applied);
     }
 
     /// Starts one write of all rows appended in this round.

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     model::{
-        ConversationId, Cursor, Entry, GatewayId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX,
+        ConversationId, Cursor, Entry, GatewayId, Kind, LEVEL_CHANGES, Newest, Seq, UserId,
+        limits::PAGE_ENTRIES_MAX,
     },
     store::{self, Store},
 };
@@ -122,6 +123,15 @@ impl Conversations {
         }
     }
 
+    /// An entry of a page as inboxes show it.
+    fn shown(&self, entry: &Entry, page: &Page) -> Newest {
+        let has_changes = self.environment().settings.level.get() >= LEVEL_CHANGES;
+        Newest {
+            texts: has_changes.then(|| entry.texts()),
+            ..entry.newest(page.state(entry.seq))
+        }
+    }
+
     /// Publishes that the newest changes happened, with the newest entry as it is now, and queues the rev for the inbox
     /// rows. Rule [repair]: the rows may lack it. Users who lack changes ask for them.
     async fn publish_changes_again(
@@ -137,7 +147,7 @@ impl Conversations {
         let changed = Changed {
             after: page.rev,
             items: Vec::new(),
-            newest: newest.map(|entry| Arc::new(entry.newest(page.state(entry.seq)))),
+            newest: newest.map(|entry| Arc::new(self.shown(entry, page))),
             deleted: None,
         };
         let audience = Audience::Members(members.clone());
@@ -181,7 +191,7 @@ impl Conversations {
                 Some(Confirmation::Immediate) | None => None,
             };
             let inbox = &environment.inbox;
-            let newest = entry.newest(page.state(entry.seq));
+            let newest = self.shown(entry, page);
             inbox.queue(conversation, members.cloned(), &entry.sender, newest);
             drop(guard);
         }

@@ -75,6 +75,11 @@ pub struct DeletedSeqs {
 }
 
 impl DeletedSeqs {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds an entry that was not deleted before.
     pub fn add(&mut self, seq: Seq) {
         self.count += 1;

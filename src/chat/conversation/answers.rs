@@ -464,7 +464,11 @@ impl Owner {
     /// An entry with its applied state.
     pub(super) fn shown(&self, entry: &Entry) -> Newest {
         let known = self.changes.states.entry(entry.seq);
-        entry.newest(known.map(|known| known.applied.as_ref()))
+        let newest = entry.newest(known.map(|known| known.applied.as_ref()));
+        Newest {
+            texts: self.has_changes().then(|| entry.texts()),
+            ..newest
+        }
     }
 
     /// The number of people's messages in the committed log, from the level of changes on.

@@ -172,7 +172,10 @@ impl Owner {
         if let Some(newer) = of_round(seq) {
             state.merge(&newer);
         }
-        Some(entry.newest(Some(&state)))
+        Some(Newest {
+            texts: Some(entry.texts()),
+            ..entry.newest(Some(&state))
+        })
     }
 
     /// Handles the end of a round: its effects are stored.
@@ -206,9 +209,6 @@ impl Owner {
             .iter()
             .all(|change| matches!(change.op, ChangeOp::React { .. }));
         self.tell(revs, only_reactions);
-        self.changes
-            .states
-            .forget(self.recent.first(), self.changes.applied);
         self.start_round();
     }
 
