@@ -74,6 +74,10 @@ pub struct Settings {
     pub memory: Memory,
     /// Bytes after which a page of history ends.
     pub page_bytes_max: usize,
+    /// The time after sending in which a message may be edited. `None` means for ever.
+    pub edit_window: Option<Duration>,
+    /// The time between two publications of reactions in a channel or a large group.
+    pub reactions_coalesce: Duration,
 }
 
 /// The parts that all owners of this gateway share.

@@ -327,7 +327,7 @@ impl LocalSockets {
         let conversation = *conversation;
         match body {
             Body::Entry(entry) => {
-                let message = Message::of(conversation, entry.as_ref().clone());
+                let message = Message::of(conversation, entry.as_ref().clone(), None, None);
                 self.send(conversation, audience, Event::Message(Box::new(message)));
                 if matches!(audience, Audience::Channel) {
                     if let Some(progress) = lock(&self.channels).get_mut(&conversation) {

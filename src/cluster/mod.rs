@@ -5,6 +5,7 @@
 //! With the embedded store the ring has one member and every hop is a function call.
 
 mod answers;
+mod changed;
 mod channels;
 mod delivery;
 mod exchange;

@@ -301,6 +301,7 @@ pub(super) async fn subscribe(
     let Subscribe {
         conversation,
         after,
+        rev: _,
     } = *request;
     let head = match gateway.router.subscribe(session, conversation).await {
         Ok(head) => head.head,
@@ -333,8 +334,8 @@ pub(super) async fn subscribe(
         }
     }
     let answer = Answer::Ok(Okay {
-        seq: None,
         head: Some(head),
+        ..Okay::default()
     });
     (answer, bytes)
 }
@@ -366,7 +367,12 @@ async fn push_after(
 }
 
 pub(super) fn message(conversation: ConversationId, entry: &Entry) -> Event {
-    Event::Message(Box::new(Message::of(conversation, entry.clone())))
+    Event::Message(Box::new(Message::of(
+        conversation,
+        entry.clone(),
+        None,
+        None,
+    )))
 }
 
 #[cfg(test)]

@@ -158,6 +158,8 @@ impl World {
             open_max: 10,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),

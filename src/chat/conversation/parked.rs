@@ -282,6 +282,8 @@ mod tests {
             open_max: 10,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

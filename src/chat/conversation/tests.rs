@@ -57,6 +57,8 @@ impl Fixture {
             open_max: 100,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

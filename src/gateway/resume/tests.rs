@@ -193,6 +193,7 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let request = Subscribe {
         conversation,
         after,
+        rev: None,
     };
     let (gateway, bob) = (&fixture.gateway, &fixture.bob);
     let (answer, _) = subscribe(gateway, bob, &request).await;

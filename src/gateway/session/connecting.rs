@@ -255,7 +255,7 @@ impl Session {
             gateway: gateway.router.me().to_string(),
             expires_at: identity.expires_at,
             ping_interval_ms: gateway.session.ping_interval_ms,
-            limits: gateway.limits.protocol(),
+            limits: gateway.limits.protocol(&gateway.messages),
             time: clock::wall(),
         };
         let reply = Reply {

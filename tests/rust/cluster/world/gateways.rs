@@ -142,6 +142,8 @@ fn settings(open_max: usize) -> Settings {
         open_max,
         memory: Memory::of_mib(64),
         page_bytes_max: 1 << 20,
+        edit_window: None,
+        reactions_coalesce: Duration::from_millis(250),
     }
 }
 
