@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 
-use super::{local_sockets::Heads, router::Router};
+use super::{channel_progress::Heads, router::Router};
 use crate::{
     chat::{Error, GetHead, Head},
-    model::{ConversationId, Kind, UserId, limits::HEADS_AT_ONCE},
+    model::{ConversationId, Cursor, Kind, UserId, limits::HEADS_AT_ONCE},
     protocol::InboxItem,
     store::InboxRow,
 };
@@ -88,7 +88,8 @@ impl Router {
                 if let Some(subscription) = subscription {
                     // A gateway without others is the owner, so everything that follows is published here.
                     if self.others.is_none() {
-                        self.sockets.confirmed(channel, subscription, head.head);
+                        let position = Cursor(head.head, head.rev);
+                        self.sockets.confirmed(channel, subscription, position);
                     }
                     self.sockets.learned(channel, subscription, &head);
                 }

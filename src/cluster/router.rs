@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
-    model::{ConversationId, Draft, Epoch, GatewayId, UserId},
+    model::{ConversationId, Draft, Epoch, GatewayId, LEVEL_CHANGES, Level, UserId},
     store::{PublicPage, Store},
     tasks::Tasks,
 };
@@ -133,6 +133,10 @@ impl Router {
                 None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
                     self.ask_owner_once(conversation, actor, asked).await
+                }
+                // The owner may be a gateway of an earlier build, which cannot read the operation.
+                Some(_) if needed_level(&asked) > others.members.level().get() => {
+                    return Some(Err(Error::NOT_UPGRADED));
                 }
                 Some(owner) => {
                     let ask = PeerRequest::Operation {
@@ -287,6 +291,35 @@ impl Router {
             operation: "lease",
             reason: "it has ended, and could not be renewed yet".into(),
         })
+    }
+}
+
+/// Returns the level from which on every gateway can read an operation.
+fn needed_level(operation: &Operation) -> Level {
+    match operation {
+        Operation::Edit(_)
+        | Operation::Delete(_)
+        | Operation::React(_)
+        | Operation::Reactors(_)
+        | Operation::Changes { .. }
+        | Operation::CatchUpChanges { .. } => LEVEL_CHANGES,
+        Operation::Create(_)
+        | Operation::Details
+        | Operation::Participants { .. }
+        | Operation::Add { .. }
+        | Operation::Remove { .. }
+        | Operation::Join
+        | Operation::Leave
+        | Operation::SetRole { .. }
+        | Operation::Update { .. }
+        | Operation::Send(_)
+        | Operation::History { .. }
+        | Operation::Read { .. }
+        | Operation::Delivered { .. }
+        | Operation::Typing
+        | Operation::Head
+        | Operation::CatchUp { .. }
+        | Operation::Repair => 0,
     }
 }
 

@@ -140,6 +140,7 @@ fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> Inb
         conversation,
         kind,
         last_seq,
+        rev: 0,
     }
 }
 
