@@ -204,9 +204,8 @@ fn bytes(item: &ChangedItem) -> usize {
     /// A number, and what surrounds a text.
     const TEXT: usize = 16;
     let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let link = |link: &Attachment| {
-        ITEM + link.url.len() + optional(&link.name) + optional(&link.mime)
-    };
+    let link =
+        |link: &Attachment| ITEM + link.url.len() + optional(&link.name) + optional(&link.mime);
     let content = |state: &ContentState| {
         let edited = state.content.as_ref();
         let edited = edited.map_or(0, |edited| {

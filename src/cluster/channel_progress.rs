@@ -47,7 +47,10 @@ impl ChannelProgress {
 
     pub(super) fn delivered_entry(&mut self, entry: &Entry) {
         self.head = self.head.take().and_then(|head| head_after(head, entry));
-        if self.contiguous.is_none_or(|Cursor(upto, _)| entry.seq > upto) {
+        if self
+            .contiguous
+            .is_none_or(|Cursor(upto, _)| entry.seq > upto)
+        {
             self.ahead.insert(entry.seq);
         }
         self.advance();

@@ -124,7 +124,9 @@ impl Router {
             return Ok(None);
         };
         let ask = |version| PeerRequest::Follow { channel, version };
-        let answer = self.ask_responsible(|ring| ring.owner(channel), ask).await?;
+        let answer = self
+            .ask_responsible(|ring| ring.owner(channel), ask)
+            .await?;
         let head = match answer {
             PeerResponse::Head(head) => Cursor(head?, 0),
             PeerResponse::Position(position) => position,

@@ -132,7 +132,9 @@ impl LocalSockets {
         topics.sort_unstable();
         let interest = |topic| {
             let passed = match &topic {
-                Topic::Channel(channel) => channels.get(channel).and_then(ChannelProgress::contiguous),
+                Topic::Channel(channel) => {
+                    channels.get(channel).and_then(ChannelProgress::contiguous)
+                }
                 Topic::User(_) | Topic::Presence(_) => None,
             };
             Interest { topic, passed }
@@ -156,8 +158,7 @@ impl LocalSockets {
         if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
             return None;
         }
-        let new =
-            || ChannelProgress::new(self.next_subscription.fetch_add(1, Ordering::Relaxed));
+        let new = || ChannelProgress::new(self.next_subscription.fetch_add(1, Ordering::Relaxed));
         let progress = channels.entry(channel).or_insert_with(new);
         Some(progress.subscription)
     }

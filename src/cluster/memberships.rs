@@ -17,8 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::lock;
 use crate::{
     model::{
-        ConversationId, Kind, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX,
-        weight::ALLOCATION_BYTES,
+        ConversationId, Kind, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
     },
     store::{InboxRow, InboxSummary},
 };

@@ -123,6 +123,7 @@ impl Cluster {
             home.clone(),
             sockets,
             others,
+            members.level(),
             operation_timeout,
             tasks.clone(),
         ));

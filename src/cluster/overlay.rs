@@ -231,13 +231,7 @@ impl Overlay {
         drop(entries);
         let summary = write.summary.as_ref().map(SummaryVersion::of);
         if summary.is_some() || write.left_seq.is_some() {
-            index.record(
-                &write.user,
-                write.conversation,
-                summary,
-                write.left_seq,
-                0,
-            );
+            index.record(&write.user, write.conversation, summary, write.left_seq, 0);
         }
     }
 

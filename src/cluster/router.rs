@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
-    model::{ConversationId, Draft, Epoch, GatewayId, LEVEL_CHANGES, Level, UserId},
+    model::{ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, Level, UserId},
     store::{PublicPage, Store},
     tasks::Tasks,
 };
@@ -44,6 +44,8 @@ pub struct Router {
     pub(super) sockets: Arc<LocalSockets>,
     /// The other gateways. `None` with the embedded store, where there never are any.
     pub(super) others: Option<Others>,
+    /// The level of the ring.
+    level: CurrentLevel,
     operation_timeout: Duration,
     pub(super) tasks: Tasks,
 }
@@ -68,6 +70,7 @@ impl Router {
         home: Arc<Home>,
         sockets: Arc<LocalSockets>,
         others: Option<Others>,
+        level: CurrentLevel,
         operation_timeout: Duration,
         tasks: Tasks,
     ) -> Self {
@@ -79,6 +82,7 @@ impl Router {
             home,
             sockets,
             others,
+            level,
             operation_timeout,
             tasks,
         }
@@ -87,6 +91,12 @@ impl Router {
     #[must_use]
     pub fn me(&self) -> GatewayId {
         self.me
+    }
+
+    /// Returns whether messages may have changes: the ring has the level that knows them.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.level.get() >= LEVEL_CHANGES
     }
 
     pub(super) fn sockets(&self) -> &LocalSockets {
@@ -135,7 +145,7 @@ impl Router {
                     self.ask_owner_once(conversation, actor, asked).await
                 }
                 // The owner may be a gateway of an earlier build, which cannot read the operation.
-                Some(_) if needed_level(&asked) > others.members.level().get() => {
+                Some(_) if needed_level(&asked) > self.level.get() => {
                     return Some(Err(Error::NOT_UPGRADED));
                 }
                 Some(owner) => {
