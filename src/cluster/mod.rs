@@ -6,6 +6,7 @@
 
 mod answers;
 mod changed;
+mod channel_progress;
 mod channels;
 mod delivery;
 mod exchange;
@@ -32,6 +33,7 @@ mod view_changes;
 
 use std::{sync::Arc, time::Duration};
 
+pub use changed::{changed_event, in_parts, state_of};
 pub use delivery::Delivery;
 pub use exchange::Exchange;
 pub use finalize::{Finalized, NotFinalized, finalize};
@@ -121,6 +123,7 @@ impl Cluster {
             home.clone(),
             sockets,
             others,
+            members.level(),
             operation_timeout,
             tasks.clone(),
         ));

@@ -21,8 +21,18 @@ impl Shown {
         Message::of(conversation, entry, self.state.as_deref(), self.mine)
     }
 
+    /// Returns the bytes in memory.
+    pub(super) fn weight(&self) -> usize {
+        let state = self.state.as_deref();
+        let content = state.and_then(|state| state.content.as_ref());
+        let reactions = state.and_then(|state| state.reactions.as_ref());
+        self.entry.weight()
+            + content.map_or(0, content_bytes)
+            + reactions.map_or(0, |state| reactions_bytes(&state.reactions))
+    }
+
     /// Returns the approximate size in JSON. The text of a changed entry does not count.
-    fn encoded_bytes(&self) -> usize {
+    pub(super) fn encoded_bytes(&self) -> usize {
         let Some(state) = &self.state else {
             return encoded_bytes(&self.entry);
         };
@@ -99,7 +109,7 @@ const FRAME: usize = 400;
 const ITEM: usize = 200;
 
 /// Returns the approximate size of a changed item in JSON.
-fn item_bytes(item: &ChangedItem) -> usize {
+pub(super) fn item_bytes(item: &ChangedItem) -> usize {
     ITEM + item.content.as_ref().map_or(0, content_bytes)
         + item.reactions.as_ref().map_or(0, reactions_bytes)
         + item.by.as_ref().map_or(0, |by| text_bytes(&by.emoji))
@@ -139,7 +149,7 @@ fn links_bytes(attachments: &[Attachment]) -> usize {
 }
 
 /// Returns the approximate size of an entry in JSON, the longer of the two encodings.
-pub(super) fn encoded_bytes(entry: &Entry) -> usize {
+fn encoded_bytes(entry: &Entry) -> usize {
     match &entry.content {
         Content::Text {
             body, attachments, ..
