@@ -120,7 +120,7 @@ fn a_head_is_known_while_nothing_is_missing() {
 /// Returns the type of each queued frame, with its rev if it has one.
 fn queued(session: &Subscriber) -> Vec<(String, Option<u64>)> {
     let mut frames = std::collections::VecDeque::new();
-    drop(session.outbox.take(&mut frames).now_or_never());
+    let _ = session.outbox.take(&mut frames).now_or_never();
     let read = |frame: &crate::fanout::Frame| {
         // Skips the header of the WebSocket frame.
         let bytes = frame.bytes();
