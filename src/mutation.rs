@@ -33,6 +33,20 @@ pub enum Mutation {
     SessionPanic,
     /// The embedded store cannot read stored timestamps.
     Read,
+    /// A change is acknowledged before its effects are stored.
+    ChangeEffects,
+    /// A takeover does not store the effects of unsettled changes again.
+    ChangeReapply,
+    /// A takeover serves unsettled changes without writing them again.
+    ChangeSettle,
+    /// The text of a deleted message is not erased.
+    Erase,
+    /// An edit or deletion leaves the inbox rows as they are.
+    InboxCorrection,
+    /// A repeated edit is accepted, although the content changed since.
+    BaseRev,
+    /// A read mark is stored with the number of all messages instead of those up to it.
+    ReadTexts,
     /// The owner of a conversation panics at an operation.
     Panic,
 }

@@ -23,7 +23,7 @@ use super::{
     inbox::InboxWriter,
     lease::{Lease, Ownership},
     open::{Held, Table},
-    operation::{Ask, LogRange, Operation, SendAck, output},
+    operation::{Ask, LogRange, Operation, Outcome, SendAck, output},
     publish::Publish,
 };
 use crate::{
@@ -169,6 +169,9 @@ impl Conversations {
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
                 OwnerReply::Ready(outcome) => Ok(outcome),
+                OwnerReply::Page { page, .. } if page.states.is_empty() => {
+                    Ok(Outcome::History(page))
+                }
                 read => Box::pin(self.read(conversation, &ownership, asked, read)).await,
             }
         };
@@ -233,7 +236,11 @@ impl Conversations {
         }
         // Gateways catch up by themselves. Everything else was caused by the request of a user.
         let user = match command.operation {
-            Operation::CatchUp { .. } if command.actor == UserId::gateway() => None,
+            Operation::CatchUp { .. } | Operation::CatchUpChanges { .. }
+                if command.actor == UserId::gateway() =>
+            {
+                None
+            }
             _ => Some(&command.actor),
         };
         match shared.open.entry(conversation) {

@@ -415,10 +415,10 @@ pub struct DetailsView {
     pub details: Details,
     pub participant_count: u64,
     pub head: Seq,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
     /// The number of people's messages that are not deleted. `None` from an earlier build.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_count: Option<u64>,
     /// The role of that user. `None` if the user is not a participant.
     pub role: Option<Role>,
@@ -504,7 +504,7 @@ pub struct Page {
     pub entries: Vec<Arc<Entry>>,
     pub head: Seq,
     /// The rev that the states are at least as new as.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
     /// The states of those entries that changed, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -541,6 +541,13 @@ pub struct Changes {
 }
 
 impl Page {
+    /// Returns the state of an entry of the page, if the entry changed.
+    #[must_use]
+    pub fn state(&self, seq: Seq) -> Option<&EntryState> {
+        let place = self.states.binary_search_by_key(&seq, |(seq, _)| *seq);
+        Some(&self.states[place.ok()?].1)
+    }
+
     /// Returns whether a page of the entries after `after` reaches the head.
     #[must_use]
     pub fn reaches_head(&self, after: Seq) -> bool {
@@ -555,14 +562,20 @@ pub struct Head {
     pub details: Details,
     pub head: Seq,
     pub last: Option<Last>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
     /// [`Entry::texts`] of the newest entry.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub texts: Option<u64>,
     /// The deleted entries of the conversation.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "DeletedSeqs::is_empty")]
     pub deleted: DeletedSeqs,
+}
+
+// Serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(rev: &Rev) -> bool {
+    *rev == 0
 }
 
 /// Returns a client id for a system entry, which nobody sends twice.

@@ -300,9 +300,13 @@ impl Participants {
             changes: 0,
             texts: entry.texts,
         };
+        // Who joins has read everything before. A higher mark was stored with the texts up to it.
+        let is_own = entry.texts.is_none() || participant.read_seq == entry.seq;
+        let read_seq = (present && is_own).then_some(participant.read_seq);
         Some(InboxWrite {
             summary: present.then_some(summary),
-            read_seq: present.then_some(participant.read_seq),
+            read_seq,
+            read_texts: read_seq.and(entry.texts),
             left_seq: participant.left_seq.filter(|_| !present),
             ..InboxWrite::of(user.clone(), self.conversation, self.details.kind)
         })

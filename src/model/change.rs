@@ -75,6 +75,11 @@ pub struct DeletedSeqs {
 }
 
 impl DeletedSeqs {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds an entry that was not deleted before.
     pub fn add(&mut self, seq: Seq) {
         self.count += 1;
@@ -218,6 +223,19 @@ impl Change {
 }
 
 impl Entry {
+    /// Returns the entry without its text, as it is after its deletion.
+    #[must_use]
+    pub fn erased(&self) -> Self {
+        let mut entry = self.clone();
+        if let Content::Text {
+            body, attachments, ..
+        } = &mut entry.content
+        {
+            (*body, *attachments) = (String::new(), Vec::new());
+        }
+        entry
+    }
+
     /// Returns the entry as people see it after the changes in `state`.
     #[must_use]
     pub fn as_changed(&self, state: &EntryState) -> Self {

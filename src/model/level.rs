@@ -25,6 +25,12 @@ pub const LEVEL_MAX: Level = LEVEL_CHANGES;
 pub struct CurrentLevel(Arc<AtomicU32>);
 
 impl CurrentLevel {
+    /// Returns a level that was read.
+    #[must_use]
+    pub fn of(level: Level) -> Self {
+        Self(Arc::new(AtomicU32::new(level)))
+    }
+
     /// Returns the level. It is one atomic read.
     #[must_use]
     pub fn get(&self) -> Level {

@@ -111,6 +111,19 @@ pub const EMOJI_BYTES_MAX: usize = 64;
 /// unread count is too high until the user reads.
 pub const DELETED_SEQS_KEPT: usize = 64;
 
+/// Entries that an owner keeps in memory because somebody changed them or asked to. It is more than one request deletes, so
+/// that all of them are there at once.
+pub const ENTRIES_KNOWN_MAX: usize = 4 * DELETE_SEQS_MAX;
+
+/// Users of whom an owner remembers the reactions to one entry.
+pub const REACTORS_KNOWN_MAX: usize = 4_096;
+
+/// The newest applied changes that an owner keeps in memory.
+pub const RECENT_CHANGES: usize = 256;
+
+/// Changes of which an owner has not told yet. At this number it does not wait for more.
+pub const CHANGES_UNTOLD_MAX: u64 = 1_024;
+
 /// Changes that a client may be behind. Above this, it is told to read again.
 pub const CHANGES_BEHIND_MAX: u64 = 5_000;
 

@@ -232,3 +232,11 @@ pub struct Newest {
     #[serde(default)]
     pub texts: Option<u64>,
 }
+
+impl Newest {
+    /// Returns the version of what inboxes show. The highest one replaces the others.
+    #[must_use]
+    pub fn version(&self) -> (Seq, u32) {
+        (self.last.seq, self.changes)
+    }
+}

@@ -12,4 +12,5 @@ pub use changed::*;
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};
 pub use frame::*;
+pub(crate) use list::at_most;
 pub use message::Message;

@@ -160,6 +160,7 @@ impl World {
             page_bytes_max: 1 << 20,
             edit_window: None,
             reactions_coalesce: Duration::from_millis(250),
+            level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),

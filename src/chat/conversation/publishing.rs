@@ -112,12 +112,15 @@ impl Owner {
     }
 
     /// Queues the inbox rows of an entry.
-    fn queue_inbox(&self, seq: Seq) {
+    fn queue_inbox(&mut self, seq: Seq) {
+        self.queued = self.queued.max(seq);
         if let Some(pending) = self.log.get(seq) {
             let recipients = pending.recipients.clone();
+            let newest = self.shown(&pending.entry);
+            let sender = &pending.entry.sender;
             self.environment
                 .inbox
-                .queue(self.id, recipients, &pending.entry);
+                .queue(self.id, recipients, sender, newest);
         }
     }
 
@@ -203,7 +206,7 @@ impl Owner {
 
 /// Waits until a publication was delivered. If the delivery is never confirmed, this waits for ever, and a successor
 /// publishes it again.
-async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
+pub(super) async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
     match delivered.await {
         Ok(guard) => guard,
         Err(_) => std::future::pending().await,

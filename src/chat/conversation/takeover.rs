@@ -11,7 +11,10 @@ use futures_util::stream::FuturesUnordered;
 use metrics::counter;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry};
+use super::{
+    Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry,
+    taking_changes::TakenChanges,
+};
 use crate::{
     chat::{
         client_ids::ClientIds,
@@ -27,7 +30,7 @@ use crate::{
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
-    store::{self, ConversationRow, LogRow, ParticipantRow, Store, Tail},
+    store::{self, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail},
 };
 
 impl Owner {
@@ -44,18 +47,28 @@ impl Owner {
         loading: &mut Loading,
     ) -> Result<Self, Error> {
         let store = environment.store.clone();
-        let tail = loading
+        let LogTail {
+            tail,
+            states,
+            may_have_changes,
+        } = loading
             .read(&ownership, || store.tail(id, TAIL_ENTRIES))
             .await?;
-        let read = tail.tail.rows.iter().map(|row| row.record.weight()).sum();
+        let changes = if may_have_changes {
+            let tail = loading.read(&ownership, || store.changes_tail(id, TAIL_ENTRIES));
+            Some(tail.await?)
+        } else {
+            None
+        };
+        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
         loading.has_read(read);
         let row = loading.read(&ownership, || store.conversation(id)).await?;
         let Takeover {
             log,
             records,
             settle,
-        } = take_over(id, &tail.tail, &ownership)?;
-        let stored_settled = tail.tail.settled;
+        } = take_over(id, &tail, &ownership)?;
+        let stored_settled = tail.settled;
         drop(tail);
         let participants = match row {
             Some(row) => {
@@ -67,10 +80,13 @@ impl Owner {
                 .and_then(|row| Participants::of_first_entry(id, &row.record)),
         };
         let (mut recent, mut client_ids) = (RecentEntries::default(), ClientIds::default());
+        let texts = records.last().map_or(0, |newest| newest.texts());
         for entry in records {
             client_ids.remember(&entry);
             recent.push(entry);
         }
+        let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
+        let queued = log.settled();
         let mut owner = Self {
             id,
             held,
@@ -80,6 +96,9 @@ impl Owner {
             recent,
             client_ids,
             participants,
+            changes,
+            texts,
+            queued,
             unwritten: Vec::new(),
             backlog: VecDeque::new(),
             parked: Parked::default(),
@@ -92,6 +111,7 @@ impl Owner {
             failed: None,
         };
         owner.settle_again(settle, loading).await?;
+        owner.settle_changes_again(settle_changes, loading).await?;
         counter!("chat_takeovers_total").increment(1);
         Ok(owner)
     }
@@ -176,7 +196,7 @@ where
 
 impl Loading {
     /// As [`retry_while_owner`]. Between two attempts, other conversations are loaded.
-    async fn retry_while_owner<T, F>(
+    pub(super) async fn retry_while_owner<T, F>(
         &mut self,
         ownership: &Ownership,
         operation: impl Fn() -> F,

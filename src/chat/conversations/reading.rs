@@ -1,21 +1,27 @@
 //! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
 //! conversation.
 
+use std::collections::BTreeMap;
+
 use tokio::time::Instant;
 
 use super::Conversations;
 use crate::{
     chat::{
-        conversation::OwnerReply,
+        changed,
+        conversation::{OwnerReply, ReadLog},
         error::Error,
         lease::Ownership,
-        operation::{Listed, LogRange, Outcome, Page, ParticipantsPage, SendAck},
+        operation::{
+            Changes, GetReactors, Listed, LogRange, Outcome, Page, ParticipantsPage, Reactor,
+            Reactors, SendAck,
+        },
     },
     model::{
-        ConversationId, Kind, UserId,
+        ConversationId, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
-    store::ParticipantRow,
+    store::{ParticipantRow, ReactorsPage},
 };
 
 impl Conversations {
@@ -30,18 +36,79 @@ impl Conversations {
         let history = &self.shared.history;
         let outcome = match reply {
             OwnerReply::Ready(outcome) => return Ok(outcome),
-            OwnerReply::ReadLog { from, to, head } => {
-                let entries = history.read(conversation, (from, to), asked).await?;
-                Outcome::History(Page {
+            OwnerReply::ReadLog(part) => {
+                let ReadLog {
+                    actor,
+                    from,
+                    to,
+                    head,
+                    rev,
+                    touched,
+                } = *part;
+                let read = history.read(conversation, (from, to), asked, touched);
+                let (entries, states) = read.await?;
+                let page = Page {
                     entries,
                     head,
-                    rev: 0,
-                    states: Vec::new(),
+                    rev,
+                    states,
                     mine: Vec::new(),
+                };
+                Outcome::History(self.with_own(conversation, &actor, page).await?)
+            }
+            OwnerReply::Page { actor, page } => {
+                Outcome::History(self.with_own(conversation, &actor, page).await?)
+            }
+            OwnerReply::Changes { actor, page } => {
+                Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
+            }
+            OwnerReply::ReadChanges {
+                actor,
+                after,
+                revs,
+                applied,
+            } => {
+                let upto = revs.end - 1;
+                let store = &self.shared.environment.store;
+                let rows = store.changes(conversation, revs.start, upto).await?;
+                let whole = rows.iter().map(|row| row.record.rev).eq(revs);
+                if !whole {
+                    return Err(Error::unavailable("the log of changes is damaged"));
+                }
+                let page = Changes {
+                    after,
+                    rev: upto,
+                    items: changed::items(rows.iter().map(|row| row.record.as_ref())),
+                    more: upto < applied,
+                    reset: false,
+                };
+                Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
+            }
+            OwnerReply::ReadReactors { kind, asked } => {
+                let GetReactors {
+                    seq,
+                    emoji,
+                    after,
+                    limit,
+                } = asked;
+                let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+                let (emoji, after) = (emoji.as_deref(), after.as_deref());
+                let store = &self.shared.environment.store;
+                let read = store.reactors(conversation, kind, seq, emoji, after, limit);
+                let ReactorsPage { items, next } = read.await?;
+                let items = items.into_iter().map(|row| Reactor {
+                    user: row.user,
+                    emoji: row.emoji,
+                    at: row.at,
+                });
+                Outcome::Reactors(Reactors {
+                    items: items.collect(),
+                    next,
                 })
             }
             OwnerReply::ReadSent { seq } => {
-                let entries = history.read(conversation, (seq, seq), asked).await?;
+                let read = history.read(conversation, (seq, seq), asked, 0);
+                let (entries, _) = read.await?;
                 let entry = entries.first().ok_or(Error::Closed)?;
                 Outcome::Sent(SendAck::of(entry, true))
             }
@@ -60,6 +127,70 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    /// Adds the reactions of the user who asks to a page.
+    async fn with_own(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        mut page: Page,
+    ) -> Result<Page, Error> {
+        let reacted = page.states.iter().filter(|(_, state)| {
+            let reactions = state.reactions.as_ref();
+            reactions.is_some_and(|state| !state.reactions.is_empty())
+        });
+        let reacted: Vec<Seq> = reacted.map(|(seq, _)| *seq).collect();
+        let mut own = self.own_reactions(conversation, actor, &reacted).await?;
+        let mine = reacted.iter().filter_map(|seq| own.remove_entry(seq));
+        page.mine = mine.collect();
+        Ok(page)
+    }
+
+    /// Adds the reactions of the user who asks to changes.
+    async fn with_own_in(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        mut page: Changes,
+    ) -> Result<Changes, Error> {
+        let reacted = page.items.iter().filter(|item| item.reactions.is_some());
+        let reacted: Vec<Seq> = reacted.map(|item| item.seq).collect();
+        let mut own = self.own_reactions(conversation, actor, &reacted).await?;
+        if *actor != UserId::gateway() {
+            for item in page
+                .items
+                .iter_mut()
+                .filter(|item| item.reactions.is_some())
+            {
+                item.mine = Some(own.remove(&item.seq).unwrap_or_default());
+            }
+        }
+        Ok(page)
+    }
+
+    /// Reads the reactions of a user to some entries, in ascending order. Entries near each other cost one read.
+    async fn own_reactions(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        seqs: &[Seq],
+    ) -> Result<BTreeMap<Seq, Vec<String>>, Error> {
+        const APART_MAX: Seq = 64;
+        let mut own: BTreeMap<Seq, Vec<String>> = BTreeMap::new();
+        if *actor == UserId::gateway() {
+            return Ok(own);
+        }
+        let store = &self.shared.environment.store;
+        for near in seqs.chunk_by(|a, b| b - a <= APART_MAX) {
+            let (Some(&from), Some(&to)) = (near.first(), near.last()) else {
+                continue;
+            };
+            for (seq, emoji) in store.reactions_of(conversation, actor, from, to).await? {
+                own.entry(seq).or_default().push(emoji);
+            }
+        }
+        Ok(own)
     }
 
     /// Reads a page of a channel's participants. (Those of groups and dms are in their owner's memory.) It skips the rows

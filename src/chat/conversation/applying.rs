@@ -1,0 +1,353 @@
+//! Carries out committed changes in rounds: stores their effects, acknowledges them, and publishes them.
+
+use std::{ops::Range, sync::Arc};
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep};
+
+use super::{Done, Owner, changes::PendingChange, publishing::arrived, retry_while_owner};
+use crate::{
+    chat::{
+        error::Error,
+        log::Log,
+        publish::{Audience, Changed, Confirmation, Publication, Reacted, RedeliveryGuard},
+        states::States,
+    },
+    model::{
+        Change, ChangeOp, Cursor, EntryState, Newest, Rev, Seq,
+        limits::{CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
+    },
+    mutation::{Mutation, broken},
+    store::{AppliedChanges, Erasure, InboxWrite, ReactorRow},
+};
+
+/// The rows that follow from the changes of one round.
+#[derive(Default)]
+pub(super) struct Effects {
+    pub applied: AppliedChanges,
+    pub erasures: Vec<Erasure>,
+}
+
+impl Effects {
+    /// The effects of some changes, merged: the last state of an entry wins.
+    pub(super) fn of<'a>(changes: impl Iterator<Item = &'a Change>, states: &States) -> Self {
+        let mut effects = Self::default();
+        let mut merged = std::collections::BTreeMap::<Seq, EntryState>::new();
+        for change in changes {
+            for (seq, state) in change.states() {
+                merged.entry(seq).or_default().merge(&state);
+            }
+            match &change.op {
+                ChangeOp::React { seq, emoji, on, .. } => {
+                    effects.applied.reactors.push(ReactorRow {
+                        seq: *seq,
+                        emoji: emoji.clone(),
+                        user: change.by.clone(),
+                        rev: change.rev,
+                        on: *on,
+                        at: change.at,
+                    });
+                }
+                ChangeOp::Delete { entries, deleted } => {
+                    effects.applied.deleted = Some((change.rev, deleted.clone()));
+                    for deleted in entries {
+                        // The entry is known: it was when the change was checked or taken over.
+                        let known = states.entry(deleted.seq);
+                        effects.erasures.extend(known.map(|known| Erasure {
+                            seq: deleted.seq,
+                            sender: known.entry.sender.clone(),
+                            client_id: known.entry.client_id,
+                            edits: deleted.edits.clone(),
+                        }));
+                    }
+                }
+                ChangeOp::Edit { .. } => {}
+            }
+        }
+        effects.applied.states = merged.into_iter().collect();
+        effects
+    }
+
+    fn change_content(&self) -> bool {
+        self.applied.states.iter().any(|(_, s)| s.content.is_some())
+    }
+}
+
+/// The changes at these revs, which are not settled yet.
+pub(super) fn changes_at(
+    log: &Log<PendingChange>,
+    revs: Range<Rev>,
+) -> impl Iterator<Item = &Arc<Change>> {
+    revs.filter_map(|rev| log.get(rev)).map(|p| &p.change)
+}
+
+impl Owner {
+    /// Handles the end of a write of changes.
+    pub(super) fn changes_written(&mut self, revs: Range<Rev>) {
+        self.writing -= 1;
+        self.changes.log.written(revs);
+        let holds = self.ownership.holds(Instant::now());
+        if !holds {
+            self.failed = Some(Error::Closed);
+        }
+        self.changes.log.commit(holds);
+        self.start_round();
+    }
+
+    /// Stores the effects of all committed changes that are not applied yet, if no other round is in progress.
+    pub(super) fn start_round(&mut self) {
+        let revs = self.changes.applied + 1..self.changes.log.head() + 1;
+        if self.changes.round.is_some() || revs.is_empty() {
+            return;
+        }
+        let changes = changes_at(&self.changes.log, revs.clone());
+        let mut effects = Effects::of(changes.map(AsRef::as_ref), &self.changes.states);
+        effects.applied.inbox = self.corrected_inboxes(&effects);
+        self.changes.round = Some(revs.clone());
+        if broken(Mutation::ChangeEffects) {
+            // A change is acknowledged before its effects are stored.
+            self.answer_changes(revs.clone());
+        }
+        let kind = self.participants.as_ref().map(|p| p.details.kind);
+        let (id, environment, ownership) =
+            (self.id, self.environment.clone(), self.ownership.clone());
+        self.work.push(Box::pin(async move {
+            let Some(kind) = kind else {
+                return Done::ChangesApplied(revs);
+            };
+            let store = &environment.store;
+            let Effects { applied, erasures } = effects;
+            let stored = retry_while_owner(&ownership, || store.apply_changes(id, kind, &applied));
+            let mut stored = stored.await;
+            if stored.is_ok() && !erasures.is_empty() && !broken(Mutation::Erase) {
+                stored = retry_while_owner(&ownership, || store.erase(id, &erasures)).await;
+            }
+            match stored {
+                Ok(()) => Done::ChangesApplied(revs),
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    /// The inbox rows that an edit or a deletion corrects. Rule [face-newest]: they show the newest entry again, because
+    /// the stored row may still show the changed one.
+    pub(super) fn corrected_inboxes(&mut self, effects: &Effects) -> Vec<InboxWrite> {
+        if !effects.change_content() {
+            return Vec::new();
+        }
+        let of_round = |seq| {
+            let states = &effects.applied.states;
+            states
+                .iter()
+                .find(|(s, _)| *s == seq)
+                .map(|(_, state)| state.clone())
+        };
+        let newest = self.newest_queued(of_round);
+        let audience = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.audience_committed());
+        let (Some(newest), Some(Audience::Members(members))) = (newest, audience) else {
+            return Vec::new();
+        };
+        self.environment.inbox.correct(self.id, &newest);
+        let deleted = &effects.applied.deleted;
+        let write = |(user, joined_seq): &(_, Seq)| InboxWrite {
+            summary: (!broken(Mutation::InboxCorrection))
+                .then(|| members.summary(user, *joined_seq, &newest)),
+            deleted: deleted.clone(),
+            ..InboxWrite::of(user.clone(), self.id, members.kind)
+        };
+        members.users.iter().map(write).collect()
+    }
+
+    /// The newest entry that was delivered, with its applied state and that of the round. Rule [flush]: no inbox row is
+    /// ahead of the delivery.
+    fn newest_queued(&self, of_round: impl Fn(Seq) -> Option<EntryState>) -> Option<Newest> {
+        let seq = self.queued;
+        let entries = self.recent.range(seq, seq)?;
+        let entry = entries.first()?;
+        let known = self.changes.states.entry(seq);
+        let mut state = known.map_or_else(EntryState::default, |k| k.applied.as_ref().clone());
+        if let Some(newer) = of_round(seq) {
+            state.merge(&newer);
+        }
+        Some(Newest {
+            texts: Some(entry.texts()),
+            ..entry.newest(Some(&state))
+        })
+    }
+
+    /// Handles the end of a round: its effects are stored.
+    pub(super) fn changes_applied(&mut self, revs: Range<Rev>) {
+        self.changes.round = None;
+        // Rule [ack-lease]: the lease is checked after the effects, before the acknowledgement.
+        if !self.ownership.holds(Instant::now()) {
+            self.failed = Some(Error::Closed);
+            return;
+        }
+        let changes: Vec<_> = changes_at(&self.changes.log, revs.clone())
+            .cloned()
+            .collect();
+        self.changes.applied = revs.end - 1;
+        for change in &changes {
+            self.changes.apply(change);
+            if let ChangeOp::Delete { entries, .. } = &change.op {
+                for deleted in entries {
+                    self.recent.erase(deleted.seq);
+                }
+            }
+        }
+        self.answer_changes(revs.clone());
+        self.environment
+            .changes_committed
+            .increment(changes.len() as u64);
+        for change in &changes {
+            self.tell_reactor(change);
+        }
+        let only_reactions = changes
+            .iter()
+            .all(|change| matches!(change.op, ChangeOp::React { .. }));
+        self.tell(revs, only_reactions);
+        self.start_round();
+    }
+
+    fn answer_changes(&mut self, revs: Range<Rev>) {
+        for rev in revs {
+            if let Some(pending) = self.changes.log.get_mut(rev) {
+                pending.answer();
+            }
+        }
+    }
+
+    /// Publishes applied changes. Reactions in channels and large groups wait for more.
+    fn tell(&mut self, revs: Range<Rev>, only_reactions: bool) {
+        let audience = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.audience_committed());
+        let is_confirmed = match &audience {
+            Some(Audience::Members(members)) => {
+                members.users.len() <= CHANGES_CONFIRMED_PARTICIPANTS_MAX
+            }
+            Some(Audience::Channel | Audience::User(_)) | None => false,
+        };
+        if is_confirmed {
+            return self.publish_changes(Some(revs));
+        }
+        self.release_changes(revs);
+        let untold = self.changes.applied - self.changes.published;
+        if !only_reactions || untold >= CHANGES_UNTOLD_MAX {
+            self.publish_changes(None);
+        } else if !self.changes.is_coalescing {
+            self.changes.is_coalescing = true;
+            let wait = self.environment.settings.reactions_coalesce;
+            self.work
+                .push(Box::pin(sleep(wait).map(|()| Done::ChangesDue)));
+        }
+    }
+
+    /// Publishes what was gathered.
+    pub(super) fn changes_due(&mut self) {
+        self.changes.is_coalescing = false;
+        self.publish_changes(None);
+    }
+
+    /// Publishes everything that is applied and not published. The changes at `held` are settled when it was delivered.
+    pub(super) fn publish_changes(&mut self, held: Option<Range<Rev>>) {
+        let (after, rev) = (self.changes.published, self.changes.applied);
+        let audience = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.audience_committed());
+        let Some(audience) = audience.filter(|_| after < rev) else {
+            held.into_iter().for_each(|revs| self.release_changes(revs));
+            return;
+        };
+        let changed = Arc::new(self.changed(after, rev));
+        self.changes.published = rev;
+        let members = match &audience {
+            Audience::Members(members) => Some(members.clone()),
+            Audience::Channel | Audience::User(_) => None,
+        };
+        let publication =
+            Publication::changed(self.id, Cursor(0, rev), changed, audience, held.is_some());
+        match self.environment.publish.publish(publication) {
+            Confirmation::Pending(delivered) => {
+                let delivered = arrived(delivered).map(move |guard| Done::ChangesDelivered {
+                    revs: held.unwrap_or_default(),
+                    guard,
+                    members,
+                    rev,
+                });
+                self.work.push(Box::pin(delivered));
+            }
+            Confirmation::Immediate => {
+                let inbox = &self.environment.inbox;
+                members
+                    .into_iter()
+                    .for_each(|m| inbox.queue_rev(self.id, m, rev));
+                held.into_iter().for_each(|revs| self.release_changes(revs));
+            }
+        }
+    }
+
+    /// The publication of the changes in (after, rev]. If they are too large, whoever lacks them asks.
+    fn changed(&self, after: Rev, rev: Rev) -> Changed {
+        let since = self.changes.since(after);
+        let (mut changes_content, mut deleted) = (since.is_none(), None);
+        for change in since.into_iter().flatten() {
+            match &change.op {
+                ChangeOp::Edit { .. } => changes_content = true,
+                ChangeOp::Delete { deleted: after, .. } => {
+                    changes_content = true;
+                    deleted = Some(Arc::new(after.clone()));
+                }
+                ChangeOp::React { .. } => {}
+            }
+        }
+        let newest = changes_content
+            .then(|| self.newest_queued(|_| None))
+            .flatten();
+        let (after, items) = match self.changes.unpublished() {
+            Some(items) => (after, items),
+            None => (rev, Vec::new()),
+        };
+        Changed {
+            after,
+            items,
+            newest: newest.map(Arc::new),
+            deleted,
+        }
+    }
+
+    /// Tells the other sessions of a user that they reacted.
+    fn tell_reactor(&self, change: &Change) {
+        if let ChangeOp::React { seq, emoji, on, .. } = &change.op {
+            let reacted = Reacted {
+                seq: *seq,
+                emoji: emoji.clone(),
+                on: *on,
+                rev: change.rev,
+            };
+            let publication = Publication::reacted(self.id, reacted, change.by.clone());
+            drop(self.environment.publish.publish(publication));
+        }
+    }
+
+    /// Handles the delivery of changes to every gateway concerned.
+    pub(super) fn changes_delivered(&mut self, revs: Range<Rev>, guard: RedeliveryGuard) {
+        // The inbox rows with the rev are queued by now.
+        drop(guard);
+        self.release_changes(revs);
+    }
+
+    fn release_changes(&mut self, revs: Range<Rev>) {
+        if revs.is_empty() {
+            return;
+        }
+        revs.for_each(|rev| self.changes.log.release(rev));
+        // Parked changes may have waited for room in the log.
+        self.unpark();
+    }
+}
