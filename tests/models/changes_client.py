@@ -94,7 +94,9 @@ class Client:
                 if self.rng.random() < 0.15: yield from self.change_membership(opid, "join")
             elif first and not self.world.channel and self.user and self.rng.random() < 0.05: yield from self.change_membership(opid, "leave")
             elif self.rng.random() < 0.3 and top < 24 or not top: yield from self.send(opid, "system" if self.rng.random() < 0.2 else "text")
-            else: yield from self.change(opid, top)
+            else:
+                for _ in range(self.rng.choice([0, 0, 0, 0, 3])): self.count += 1; self.sim.spawn(self.change(f"{self.user}.{self.count}", top))     # at once
+                yield from self.change(opid, top)
     def change_membership(self, opid, what):
         while (yield from self.call(lambda o: o.send(self.user, opid, (what, self.user)))) is None: yield self.rng.uniform(1, 5)
         self.member = what == "join"

@@ -65,6 +65,7 @@ class World:
         self.sim, self.broken, self.findings, self.active, self.late = Simulation(seed), broken, [], True, 0
         rng = self.sim.rng
         self.channel, self.users = rng.random() < 0.25, list(range(rng.choice([2, 3, 4])))
+        self.haste = rng.choice([0.1, 0.2, 0.6])                                               # how often owners follow each other quickly
         self.store, self.record, self.home = Store(self.sim, self.found), Record(self), {}
         self.owners = [Owner(self, 1)]
         self.clients = [Client(self, u) for u in self.users]
@@ -86,13 +87,13 @@ class World:
         self.owners.append(Owner(self, self.owners[-1].epoch + 1, not self.owners[-1].retired))
     def ring(self):
         while True:
-            if self.active and self.sim.rng.random() < 0.2:
+            if self.active and self.sim.rng.random() < 0.15:
                 old = self.owners[-1]; self.sim.spawn(old.retire(), old)
                 for _ in range(30):
                     if not old.retired: yield 1
                 self.appoint()
             elif self.active and self.sim.rng.random() < 0.6: yield self.depose() + 0.01; self.appoint()
-            yield self.sim.rng.uniform(0.5, 10) if self.sim.rng.random() < 0.2 else self.sim.rng.uniform(8, 90)
+            yield self.sim.rng.uniform(0.5, 10) if self.sim.rng.random() < self.haste else self.sim.rng.uniform(8, 90)
     # -- delivery
     def deliver(self, members, after, rev, items):
         rng = self.sim.rng
