@@ -82,9 +82,9 @@ class Check:
         for a in self.record.changes:
             if a.opid in self.revs and self.revs[a.opid] <= a.rev and (a.op == "react" or self.revs[a.opid] == a.own): continue
             for s in a.seqs:
-                past = max((r for r, seq in self.after if seq == s and r <= a.rev), default=0); state = self.after[(past, s)] if past else State()
+                past = max((r for r, seq in self.after if seq == s and r <= a.own), default=0); state = self.after[(past, s)] if past else State()
                 done = state.is_deleted() if a.op == "delete" else a.op == "react" and state.reaction(a.arg[0], a.user)[1] == a.arg[1]
-                if not done: self.found(f"acknowledged {a.op} {a.opid} of {s} at rev {a.rev} is not in the log")
+                if not done: self.found(f"acknowledged {a.op} {a.opid} of {s} at rev {a.rev}, done by {a.own}, is not in the log")
     def order(self):
         """A change that was acknowledged before another one was asked for has the lower rev."""
         for a in self.record.changes:

@@ -217,7 +217,7 @@ class Effects:
         else:
             if self.broken == "publish": self.settled_rev = self.applied
             after, self.published = self.published, self.applied
-            self.sim.at(self.sim.rng.choice([0, 0, 2]), lambda: self.sim.spawn(self.publish(after, self.applied), self))
+            self.sim.at(self.sim.rng.choice([0, 0, 2, 15]), lambda upto=self.applied: self.sim.spawn(self.publish(after, upto), self))
         return True
     def recomputed(self, change, rev):
         """[complete] broken: the state after a change is computed from what is there."""
