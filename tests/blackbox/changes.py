@@ -126,10 +126,10 @@ def counted(pairs):
 
 
 def visible(message):
-    """What a user sees of the state of an entry. A deleted message shows no content."""
+    """What a user sees of the state of an entry. A deleted message shows no content, and no reactions need be shown."""
     deleted = "deleted" in message
     content = None if deleted else (message.get("body"), message.get("attachments") or [], message.get("edited_at"))
-    return (message["deleted"] if deleted else None, content, message.get("reactions") or {})
+    return (message["deleted"] if deleted else None, content, None if deleted else message.get("reactions") or {})
 
 
 async def pages(client, conversation):

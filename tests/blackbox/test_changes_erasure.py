@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from changes import all_ok, changed, delete, edit, files_with, holds, marker, pages, pieces, react, rows_with, sends
-from support import STORE, UNLIMITED, eventually, uuid4
+from support import UNLIMITED, eventually, uuid4
 
 LINK = {"mime": "image/png", "size": 5}
 
@@ -94,7 +94,7 @@ def no_text_in_logs(story, directory):
 
 
 async def test_no_reply_and_no_log_line_has_a_deleted_text(start, codec):
-    gateway = start(log__level="debug", **UNLIMITED) if STORE == "embedded" else start(**UNLIMITED)
+    gateway = start(**UNLIMITED)
     story = Story()
     await story.tell(gateway, codec)
     await story.erase(gateway, codec)
