@@ -15,7 +15,7 @@ class Record:
         self.world, self.sim, self.found = world, world.sim, world.found
         self.sent, self.started, self.seqs_of_edit, self.changes = {}, {}, {}, []
         self.acknowledged, self.acknowledged_rev = {}, 0                       # (column, seq) -> rev, and the highest of all
-        self.banned, self.must_be_erased, self.reads = set(), set(), []        # reads: register, started, ended, version, value
+        self.banned, self.must_be_erased, self.deletions, self.corrections, self.reads = set(), set(), [], [], []        # reads: register, started, ended, version, value
     def message(self, client_id, seq):
         if seq > 0 and self.sent.setdefault(client_id, seq) != seq: self.found(f"{client_id} at {self.sent[client_id]} and {seq}")
     def sent_at(self, seq): return next((c for c, s in self.sent.items() if s == seq), None)
@@ -34,13 +34,15 @@ class Record:
         for k, (_, v) in on_all("c"):
             if k[0] == "cc" and v and self.seqs_of_edit.get(v[1:-1]) == seq: out.add(("c", k, seq))
         return out
-    def acknowledge(self, asked, user, arg, rev, own):
+    def acknowledge(self, asked, user, arg, answer, rev, own):
         self.changes.append(Acknowledged(asked.opid, asked.op, asked.seqs, user, arg, asked.started, self.sim.now, asked.floor, rev, own))
         if rev < max(asked.floor, own): self.found(f"{asked.opid} is answered with rev {rev}, own {own}, after {asked.floor} was acknowledged")
         if asked.op != "delete" or len(asked.seqs) == 1:
             column = ("reactions" if asked.op == "react" else "content", asked.seqs[0])
             self.acknowledged[column] = max(own, self.acknowledged.get(column, 0))
         self.acknowledged_rev = max(self.acknowledged_rev, own)
+        if asked.op != "react" and answer == "ok": self.corrections.append((asked.started, asked.seqs))
+        if asked.op == "delete" and answer == "ok": self.deletions.append((asked.started, own))
         if asked.op == "delete": self.banned |= {f"<{self.sent_at(s)}>" for s in asked.seqs}; self.must_be_erased |= asked.landed
     def told(self, what, answer, floor):
         if answer[0] == "reset": rev, more = answer[1], False

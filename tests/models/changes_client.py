@@ -7,13 +7,13 @@ class Client:
     def __init__(self, world, user):
         self.world, self.sim, self.rng, self.user = world, world.sim, world.sim.rng, user
         self.cursor, self.held, self.blocks, self.count = 0, {}, set(), 0
-        self.session, self.online, self.member = 0, False, True
+        self.session, self.online, self.member, self.member_since = 0, False, True, 0.0
         for steps in (self.connection(), self.work(True), self.work(False), self.reading()): self.sim.spawn(steps)
-    def call(self, request, limit=25):
+    def call(self, request):
         """Asks an owner. -> its answer | None = none in time"""
         owner = self.world.pick(); asked, answer = self.sim.spawn(request(owner), owner), Future()
         asked.waiters.append(lambda: self.sim.at(self.rng.choice([0.2, 1, 6]), lambda: answer.set(asked.value)))
-        self.sim.at(limit, lambda: answer.set(None))
+        self.sim.at(self.rng.choice([25, 60]), lambda: answer.set(None))
         return (yield answer)
     # -- following
     def connection(self):
@@ -72,7 +72,10 @@ class Client:
             record = self.world.record
             if not self.world.active or not record.sent: continue
             top = max(record.sent.values())
-            if self.online and self.member: yield from self.page(self.rng.randrange(0, top // BLOCK + 1))
+            if self.online and self.member:
+                block = self.rng.randrange(0, top // BLOCK + 1)
+                for delay in self.rng.choice([(), (), (1, 2, 4, 9)]): self.sim.at(delay, lambda block=block: self.sim.spawn(self.page(block)))      # several at once
+                yield from self.page(block)
             if self.rng.random() < 0.4: seq = self.rng.randint(1, top); yield from self.call(lambda o: o.read(self.user, seq))
             if self.rng.random() < 0.3:
                 seq, started = self.rng.randint(1, top), self.sim.now
@@ -80,8 +83,14 @@ class Client:
                 if cells is not None: record.reactors(started, seq, cells)
             if not self.world.channel: yield from self.look_at_inbox()
     def look_at_inbox(self):
-        banned = set(self.world.record.banned)
+        record, since = self.world.record, self.member_since
+        banned, deleted = set(record.banned), max((rev for started, rev in record.deletions if started > since), default=0)
+        corrected = max((max(seqs) for started, seqs in record.corrections if started > since), default=0)
         row = yield self.world.store.read(("i", self.user))
+        if row and corrected and since == self.member_since and row.get(("face",), ((0, 0),))[0] < (corrected, 1):
+            self.world.found(f"the preview of user {self.user} is {row.get(('face',))}, although a change of {corrected} was acknowledged")
+        if row and since == self.member_since and row.get(("x",), (0,))[0] < deleted:
+            self.world.found(f"the row of user {self.user} lacks the deletion {deleted}: unread is too high")
         if row and ("face",) in row and row[("face",)][1][2] in banned: self.world.found(f"preview of user {self.user} shows a deleted text {row[('face',)][1]}")
     # -- acting
     def work(self, first):
@@ -98,8 +107,10 @@ class Client:
                 for _ in range(self.rng.choice([0, 0, 0, 0, 3])): self.count += 1; self.sim.spawn(self.change(f"{self.user}.{self.count}", top))     # at once
                 yield from self.change(opid, top)
     def change_membership(self, opid, what):
+        self.member_since = 1e9
         while (yield from self.call(lambda o: o.send(self.user, opid, (what, self.user)))) is None: yield self.rng.uniform(1, 5)
         self.member = what == "join"
+        if self.member: self.member_since = self.sim.now
         self.session += 1
         if self.member and self.online: self.sim.spawn(self.resume(self.session))
     def send(self, opid, kind):
@@ -119,6 +130,6 @@ class Client:
             answer = yield from self.call(lambda o: o.change(self.user, op, seqs, arg, opid, base))
             if answer: break
             yield rng.uniform(1, 5)
-        if not answer or answer[0] != "ok": return
-        record.acknowledge(asked, self.user, arg, *answer[1:])
-        if op == "delete" and not self.world.channel: yield from self.look_at_inbox()
+        if not answer or answer[0] == "no": return
+        record.acknowledge(asked, self.user, arg, *answer)
+        if op != "react" and not self.world.channel: yield from self.look_at_inbox()

@@ -152,7 +152,7 @@ class Changes:
             after = (tuple(self.memory[s].edits() for s in seqs), highest, count + len(seqs))
         return Change(op, seqs, user, opid, arg, after)
     def change(self, user, op, seqs, arg, opid, base):
-        """-> ("ok", applied rev, rev of what did it) | ("no",) | None = outcome unknown"""
+        """-> ("ok", applied rev, its rev) | ("same", applied rev, the rev that did it already) | ("no",) | None = outcome unknown"""
         if not self.serving or self.retiring or not self.leased(): return None
         if any(s > self.head or self.entries[s].kind != "text" for s in seqs): return ("no",)
         for s in seqs:
@@ -163,7 +163,7 @@ class Changes:
         seqs, done = verdict
         if done is not None:
             while self.applied < done and self.leased(): yield 0.5
-            return ("ok", self.applied, done) if self.leased() else None
+            return ("same", self.applied, done) if self.leased() else None
         if self.next_rev - 1 - self.settled_rev >= WINDOW * 2: return None
         rev = self.next_rev; self.next_rev += 1
         change, body = self.change_after(op, seqs, user, opid, arg, rev), f"<{opid}>" if op == "edit" else None
