@@ -14,7 +14,7 @@ class Messages:
         """Finds the valid log and writes what is not certain again. -> whether it has the lease"""
         best = best_rows(cells, "m"); known = max([meta[1] for _, meta in best.values()], default=0)
         head, epoch, ids = 0, 0, set()
-        while head + 1 in best and (best[head + 1][0] >= epoch or head + 1 <= known) and best[head + 1][1][0] not in ids:
+        while head + 1 in best and self.extends(best[head + 1][0], epoch, head, known) and best[head + 1][1][0] not in ids:
             head += 1; epoch = best[head][0]; ids.add(best[head][1][0])
         for s in range(1, head + 1):
             epoch, (client_id, _, kind, texts) = best[s]
@@ -103,7 +103,7 @@ class Changes:
         return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
     def adopt_changes(self, cells, kept):
         best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch = 0, 0
-        while head + 1 in best and (best[head + 1][0] >= epoch or head + 1 <= known or self.broken == "prefix"): head += 1; epoch = best[head][0]
+        while head + 1 in best and (self.extends(best[head + 1][0], epoch, head, known) or self.broken == "prefix"): head += 1; epoch = best[head][0]
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
         for r in range(known + 1, head + 1): rows.update(self.change_row(r, *self.changes[r]))
@@ -347,6 +347,10 @@ class Owner(Messages, Changes, Effects, Telling):
             unknown = yield self.store.write(rows, self.cut_off)
             rows = {p: c for p, c in rows.items() if p in unknown}
         return self.leased()
+    def extends(self, epoch, before, head, known):
+        """Whether the row after the head, of this epoch, belongs to the valid log. Rows up to `known` are certain. A row carries numbers that
+        follow from the row before it. Its owner had written all uncertain rows under its own epoch, so a row before it of another epoch is another one."""
+        return head < known or epoch == before or epoch > before and (head == known or self.broken == "chain")
     def take_over(self):
         while self.leased():
             messages, changes, kept = (yield self.store.read("m")), (yield self.store.read("c")), (yield self.store.read("k"))

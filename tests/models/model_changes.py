@@ -22,6 +22,7 @@ RULES = {
     "epoch":       "the epoch is in the key of a change row",
     "settle":      "a takeover writes unsettled changes again before it serves",
     "prefix":      "the valid change log ends at a hole or at a lower epoch",
+    "chain":       "the uncertain part of both logs has one epoch: a row carries counts and summaries that follow from the row before it",
     "order":       "a change commits after all changes before it",
     "effects":     "effects are stored before the acknowledgement",
     "ack-lease":   "the lease is checked again after the effects, before the acknowledgement",
