@@ -2,7 +2,7 @@
 import heapq
 from collections import namedtuple
 
-from changes_owner import DELETED_KEPT
+from changes_owner import DELETED_KEPT, partition
 from changes_store import State, best_rows
 
 Asked = namedtuple("Asked", "opid op seqs started floor landed")
@@ -31,7 +31,7 @@ class Record:
         copies = {(s, k[0]) for k, (_, s) in on_all(("s", client_id))}
         for k, (_, v) in on_all("m"):
             if k[0] == "mc" and v == f"<{client_id}>" and (k[1] == seq or k[1:] in copies): out.add(("m", k, seq))
-        for k, (_, v) in on_all("c"):
+        for k, (_, v) in [cell for part in list(replicas[0]) if part[0] == "c" for cell in on_all(part)]:
             if k[0] == "cc" and v and self.seqs_of_edit.get(v[1:-1]) == seq: out.add(("c", k, seq))
         return out
     def acknowledge(self, asked, user, arg, answer, rev, own):
@@ -64,7 +64,8 @@ class Check:
     """Compares what was acknowledged and what is stored with the log of the last owner, at a quiet point."""
     def __init__(self, world, owner):
         self.world, self.owner, self.record, self.found = world, owner, world.record, world.found
-        self.messages, self.changes = world.store.all("m"), world.store.all("c")
+        self.messages, self.changes = world.store.all("m"), {}
+        for part in {p for replica in world.store.replicas for p in replica if p[0] == "c"}: self.changes.update(world.store.all(part))
         self.log = {r: owner.changes[r][0] for r in range(1, owner.change_head + 1)}
         self.entries = {s: owner.entries[s] for s in range(1, owner.head + 1)}
         self.states, self.after, self.revs = {s: State() for s in self.entries}, {}, {}       # after: (rev, seq) -> the state after that rev
@@ -174,5 +175,7 @@ class Check:
         for key, (_, value) in cells.items():
             if key[0] != column or value is None or key[1] > head or key[2] == best[key[1]][0] and key[1] not in erased: continue
             self.world.late += value in texts
+            if part == "c": place = partition(key[1])
+            else: place = part
             for replica in self.world.store.replicas if self.world.broken != "sweep" else ():
-                replica[part][key] = max(replica[part].get(key, (0, "")), (1, None), key=lambda cell: cell[0])
+                cells_there = replica.setdefault(place, {}); cells_there[key] = max(cells_there.get(key, (0, "")), (1, None), key=lambda cell: cell[0])

@@ -1,24 +1,26 @@
 """The owner of model_changes.py: its two logs, its takeover, and the rows that a change writes."""
 from changes_store import Change, Entry, State, best_rows, content, content_of, items_of, react
 
-WINDOW, BLOCK, DELETED_KEPT, RESET, PAGE = 4, 4, 4, 6, 3
+WINDOW, BLOCK, DELETED_KEPT, RESET, PAGE, BUCKET = 4, 4, 4, 6, 3, 8
+
+def partition(rev): return ("c", rev // BUCKET)
 
 def membership(kind): return kind if isinstance(kind, tuple) else None
 
 class Messages:
     """The log of messages with membership entries, as in model.py, and the faces of inbox rows."""
     def message_row(self, seq, claim, entry):
-        return {("m", seq, self.epoch): (0, (entry.client_id, claim, entry.kind, entry.texts)), ("mc", seq, self.epoch): (0, entry.body)}
+        return {("m", seq, self.epoch): (0, (entry.client_id, claim, *entry[1:3], *entry[4:])), ("mc", seq, self.epoch): (0, entry.body)}
     def sends_row(self, client_id, seq): return {("s", client_id): {(self.epoch,): (0, seq)}}
     def adopt_messages(self, cells):
         """Finds the valid log and writes what is not certain again. -> whether it has the lease"""
         best = best_rows(cells, "m"); known = max([meta[1] for _, meta in best.values()], default=0)
-        head, epoch, ids = 0, 0, set()
-        while head + 1 in best and self.extends(best[head + 1][0], epoch, head, known) and best[head + 1][1][0] not in ids:
-            head += 1; epoch = best[head][0]; ids.add(best[head][1][0])
+        head, epoch, origin, ids = 0, 0, 0, set()
+        while head + 1 in best and self.extends(best[head + 1][0] >= epoch, best[head + 1][1][5] == origin, head < known) and best[head + 1][1][0] not in ids:
+            head += 1; epoch, (client_id, *_, origin, _) = best[head]; ids.add(client_id)
         for s in range(1, head + 1):
-            epoch, (client_id, _, kind, texts) = best[s]
-            self.entries[s] = Entry(client_id, kind, texts, content(cells, "mc", s, epoch))
+            epoch, (client_id, _, kind, texts, *origins) = best[s]
+            self.entries[s] = Entry(client_id, kind, texts, content(cells, "mc", s, epoch), *origins)
         rows = {}
         for s in range(known + 1, head + 1):
             rows.setdefault("m", {}).update(self.message_row(s, known, self.entries[s])); rows.update(self.sends_row(self.entries[s].client_id, s))
@@ -64,8 +66,8 @@ class Messages:
         if client_id in self.in_flight.values() or len(self.in_flight) >= WINDOW or what and (user in self.changing or user in self.asked): return None
         seq = self.next_seq; self.next_seq += 1; self.in_flight[seq] = client_id
         if what: self.asked.add(user)
-        texts = (self.entries[seq - 1].texts if seq > 1 else 0) + (kind == "text")
-        entry = self.entries[seq] = Entry(client_id, kind, texts, f"<{client_id}>" if kind == "text" else None)
+        texts, before = (self.entries[seq - 1].texts, self.entries[seq - 1].origin) if seq > 1 else (0, 0)
+        entry = self.entries[seq] = Entry(client_id, kind, texts + (kind == "text"), f"<{client_id}>" if kind == "text" else None, self.epoch, before)
         if not (yield from self.durable({"m": self.message_row(seq, self.settled_seq, entry), **self.sends_row(client_id, seq)})): return None
         self.stored.add(seq)
         while self.head + 1 in self.stored:
@@ -102,12 +104,14 @@ class Changes:
         epoch = 0 if self.broken == "epoch" else self.epoch
         return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
     def adopt_changes(self, cells, kept):
-        best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch = 0, 0
-        while head + 1 in best and (self.extends(best[head + 1][0], epoch, head, known) or self.broken == "prefix"): head += 1; epoch = best[head][0]
+        best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch, origin = 0, 0, 0
+        while head + 1 in best and self.extends(best[head + 1][0] >= epoch or self.broken == "prefix", best[head + 1][1][1].before == origin, head < known):
+            head += 1; epoch, (_, change) = best[head]; origin = change.origin
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
-        for r in range(known + 1, head + 1): rows.update(self.change_row(r, *self.changes[r]))
-        if rows and self.broken != "settle" and not (yield from self.durable({"c": rows})): return False
+        for r in range(known + 1, head + 1): rows.setdefault(partition(r), {}).update(self.change_row(r, *self.changes[r]))
+        for p in sorted(rows, reverse=True):                                   # The newer bucket first: a lower epoch ends the log.
+            if self.broken != "settle" and not (yield from self.durable({p: rows[p]})): return False
         if self.broken != "x-kept": self.deleted = kept.get(("x",), (0, ((), 0)))
         self.change_head, self.next_rev = head, head + 1
         self.applied = self.published = known if self.broken != "reapply" else head
@@ -150,7 +154,7 @@ class Changes:
             highest = tuple(sorted(set(highest) | set(seqs))[-DELETED_KEPT:])
             self.deleted = (rev, (highest, count + len(seqs)))
             after = (tuple(self.memory[s].edits() for s in seqs), highest, count + len(seqs))
-        return Change(op, seqs, user, opid, arg, after)
+        return Change(op, seqs, user, opid, arg, after, self.epoch, self.changes[rev - 1][0].origin if rev > 1 else 0)
     def change(self, user, op, seqs, arg, opid, base):
         """-> ("ok", applied rev, its rev) | ("same", applied rev, the rev that did it already) | ("no",) | None = outcome unknown"""
         if not self.serving or self.retiring or not self.leased(): return None
@@ -169,7 +173,10 @@ class Changes:
         change, body = self.change_after(op, seqs, user, opid, arg, rev), f"<{opid}>" if op == "edit" else None
         self.changes[rev] = (change, body)
         for s in seqs: self.memory[s].apply(s, rev, change, body)
-        if not (yield from self.durable({"c": self.change_row(rev, change, body)})): return None
+        if rev // BUCKET > self.bucket:
+            if not (yield from self.durable({"k": {("bucket",): (rev // BUCKET, rev // BUCKET)}})): return None
+            self.bucket = max(self.bucket, rev // BUCKET)
+        if not (yield from self.durable({partition(rev): self.change_row(rev, change, body)})): return None
         self.stored_revs.add(rev)
         if self.broken == "order": self.change_head = max(self.change_head, rev)
         while self.change_head + 1 in self.stored_revs: self.change_head += 1
@@ -258,13 +265,13 @@ class Effects:
         while True:
             cells = yield self.store.read("m", lambda k: k[0] in ("m", "mc") and k[1] == seq)
             sends = yield self.store.read(("s", client_id))
-            log = yield self.store.read("c", lambda k: k[0] in ("c", "cc") and k[1] in edits)
+            log = yield from self.read_changes({r // BUCKET for r in edits}, lambda k: k[1] in edits)
             if not self.leased(): return False
             if None not in (cells, sends, log): break
         def epochs(seen): return seen if self.broken != "epochs" else {max(seen)} if seen else set()
         rows["m"].update({("mc", seq, e): (1, None) for e in epochs({k[2] for k in cells})})
         if self.broken != "edits":
-            for r in edits: rows.setdefault("c", {}).update({("cc", r, e): (1, None) for e in epochs({k[2] for k in log if k[1] == r})})
+            for r in edits: rows.setdefault(partition(r), {}).update({("cc", r, e): (1, None) for e in epochs({k[2] for k in log if k[1] == r})})
         if self.broken != "sends": rows["m"].update({("mc", s, k[0]): (1, None) for k, (_, s) in sends.items()})
         self.entries[seq] = self.entries[seq]._replace(body=None)
         for r in edits:
@@ -319,7 +326,7 @@ class Telling:
         if not self.answers(user): return None
         newest = self.told_rev(); rev = min(newest, after + PAGE)
         if newest - after > RESET: return ("reset", newest) if self.broken != "reset" else (after, newest, {}, False)
-        cells = yield self.store.read("c", lambda k: after < k[1] <= rev)
+        cells = yield from self.read_changes(range((after + 1) // BUCKET, rev // BUCKET + 1), lambda k: after < k[1] <= rev)
         if cells is None or not self.answers(user): return None
         rows = {r: (meta[1], content(cells, "cc", r, epoch)) for r, (epoch, meta) in best_rows(cells, "c").items()}
         if any(r not in rows for r in range(after + 1, rev + 1)):
@@ -336,7 +343,7 @@ class Owner(Messages, Changes, Effects, Telling):
         self.head, self.next_seq, self.settled_seq, self.entries, self.in_flight, self.known_ids, self.stored = 0, 1, 0, {}, {}, {}, set()
         self.members, self.changing, self.asked = set(world.users), {}, set()    # changing: user -> a membership entry whose effects are not stored
         self.change_head, self.next_rev, self.settled_rev, self.changes, self.stored_revs = 0, 1, 0, {}, set()
-        self.applied, self.published, self.applying, self.begun, self.event_pending = 0, 0, False, 0, False
+        self.applied, self.published, self.applying, self.begun, self.event_pending, self.bucket = 0, 0, False, 0, False, 0
         self.memory, self.applied_states, self.deleted = {}, {}, (0, ((), 0))   # memory: as the newest appended change left it
         self.touched, self.pages = {}, {}
         self.sim.spawn(self.take_over(), self)
@@ -347,14 +354,25 @@ class Owner(Messages, Changes, Effects, Telling):
             unknown = yield self.store.write(rows, self.cut_off)
             rows = {p: c for p, c in rows.items() if p in unknown}
         return self.leased()
-    def extends(self, epoch, before, head, known):
-        """Whether the row after the head, of this epoch, belongs to the valid log. Rows up to `known` are certain. A row carries numbers that
-        follow from the row before it. Its owner had written all uncertain rows under its own epoch, so a row before it of another epoch is another one."""
-        return head < known or epoch == before or epoch > before and (head == known or self.broken == "chain")
+    def extends(self, is_newer, is_next, is_certain):
+        """Whether a row belongs to the valid log: its epoch is not lower than that of the row before it, and it was built on that row.
+        The second matters because a row carries counts and summaries that follow from the row before it."""
+        return is_certain or is_newer and (is_next or self.broken == "chain")
+    def read_changes(self, buckets, want=lambda key: True):
+        """-> the cells of the change log in these buckets | None after a time-out"""
+        cells = {}
+        for bucket in buckets:
+            part = yield self.store.read(("c", bucket), want)
+            if part is None: return None
+            cells.update(part)
+        return cells
     def take_over(self):
         while self.leased():
-            messages, changes, kept = (yield self.store.read("m")), (yield self.store.read("c")), (yield self.store.read("k"))
-            if messages is None or changes is None or kept is None: continue
+            messages, kept = (yield self.store.read("m")), (yield self.store.read("k"))
+            if messages is None or kept is None: continue
+            self.bucket = kept.get(("bucket",), (0,))[0]
+            changes = yield from self.read_changes(range(self.bucket + 1))
+            if changes is None: continue
             if not (yield from self.adopt_messages(messages)) or not (yield from self.adopt_changes(changes, kept)): return
             unsettled = [s for s in range(self.settled_seq + 1, self.head + 1) if membership(self.entries[s].kind)]
             if not (yield from self.settle_membership(unsettled)): return

@@ -2,11 +2,12 @@
 import heapq, random
 from collections import namedtuple
 
+# `origin` is the epoch that a row of either log was first written under, and `before` that of the row before it.
 # An entry of the log. `kind` is "text", "system", ("join", user) or ("leave", user). `texts` counts the texts up to it.
-Entry = namedtuple("Entry", "client_id kind texts body")
+Entry = namedtuple("Entry", "client_id kind texts body origin before")
 # A change: `after` is the state after it. An edit: the revs of the entry's edits. A reaction: the summary. A deletion: the revs of the edits
 # of each of its entries, the highest deleted seqs of the conversation, and how many are deleted in all. The body of an edit is in another cell.
-Change = namedtuple("Change", "op seqs by opid arg after")
+Change = namedtuple("Change", "op seqs by opid arg after origin before")
 
 class Future:
     def __init__(self): self.done, self.value, self.waiters = False, None, []

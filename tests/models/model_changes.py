@@ -22,7 +22,7 @@ RULES = {
     "epoch":       "the epoch is in the key of a change row",
     "settle":      "a takeover writes unsettled changes again before it serves",
     "prefix":      "the valid change log ends at a hole or at a lower epoch",
-    "chain":       "the uncertain part of both logs has one epoch: a row carries counts and summaries that follow from the row before it",
+    "chain":       "a row of a log names the row before it, from which its counts and summaries follow, and ends the log if another one is there",
     "order":       "a change commits after all changes before it",
     "effects":     "effects are stored before the acknowledgement",
     "ack-lease":   "the lease is checked again after the effects, before the acknowledgement",
