@@ -1,8 +1,12 @@
 //! The conformance suite of all backends: `check(&store)` works on an empty or a used store, any number of times. It
 //! panics with the broken promise.
 
+mod changes;
+
 use std::{collections::BTreeSet, sync::Arc};
 
+#[cfg(test)]
+pub(super) use changes::{write_and_erase, write_marked};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{
@@ -45,6 +49,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     a_ring_version_is_taken_once(store).await?;
     a_level_rises_and_never_falls(store).await?;
     a_heartbeat_only_goes_up(store).await?;
+    changes::check(store).await?;
     store.sweep().await?;
     store.healthy()
 }

@@ -9,6 +9,7 @@ mod cells;
 pub mod conformance;
 pub mod embedded;
 mod public;
+mod reactors;
 mod rows;
 pub mod simulated;
 

@@ -303,5 +303,7 @@ fn an_inbox_row_is_encoded_as_in_earlier_builds() {
     let before: Before = decode(&encode(&row)).unwrap();
     assert_eq!(before.face, Some(summary));
     assert_eq!(decode::<InboxRow>(&encode(&before)).unwrap(), row);
-    assert_eq!(encode(&before), encode(&row));
+    // Earlier builds ignore what they do not know.
+    (row.rev, row.read_texts) = (9, Some(2));
+    assert_eq!(decode::<Before>(&encode(&row)).unwrap(), before);
 }

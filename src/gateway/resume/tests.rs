@@ -112,10 +112,11 @@ impl Fixture {
             assert!(other.is_none(), "nothing follows {other:?}");
             match missing {
                 Missing::Entries(entries) => {
-                    let weight: usize = entries.iter().map(|e| e.weight()).sum();
+                    let weight: usize = entries.iter().map(Shown::weight).sum();
                     assert!(weight <= self.gateway.limits.page_bytes(), "{weight}");
-                    pages.push(entries.iter().map(|e| e.seq).collect());
+                    pages.push(entries.iter().map(|e| e.entry.seq).collect());
                 }
+                Missing::Changes(events, _) => panic!("{events:?}"),
                 Missing::Other(event) => other = Some(event),
             }
         }
@@ -140,6 +141,7 @@ fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> Inb
         conversation,
         kind,
         last_seq,
+        rev: 0,
     }
 }
 
@@ -193,6 +195,7 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let request = Subscribe {
         conversation,
         after,
+        rev: None,
     };
     let (gateway, bob) = (&fixture.gateway, &fixture.bob);
     let (answer, _) = subscribe(gateway, bob, &request).await;

@@ -102,6 +102,7 @@ fn messages() -> Vec<PeerMessage> {
         user: user("ann"),
         channel: conversation,
         seq: 7,
+        texts: None,
     });
     let topic = Topic::Channel(conversation);
     messages.push(PeerMessage::Interests {
