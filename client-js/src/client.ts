@@ -342,7 +342,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     const fresh = this.changeFeed.fresh(changed);
     if (reset) {
       known?.reset();
-      this.inbox.refresh({ all: true }).catch(() => {});
+      this.inbox.reset(conversation);
     } else {
       this.inbox.changed(changed);
       known?.change(items, asOf);

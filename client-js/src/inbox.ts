@@ -29,6 +29,9 @@ const PAGE = 200;
 /** The number of conversations that are loaded by themselves, and so have cursors. `loadMore()` loads more. */
 export const INBOX_LOADED = 1_000;
 
+/** The rev of an item whose state is not known any more. */
+const NO_STATE = -1;
+
 /** What the inbox needs of its client. */
 export interface InboxHost {
   readonly feed: Feed;
@@ -159,7 +162,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     for (const item of items) {
       const { conversation, kind, lastSeq, unread } = item;
       this.#host.feed.begin(conversation, lastSeq);
-      if (this.#items.has(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
+      if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
       else this.#host.changeFeed.page(conversation, item.rev);
       if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
@@ -202,7 +205,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   changed({ conversation, rev, items }: Changed): void {
     const item = this.get(conversation);
     // The changes up to the rev of the item are in it already.
-    if (!item || rev <= item.rev) return;
+    if (!item || !this.#hasState(conversation) || rev <= item.rev) return;
     let { unread, lastMessage } = item;
     for (const { seq, rev, deleted, body, attachments } of items) {
       if (rev <= item.rev) continue;
@@ -215,6 +218,19 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     // Reactions change only the rev, which nobody has to render.
     if (unread === item.unread && lastMessage === item.lastMessage) this.#items.set(conversation, now);
     else this.#store(now);
+  }
+
+  /** @internal Loads the inbox again, because the client missed too many changes of a conversation. */
+  reset(conversation: ConversationId): void {
+    const item = this.get(conversation);
+    // Until then, later changes are not enough.
+    if (item) this.#items.set(conversation, { ...item, rev: NO_STATE });
+    this.#refresh(true).catch(() => {});
+  }
+
+  /** Whether the preview and the number of unread messages are known as of some rev. */
+  #hasState(conversation: ConversationId): boolean {
+    return (this.get(conversation)?.rev ?? NO_STATE) !== NO_STATE;
   }
 
   /** @internal */
