@@ -93,10 +93,9 @@ export function pending<M extends ChatMessage>(message: M, waiting: readonly Out
   return names.length ? { ...next, pending: names } : next;
 }
 
-/** Whether a change belongs to this message. */
-export function concerns(change: OutboxChange, { seq, key }: { seq?: Seq | undefined; key?: string }): boolean {
-  if (change.type === 'delete') return seq !== undefined && change.seqs.includes(seq);
-  return change.of !== undefined ? change.of === key : change.seq === seq;
+/** Returns what a change concerns: seqs, or the key of a message that has none. Changes with a common one are sent in order. */
+export function keysOf(change: OutboxChange): (string | Seq)[] {
+  return change.type === 'delete' ? change.seqs : [change.seq ?? change.of!];
 }
 
 function optimistic<M extends ChatMessage>(message: M, change: OutboxChange, user: UserId, at: Millis): M {

@@ -107,6 +107,8 @@ export class Conversation extends List<ConversationEvents> {
   #followed: Map<UserId, Watermarks> | undefined;
   /** Messages outside of the list that replies quote. Replaced after each change of one. */
   #quotes: ReadonlyMap<Seq, Stored> = new Map();
+  /** Messages as they were shown with their pending changes, by key. */
+  #changed = new Map<string, ChatMessage>();
   #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
   #typedAt = 0;
   #looking = false;
@@ -259,9 +261,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Sends a failed message or a refused change again. An edit then replaces the text that is shown now. */
   retry(key: string): void {
-    const change = this.#host.outbox.changesOf(this.id).find(({ clientId }) => clientId === key)?.change;
-    const seq = change?.type === 'edit' ? change.seq : undefined;
-    this.#host.outbox.retry(key, seq === undefined ? undefined : this.#contentRev(seq));
+    this.#host.outbox.retry(key, (seq) => this.#contentRev(seq));
   }
 
   /** Deletes a failed message, or a refused change. */
@@ -376,9 +376,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal Applies a change that the gateway acknowledged, because its event comes later. */
   accepted(entry: OutboxEntry, rev: Rev): void {
-    const { change } = entry;
-    const seqs = !change ? [] : change.type === 'delete' ? change.seqs : [change.seq!];
-    for (const seq of seqs) this.#update((known) => changes.acknowledged(known, entry, rev), seq);
+    for (const seq of changes.keysOf(entry.change!) as Seq[]) this.#update((known) => changes.acknowledged(known, entry, rev), seq);
   }
 
   /** @internal Drops all states, because the client missed too many changes, and reads the list again. */
@@ -405,11 +403,14 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Returns a message with its pending and refused changes. An equal one stays the same object. */
   #changing<M extends ChatMessage>(message: M, waiting: readonly Pending[]): M {
-    const own = waiting.filter(({ change }) => change && changes.concerns(change, message));
+    const { key, seq = key } = message;
+    const own = waiting.filter(({ change }) => changes.keysOf(change!).includes(seq));
     if (!own.length) return message;
     const now = changes.pending(message, own);
-    const before = this.#shown.find(({ key }) => key === message.key);
-    return before && isSame(before, now) ? (before as M) : now;
+    const before = this.#changed.get(key) as M;
+    if (isSame(before, now)) return before;
+    this.#changed.set(key, now);
+    return now;
   }
 
   /** Returns how a change names its message: by its seq, or by its key while it has none. */
@@ -507,6 +508,7 @@ export class Conversation extends List<ConversationEvents> {
   protected released(): void {
     this.#followed = undefined;
     this.#quotes = new Map();
+    this.#changed.clear();
     this.hold();
     this.changed();
   }

@@ -3,6 +3,7 @@
  * message has a `clientId` and an edit a `baseRev`, so that sending again does no harm. Among the tabs of a browser, the one
  * that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
+import { keysOf } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
@@ -137,14 +138,14 @@ export class Outbox {
   }
 
   /** Sends a failed message or change again, after all others.
-   * @param baseRev The rev of the text that the user sees now, for an edit. */
-  retry(clientId: string, baseRev?: Rev): void {
+   * @param contentRev Returns the rev of the text that the user sees now: an edit is to replace that one. */
+  retry(clientId: string, contentRev: (seq: Seq) => Rev): void {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
     const { change } = entry;
     this.#entries.delete(clientId);
-    const again = change?.type === 'edit' && baseRev !== undefined ? { change: { ...change, baseRev } } : {};
-    this.#queue({ ...entry, ...again, failed: undefined, suspect: false });
+    if (change?.type === 'edit' && change.seq) entry.change = { ...change, baseRev: contentRev(change.seq) };
+    this.#queue({ ...entry, failed: undefined, suspect: false });
   }
 
   /** Deletes a failed message with its changes, or a failed change. */
@@ -523,8 +524,3 @@ export class Outbox {
 
 /** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */
 const whatOf = (change: OutboxChange): string => ('emoji' in change ? `react ${change.emoji}` : change.type);
-
-/** Returns what a change concerns. Changes with a common key are sent one after the other. */
-function keysOf(change: OutboxChange): (string | Seq)[] {
-  return change.type === 'delete' ? change.seqs : [change.seq ?? change.of!];
-}
