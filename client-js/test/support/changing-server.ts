@@ -29,7 +29,7 @@ interface Change {
 const refused = (code: string) => ({ type: 'error', code, message: code });
 
 export class ChangingServer extends FakeServer {
-  readonly id = 'c';
+  id = 'c';
   entries: Entry[] = [];
   log: Change[] = [];
   /** The user of the clients. */
@@ -44,10 +44,17 @@ export class ChangingServer extends FakeServer {
   /** Whether the gateway lacks changes, as an older one. */
   isOld = false;
   now = 1_000;
+  /** Whether the gateway pushes what a new connection missed. */
+  isResuming = false;
 
   constructor() {
     super();
+    const hello = this.answers.connect!;
     Object.assign(this.answers, {
+      connect: (request: Request) => {
+        if (this.isResuming) queueMicrotask(() => this.#resume((request.cursors as Record<string, [number, number]>)[this.id]));
+        return hello(request);
+      },
       inbox: () => ({ type: 'inbox', items: this.entries.length ? [this.item()] : [] }),
       conversation: () => ({ type: 'conversation', conversation: this.id, kind: 'group', participant_count: 2, role: 'member' }),
       participants: () => ({ type: 'participants', items: [{ user: 'alice' }, { user: 'bob' }] }),
@@ -92,6 +99,13 @@ export class ChangingServer extends FakeServer {
         this.push({ type: 'reacted', conversation: this.id, seq: op.seq, emoji: op.emoji, on: op.type === 'react', rev: this.rev });
     }
     return { type: 'ok', rev: this.rev };
+  }
+
+  /** Pushes what was missed since a cursor: the messages, and all changes in one event or in none. */
+  #resume([seq, rev]: [number, number] = [this.entries.length, this.rev]): void {
+    for (const entry of this.entries.slice(seq)) this.push(this.message(entry, false));
+    const missed = { type: 'changed', conversation: this.id, after: rev, rev: this.rev, items: this.items(rev, this.rev) };
+    if (rev < this.rev) this.push(this.rev % 2 ? missed : { ...missed, after: this.rev, items: [] });
   }
 
   push(event: object): void {
