@@ -20,7 +20,7 @@ interface Place {
   /** Whether no changes came on this connection yet. */
   isResumed: boolean;
   /** The changes of messages that were not accepted yet. */
-  early: Map<Seq, ChangedItem>;
+  early: Map<Seq, ChangedItem[]>;
 }
 
 /** The order of changes, for all conversations of a client. */
@@ -47,8 +47,8 @@ export class ChangeFeed {
     return this.#places.get(conversation)?.rev ?? 0;
   }
 
-  /** Called on each new connection. */
-  connected(): void {
+  /** Called when the cursors are sent on a new connection. */
+  connecting(): void {
     for (const place of this.#places.values()) place.isResumed = true;
   }
 
@@ -71,7 +71,7 @@ export class ChangeFeed {
     if (after > place.rev || (isUnclear && rev > place.rev)) return this.#ask(conversation, rev);
     place.isResumed = false;
     const seq = this.#host.seq(conversation) ?? Infinity;
-    for (const item of items) if (item.seq > seq) place.early.set(item.seq, { ...place.early.get(item.seq), ...item });
+    for (const item of items) if (item.seq > seq) place.early.set(item.seq, [...(place.early.get(item.seq) ?? []), item]);
     this.#host.apply(changed, asOf);
     place.rev = Math.max(place.rev, rev);
     place.told = Math.max(place.told, rev);
@@ -83,17 +83,14 @@ export class ChangeFeed {
     return items.filter(({ rev }) => rev > told);
   }
 
-  /** Returns a message with the changes that overtook it. */
-  overtaken(message: Message): Message {
+  /** Returns a message with the changes that overtook it, and these changes. */
+  overtaken(message: Message): [Message, ChangedItem[]] {
     const early = this.#places.get(message.conversation)?.early;
-    const item = early?.get(message.seq);
-    if (!item) return message;
-    early!.delete(message.seq);
-    if (item.rev <= (message.rev ?? 0)) return message;
-    const { by: _, ...state } = item;
-    if (!state.deleted) return { ...message, ...state };
-    const { attachments: __, ...rest } = message;
-    return { ...rest, rev: item.rev, deleted: state.deleted, body: '' };
+    const items = early?.get(message.seq) ?? [];
+    early?.delete(message.seq);
+    for (const { by: _, mine: __, ...state } of items)
+      if (state.rev > (message.rev ?? 0)) message = { ...message, ...state, ...(state.deleted && { body: '', attachments: [] }) };
+    return [message, items];
   }
 
   forget(conversation: ConversationId): void {

@@ -1,4 +1,5 @@
 /** What edits, deletions and reactions do to a message. Pure functions: no I/O, and no value is changed in place. */
+import { isSame } from './gather.js';
 import type { ChatMessage, EntryState, FailedChange, Stored } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
 import type { ChangedItem, Message, Millis, Reactions, Rev, Seq, UserId } from './types.js';
@@ -45,14 +46,14 @@ export function changed(entry: Stored, item: ChangedItem, me: UserId | undefined
     const later = Object.entries(state.toggles).filter(([, toggle]) => toggle.rev > asOf);
     state = { ...state, mine, mineRev: asOf, toggles: Object.fromEntries(later) };
   }
+  // A pushed message may contain the reaction, and does not say whose it is.
+  if (by && by.user === me) state = toggled(state, by.emoji, by.on, rev);
   if (rev > state.rev) {
-    if (by && by.user === me) state = toggled(state, by.emoji, by.on, rev);
     if (item.reactions) state = { ...state, counts: item.reactions };
     // An edit of this device that was acknowledged may be newer than the item.
-    if (item.body !== undefined && rev >= state.content) {
-      const { body, attachments, editedAt } = item;
-      next = withText(entry, body, attachments, editedAt);
-    }
+    const { body, attachments, editedAt } = item;
+    if (body !== undefined && rev >= state.content) next = withText(entry, body, attachments, editedAt);
+    else if (body === entry.body) next = { ...entry, ...(editedAt && { editedAt }) };
     if (item.deleted) next = { ...withText(entry, '', [], undefined), deleted: item.deleted };
     state = { ...state, rev };
   }
@@ -73,7 +74,9 @@ export function acknowledged(entry: Stored, { change, at, user }: OutboxEntry, r
   // The entry contains it, or something newer.
   if (state.rev >= rev || entry.deleted) return entry;
   const next = optimistic(entry, change, user, at);
-  return shown(next as Stored, change.type === 'edit' ? { ...state, content: rev } : state);
+  // The text was the same already, or the event of an earlier attempt brought it, with the gateway's time.
+  const isKnown = isSame(next, { ...entry, editedAt: at });
+  return shown(isKnown ? entry : next, change.type === 'edit' ? { ...state, content: rev } : state);
 }
 
 /** Returns a message as it is to be shown while changes wait: with those that were not refused, and with the newest one that was. */

@@ -167,7 +167,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       token: typeof token === 'string' ? fixed(token) : token,
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
-      cursors: () => this.cursors(),
+      cursors: () => {
+        // Now, because missed changes may come together with the answer to `connect`.
+        this.changeFeed.connecting();
+        return this.cursors();
+      },
       connected: (hello) => this.#connected(hello),
       changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
@@ -388,7 +392,6 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
       this.marks.connected(over);
-      this.changeFeed.connected();
       for (const conversation of this.#held) conversation.connected();
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
@@ -489,10 +492,12 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   #accept(entry: Message): void {
-    const message = this.changeFeed.overtaken(entry);
+    const [message, items] = this.changeFeed.overtaken(entry);
     const { conversation, seq, messageId, at, sender, clientId } = message;
     this.inbox.receive(message, this.user);
-    this.#known(conversation)?.accept(message);
+    const known = this.#known(conversation);
+    known?.accept(message);
+    if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
     if (item && item.kind !== 'channel' && sender !== this.user) this.marks.add('delivered', conversation, seq);
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });

@@ -363,7 +363,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal Applies changes to the messages of the list, and to those that replies quote.
    * @param asOf The rev of the answer to `changes`; undefined for an event. */
-  change(items: readonly ChangedItem[], asOf: Rev | undefined): void {
+  change(items: readonly ChangedItem[], asOf?: Rev): void {
     for (const item of items) this.#update((entry) => changes.changed(entry, item, this.#host.user, asOf), item.seq);
     this.changed();
   }
