@@ -1,15 +1,15 @@
 /** Puts the changes of each conversation in order and without gaps. The rev of the last one is the second part of the cursor. */
 import { persist } from './backoff.js';
-import type { Changed, ChangedItem, ConversationId, Message, Replies, Rev, Seq } from './types.js';
+import type { Feed } from './feed.js';
+import type { Changed, ChangedItem, ConversationId, Message, Replies, Request, Rev, Seq } from './types.js';
 
 /** What the change feed needs of its client. */
 export interface ChangeHost {
-  /** Asks for the changes after a rev. */
-  changes(conversation: ConversationId, after: Rev): Promise<Replies['changes']>;
-  /** Returns the seq of the last message that was accepted. */
-  seq(conversation: ConversationId): Seq | undefined;
-  /** Applies changes. `asOf` is the rev of the answer to `changes`; undefined for an event. */
-  apply(changed: Changed, asOf: Rev | undefined): void;
+  readonly feed: Feed;
+  request<R extends Request>(request: R): Promise<Replies[R['type']]>;
+  /** Applies changes, of which the application was not told those in `fresh`. `asOf` is the rev of the answer to `changes`;
+   * undefined for an event. */
+  apply(changed: Changed, fresh: ChangedItem[], asOf: Rev | undefined): void;
 }
 
 /** The position in the changes of one conversation. */
@@ -70,17 +70,13 @@ export class ChangeFeed {
     const isUnclear = place.isResumed && asOf === undefined && items.some(({ reactions, by, mine }) => reactions && !by && !mine);
     if (after > place.rev || (isUnclear && rev > place.rev)) return this.#ask(conversation, rev);
     place.isResumed = false;
-    const seq = this.#host.seq(conversation) ?? Infinity;
+    const seq = this.#host.feed.seq(conversation) ?? Infinity;
     for (const item of items) if (item.seq > seq) place.early.set(item.seq, [...(place.early.get(item.seq) ?? []), item]);
-    this.#host.apply(changed, asOf);
+    const { told } = place;
     place.rev = Math.max(place.rev, rev);
-    place.told = Math.max(place.told, rev);
-  }
-
-  /** Returns the items that were not reported to the application yet. */
-  fresh({ conversation, items }: Changed): ChangedItem[] {
-    const { told } = this.begin(conversation);
-    return items.filter(({ rev }) => rev > told);
+    place.told = Math.max(told, rev);
+    const fresh = items.filter(({ rev }) => rev > told);
+    this.#host.apply(changed, fresh, asOf);
   }
 
   /** Returns a message with the changes that overtook it, and these changes. */
@@ -118,12 +114,13 @@ export class ChangeFeed {
       if (!place || place.rev >= wanted) continue;
       try {
         const before = place.rev;
-        const { after, rev, items, more, reset } = await persist(() => this.#host.changes(conversation, before));
+        const { after, rev, items, more, reset } = await persist(() =>
+          this.#host.request({ type: 'changes', conversation, after: before }),
+        );
         if (this.#places.get(conversation) !== place) continue;
         if (reset) {
           place.rev = place.told = rev;
-          place.isResumed = false;
-          this.#host.apply({ conversation, after, rev, items: [], reset }, rev);
+          this.#host.apply({ conversation, after, rev, items: [], reset }, [], rev);
         } else {
           this.receive({ conversation, after, rev, items }, rev);
           if (more && rev > before) this.#ask(conversation, rev + 1);

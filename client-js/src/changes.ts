@@ -66,6 +66,13 @@ export function reacted(entry: Stored, emoji: string, on: boolean, rev: Rev): St
   return state === stateOf(entry) ? entry : shown(entry, state);
 }
 
+/** Returns an entry that contains all changes up to `rev`: its counts contain the user's own reactions up to there. */
+export function upTo(entry: Stored, rev: Rev): Stored {
+  const state = stateOf(entry);
+  const isCounted = Object.values(state.toggles).some((toggle) => toggle.rev > state.rev && toggle.rev <= rev);
+  return isCounted ? shown(entry, { ...state, rev }) : entry;
+}
+
 /** Applies a change of this device that the gateway acknowledged. */
 export function acknowledged(entry: Stored, { change, at, user }: OutboxEntry, rev: Rev): Stored {
   const state = stateOf(entry);

@@ -17,6 +17,7 @@ import { type Paging, pages } from './pages.js';
 import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
   Changed,
+  ChangedItem,
   Connected,
   ConversationChange,
   ConversationId,
@@ -330,20 +331,9 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   /** @internal */
-  changes(conversation: ConversationId, after: Rev): Promise<Replies['changes']> {
-    return this.request({ type: 'changes', conversation, after });
-  }
-
-  /** @internal */
-  seq(conversation: ConversationId): Seq | undefined {
-    return this.feed.seq(conversation);
-  }
-
-  /** @internal */
-  apply(changed: Changed, asOf: Rev | undefined): void {
+  apply(changed: Changed, fresh: ChangedItem[], asOf: Rev | undefined): void {
     const { conversation, items, reset } = changed;
     const known = this.#known(conversation);
-    const fresh = this.changeFeed.fresh(changed);
     if (reset) {
       known?.reset();
       this.inbox.reset(conversation);
@@ -351,9 +341,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.inbox.changed(changed);
       known?.change(items, asOf);
       for (const { seq, deleted } of items) if (deleted) this.outbox.deleted(conversation, seq);
+      if (!fresh.length) return;
     }
-    if (fresh.length) known?.emit('changed', fresh);
-    if (fresh.length || reset) this.emit('changed', { ...changed, items: fresh });
+    const event = { ...changed, items: fresh };
+    known?.emit('changed', event);
+    this.emit('changed', event);
   }
 
   /** @internal */

@@ -12,6 +12,7 @@ import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {
   Accepted,
   Attachment,
+  Changed,
   ChangedItem,
   ConversationDetails,
   ConversationId,
@@ -40,7 +41,7 @@ export interface ConversationEvents {
   /** A message of this conversation. Each comes once, in order. */
   message: Message;
   /** Entries of this conversation were edited or deleted, or got other reactions. Each change comes once, in order. */
-  changed: ChangedItem[];
+  changed: Changed;
 }
 
 /** The optional parts of a message to send. */
@@ -201,7 +202,7 @@ export class Conversation extends List<ConversationEvents> {
     if (known) return known;
     const { messages, rev } = await this.history({ around: seq, limit: 1 }, signal);
     const found = messages.find((message) => message.seq === seq);
-    if (!found) return undefined;
+    if (!found) return;
     const quotes = new Map(this.#quotes).set(seq, this.stored(asOf(found, rev), true));
     const [oldest] = quotes.keys();
     if (quotes.size > QUOTES_MAX) quotes.delete(oldest!);
@@ -365,6 +366,7 @@ export class Conversation extends List<ConversationEvents> {
    * @param asOf The rev of the answer to `changes`; undefined for an event. */
   change(items: readonly ChangedItem[], asOf?: Rev): void {
     for (const item of items) this.#update((entry) => changes.changed(entry, item, this.#host.user, asOf), item.seq);
+    this.replace((entry) => this.#upToDate(entry));
     this.changed();
   }
 
@@ -376,7 +378,8 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal Applies a change that the gateway acknowledged, because its event comes later. */
   accepted(entry: OutboxEntry, rev: Rev): void {
-    for (const seq of changes.keysOf(entry.change!) as Seq[]) this.#update((known) => changes.acknowledged(known, entry, rev), seq);
+    for (const seq of changes.keysOf(entry.change!) as Seq[])
+      this.#update((known) => this.#upToDate(changes.acknowledged(known, entry, rev)), seq);
   }
 
   /** @internal Drops all states, because the client missed too many changes, and reads the list again. */
@@ -392,6 +395,10 @@ export class Conversation extends List<ConversationEvents> {
     const { first = Infinity, last = 0, entries } = this.timeline;
     if (from + 1 < first || to > last) return undefined;
     return entries.filter(({ seq, kind, deleted }) => seq > from && seq <= to && kind === 'text' && !deleted).length;
+  }
+
+  #upToDate(entry: Stored): Stored {
+    return changes.upTo(entry, this.#host.changeFeed.rev(this.id));
   }
 
   #update(change: (entry: Stored) => Stored, seq: Seq): void {

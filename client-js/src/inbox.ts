@@ -298,13 +298,9 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     // The page does not contain these deletions.
     const deleted = this.#uncountedIn(conversation, item.readSeq, item.lastSeq, item.rev);
     const now = { ...item, rev, lastSeq, lastMessage, unread: Math.max(0, item.unread + later - deleted) };
-    if (item.readSeq >= known.readSeq) {
-      this.#inexact.delete(conversation);
-      return this.#store(now);
-    }
-    // The gateway does not have the watermark yet. An equal number of messages needs no second look.
-    const isEqual = known.lastSeq === lastSeq && known.rev === rev;
-    this.#store(isEqual ? { ...now, readSeq: known.readSeq, unread: known.unread } : this.#read(now, known.readSeq));
+    this.#inexact.delete(conversation);
+    // The gateway may not have the watermark yet.
+    this.#store(this.#read(now, known.readSeq));
   }
 
   #store(now: InboxItem): void {

@@ -1,6 +1,6 @@
 /** The live list of a conversation: messages without a gap, up to the newest one while the list follows it. Pages are
  * loaded one at a time, and loading is retried with back-off. */
-import { backoff } from './backoff.js';
+import { backoff, persist } from './backoff.js';
 import type { ChatError } from './codes.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { asOf } from './feed.js';
@@ -220,17 +220,14 @@ export abstract class List<Events> extends Emitter<Events> {
   /** @internal Reads the entries of the list again, and keeps it where it is. */
   protected reread(): void {
     if (!this.users || !this.timeline.last) return;
-    const reading = this.#page(async (read) => {
+    const again = async (read: ReadPage) => {
       for (let after = (this.timeline.first ?? 1) - 1; after < (this.timeline.last ?? 0); ) {
         const page = await read({ after, limit: FILL_PAGE });
         for (const entry of page) this.replace((known) => (this.isNewer(entry, known) ? entry : known), entry.seq);
         after = page.at(-1)?.seq ?? Infinity;
       }
-    });
-    const { epoch } = this;
-    reading.catch((error: ChatError) => {
-      if (error.temporary) setTimeout(() => epoch === this.epoch && this.reread(), backoff(this.#failures++));
-    });
+    };
+    persist(() => this.#page(again)).catch(() => {});
   }
 
   #beginAt(at?: Seq): void {

@@ -117,8 +117,7 @@ export class Outbox {
   /** Queues a change of a message. Resolves with its acknowledgement. */
   change(conversation: ConversationId, change: OutboxChange): Promise<Accepted> {
     // It takes the place of an equal one that was refused.
-    const isSame = (other: OutboxChange) => whatOf(other) === whatOf(change) && keysOf(other).some((key) => keysOf(change).includes(key));
-    for (const entry of this.changesOf(conversation)) if (entry.failed && isSame(entry.change!)) this.#forget(entry);
+    this.#dropFailed(conversation, keysOf(change), whatOf(change));
     return this.#add({ conversation, body: '', change }) as Promise<Accepted>;
   }
 
@@ -154,14 +153,21 @@ export class Outbox {
     if (!entry?.failed) return;
     this.#forget(entry);
     for (const other of this.#changesOfPending(clientId)) {
-      this.#settle(other.clientId)?.reject(new ChatError('closed', 'its message was discarded'));
+      this.#settle(other.clientId)?.reject(new ChatError('closed', 'discarded'));
       this.#forget(other);
     }
   }
 
   /** Deletes the refused changes of a message that was deleted. */
   deleted(conversation: ConversationId, seq: Seq): void {
-    for (const entry of this.changesOf(conversation)) if (entry.failed && keysOf(entry.change!).includes(seq)) this.#forget(entry);
+    this.#dropFailed(conversation, [seq]);
+  }
+
+  #dropFailed(conversation: ConversationId, keys: (string | Seq)[], what?: string): void {
+    for (const entry of this.changesOf(conversation)) {
+      const change = entry.change!;
+      if (entry.failed && keysOf(change).some((key) => keys.includes(key)) && (!what || whatOf(change) === what)) this.#forget(entry);
+    }
   }
 
   /** Gives the changes of a pending message its seq, so that they can be sent. */
