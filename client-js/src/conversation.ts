@@ -386,7 +386,7 @@ export class Conversation extends List<ConversationEvents> {
   reset(): void {
     this.replace(changes.forgotten);
     this.#quotes = new Map();
-    this.reread();
+    this.reread(changes.isNewer);
     this.changed();
   }
 
@@ -555,11 +555,6 @@ export class Conversation extends List<ConversationEvents> {
     if (own) this.#host.outbox.placed(key, seq);
     const { rev: _, ...shown } = message;
     return { ...shown, key, state: own ? 'sent' : undefined, ...changes.stateful(message, isPage) };
-  }
-
-  /** @internal */
-  protected isNewer(page: Stored, known: Stored): boolean {
-    return changes.isNewer(page, known);
   }
 
   /** Sets the states of the user's own messages by the watermarks of all other participants. */

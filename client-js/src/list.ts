@@ -116,8 +116,6 @@ export abstract class List<Events> extends Emitter<Events> {
   protected abstract reaches(head: Seq): void;
   /** @internal */
   protected abstract stored(message: Message, isPage?: boolean): Stored;
-  /** @internal Whether an entry of a page replaces the known one. */
-  protected abstract isNewer(page: Stored, known: Stored): boolean;
 
   /** Whether a page is being loaded. */
   get loading(): boolean {
@@ -217,13 +215,14 @@ export abstract class List<Events> extends Emitter<Events> {
     }
   }
 
-  /** @internal Reads the entries of the list again, and keeps it where it is. */
-  protected reread(): void {
+  /** @internal Reads the entries of the list again, and keeps it where it is.
+   * @param isNewer Says whether an entry of a page replaces the known one. */
+  protected reread(isNewer: (page: Stored, known: Stored) => boolean): void {
     if (!this.users || !this.timeline.last) return;
     const again = async (read: ReadPage) => {
       for (let after = (this.timeline.first ?? 1) - 1; after < (this.timeline.last ?? 0); ) {
         const page = await read({ after, limit: FILL_PAGE });
-        for (const entry of page) this.replace((known) => (this.isNewer(entry, known) ? entry : known), entry.seq);
+        for (const entry of page) this.replace((known) => (isNewer(entry, known) ? entry : known), entry.seq);
         after = page.at(-1)?.seq ?? Infinity;
       }
     };
