@@ -27,13 +27,13 @@ pub(crate) struct Options {
     pub(crate) users: usize,
     /// Messages per second of each user
     #[arg(long, default_value_t = 0.5)]
-    rate: f64,
+    pub(crate) rate: f64,
     /// Participants of a group
     #[arg(long, default_value_t = 20)]
-    participants: usize,
+    pub(crate) participants: usize,
     /// Bytes of a body
     #[arg(long, default_value_t = 100)]
-    size: usize,
+    pub(crate) size: usize,
     /// Seconds, after a warm-up
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Options {
     pub(crate) gateways: usize,
     /// Seed of who writes what, where and when
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// Who talks to whom.
@@ -261,6 +261,20 @@ impl People {
             "messages or deliveries were lost, duplicated, out of order or not acknowledged"
                 .to_owned(),
         );
+    }
+
+    /// Checks that no request was refused, if replies are timed.
+    pub(crate) fn judge_replies(&self, report: &mut Report) {
+        if let Some(replies) = &self.crowd.replies {
+            let first = replies.refusal.as_deref().unwrap_or_default();
+            report.must(
+                replies.refused == 0,
+                format!(
+                    "{} requests of ordinary users were refused, the first with: {first}",
+                    replies.refused
+                ),
+            );
+        }
     }
 }
 

@@ -75,7 +75,7 @@ impl TakenChanges {
 }
 
 impl Owner {
-    /// Writes uncertain changes again under this owner's epoch, and stores their effects (rule [reapply]).
+    /// Writes uncertain changes again under this owner's epoch, and stores their effects.
     pub(super) async fn settle_changes_again(
         &mut self,
         settle: Vec<ChangeRow>,
@@ -124,6 +124,7 @@ impl Owner {
             });
         }
         let revs = self.changes.applied + 1..self.changes.log.head() + 1;
+        // Rule [reapply]: the previous owner may not have stored their effects.
         self.reapply(revs, loading).await
     }
 

@@ -1,5 +1,6 @@
 //! Tests of an owner with a simulated store. This file has what they share.
 
+mod changes;
 mod lifetime;
 mod visibility;
 

@@ -12,7 +12,7 @@ use crate::{
     fanout::Hub,
     gateway::requests,
     model::{ClientId, Content, Draft, Posting, SessionId, UserId},
-    protocol::{Codec, Request, Send},
+    protocol::{ChangedEvent, Codec, Request, Send},
     store::{
         Store,
         simulated::{Faults, Simulated},
@@ -105,17 +105,26 @@ impl Fixture {
 
     /// Reads what a cursor misses: the seqs of each page, and the event at the end if there is one.
     async fn missed(&self, place: InboxRef, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
-        let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
+        self.missed_after(place, Cursor(after, 0)).await
+    }
+
+    async fn missed_after(
+        &self,
+        place: InboxRef,
+        cursor: Cursor,
+    ) -> (Vec<Vec<Seq>>, Option<Event>) {
+        let cursors = HashMap::from([(place.conversation, cursor)]);
         let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
         let (mut pages, mut other) = (Vec::new(), None);
         while let Some((_, missing)) = missed.next().await {
             assert!(other.is_none(), "nothing follows {other:?}");
             match missing {
                 Missing::Entries(entries) => {
-                    let weight: usize = entries.iter().map(|e| e.weight()).sum();
+                    let weight: usize = entries.iter().map(Shown::weight).sum();
                     assert!(weight <= self.gateway.limits.page_bytes(), "{weight}");
-                    pages.push(entries.iter().map(|e| e.seq).collect());
+                    pages.push(entries.iter().map(|e| e.entry.seq).collect());
                 }
+                Missing::Changes(events, _) => panic!("{events:?}"),
                 Missing::Other(event) => other = Some(event),
             }
         }
@@ -140,6 +149,7 @@ fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> Inb
         conversation,
         kind,
         last_seq,
+        rev: 0,
     }
 }
 
@@ -184,6 +194,27 @@ async fn more_than_may_be_pushed_is_not_read() {
     assert_eq!((pages.len(), resync(other)), (1, 502));
 }
 
+/// The owner does not know the rev that the home has seen, which stands for an owner that cannot be asked.
+#[tokio::test(start_paused = true)]
+async fn changes_that_cannot_be_read_are_a_gap() {
+    let fixture = Fixture::new().await;
+    let group = fixture.conversation(Kind::Group, 3, 1).await;
+    let place = || InboxRef {
+        rev: 5,
+        ..place(group, Kind::Group, Some(3))
+    };
+    let gap = |event: Option<Event>| match event {
+        Some(Event::Changed(ChangedEvent { after, rev, .. })) => (after, rev),
+        other => panic!("{other:?}"),
+    };
+    let (pages, other) = fixture.missed_after(place(), Cursor(3, 3)).await;
+    assert_eq!((pages.len(), gap(other)), (0, (5, 5)));
+    let (pages, other) = fixture.missed_after(place(), Cursor(1, 3)).await;
+    assert_eq!((pages.concat(), gap(other)), (vec![2, 3], (5, 5)));
+    let (pages, other) = fixture.missed_after(place(), Cursor(3, 5)).await;
+    assert!(pages.is_empty() && other.is_none(), "it lacks nothing");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let fixture = Fixture::new().await;
@@ -193,6 +224,7 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let request = Subscribe {
         conversation,
         after,
+        rev: None,
     };
     let (gateway, bob) = (&fixture.gateway, &fixture.bob);
     let (answer, _) = subscribe(gateway, bob, &request).await;
