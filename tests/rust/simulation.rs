@@ -12,9 +12,9 @@
 //! it. `SEEDS=2000 cargo test --release --test all simulation` runs more seeds.
 
 mod changing;
-mod replay;
+pub(crate) mod replay;
 mod rows;
-mod seen;
+pub(crate) mod seen;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -176,6 +176,8 @@ struct World {
     seen: Arc<Mutex<Seen>>,
     /// The acknowledged messages, with their texts and senders.
     messages: Mutex<Vec<(Seq, String, UserId)>>,
+    /// The longest time between two depositions, in ms. A takeover takes long while the replicas differ.
+    tenure: u64,
     /// Whether most messages are deleted at the end, and nothing is read before.
     purges: bool,
     /// All owners so far. The newest is the last.
@@ -313,7 +315,7 @@ impl World {
     /// gateway.
     async fn ring(self: Arc<Self>, tasks: Tasks) {
         loop {
-            sleep(Duration::from_millis(20 + self.random(380))).await;
+            sleep(Duration::from_millis(20 + self.random(self.tenure))).await;
             let ends = Instant::now() + Duration::from_millis(self.random(120));
             self.owners.lock().unwrap().last().unwrap().1.end_at(ends);
             sleep(ends - Instant::now() + Duration::from_millis(1)).await;
@@ -386,6 +388,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
         checker: Arc::default(),
         seen: Arc::default(),
         messages: Mutex::default(),
+        tenure: setting("TENURE").unwrap_or(1_500),
         purges: seed % 8 == 7,
         owners: Mutex::default(),
         random: Mutex::new(StdRng::seed_from_u64(seed)),
@@ -488,6 +491,11 @@ async fn end(world: &World, tasks: &Tasks) -> Option<(Whole, BTreeSet<UserId>)> 
     Some((whole, participants(&last, world.conversation).await?))
 }
 
+/// A number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     break_rule(match rules {
         Rules::Broken(mutation) => Some(mutation),
@@ -530,18 +538,18 @@ fn a_lease_resumed_under_its_old_epoch_is_found() {
 
 #[test]
 fn nothing_is_lost_duplicated_or_reordered_when_owners_change() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first: u64 = number("FROM").unwrap_or(0);
-    let seeds: u64 = number("SEEDS").unwrap_or(200);
+    let first: u64 = setting("FROM").unwrap_or(0);
+    let seeds: u64 = setting("SEEDS").unwrap_or(200);
     let (mut acknowledged, mut failed) = (0, Vec::new());
     for seed in first..first + seeds {
         let (findings, messages) = simulate(seed, Rules::Kept);
         acknowledged += messages;
-        if let Some(finding) = findings.into_iter().next() {
+        if let Some(finding) = findings.first() {
+            println!("seed {seed}: {findings:#?}");
             failed.push(format!("seed {seed}: {finding}"));
         }
     }
-    println!("{seeds} seeds, {acknowledged} acknowledged messages");
+    println!("{seeds} seeds, {acknowledged} acknowledged messages and changes");
     assert!(
         failed.is_empty(),
         "{} of {seeds} seeds fail: {:?}",

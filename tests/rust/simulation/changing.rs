@@ -7,8 +7,8 @@ use std::{
 };
 
 use chat_gateway::{
-    chat::{DeleteMessages, EditMessage, Error, LogRange, Operation, Outcome, React},
-    model::{EditedContent, Rev, Seq, UserId},
+    chat::{Error, LogRange, Operation, Outcome},
+    model::{Rev, Seq, UserId},
     store::simulated::Copies,
 };
 use rand::RngExt;
@@ -80,8 +80,7 @@ impl World {
             45..57 if !device.is_guest => {
                 // The first user owns the group, and may delete the messages of others.
                 let may = mine(device.user != user(0));
-                let seqs: BTreeSet<Seq> =
-                    (0..=self.random(2)).filter_map(|_| one(&may)).collect();
+                let seqs: BTreeSet<Seq> = (0..=self.random(2)).filter_map(|_| one(&may)).collect();
                 (!seqs.is_empty()).then(|| Wish::Delete {
                     seqs: seqs.into_iter().collect(),
                 })
@@ -106,7 +105,7 @@ impl World {
             seqs.iter().for_each(|&seq| self.note_landed(seq));
         }
         let (number, base) = self.seen.lock().unwrap().begin(&device.user, wish.clone());
-        let operation = operation(wish, base);
+        let operation = wish.operation(base);
         loop {
             let owner = self.some_owner();
             let asked = owner.ask(self.conversation, device.user.clone(), operation.clone());
@@ -213,31 +212,6 @@ impl World {
             let seqs = seqs.to_vec();
             self.carry_out(&device, Wish::Delete { seqs }).await;
         }
-    }
-}
-
-fn operation(wish: Wish, base: Rev) -> Operation {
-    match wish {
-        Wish::Edit { seq, body } => Operation::Edit(EditMessage {
-            seq,
-            content: EditedContent {
-                body,
-                attachments: Vec::new(),
-            },
-            base_rev: Some(base),
-            at: None,
-        }),
-        Wish::Delete { seqs } => Operation::Delete(DeleteMessages {
-            seqs,
-            as_moderator: false,
-            at: None,
-        }),
-        Wish::React { seq, emoji, on } => Operation::React(React {
-            seq,
-            emoji,
-            on,
-            at: None,
-        }),
     }
 }
 

@@ -16,7 +16,7 @@ use chat_gateway::{
 use super::seen::{Request, Seen, Told, Wish};
 
 /// The log of changes, and what follows from it.
-pub(super) struct Replay<'a> {
+pub(crate) struct Replay<'a> {
     changes: &'a [Arc<Change>],
     entries: &'a [Arc<Entry>],
     pub states: BTreeMap<Seq, EntryState>,
@@ -32,7 +32,7 @@ pub(super) struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    pub fn of(changes: &'a [Arc<Change>], entries: &'a [Arc<Entry>]) -> Self {
+    pub(crate) fn of(changes: &'a [Arc<Change>], entries: &'a [Arc<Entry>]) -> Self {
         let mut replay = Self {
             changes,
             entries,
@@ -85,7 +85,9 @@ impl<'a> Replay<'a> {
                 let known = self.edits.entry(*seq).or_default();
                 known.push(rev);
                 if known != edits || self.entry(*seq).is_none_or(|e| e.sender != change.by) {
-                    self.find(format!("{change:?}, but its edits or its sender are others"));
+                    self.find(format!(
+                        "{change:?}, but its edits or its sender are others"
+                    ));
                 }
                 let content = content.clone().unwrap_or_default();
                 self.set_content(change, *seq, Some(content), edits.clone());
@@ -164,7 +166,7 @@ impl<'a> Replay<'a> {
     }
 
     /// The users who reacted to an entry, with their emoji.
-    pub fn reactors(&self, seq: Seq) -> BTreeSet<(String, UserId)> {
+    pub(crate) fn reactors(&self, seq: Seq) -> BTreeSet<(String, UserId)> {
         let from = (seq, String::new(), UserId::gateway());
         let toggles = self.toggles.range(from..).take_while(|(k, _)| k.0 == seq);
         let on = toggles.filter(|(_, toggles)| toggles.last().is_some_and(|(_, on)| *on));
@@ -173,7 +175,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Compares the log with everything that clients asked for and were told.
-    pub fn check(&mut self, seen: &Seen) {
+    pub(crate) fn check(&mut self, seen: &Seen) {
         self.check_requests(&seen.requests);
         for request in &seen.requests {
             if let Some(rev) = request.acknowledged
@@ -202,9 +204,11 @@ impl<'a> Replay<'a> {
         let mut used = vec![false; requests.len()];
         for change in self.changes {
             let is_possible = |(number, request): &(usize, &Request)| {
-                let acknowledged = request.acknowledged.unwrap_or(Rev::MAX);
+                let is_loose = request.is_loose && matches!(request.wish, Wish::React { .. });
+                let due = request.acknowledged.filter(|_| !is_loose);
+                let acknowledged = due.unwrap_or(Rev::MAX);
                 let is_delete = matches!(request.wish, Wish::Delete { .. });
-                (is_delete || !used[*number])
+                (is_delete || is_loose || !used[*number])
                     && request.by == change.by
                     && (request.floor + 1..=acknowledged).contains(&change.rev)
                     && makes(&request.wish, change)
@@ -213,9 +217,9 @@ impl<'a> Replay<'a> {
             let due = |(_, r): &(usize, &Request)| r.acknowledged.unwrap_or(Rev::MAX);
             match possible.min_by_key(due) {
                 Some((number, _)) => used[number] = true,
-                None => self
-                    .findings
-                    .push(format!("nobody asked for {change:?} then, or it is doubled")),
+                None => self.findings.push(format!(
+                    "nobody asked for {change:?} then, or it is doubled"
+                )),
             }
         }
     }
@@ -269,7 +273,11 @@ impl<'a> Replay<'a> {
 
     /// Whether an item has the fields of its entry after the newest changes in (after, rev].
     fn is_right(&self, item: &ChangedItem, after: Rev, rev: Rev) -> bool {
-        let newest = |revs: &[Rev]| revs.iter().rfind(|r| (after + 1..=rev).contains(r)).copied();
+        let newest = |revs: &[Rev]| {
+            revs.iter()
+                .rfind(|r| (after + 1..=rev).contains(r))
+                .copied()
+        };
         let Some((contents, reactions)) = self.revs.get(&item.seq) else {
             return false;
         };
@@ -296,9 +304,12 @@ impl<'a> Replay<'a> {
         change.by == state.by
             && match (&change.op, &state.content) {
                 (ChangeOp::Delete { entries, .. }, None) => entries.iter().any(|e| e.seq == seq),
-                (ChangeOp::Edit { seq: of, content, .. }, Some(told)) => {
-                    *of == seq && content.as_ref().is_none_or(|content| content == told)
-                }
+                (
+                    ChangeOp::Edit {
+                        seq: of, content, ..
+                    },
+                    Some(told),
+                ) => *of == seq && content.as_ref().is_none_or(|content| content == told),
                 _ => false,
             }
     }
@@ -343,9 +354,12 @@ impl<'a> Replay<'a> {
 /// Whether a wish may have made a change.
 fn makes(wish: &Wish, change: &Change) -> bool {
     match (wish, &change.op) {
-        (Wish::Edit { seq, body }, ChangeOp::Edit { seq: of, content, .. }) => {
-            seq == of && content.as_ref().is_none_or(|content| content.body == *body)
-        }
+        (
+            Wish::Edit { seq, body },
+            ChangeOp::Edit {
+                seq: of, content, ..
+            },
+        ) => seq == of && content.as_ref().is_none_or(|content| content.body == *body),
         (Wish::Delete { seqs }, ChangeOp::Delete { entries, .. }) => {
             entries.iter().all(|entry| seqs.contains(&entry.seq))
         }

@@ -63,7 +63,10 @@ impl World {
         self.check_reactors(whole, replay, &mut findings).await;
         for participant in whole.participants.iter().filter(|p| p.is_in()) {
             let rows = self.store.inbox(&participant.user).await.unwrap();
-            match rows.iter().find(|row| row.conversation == self.conversation) {
+            match rows
+                .iter()
+                .find(|row| row.conversation == self.conversation)
+            {
                 Some(row) => self.check_inbox(whole, replay, participant, row, &mut findings),
                 None => findings.push(format!("no inbox row of {}", participant.user)),
             }
@@ -81,7 +84,9 @@ impl World {
             let found = page.await.unwrap().items.into_iter();
             let found: BTreeSet<_> = found.map(|row| (row.emoji, row.user)).collect();
             if found != expected {
-                findings.push(format!("{found:?} reacted to {seq}, the log has {expected:?}"));
+                findings.push(format!(
+                    "{found:?} reacted to {seq}, the log has {expected:?}"
+                ));
             }
             for (emoji, user) in expected {
                 by_user.entry(user).or_default().insert((seq, emoji));
@@ -118,11 +123,16 @@ impl World {
         let state = replay.states.get(&newest.seq);
         let shown = newest.newest(state);
         if (last, summary.changes) != (&shown.last, shown.changes) {
-            findings.push(format!("the inbox of {user} shows {summary:?}, not {shown:?}"));
+            findings.push(format!(
+                "the inbox of {user} shows {summary:?}, not {shown:?}"
+            ));
         }
         let rev = whole.changes.len() as Rev;
         if row.rev != rev {
-            findings.push(format!("the inbox row of {user} has {}, not {rev}", row.rev));
+            findings.push(format!(
+                "the inbox row of {user} has {}, not {rev}",
+                row.rev
+            ));
         }
         let read = self.seen.lock().unwrap().read.get(user).copied();
         if read.is_some_and(|read| read > row.read_seq) {
@@ -172,7 +182,9 @@ impl World {
                 };
                 if is_wrong {
                     let head = whole.page.head;
-                    findings.push(format!("{seq} of {head} is deleted, and its text in {key:?}"));
+                    findings.push(format!(
+                        "{seq} of {head} is deleted, and its text in {key:?}"
+                    ));
                 }
             }
         }
@@ -197,7 +209,9 @@ fn check_states(whole: &Whole, replay: &Replay<'_>) -> Vec<String> {
             findings.push(format!("{seq} is stored as {stored:?}, not {expected:?}"));
         }
         if owners != expected {
-            findings.push(format!("the owner has {seq} as {owners:?}, not {expected:?}"));
+            findings.push(format!(
+                "the owner has {seq} as {owners:?}, not {expected:?}"
+            ));
         }
     }
     findings

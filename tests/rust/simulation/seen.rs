@@ -3,37 +3,67 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chat_gateway::{
-    chat::{ChangedItem, Changes, Page, Reacted},
-    model::{ContentState, Entry, Reactions, Rev, Seq, UserId},
+    chat::{ChangedItem, Changes, DeleteMessages, EditMessage, Operation, Page, React, Reacted},
+    model::{ContentState, EditedContent, Entry, Reactions, Rev, Seq, UserId},
 };
 
 /// A change that a client wants.
 #[derive(Clone, Debug)]
-pub(super) enum Wish {
+pub(crate) enum Wish {
     Edit { seq: Seq, body: String },
     Delete { seqs: Vec<Seq> },
     React { seq: Seq, emoji: String, on: bool },
 }
 
+impl Wish {
+    /// Returns the operation of a client that has seen all changes up to `base`.
+    pub(crate) fn operation(self, base: Rev) -> Operation {
+        match self {
+            Self::Edit { seq, body } => Operation::Edit(EditMessage {
+                seq,
+                content: EditedContent {
+                    body,
+                    attachments: Vec::new(),
+                },
+                base_rev: Some(base),
+                at: None,
+            }),
+            Self::Delete { seqs } => Operation::Delete(DeleteMessages {
+                seqs,
+                as_moderator: false,
+                at: None,
+            }),
+            Self::React { seq, emoji, on } => Operation::React(React {
+                seq,
+                emoji,
+                on,
+                at: None,
+            }),
+        }
+    }
+}
+
 /// A request for a change, with all its repetitions.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(crate) struct Request {
     pub by: UserId,
     pub wish: Wish,
     /// The newest rev that was acknowledged when the request began. The change comes after it.
     pub floor: Rev,
     pub acknowledged: Option<Rev>,
+    /// Whether a repetition may be carried out at any later time, because the client never learned its outcome.
+    pub is_loose: bool,
 }
 
 /// The changes in (after, rev], as an event or an answer says.
-pub(super) struct Told {
+pub(crate) struct Told {
     pub after: Rev,
     pub rev: Rev,
     pub items: Vec<ChangedItem>,
 }
 
 #[derive(Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     pub requests: Vec<Request>,
     /// The newest acknowledged rev.
     pub newest: Rev,
@@ -51,22 +81,23 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub fn find(&mut self, text: String) {
+    pub(crate) fn find(&mut self, text: String) {
         self.findings.push(text);
     }
 
     /// Notes a request that is about to be made. Returns its number, and the rev up to which its client has seen changes.
-    pub fn begin(&mut self, by: &UserId, wish: Wish) -> (usize, Rev) {
+    pub(crate) fn begin(&mut self, by: &UserId, wish: Wish) -> (usize, Rev) {
         self.requests.push(Request {
             by: by.clone(),
             wish,
             floor: self.newest,
             acknowledged: None,
+            is_loose: false,
         });
         (self.requests.len() - 1, self.newest)
     }
 
-    pub fn acknowledge(&mut self, number: usize, rev: Rev) {
+    pub(crate) fn acknowledge(&mut self, number: usize, rev: Rev) {
         let request = &mut self.requests[number];
         request.acknowledged = Some(rev);
         if rev < request.floor {
@@ -77,7 +108,7 @@ impl Seen {
     }
 
     /// Notes the changes that an answer says. `floor` is the newest rev that was acknowledged when it was asked for.
-    pub fn answered(&mut self, floor: Rev, changes: Changes) {
+    pub(crate) fn answered(&mut self, floor: Rev, changes: Changes) {
         let Changes {
             after, rev, items, ..
         } = changes;
@@ -88,7 +119,7 @@ impl Seen {
     }
 
     /// Notes the states on a page. `floor` is the newest rev that was acknowledged when it was asked for.
-    pub fn page(&mut self, floor: Rev, page: &Page) {
+    pub(crate) fn page(&mut self, floor: Rev, page: &Page) {
         if page.rev < floor {
             let rev = page.rev;
             self.find(format!(
@@ -122,7 +153,7 @@ impl Seen {
     }
 
     /// Returns the texts that an entry with this first text had, or may have had.
-    pub fn texts(&self, seq: Seq, first: &str) -> BTreeSet<String> {
+    pub(crate) fn texts(&self, seq: Seq, first: &str) -> BTreeSet<String> {
         let edited = self.requests.iter().filter_map(|r| match &r.wish {
             Wish::Edit { seq: of, body } if *of == seq => Some(body.clone()),
             _ => None,
