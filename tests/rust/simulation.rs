@@ -303,7 +303,7 @@ impl World {
         loop {
             let owner = self.some_owner();
             let floor = self.seen.lock().unwrap().newest;
-            if let Some(page) = history(&owner, self.conversation).await {
+            if let Ok(page) = history(&owner, self.conversation).await {
                 self.checker.lock().unwrap().saw(1, page.entries.iter());
                 self.seen.lock().unwrap().page(floor, &page);
             }
@@ -339,14 +339,14 @@ fn user(name: usize) -> UserId {
     UserId::new(&format!("client-{name}")).unwrap()
 }
 
-async fn history(owner: &Conversations, conversation: ConversationId) -> Option<Page> {
+async fn history(owner: &Conversations, conversation: ConversationId) -> Result<Page, String> {
     let operation = Operation::History {
         range: LogRange::After(0),
         limit: 1000,
     };
     match owner.ask(conversation, user(0), operation).await {
-        Ok(Outcome::History(page)) => Some(page),
-        _ => None,
+        Ok(Outcome::History(page)) => Ok(page),
+        other => Err(format!("{other:?}")),
     }
 }
 
@@ -424,11 +424,13 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 /// Compares everything that clients saw with what a last owner and the store have.
 async fn check(world: &World, tasks: &Tasks) -> Vec<String> {
     let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
-    let Some((whole, present)) = end(world, tasks).await else {
-        checker
-            .findings
-            .push("the last owner did not serve within 60 s".into());
-        return checker.findings;
+    let (whole, present) = match end(world, tasks).await {
+        Ok(whole) => whole,
+        Err(error) => {
+            let finding = format!("the last owner does not serve: {error}");
+            checker.findings.push(finding);
+            return checker.findings;
+        }
     };
     checker.end(&whole.entries, &present);
     let replayed = {
@@ -467,8 +469,8 @@ async fn create(world: &World) {
     }
 }
 
-/// Reads everything from a last owner, when nothing is in progress any more. `None` if it does not serve within 60 s.
-async fn end(world: &World, tasks: &Tasks) -> Option<(Whole, BTreeSet<UserId>)> {
+/// Reads everything from a last owner, when nothing is in progress any more. It has 60 s to begin.
+async fn end(world: &World, tasks: &Tasks) -> Result<(Whole, BTreeSet<UserId>), String> {
     /// Late writes land, and queued inbox rows are written.
     const QUIET: Duration = Duration::from_secs(6);
     world
@@ -481,14 +483,15 @@ async fn end(world: &World, tasks: &Tasks) -> Option<(Whole, BTreeSet<UserId>)> 
         .end_at(Instant::now());
     world.new_owner(tasks);
     let last = world.owners.lock().unwrap().last().unwrap().0.clone();
-    let served = timeout(Duration::from_secs(60), async {
-        while history(&last, world.conversation).await.is_none() {}
+    let begins = timeout(Duration::from_secs(60), async {
+        while history(&last, world.conversation).await.is_err() {}
     });
-    served.await.ok()?;
+    drop(begins.await);
     world.store.set_faults(Faults::NONE);
     sleep(QUIET).await;
     let whole = world.whole(&last).await?;
-    Some((whole, participants(&last, world.conversation).await?))
+    let present = participants(&last, world.conversation).await;
+    Ok((whole, present.ok_or("no participants")?))
 }
 
 /// A number from the environment.
@@ -507,6 +510,12 @@ fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 }
 
 fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
+    if std::env::var("SIM_LOG").is_ok() {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter("trace")
+            .with_ansi(false)
+            .try_init();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -6,12 +6,12 @@ use std::{
 };
 
 use chat_gateway::{
-    chat::{Conversations, Operation, Outcome, Page},
+    chat::{Conversations, DetailsView, Operation, Outcome, Page},
     model::{
         Change, Content, Entry, EntryState, Kind, Participant, Rev, Seq, UserId,
         limits::DELETED_SEQS_KEPT,
     },
-    store::{InboxRow, Store as _},
+    store::{Error, InboxRow, Store as _},
 };
 
 use super::{
@@ -32,23 +32,27 @@ pub(super) struct Whole {
     pub entries: Vec<Arc<Entry>>,
     pub changes: Vec<Arc<Change>>,
     page: Page,
+    details: DetailsView,
     states: BTreeMap<Seq, EntryState>,
     participants: Vec<Participant>,
 }
 
 impl World {
     /// Reads everything from a last owner and from the store, which has no faults any more.
-    pub(super) async fn whole(&self, last: &Conversations) -> Option<Whole> {
-        let page = history(last, self.conversation).await?;
-        let asked = last.ask(self.conversation, user(0), Operation::Details);
-        let Ok(Outcome::Details(details)) = asked.await else {
-            return None;
-        };
+    pub(super) async fn whole(&self, last: &Conversations) -> Result<Whole, String> {
         let (id, store) = (self.conversation, &self.store);
-        let read = store.log(id, 1, details.head).await.ok()?;
-        let changes = store.changes(id, 1, details.rev).await.ok()?;
-        let rows = store.participants(id, Kind::Group, None, 100).await.ok()?;
-        Some(Whole {
+        let page = history(last, id).await?;
+        let details = last.ask(id, user(0), Operation::Details).await;
+        let Ok(Outcome::Details(details)) = details else {
+            return Err(format!("{details:?}"));
+        };
+        let failed = |error: Error| format!("{error:?}");
+        let read = store.log(id, 1, page.head).await.map_err(failed)?;
+        let changes = store.changes(id, 1, page.rev).await.map_err(failed)?;
+        let rows = store.participants(id, Kind::Group, None, 100).await;
+        let rows = rows.map_err(failed)?;
+        Ok(Whole {
+            details,
             entries: read.rows.into_iter().map(|row| row.record).collect(),
             changes: changes.into_iter().map(|row| row.record).collect(),
             page,
@@ -194,11 +198,17 @@ impl World {
 /// Compares the states in the store, and those of the owner, with the log.
 fn check_states(whole: &Whole, replay: &Replay<'_>) -> Vec<String> {
     let mut findings = Vec::new();
-    if whole.page.rev != whole.changes.len() as Rev {
+    let Whole { page, details, .. } = whole;
+    let is_left = |entry: &&Arc<Entry>| {
+        let is_text = matches!(entry.content, Content::Text { .. });
+        is_text && !replay.deleted.contains_key(&entry.seq)
+    };
+    let left = whole.entries.iter().filter(is_left).count() as u64;
+    let rev = whole.changes.len() as Rev;
+    if (page.rev, details.rev, details.message_count) != (rev, rev, Some(left)) {
         findings.push(format!(
-            "the owner has rev {}, the log {}",
-            whole.page.rev,
-            whole.changes.len()
+            "the log has {left} messages and rev {rev}, the owner says {} and {details:?}",
+            page.rev
         ));
     }
     for seq in 1..=whole.page.head {
