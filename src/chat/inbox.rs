@@ -118,8 +118,13 @@ impl InboxWriter {
         members: Arc<Recipients>,
         rev: Rev,
     ) {
+        let mut revs = lock(&self.revs);
+        // A delivery or a repair of an earlier change may end later.
+        if revs.get(&conversation).is_some_and(|(_, known)| *known > rev) {
+            return;
+        }
         let weight = members.weight();
-        let before = lock(&self.revs).insert(conversation, (members, rev));
+        let before = revs.insert(conversation, (members, rev));
         let before = before.map_or(0, |(members, _)| members.weight());
         let grown = weight.wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
@@ -148,7 +153,10 @@ impl InboxWriter {
             let weight = members.weight();
             let rows = queued.entry(conversation).or_default();
             let before = rows.bytes + weight;
-            rows.rev = Some((members, rev));
+            // Rows of a failed write may have a higher one.
+            if rows.rev.as_ref().is_none_or(|(_, known)| *known <= rev) {
+                rows.rev = Some((members, rev));
+            }
             let grown = rows.weigh().wrapping_sub(before);
             self.bytes.fetch_add(grown, Ordering::Relaxed);
         }
@@ -308,7 +316,8 @@ impl QueuedRows {
         if self.newest.is_none() {
             self.newest = older.newest;
         }
-        if self.rev.is_none() {
+        let rev = |rev: &Option<(_, Rev)>| rev.as_ref().map(|(_, rev)| *rev);
+        if rev(&self.rev) < rev(&older.rev) {
             self.rev = older.rev;
         }
         for (user, read) in older.read_by_senders {
