@@ -47,6 +47,22 @@ pub enum Mutation {
     BaseRev,
     /// A read mark is stored with the number of all messages instead of those up to it.
     ReadTexts,
+    /// The rows of changes of all owners have the same key.
+    ChangeEpoch,
+    /// An entry that is read from the store replaces what its owner knows of it.
+    ChangeCold,
+    /// Pages show changes whose effects are not stored yet.
+    ChangeApplied,
+    /// A cached page is used although one of its entries has changed.
+    ChangeCache,
+    /// A deletion does not reach the inbox rows of the participants.
+    DeletedSeqs,
+    /// A takeover does not know which entries were deleted before.
+    DeletedKept,
+    /// A takeover does not publish the changes that it settled.
+    ChangePublish,
+    /// A gateway that follows a channel again does not tell its subscribers which rev the channel has.
+    Subscribe,
     /// The owner of a conversation panics at an operation.
     Panic,
 }

@@ -8,10 +8,13 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use crate::model::{
-    Change, ChangeOp, Entry, EntryState, Rev, Seq, UserId,
-    limits::{ENTRIES_KNOWN_MAX, REACTORS_KNOWN_MAX, USER_ID_BYTES_MAX},
-    weight::ALLOCATION_BYTES,
+use crate::{
+    model::{
+        Change, ChangeOp, Entry, EntryState, Rev, Seq, UserId,
+        limits::{ENTRIES_KNOWN_MAX, REACTORS_KNOWN_MAX, USER_ID_BYTES_MAX},
+        weight::ALLOCATION_BYTES,
+    },
+    mutation::{Mutation, broken},
 };
 
 /// What an owner knows of the entries that changed, and of who reacted.
@@ -55,7 +58,7 @@ impl States {
     /// Remembers an entry as the store has it. Rule [cold]: it never replaces what is known, which may be newer.
     pub(super) fn know(&mut self, entry: Arc<Entry>, state: EntryState) {
         let seq = entry.seq;
-        if self.entries.contains_key(&seq) {
+        if self.entries.contains_key(&seq) && !broken(Mutation::ChangeCold) {
             return;
         }
         let known = KnownEntry {
@@ -129,6 +132,9 @@ impl States {
     pub(super) fn applied(&self, from: Seq, to: Seq) -> Vec<(Seq, Arc<EntryState>)> {
         let state = |seq| {
             let known: &KnownEntry = self.entries.get(&seq)?;
+            if broken(Mutation::ChangeApplied) {
+                return (known.appended.rev() > 0).then(|| (seq, Arc::new(known.appended.clone())));
+            }
             (known.applied.rev() > 0).then(|| (seq, known.applied.clone()))
         };
         if self.entries.is_empty() {

@@ -18,6 +18,7 @@ use crate::{
         ConversationId, Cursor, Kind, Seq, Topic, UserId,
         limits::{HEADS_AT_ONCE, RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
     },
+    mutation::{Mutation, broken},
 };
 
 /// The time for which a new session waits for the owners of its channels.
@@ -164,7 +165,7 @@ impl Router {
     ) -> Result<(), Error> {
         self.deliver_entries_after(channel, after, Cursor(head, rev))
             .await?;
-        if rev > 0 {
+        if rev > 0 && !broken(Mutation::Subscribe) {
             self.sockets.tell_rev(channel, rev);
         }
         Ok(())

@@ -226,6 +226,8 @@ fn each_broken_rule_of_changes_is_found() {
         Rules::OfClients(ClientRule::Resume),
         Rules::BrokenWithChanges(Mutation::InboxCorrection),
         Rules::BrokenWithChanges(Mutation::ReadTexts),
+        Rules::BrokenWithChanges(Mutation::ChangePublish),
+        Rules::BrokenWithChanges(Mutation::Subscribe),
     ];
     for rules in rules {
         let name = match rules {

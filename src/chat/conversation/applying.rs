@@ -195,7 +195,7 @@ impl Owner {
         let write = |(user, joined_seq): &(_, Seq)| InboxWrite {
             summary: (!broken(Mutation::InboxCorrection))
                 .then(|| members.summary(user, *joined_seq, &newest)),
-            deleted: deleted.clone(),
+            deleted: deleted.clone().filter(|_| !broken(Mutation::DeletedSeqs)),
             ..InboxWrite::of(user.clone(), self.id, members.kind)
         };
         members.users.iter().map(write).collect()

@@ -17,6 +17,7 @@ use crate::{
         Change, ChangeOp, DeletedSeqs, Rev, Seq,
         limits::{CHANGED_BYTES_MAX, CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, RECENT_CHANGES},
     },
+    mutation::{Mutation, broken},
     store::ChangeRow,
 };
 
@@ -139,6 +140,9 @@ impl ChangeLog {
 
     /// The newest rev that changed an entry from `from` to `to`, as far as this owner knows, or a higher one.
     pub(super) fn touched(&self, from: Seq, to: Seq) -> Rev {
+        if broken(Mutation::ChangeCache) {
+            return 0;
+        }
         self.touched.newest(from, to)
     }
 

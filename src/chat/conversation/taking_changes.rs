@@ -55,7 +55,12 @@ impl TakenChanges {
             return Ok((changes, Vec::new()));
         };
         let stored_settled = tail.settled;
-        let taken = Log::<PendingChange>::take_over(&tail, ownership.epoch());
+        let epoch = if broken(Mutation::ChangeEpoch) {
+            1
+        } else {
+            ownership.epoch()
+        };
+        let taken = Log::<PendingChange>::take_over(&tail, epoch);
         let Takeover {
             log,
             records,
@@ -65,7 +70,8 @@ impl TakenChanges {
             Error::unavailable("the log of changes is damaged")
         })?;
         let settled = log.settled();
-        let mut changes = ChangeLog::new(log, known, deleted);
+        let deleted = Some(deleted).filter(|_| !broken(Mutation::DeletedKept));
+        let mut changes = ChangeLog::new(log, known, deleted.unwrap_or_default());
         changes.stored_settled = stored_settled;
         for change in records.iter().filter(|change| change.rev <= settled) {
             changes.remember(change);
@@ -188,7 +194,7 @@ impl Owner {
     /// Publishes the changes that the takeover settled. The previous owner may not have published them.
     pub(super) fn publish_taken_over(&mut self) {
         let revs = self.changes.log.settled() + 1..self.changes.log.head() + 1;
-        if !revs.is_empty() {
+        if !revs.is_empty() && !broken(Mutation::ChangePublish) {
             self.publish_changes(Some(revs));
         }
     }

@@ -154,7 +154,7 @@ impl World {
             sleep(Duration::from_millis(5 + self.random(70))).await;
             let head = self.checker.lock().unwrap().canon.len() as Seq;
             let floor = self.seen.lock().unwrap().newest;
-            match self.random(2) {
+            match self.random(if self.changing { 2 } else { 0 }) {
                 0 => self.ask_changes(floor).await,
                 1 => self.ask_page(floor, head).await,
                 _ if self.purges => {}
