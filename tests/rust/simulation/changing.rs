@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::{CLIENTS, GUESTS, World, seen::Wish, user};
 
 /// Changes of one device.
-const CHANGES_EACH: usize = 14;
+const CHANGES_EACH: usize = 16;
 
 /// A device of a user. Each reacts with its own emoji, so it knows which of them are on.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ impl World {
     /// Changes messages.
     pub(super) async fn change(self: Arc<Self>, device: Device) {
         for _ in 0..CHANGES_EACH {
-            sleep(Duration::from_millis(self.random(400))).await;
+            sleep(Duration::from_millis(self.random(200))).await;
             if let Some(wish) = self.wish(&device) {
                 self.carry_out(&device, wish).await;
             }
