@@ -49,8 +49,6 @@ pub enum Mutation {
     ReadTexts,
     /// The rows of changes of all owners have the same key.
     ChangeEpoch,
-    /// An entry that is read from the store replaces what its owner knows of it.
-    ChangeCold,
     /// Pages show changes whose effects are not stored yet.
     ChangeApplied,
     /// A cached page is used although one of its entries has changed.

@@ -58,7 +58,7 @@ impl States {
     /// Remembers an entry as the store has it. Rule [cold]: it never replaces what is known, which may be newer.
     pub(super) fn know(&mut self, entry: Arc<Entry>, state: EntryState) {
         let seq = entry.seq;
-        if self.entries.contains_key(&seq) && !broken(Mutation::ChangeCold) {
+        if self.entries.contains_key(&seq) {
             return;
         }
         let known = KnownEntry {

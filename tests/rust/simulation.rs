@@ -266,34 +266,39 @@ impl World {
         let sender = user(name);
         let more = if self.purges { MESSAGES_EACH / 4 } else { 0 };
         for _ in 0..MESSAGES_EACH + more {
-            let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
-            let text = self.marker();
-            let mut retry = false;
-            loop {
-                let content = Content::text(&text);
-                let draft = Draft {
-                    sender: sender.clone(),
-                    client_id,
-                    content,
-                    at: None,
-                    retry,
-                };
-                retry = true;
-                if let Ok(sent) = self.some_owner().send(self.conversation, draft).await {
-                    self.checker
-                        .lock()
-                        .unwrap()
-                        .acknowledge(client_id, sent.seq);
-                    let message = (sent.seq, text, sender.clone());
-                    self.messages.lock().unwrap().push(message);
-                    break;
-                }
-                sleep(Duration::from_millis(5 + self.random(60))).await;
-                if self.random(19) == 0 {
-                    break; // The client gives up.
-                }
-            }
+            self.say(&sender).await;
             sleep(Duration::from_millis(self.random(80))).await;
+        }
+    }
+
+    /// Sends a message, and repeats it until it is acknowledged or given up.
+    async fn say(&self, sender: &UserId) {
+        let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+        let text = self.marker();
+        let mut retry = false;
+        loop {
+            let content = Content::text(&text);
+            let draft = Draft {
+                sender: sender.clone(),
+                client_id,
+                content,
+                at: None,
+                retry,
+            };
+            retry = true;
+            if let Ok(sent) = self.some_owner().send(self.conversation, draft).await {
+                self.checker
+                    .lock()
+                    .unwrap()
+                    .acknowledge(client_id, sent.seq);
+                let message = (sent.seq, text, sender.clone());
+                self.messages.lock().unwrap().push(message);
+                break;
+            }
+            sleep(Duration::from_millis(5 + self.random(60))).await;
+            if self.random(19) == 0 {
+                break; // The client gives up.
+            }
         }
     }
 
@@ -434,6 +439,10 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     if world.purges {
         world.purge().await;
     }
+    if changing {
+        world.say(&user(0)).await;
+        world.change_newest().await;
+    }
     background.iter().for_each(|task| task.abort());
     let findings = check(&world, &tasks).await;
     let acknowledged = world.checker.lock().unwrap().acknowledged.len();
@@ -559,7 +568,6 @@ fn each_broken_rule_of_changes_is_found() {
         Mutation::ChangeEffects,
         Mutation::ChangeReapply,
         Mutation::ChangeApplied,
-        Mutation::ChangeCold,
         Mutation::ChangeCache,
         Mutation::BaseRev,
         Mutation::Erase,

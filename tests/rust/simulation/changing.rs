@@ -202,6 +202,22 @@ impl World {
         }
     }
 
+    /// Changes the newest message, which inboxes show by now.
+    pub(super) async fn change_newest(&self) {
+        sleep(Duration::from_millis(200)).await;
+        let newest = self.messages.lock().unwrap().last().cloned();
+        let Some((seq, ..)) = newest.filter(|(_, _, by)| *by == user(0)) else {
+            return;
+        };
+        let device = Self::devices().swap_remove(0);
+        let body = self.marker();
+        self.carry_out(&device, Wish::Edit { seq, body }).await;
+        if self.random(1) == 0 {
+            let seqs = vec![seq];
+            self.carry_out(&device, Wish::Delete { seqs }).await;
+        }
+    }
+
     /// Deletes most messages, more than unread counts remember.
     pub(super) async fn purge(&self) {
         let messages = self.messages.lock().unwrap().clone();
