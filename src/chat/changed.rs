@@ -18,8 +18,10 @@ pub(super) fn items<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Ch
             let Some((item, reactions)) = items.get_mut(&seq) else {
                 continue;
             };
-            if state.content.is_some() {
-                item.content = state.content;
+            if let Some(mut content) = state.content {
+                // Clients need no revs of earlier edits.
+                content.edits = Vec::new();
+                item.content = Some(content);
             }
             if let Some(newer) = state.reactions {
                 item.reactions = Some(newer.reactions);
@@ -51,6 +53,25 @@ fn by(change: &Change) -> Option<ReactedBy> {
         }),
         ChangeOp::Edit { .. } | ChangeOp::Delete { .. } => None,
     }
+}
+
+/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one.
+pub(super) fn fitting<'a>(
+    changes: impl IntoIterator<Item = &'a Change>,
+    bytes_max: usize,
+) -> usize {
+    let mut bytes = 0;
+    let fits = |change: &&Change| {
+        bytes += encoded_change_bytes(change);
+        bytes <= bytes_max
+    };
+    changes.into_iter().take_while(fits).count().max(1)
+}
+
+/// Returns the bytes that the items of a change need when they are encoded, estimated high.
+fn encoded_change_bytes(change: &Change) -> usize {
+    let items = items([change]);
+    items.iter().map(encoded_bytes).sum()
 }
 
 /// Returns the bytes that an item needs when it is encoded, estimated high.

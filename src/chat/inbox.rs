@@ -83,12 +83,13 @@ impl InboxWriter {
         }
     }
 
-    /// Queues the rows that a published entry changes. The newest entry wins.
+    /// Queues the rows that a published entry changes. The newest version of the newest entry wins. The sender has read it;
+    /// `None` if that was queued before.
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
         members: Option<Arc<Recipients>>,
-        sender: &UserId,
+        sender: Option<&UserId>,
         newest: Newest,
     ) {
         let (seq, texts) = (newest.last.seq, newest.texts);
@@ -104,8 +105,10 @@ impl InboxWriter {
         {
             rows.newest = Some((members, Arc::new(newest)));
         }
-        let read = rows.read_by_senders.entry(sender.clone()).or_default();
-        *read = (seq, texts).max(*read);
+        if let Some(sender) = sender {
+            let read = rows.read_by_senders.entry(sender.clone()).or_default();
+            *read = (seq, texts).max(*read);
+        }
         let grown = rows.weigh().wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
     }
@@ -118,8 +121,15 @@ impl InboxWriter {
         members: Arc<Recipients>,
         rev: Rev,
     ) {
+        let mut revs = lock(&self.revs);
+        if revs
+            .get(&conversation)
+            .is_some_and(|(_, known)| *known >= rev)
+        {
+            return;
+        }
         let weight = members.weight();
-        let before = lock(&self.revs).insert(conversation, (members, rev));
+        let before = revs.insert(conversation, (members, rev));
         let before = before.map_or(0, |(members, _)| members.weight());
         let grown = weight.wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
@@ -148,7 +158,9 @@ impl InboxWriter {
             let weight = members.weight();
             let rows = queued.entry(conversation).or_default();
             let before = rows.bytes + weight;
-            rows.rev = Some((members, rev));
+            if rows.rev.as_ref().is_none_or(|(_, known)| *known < rev) {
+                rows.rev = Some((members, rev));
+            }
             let grown = rows.weigh().wrapping_sub(before);
             self.bytes.fetch_add(grown, Ordering::Relaxed);
         }
@@ -171,11 +183,14 @@ impl InboxWriter {
         let mut revs_due = Instant::now() + REVS_EVERY;
         loop {
             drop(timeout_at(revs_due, self.wake.notified()).await);
-            if Instant::now() >= revs_due {
-                revs_due = Instant::now() + REVS_EVERY;
-                self.queue_revs();
-            }
-            while !self.queued().is_empty() {
+            loop {
+                if Instant::now() >= revs_due {
+                    revs_due = Instant::now() + REVS_EVERY;
+                    self.queue_revs();
+                }
+                if self.queued().is_empty() {
+                    break;
+                }
                 sleep(FLUSH_EVERY).await;
                 if !self.flush_queued().await {
                     sleep(RETRY_AFTER).await;
@@ -308,7 +323,8 @@ impl QueuedRows {
         if self.newest.is_none() {
             self.newest = older.newest;
         }
-        if self.rev.is_none() {
+        let rev = |rev: &Option<(Arc<Recipients>, Rev)>| rev.as_ref().map(|(_, rev)| *rev);
+        if rev(&self.rev) < rev(&older.rev) {
             self.rev = older.rev;
         }
         for (user, read) in older.read_by_senders {
@@ -350,7 +366,7 @@ mod tests {
         writer.queue(
             conversation,
             Some(Arc::new(members)),
-            &entry.sender,
+            Some(&entry.sender),
             entry.newest(None),
         );
     }

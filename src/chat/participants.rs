@@ -304,7 +304,8 @@ impl Participants {
         let is_own = entry.texts.is_none() || participant.read_seq == entry.seq;
         let read_seq = (present && is_own).then_some(participant.read_seq);
         Some(InboxWrite {
-            summary: present.then_some(summary),
+            // The row of who leaves shows no message any more, so that no deletion must reach it.
+            summary: (present || entry.texts.is_some()).then_some(summary),
             read_seq,
             read_texts: read_seq.and(entry.texts),
             left_seq: participant.left_seq.filter(|_| !present),

@@ -84,25 +84,6 @@ pub(super) fn cut_to_fit(entries: &mut VecDeque<Shown>, range: LogRange, bytes_m
     entries.drain(..kept.start);
 }
 
-/// Keeps the oldest changes of a page, up to `bytes_max` of encoded bytes, but at least those of one rev. An entry that
-/// changed again later is then in the next page, in its newest state.
-pub(super) fn cut_changes_to_fit(page: &mut Changes, bytes_max: usize) {
-    page.items.sort_by_key(|item| item.rev);
-    let (mut bytes, mut kept) = (0, 0);
-    for one_rev in page.items.chunk_by(|one, next| one.rev == next.rev) {
-        bytes += one_rev.iter().map(item_bytes).sum::<usize>();
-        if bytes > bytes_max && kept > 0 {
-            break;
-        }
-        kept += one_rev.len();
-    }
-    if kept < page.items.len() {
-        page.items.truncate(kept);
-        page.more = true;
-        page.rev = page.items.last().map_or(page.rev, |last| last.rev);
-    }
-}
-
 /// Bytes of the field names, ids and numbers of an entry.
 const FRAME: usize = 400;
 /// Bytes of the field names, ids and numbers of a changed item.

@@ -101,6 +101,9 @@ pub const DELETE_SEQS_MAX: usize = 256;
 /// Edits of one entry. The state of the entry names them all, because deleting it erases them.
 pub const EDITS_MAX: usize = 1_000;
 
+/// Edits of all entries that one request deletes, if it deletes several. The change names them all.
+pub const DELETED_EDITS_MAX: usize = 4 * EDITS_MAX;
+
 /// Different emoji among the reactions to one entry.
 pub const EMOJI_MAX: usize = 32;
 

@@ -147,14 +147,18 @@ impl Owner {
             .participants
             .as_mut()
             .and_then(|p| p.audience_committed());
-        let (Some(newest), Some(Audience::Members(members))) = (newest, audience) else {
+        let Some(Audience::Members(members)) = audience else {
             return Vec::new();
         };
-        self.environment.inbox.correct(self.id, &newest);
+        let newest = newest.filter(|_| !broken(Mutation::InboxCorrection));
+        if let Some(newest) = &newest {
+            self.environment.inbox.correct(self.id, newest);
+        }
         let deleted = &effects.applied.deleted;
         let write = |(user, joined_seq): &(_, Seq)| InboxWrite {
-            summary: (!broken(Mutation::InboxCorrection))
-                .then(|| members.summary(user, *joined_seq, &newest)),
+            summary: newest
+                .as_ref()
+                .map(|newest| members.summary(user, *joined_seq, newest)),
             deleted: deleted.clone(),
             ..InboxWrite::of(user.clone(), self.id, members.kind)
         };
@@ -165,9 +169,12 @@ impl Owner {
     /// ahead of the delivery.
     fn newest_queued(&self, of_round: impl Fn(Seq) -> Option<EntryState>) -> Option<Newest> {
         let seq = self.queued;
-        let entries = self.recent.range(seq, seq)?;
-        let entry = entries.first()?;
         let known = self.changes.states.entry(seq);
+        let entries = self.recent.range(seq, seq);
+        let entry = match entries.as_deref() {
+            Some([entry]) => entry,
+            _ => &known?.entry,
+        };
         let mut state = known.map_or_else(EntryState::default, |k| k.applied.as_ref().clone());
         if let Some(newer) = of_round(seq) {
             state.merge(&newer);
@@ -198,6 +205,12 @@ impl Owner {
                 }
             }
         }
+        let only_reactions = changes
+            .iter()
+            .all(|change| matches!(change.op, ChangeOp::React { .. }));
+        if !only_reactions {
+            self.queue_newest_again();
+        }
         self.answer_changes(revs.clone());
         self.environment
             .changes_committed
@@ -205,11 +218,25 @@ impl Owner {
         for change in &changes {
             self.tell_reactor(change);
         }
-        let only_reactions = changes
-            .iter()
-            .all(|change| matches!(change.op, ChangeOp::React { .. }));
         self.tell(revs, only_reactions);
         self.start_round();
+    }
+
+    /// Queues the inbox rows of the newest entry as it is after a round. While the round was stored, the entry may have been
+    /// delivered, and queued as it was before.
+    fn queue_newest_again(&mut self) {
+        let newest = self.newest_queued(|_| None);
+        let audience = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.audience_committed());
+        if let (Some(newest), Some(Audience::Members(members))) = (newest, audience)
+            && newest.changes > 0
+            && !broken(Mutation::InboxCorrection)
+        {
+            let inbox = &self.environment.inbox;
+            inbox.queue(self.id, Some(members), None, newest);
+        }
     }
 
     fn answer_changes(&mut self, revs: Range<Rev>) {

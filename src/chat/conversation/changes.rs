@@ -156,7 +156,12 @@ impl ChangeLog {
     }
 
     /// The reply to the question for the changes after a rev, or the part of the log that must be read for it.
-    pub(super) fn page(&self, after: Rev, limit: usize) -> Result<Changes, Range<Rev>> {
+    pub(super) fn page(
+        &self,
+        after: Rev,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Changes, Range<Rev>> {
         let applied = self.applied;
         let empty = |after: Rev, reset| Changes {
             after,
@@ -177,9 +182,12 @@ impl ChangeLog {
             None => Err(after + 1..upto + 1),
             Some(changes) => {
                 let changes = changes.take_while(|change| change.rev <= upto);
+                let changes: Vec<&Change> = changes.map(AsRef::as_ref).collect();
+                let fitting = changed::fitting(changes.iter().copied(), bytes_max);
+                let upto = upto.min(after + fitting as Rev);
                 Ok(Changes {
                     rev: upto,
-                    items: changed::items(changes.map(|change| change.as_ref())),
+                    items: changed::items(changes.into_iter().take(fitting)),
                     more: upto < applied,
                     ..empty(after, false)
                 })

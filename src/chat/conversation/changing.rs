@@ -13,7 +13,7 @@ use crate::{
     model::{
         Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState, Kind,
         LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, is_emoji,
-        limits::{DELETE_SEQS_MAX, EDITS_MAX, EMOJI_MAX},
+        limits::{DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX},
     },
     mutation::{Mutation, broken},
 };
@@ -224,6 +224,13 @@ impl Owner {
         if entries.is_empty() {
             return Ok(Checked::DoneBefore(before));
         }
+        let edits: usize = entries.iter().map(|entry| entry.edits.len()).sum();
+        if edits > DELETED_EDITS_MAX {
+            return Err(too_large(
+                "edits of the messages to delete",
+                DELETED_EDITS_MAX,
+            ));
+        }
         let mut deleted = self.changes.deleted.1.clone();
         entries.iter().for_each(|entry| deleted.add(entry.seq));
         let op = ChangeOp::Delete { entries, deleted };
@@ -285,7 +292,8 @@ impl Owner {
         limit: usize,
     ) -> Result<OwnerReply, Error> {
         self.view()?;
-        Ok(match self.changes.page(after, limit) {
+        let bytes_max = self.environment.settings.page_bytes_max;
+        Ok(match self.changes.page(after, limit, bytes_max) {
             Ok(page) => OwnerReply::Changes { actor, page },
             Err(revs) => OwnerReply::ReadChanges {
                 actor,

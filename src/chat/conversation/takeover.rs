@@ -60,7 +60,9 @@ impl Owner {
         } else {
             None
         };
-        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
+        let read = tail.rows.iter().map(|row| row.record.weight());
+        let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
+        let read = read.chain(changed.map(|row| row.record.weight())).sum();
         loading.has_read(read);
         let row = loading.read(&ownership, || store.conversation(id)).await?;
         let Takeover {

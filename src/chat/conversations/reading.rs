@@ -1,8 +1,9 @@
 //! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
 //! conversation.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
+use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 
 use super::Conversations;
@@ -18,11 +19,14 @@ use crate::{
         },
     },
     model::{
-        ConversationId, Kind, Seq, UserId,
+        ConversationId, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
     store::{ParticipantRow, ReactorsPage},
 };
+
+/// Reads for one request that are in progress at once.
+const READS_AT_ONCE: usize = 8;
 
 impl Conversations {
     /// Turns an owner's reply into the outcome. `asked` is the range and the limit of the request.
@@ -68,20 +72,9 @@ impl Conversations {
                 revs,
                 applied,
             } => {
-                let upto = revs.end - 1;
-                let store = &self.shared.environment.store;
-                let rows = store.changes(conversation, revs.start, upto).await?;
-                let whole = rows.iter().map(|row| row.record.rev).eq(revs);
-                if !whole {
-                    return Err(Error::unavailable("the log of changes is damaged"));
-                }
-                let page = Changes {
-                    after,
-                    rev: upto,
-                    items: changed::items(rows.iter().map(|row| row.record.as_ref())),
-                    more: upto < applied,
-                    reset: false,
-                };
+                let page = self
+                    .read_changes(conversation, after, revs, applied)
+                    .await?;
                 Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
             }
             OwnerReply::ReadReactors { kind, asked } => {
@@ -127,6 +120,47 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    /// Reads changes from the store, up to the bytes of a page.
+    async fn read_changes(
+        &self,
+        conversation: ConversationId,
+        after: Rev,
+        revs: Range<Rev>,
+        applied: Rev,
+    ) -> Result<Changes, Error> {
+        /// Changes that are read at once. The size of further ones is not known before.
+        const AT_ONCE: Rev = 32;
+        let environment = &self.shared.environment;
+        let bytes_max = environment.settings.page_bytes_max;
+        let mut rows = Vec::new();
+        loop {
+            let from = revs.start + rows.len() as Rev;
+            let to = (from + AT_ONCE).min(revs.end);
+            let _permits = self.shared.history.reserve(to - from).await;
+            let read = environment
+                .store
+                .changes(conversation, from, to - 1)
+                .await?;
+            if !read.iter().map(|row| row.record.rev).eq(from..to) {
+                return Err(Error::unavailable("the log of changes is damaged"));
+            }
+            rows.extend(read.into_iter().map(|row| row.record));
+            let fitting = changed::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
+            if fitting < rows.len() || to == revs.end {
+                rows.truncate(fitting);
+                break;
+            }
+        }
+        let upto = after + rows.len() as Rev;
+        Ok(Changes {
+            after,
+            rev: upto,
+            items: changed::items(rows.iter().map(AsRef::as_ref)),
+            more: upto < applied,
+            reset: false,
+        })
     }
 
     /// Adds the reactions of the user who asks to a page.
@@ -182,11 +216,12 @@ impl Conversations {
             return Ok(own);
         }
         let store = &self.shared.environment.store;
-        for near in seqs.chunk_by(|a, b| b - a <= APART_MAX) {
-            let (Some(&from), Some(&to)) = (near.first(), near.last()) else {
-                continue;
-            };
-            for (seq, emoji) in store.reactions_of(conversation, actor, from, to).await? {
+        let near = seqs.chunk_by(|a, b| b - a <= APART_MAX);
+        let ends = near.filter_map(|near| Some((*near.first()?, *near.last()?)));
+        let reads = ends.map(|(from, to)| store.reactions_of(conversation, actor, from, to));
+        let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
+        while let Some(read) = reads.next().await {
+            for (seq, emoji) in read? {
                 own.entry(seq).or_default().push(emoji);
             }
         }
