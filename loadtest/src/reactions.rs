@@ -111,7 +111,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let plan = Arc::new(plan);
     let watchers = Watchers::start(&servers, &plan.conversation, seq, options.subscribers)?;
     let mut people = People::gather(&servers, &chatting(options), Kind::Groups, Client::connect)?;
-    people.crowd.replies = Some(Replies::new()?);
+    people.time_replies()?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let mut run = Run {
         servers: &servers,
@@ -147,7 +147,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         &[&[first.seen, last.seen], &rounds.seen[..]].concat(),
     );
     tell_costs(&mut report, &slow, &first, &last);
-    rounds.tell(&mut report, in_round);
+    rounds.tell(&mut report);
     report.latency("a reaction acknowledged", &done.latency);
     for (number, watch) in (1..).zip(watches) {
         watch.stop().draw(&mut report, &format!("gateway {number}"));
@@ -189,6 +189,7 @@ fn chatting(options: &Options) -> people::Options {
         seconds: 0,
         gateways: options.gateways,
         seed: 1,
+        change_every: 0,
     }
 }
 
@@ -257,6 +258,8 @@ struct Waits {
     acknowledged: Vec<f64>,
     delivered: Vec<f64>,
     cpu: Duration,
+    /// Reactions that were due in that time, if there were any.
+    reactions: f64,
 }
 
 impl Done {
@@ -390,6 +393,7 @@ impl Run<'_> {
         people.talk(length.saturating_sub(begin), &self.progress)?;
         people.settle()?;
         waits.cpu += total_cpu(self.servers)?.saturating_sub(cpu);
+        waits.reactions += reactions as f64 * (1.0 - begin.div_duration_f64(length));
         let p99 = |waited: &Histogram<u64>| waited.value_at_quantile(0.99) as f64 / 1000.0;
         let mut delivered = latencies()?;
         for latency in &people.crowd.latency {
@@ -465,17 +469,12 @@ fn tell_costs(report: &mut Report, slow: &Quiet, first: &Quiet, last: &Quiet) {
 }
 
 impl Rounds {
-    fn tell(self, report: &mut Report, in_round: u64) {
-        let Self {
-            with,
-            without,
-            seen,
-        } = self;
-        let reactions = in_round as f64 * seen.len() as f64;
+    fn tell(self, report: &mut Report) {
+        let Self { with, without, .. } = self;
         let more = with.cpu.as_secs_f64() - without.cpu.as_secs_f64();
         report.figure(
             "CPU per reaction, beside people",
-            more * 1e6 / reactions,
+            more * 1e6 / with.reactions,
             "µs",
         );
         let waits = [
