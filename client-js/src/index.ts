@@ -9,6 +9,6 @@ export type {
 } from './conversation.js';
 export type { Dispose } from './emitter.js';
 export type { Inbox } from './inbox.js';
-export type { ChatMessage, MessageState } from './list.js';
-export { memoryStorage, type OutboxEntry, type OutboxStorage } from './storage.js';
+export type { ChangeType, ChatMessage, FailedChange, MessageState } from './list.js';
+export { memoryStorage, type OutboxChange, type OutboxEntry, type OutboxStorage } from './storage.js';
 export type * from './types.js';

@@ -131,7 +131,7 @@ operations! {
     MarkDelivered => Delivered { seq: Seq } -> (): Outcome::Done => ();
     ShowTyping => Typing -> (): Outcome::Done => ();
     /// Reads the newest entry, for users who may read the conversation.
-    GetHead => Head -> Head: Outcome::Head(head) => head;
+    GetHead => Head -> Head: Outcome::Head(head) => *head;
     /// Reads the entries after one, for a gateway that lacks them. It never comes from a client.
     CatchUp => CatchUp { after: Seq, limit: usize } -> Page: Outcome::History(page) => page;
     EditMessage => Edit(EditMessage) -> Rev: Outcome::Revised { rev } => rev;
@@ -392,7 +392,7 @@ pub enum Outcome {
     },
     Sent(SendAck),
     History(Page),
-    Head(Head),
+    Head(Box<Head>),
     Done,
     /// The newest rev of an entry's change, or of the conversation if nothing changed.
     Revised {

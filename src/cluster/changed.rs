@@ -281,4 +281,123 @@ mod tests {
             "by": {"user": "bob", "emoji": "👍", "on": false}, "mine": []});
         assert_eq!(serde_json::to_value(Item::of(item)).unwrap(), json);
     }
+
+    fn edited(seq: Seq, rev: Rev, bytes: usize) -> ChangedItem {
+        let content = ContentState {
+            rev,
+            by: UserId::new("bob").unwrap(),
+            at: 9,
+            content: Some(EditedContent {
+                body: "x".repeat(bytes),
+                attachments: Vec::new(),
+            }),
+            edits: vec![rev],
+        };
+        ChangedItem {
+            seq,
+            rev,
+            content: Some(content),
+            reactions: None,
+            by: None,
+            mine: None,
+        }
+    }
+
+    fn channel() -> ConversationId {
+        ConversationId(uuid::Uuid::nil())
+    }
+
+    fn published(items: Vec<ChangedItem>) -> Arc<Changed> {
+        let changed = Arc::new(Changed {
+            after: 3,
+            items,
+            newest: None,
+            deleted: Some(Arc::default()),
+        });
+        let at = Cursor(9, 7);
+        let publication =
+            Publication::changed(channel(), at, changed.clone(), Audience::Channel, false);
+        match bounded(publication, &changed).body {
+            Body::Changed(changed) => changed,
+            body => panic!("{body:?}"),
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_too_large_becomes_a_gap() {
+        let half = CHANGED_BYTES_MAX / 2;
+        let fits = published(vec![edited(1, 4, half), edited(2, 5, half - 1_000)]);
+        assert_eq!((fits.after, fits.items.len()), (3, 2));
+        let gap = published(vec![edited(1, 4, half), edited(2, 5, half)]);
+        assert_eq!((gap.after, gap.items.len()), (7, 0));
+        assert!(gap.deleted.is_some(), "inboxes need it all the same");
+    }
+
+    fn seqs(publications: &[Publication]) -> Vec<(Rev, Vec<Seq>)> {
+        let seqs = |publication: &Publication| match &publication.body {
+            Body::Entry(entry) => (0, vec![entry.seq]),
+            Body::Changed(changed) => {
+                let items = changed.items.iter();
+                (publication.at.1, items.map(|item| item.seq).collect())
+            }
+            body => panic!("{body:?}"),
+        };
+        publications.iter().map(seqs).collect()
+    }
+
+    fn entry(seq: Seq) -> Arc<Entry> {
+        Arc::new(Entry {
+            seq,
+            message_id: crate::clock::message_id(1),
+            client_id: crate::model::ClientId(uuid::Uuid::nil()),
+            sender: UserId::new("alice").unwrap(),
+            at: 1,
+            content: crate::model::Content::text("secret"),
+            texts: None,
+        })
+    }
+
+    /// The store may still hold the text of an entry that is deleted.
+    #[test]
+    fn a_missed_entry_has_no_more_text_than_its_state_says() {
+        let state = |content| {
+            let state = ContentState {
+                rev: 6,
+                by: UserId::new("bob").unwrap(),
+                at: 9,
+                content,
+                edits: vec![5, 6],
+            };
+            Arc::new(EntryState {
+                content: Some(state),
+                reactions: None,
+            })
+        };
+        let edited = EditedContent {
+            body: "public".into(),
+            attachments: Vec::new(),
+        };
+        let page = Page {
+            entries: vec![entry(3), entry(4), entry(5)],
+            head: 5,
+            rev: 6,
+            states: vec![(3, state(None)), (5, state(Some(edited)))],
+            mine: Vec::new(),
+        };
+        let missed = missed_entries(channel(), 8, page);
+        assert_eq!(
+            seqs(&missed),
+            [(0, vec![3]), (0, vec![4]), (0, vec![5]), (8, vec![3, 5])]
+        );
+        let texts = missed.iter().map(|publication| match &publication.body {
+            Body::Entry(entry) => entry.preview(),
+            _ => String::new(),
+        });
+        assert_eq!(texts.collect::<Vec<_>>(), ["", "secret", "public", ""]);
+        let Body::Changed(states) = &missed[3].body else {
+            unreachable!()
+        };
+        assert_eq!(states.after, 8, "it says nothing about other entries");
+        assert!(states.items[0].content.as_ref().unwrap().is_deleted());
+    }
 }

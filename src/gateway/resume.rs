@@ -125,14 +125,14 @@ impl<'a> Missed<'a> {
             Some(place) if place.kind == Kind::Channel => Reader::Gateway,
             _ => Reader::User,
         };
-        let known = place.map_or(0, |place| place.rev);
+        let rev_known = last.and(place).map(|place| place.rev);
         Some(Replay {
             conversation,
             reader,
             after,
             head: last.unwrap_or(after),
             is_head_current: last.is_none(),
-            changes: MissedChanges::new(conversation, Some(rev), known),
+            changes: MissedChanges::new(conversation, Some(rev), rev_known),
             pushed: Pushed::default(),
             // The home knows the position of each dm and group, so most cursors need no further request.
             stage: if last.is_none() {
@@ -184,8 +184,8 @@ enum Stage {
     Head,
     Entries,
     Changes,
-    /// The owner could not be asked, so nobody knows whether changes are missing.
-    UnknownChanges,
+    /// The owner could not be asked, so the client asks for the changes that it may lack.
+    UnreadChanges,
     End,
 }
 
@@ -213,8 +213,8 @@ impl Replay {
                     page.map(|page| (!page.is_empty()).then_some(Missing::Entries(page)))
                 }
                 Stage::Changes => self.next_changes(gateway, session, left).await,
-                Stage::UnknownChanges => {
-                    let gap = self.changes.give_up_unknown();
+                Stage::UnreadChanges => {
+                    let gap = self.changes.give_up();
                     Ok(gap
                         .filter(|_| gateway.router.has_changes())
                         .map(Missing::Other))
@@ -240,7 +240,7 @@ impl Replay {
                 self.changes.give_up()
             }
             (_, NotPushed::TooMuch) => Some(self.resync(Stage::Changes)),
-            (_, NotPushed::Failed(_)) => Some(self.resync(Stage::UnknownChanges)),
+            (_, NotPushed::Failed(_)) => Some(self.resync(Stage::UnreadChanges)),
         };
         event.map(Missing::Other)
     }
@@ -264,7 +264,7 @@ impl Replay {
                 })
             }
             // The number of missing entries is unknown: the client must request them.
-            _ => self.resync(Stage::UnknownChanges),
+            _ => self.resync(Stage::UnreadChanges),
         }
     }
 
@@ -326,6 +326,9 @@ impl Replay {
         self.pushed.count += changes.items.len() as u64;
         self.pushed.bytes += bytes;
         let events = self.changes.take(changes);
+        if bytes > gateway.limits.page_bytes() {
+            return Ok(Some(Missing::Other(self.changes.skip())));
+        }
         Ok(Some(Missing::Changes(events, bytes)))
     }
 
@@ -459,7 +462,7 @@ pub(super) async fn subscribe(
         after: after.unwrap_or(head.head),
         head: head.head,
         is_head_current: true,
-        changes: MissedChanges::new(conversation, rev, head.rev),
+        changes: MissedChanges::new(conversation, rev, Some(head.rev)),
         pushed: Pushed::default(),
         stage: Stage::Entries,
     };

@@ -2,11 +2,12 @@
 //! panics with the broken promise.
 
 mod changes;
+mod erasure;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 #[cfg(test)]
-pub(super) use changes::{write_and_erase, write_marked};
+pub(super) use erasure::{write_and_erase, write_marked};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{
@@ -50,6 +51,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     a_level_rises_and_never_falls(store).await?;
     a_heartbeat_only_goes_up(store).await?;
     changes::check(store).await?;
+    erasure::what_is_erased_stays_erased(store).await?;
     store.sweep().await?;
     store.healthy()
 }

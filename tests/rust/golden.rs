@@ -378,6 +378,34 @@ fn answers() -> Vec<Answer> {
     ]
 }
 
+fn changed_events() -> Vec<Event> {
+    vec![
+        Event::Changed(ChangedEvent {
+            conversation: conversation(),
+            after: 6,
+            rev: 9,
+            items: vec![edited_item(), deleted_item(), reacted_item()],
+        }),
+        Event::Changed(ChangedEvent {
+            conversation: conversation(),
+            after: 9,
+            rev: 10,
+            items: vec![Item {
+                reactions: Some(BTreeMap::new()),
+                ..item(4, 10)
+            }],
+        }),
+        Event::Changed(ChangedEvent::gap(conversation(), 70_000)),
+        Event::Reacted {
+            conversation: conversation(),
+            seq: 4,
+            emoji: "👍".into(),
+            on: true,
+            rev: 9,
+        },
+    ]
+}
+
 fn events() -> Vec<Event> {
     let mut events = vec![
         Event::Message(Box::new(message(3, None))),
@@ -423,29 +451,9 @@ fn events() -> Vec<Event> {
             conversation: conversation(),
             head: 1_000,
         },
-        Event::Changed(ChangedEvent {
-            conversation: conversation(),
-            after: 6,
-            rev: 9,
-            items: vec![edited_item(), deleted_item(), reacted_item()],
-        }),
-        Event::Changed(ChangedEvent {
-            conversation: conversation(),
-            after: 9,
-            rev: 10,
-            items: vec![Item {
-                reactions: Some(BTreeMap::new()),
-                ..item(4, 10)
-            }],
-        }),
-        Event::Changed(ChangedEvent::gap(conversation(), 70_000)),
-        Event::Reacted {
-            conversation: conversation(),
-            seq: 4,
-            emoji: "👍".into(),
-            on: true,
-            rev: 9,
-        },
+    ]);
+    events.extend(changed_events());
+    events.extend([
         Event::Reconnect { after_ms: 20_000 },
         Event::Error(Refusal {
             code: ErrorCode::BadRequest,

@@ -9,17 +9,26 @@ interface Props {
   conversation: Conversation;
   bodyBytes: number;
   replyTo: ChatMessage | undefined;
+  /** The message whose text is being edited. */
+  editing: ChatMessage | undefined;
   onCancelReply: () => void;
+  /** Edits the user's last message, or ends it. */
+  onEdit: (message: 'last' | undefined) => void;
   onSent: () => void;
 }
 
 /** The field to write a message in. */
-export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply, onSent }: Props) {
-  const [text, setText] = useState(() => draftOf(user, conversation.id));
+export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCancelReply, onEdit, onSent }: Props) {
+  const [draft, setDraft] = useState(() => draftOf(user, conversation.id));
+  const [edited, setEdited] = useState('');
+  const text = editing ? edited : draft;
   const onTouch = useMedia('(pointer: coarse)');
   const field = useRef<HTMLTextAreaElement>(null);
   const body = text.trim();
+  // An attachment needs no text.
+  const isEmpty = !body && !editing?.attachments?.length;
   const tooLong = new TextEncoder().encode(body).length > bodyBytes;
+  const canSend = !isEmpty && !tooLong;
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: the height follows the text.
   useLayoutEffect(() => {
@@ -29,19 +38,32 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
   }, [text]);
   // On a phone the keyboard would cover the messages, so there the field takes no focus by itself.
   useEffect(() => {
-    if (replyTo || matchMedia('(hover: hover)').matches) field.current?.focus();
-  }, [replyTo]);
+    if (replyTo || editing || matchMedia('(hover: hover)').matches) field.current?.focus();
+  }, [replyTo, editing]);
+  const editedKey = editing?.key;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.
+  useLayoutEffect(() => {
+    if (editing) setEdited(editing.body);
+  }, [editedKey]);
 
   const write = (value: string) => {
-    setText(value);
+    if (editing) return setEdited(value);
+    setDraft(value);
     keepDraft(user, conversation.id, value);
     if (value.trim()) conversation.sendTyping();
   };
   const send = () => {
-    if (!body || tooLong) return;
+    if (!canSend) return;
+    if (editing) {
+      const { seq, key, attachments } = editing;
+      // The list shows whether it was refused.
+      if (body !== editing.body) conversation.edit(seq ?? key, body, attachments).catch(() => {});
+      onEdit(undefined);
+      return field.current?.focus();
+    }
     // The list shows whether it was sent.
     conversation.send(body, replyTo?.seq ? { replyTo: replyTo.seq } : {}).catch(() => {});
-    setText('');
+    setDraft('');
     keepDraft(user, conversation.id, '');
     onSent();
     field.current?.focus();
@@ -51,7 +73,12 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
     send();
   };
   const pressed = (event: KeyboardEvent) => {
+    if (event.key === 'Escape' && editing) return onEdit(undefined);
     if (event.key === 'Escape' && replyTo) onCancelReply();
+    if (event.key === 'ArrowUp' && !text && !editing && !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      return onEdit('last');
+    }
     if (event.key !== 'Enter' || event.shiftKey) return;
     // In an input method Enter chooses a word. Safari ends the composition before it reports the key: `isComposing` is then
     // false, and only the key code 229 tells.
@@ -64,7 +91,18 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
 
   return (
     <form className="composer" onSubmit={submit}>
-      {replyTo && (
+      {editing && (
+        <p className="replying">
+          <Icon name="pen" />
+          <span>
+            Edit: <bdi>{editing.body.slice(0, 100)}</bdi>
+          </span>
+          <button type="button" className="quiet" aria-label="Do not edit" onClick={() => onEdit(undefined)}>
+            <Icon name="close" />
+          </button>
+        </p>
+      )}
+      {replyTo && !editing && (
         <p className="replying">
           <span>
             Reply to <Name of={replyTo.sender} />: <bdi>{replyTo.body.slice(0, 100)}</bdi>
@@ -84,15 +122,15 @@ export function Composer({ user, conversation, bodyBytes, replyTo, onCancelReply
           ref={field}
           rows={1}
           dir="auto"
-          aria-label="Message"
+          aria-label={editing ? 'Edited message' : 'Message'}
           placeholder="Write a message"
           value={text}
           onChange={(event) => write(event.target.value)}
           onKeyDown={pressed}
           enterKeyHint={onTouch ? 'enter' : 'send'}
         />
-        <button type="submit" className="primary round" aria-label="Send" disabled={!body || tooLong}>
-          <Icon name="send" />
+        <button type="submit" className="primary round" aria-label={editing ? 'Save' : 'Send'} disabled={!canSend}>
+          <Icon name={editing ? 'check' : 'send'} />
         </button>
       </div>
     </form>

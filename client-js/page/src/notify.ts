@@ -90,9 +90,14 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
       waiting.clear();
     };
     const off = chat.on('message', (message) => {
-      if (message.sender === user || message.kind !== 'text' || !document.hidden) return;
+      if (message.sender === user || message.kind !== 'text' || message.deleted || !document.hidden) return;
       waiting.set(message.conversation, message);
       timer ??= setTimeout(showWaiting, GATHER_MS);
+    });
+    // A text that was deleted meanwhile must not be shown.
+    const offChanged = chat.on('changed', ({ conversation, items }) => {
+      const seq = waiting.get(conversation)?.seq;
+      if (items.some((item) => item.deleted && item.seq === seq)) waiting.delete(conversation);
     });
     const seen = () => {
       if (!document.hidden) closeAll();
@@ -102,6 +107,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
     addEventListener('pagehide', closeAll);
     return () => {
       off();
+      offChanged();
       clearTimeout(timer);
       closeAll();
       document.removeEventListener('visibilitychange', seen);

@@ -451,14 +451,14 @@ impl Owner {
     fn head(&self, actor: &UserId) -> Answered {
         let committed = self.view()?;
         committed.check_reading(actor)?;
-        Ok(Outcome::Head(Head {
+        Ok(Outcome::Head(Box::new(Head {
             details: committed.details.clone(),
             head: self.log.head(),
             last: self.recent.newest().map(|entry| self.shown(entry).last),
             rev: self.changes.applied,
             texts: self.texts_at_head(),
             deleted: self.changes.deleted_applied.1.clone(),
-        }))
+        })))
     }
 
     /// An entry with its applied state.

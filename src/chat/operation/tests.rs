@@ -138,7 +138,7 @@ fn outcomes() -> Vec<Outcome> {
             states: Vec::new(),
             mine: Vec::new(),
         }),
-        Outcome::Head(Head {
+        Outcome::Head(Box::new(Head {
             details,
             head: 7,
             last: Some(Last {
@@ -153,7 +153,7 @@ fn outcomes() -> Vec<Outcome> {
             rev: 0,
             texts: None,
             deleted: Default::default(),
-        }),
+        })),
         Outcome::Done,
     ]
 }

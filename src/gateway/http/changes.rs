@@ -273,3 +273,6 @@ pub(in crate::gateway) async fn changes(
     };
     ask(&gateway, service.acting, Request::Changes(request)).await
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,8 @@ pub(super) struct MissedChanges {
     after: Option<Rev>,
     /// The newest known rev of the conversation.
     known: Rev,
+    /// Whether the home or the owner has said what the newest rev is.
+    is_known: bool,
 }
 
 /// What is pushed to one client of one conversation. Entries and changed items count alike.
@@ -51,17 +53,23 @@ pub(super) enum Next {
 }
 
 impl MissedChanges {
-    pub(super) fn new(conversation: ConversationId, after: Option<Rev>, known: Rev) -> Self {
+    pub(super) fn new(
+        conversation: ConversationId,
+        after: Option<Rev>,
+        known: Option<Rev>,
+    ) -> Self {
         Self {
             conversation,
             after,
-            known,
+            known: known.unwrap_or_default(),
+            is_known: known.is_some(),
         }
     }
 
     /// Notes that the conversation has reached a rev.
     pub(super) fn learn(&mut self, rev: Rev) {
         self.known = rev.max(self.known);
+        self.is_known = true;
     }
 
     pub(super) fn next(&self, pushed: &Pushed, left: u64) -> Next {
@@ -94,25 +102,20 @@ impl MissedChanges {
             .collect()
     }
 
-    /// Returns the event after which the client asks for the changes itself, if it lacks some.
+    /// Returns the event after which the client asks for the changes itself, if it lacks some, or if nobody knows whether
+    /// it does.
     pub(super) fn give_up(&mut self) -> Option<Event> {
-        let lacks = self.after.is_some_and(|after| after < self.known);
-        self.after = None;
-        lacks.then(|| self.skip())
+        let after = self.after.take()?;
+        if !self.is_known {
+            self.known = after.saturating_add(1);
+        }
+        (after < self.known).then(|| self.skip())
     }
 
     /// Returns the event after which the client asks for all changes that were taken but not pushed, and for later ones.
     pub(super) fn skip(&mut self) -> Event {
         self.after = None;
         Event::Changed(ChangedEvent::gap(self.conversation, self.known))
-    }
-
-    /// Returns the same event as [`Self::give_up`] if nobody knows whether the client lacks changes, because the owner could not be asked.
-    pub(super) fn give_up_unknown(&mut self) -> Option<Event> {
-        if let Some(after) = self.after {
-            self.learn(after.saturating_add(1));
-        }
-        self.give_up()
     }
 }
 
@@ -125,7 +128,7 @@ mod tests {
     };
 
     fn missed(after: Rev, known: Rev) -> MissedChanges {
-        MissedChanges::new(ConversationId(uuid::Uuid::nil()), Some(after), known)
+        MissedChanges::new(ConversationId(uuid::Uuid::nil()), Some(after), Some(known))
     }
 
     /// An edit of the entry with this seq, with a body of so many bytes.
@@ -176,7 +179,7 @@ mod tests {
         let pushed = Pushed::default();
         assert_eq!(missed(7, 7).next(&pushed, 500), Next::End);
         assert_eq!(missed(8, 7).next(&pushed, 500), Next::End);
-        let no_rev = MissedChanges::new(ConversationId(uuid::Uuid::nil()), None, 7);
+        let no_rev = MissedChanges::new(ConversationId(uuid::Uuid::nil()), None, Some(7));
         assert_eq!(no_rev.next(&pushed, 500), Next::End);
         let (after, limit) = (6, 1);
         assert_eq!(missed(6, 7).next(&pushed, 500), Next::Ask { after, limit });
@@ -252,7 +255,13 @@ mod tests {
     #[test]
     fn who_may_lack_something_asks() {
         assert_eq!(events(missed(7, 7).give_up()), []);
-        assert_eq!(events(missed(7, 7).give_up_unknown()), [(8, 8, vec![])]);
-        assert_eq!(events(missed(7, 9).give_up_unknown()), [(9, 9, vec![])]);
+        assert_eq!(events(missed(7, 9).give_up()), [(9, 9, vec![])]);
+        let conversation = ConversationId(uuid::Uuid::nil());
+        let unknown = |after| MissedChanges::new(conversation, after, None);
+        assert_eq!(events(unknown(Some(7)).give_up()), [(8, 8, vec![])]);
+        assert_eq!(events(unknown(None).give_up()), []);
+        let mut answered = unknown(Some(7));
+        answered.learn(7);
+        assert_eq!(events(answered.give_up()), []);
     }
 }

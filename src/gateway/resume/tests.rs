@@ -12,7 +12,7 @@ use crate::{
     fanout::Hub,
     gateway::requests,
     model::{ClientId, Content, Draft, Posting, SessionId, UserId},
-    protocol::{Codec, Request, Send},
+    protocol::{ChangedEvent, Codec, Request, Send},
     store::{
         Store,
         simulated::{Faults, Simulated},
@@ -105,7 +105,15 @@ impl Fixture {
 
     /// Reads what a cursor misses: the seqs of each page, and the event at the end if there is one.
     async fn missed(&self, place: InboxRef, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
-        let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
+        self.missed_after(place, Cursor(after, 0)).await
+    }
+
+    async fn missed_after(
+        &self,
+        place: InboxRef,
+        cursor: Cursor,
+    ) -> (Vec<Vec<Seq>>, Option<Event>) {
+        let cursors = HashMap::from([(place.conversation, cursor)]);
         let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
         let (mut pages, mut other) = (Vec::new(), None);
         while let Some((_, missing)) = missed.next().await {
@@ -184,6 +192,27 @@ async fn more_than_may_be_pushed_is_not_read() {
     let older = place(group, Kind::Group, Some(2));
     let (pages, other) = fixture.missed(older, 1).await;
     assert_eq!((pages.len(), resync(other)), (1, 502));
+}
+
+/// The owner does not know the rev that the home has seen, which stands for an owner that cannot be asked.
+#[tokio::test(start_paused = true)]
+async fn changes_that_cannot_be_read_are_a_gap() {
+    let fixture = Fixture::new().await;
+    let group = fixture.conversation(Kind::Group, 3, 1).await;
+    let place = || InboxRef {
+        rev: 5,
+        ..place(group, Kind::Group, Some(3))
+    };
+    let gap = |event: Option<Event>| match event {
+        Some(Event::Changed(ChangedEvent { after, rev, .. })) => (after, rev),
+        other => panic!("{other:?}"),
+    };
+    let (pages, other) = fixture.missed_after(place(), Cursor(3, 3)).await;
+    assert_eq!((pages.len(), gap(other)), (0, (5, 5)));
+    let (pages, other) = fixture.missed_after(place(), Cursor(1, 3)).await;
+    assert_eq!((pages.concat(), gap(other)), (vec![2, 3], (5, 5)));
+    let (pages, other) = fixture.missed_after(place(), Cursor(3, 5)).await;
+    assert!(pages.is_empty() && other.is_none(), "it lacks nothing");
 }
 
 #[tokio::test(start_paused = true)]
