@@ -415,14 +415,20 @@ describe('reactions of one user on several devices', () => {
     expect(list.message(2)).toMatchObject({ reactions: { '👍': 2 }, mine: ['👍'] });
     server.change('alice', { type: 'unreact', seq: 2, emoji: '👍' });
     expectSame(client);
+    // `by` alone says it too.
+    server.isDeaf = true;
+    server.change('alice', { type: 'react', seq: 1, emoji: '🔥' });
+    server.isDeaf = false;
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 4, items: server.items(3, 4) });
+    expect(list.message(1)).toMatchObject({ reactions: { '🔥': 1 }, mine: ['🔥'] });
     // In a busy channel the counts come later than `reacted`, in one event without `by`.
     server.isDeaf = true;
     server.change('alice', { type: 'react', seq: 4, emoji: '🎉' });
     server.change('bob', { type: 'react', seq: 4, emoji: '🎉' });
     server.isDeaf = false;
-    server.push({ type: 'reacted', conversation: 'c', seq: 4, emoji: '🎉', on: true, rev: 4 });
+    server.push({ type: 'reacted', conversation: 'c', seq: 4, emoji: '🎉', on: true, rev: 5 });
     expect(list.message(4)).toMatchObject({ reactions: { '🎉': 1 }, mine: ['🎉'] });
-    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 5, items: server.items(3, 5) });
+    server.push({ type: 'changed', conversation: 'c', after: 4, rev: 6, items: server.items(4, 6) });
     expectSame(client);
     // An old note changes nothing.
     server.push({ type: 'reacted', conversation: 'c', seq: 2, emoji: '👍', on: true, rev: 1 });
@@ -493,6 +499,20 @@ describe('the inbox', () => {
     expect(unread(client)).toBe(2);
   });
 
+  test('does not count a message that came deleted, nor its deletion', async () => {
+    const client = await connect();
+    server.isDeaf = true;
+    server.write('bob', '6');
+    const message = server.write('bob', '7');
+    server.change('bob', { type: 'delete', seqs: [7] });
+    server.isDeaf = false;
+    server.push(server.message(server.entries[5]!, false));
+    server.push(server.message(message, false));
+    expect(unread(client)).toBe(1);
+    server.push({ type: 'changed', conversation: 'c', after: 0, rev: 1, items: server.items(0, 1) });
+    expect(unread(client)).toBe(1);
+  });
+
   test('stays right when a page of the inbox is older or newer than the events', async () => {
     const client = await connect();
     for (const body of ['6', '7', '8']) server.write('bob', body);
@@ -514,6 +534,15 @@ describe('the inbox', () => {
     // The page contains the deletion; its event comes later.
     server.push({ type: 'changed', conversation: 'c', after, rev: to, items: server.items(after, to) });
     expect(unread(client)).toBe(3);
+    // The same with an event that also has a later change.
+    server.isDeaf = true;
+    server.change('bob', { type: 'delete', seqs: [8] });
+    await client.inbox.refresh();
+    expect(unread(client)).toBe(2);
+    server.change('bob', { type: 'edit', seq: 9, body: 'neun' });
+    server.isDeaf = false;
+    server.push({ type: 'changed', conversation: 'c', after: to, rev: to + 2, items: server.items(to, to + 2) });
+    expect(unread(client)).toBe(2);
   });
 
   test('is right after reading a part, with system entries and deletions between', async () => {
@@ -532,14 +561,13 @@ describe('the inbox', () => {
   });
 
   test('asks after a part was read on another device, if it cannot know the number', async () => {
-    server.write('bob', '', 'system');
-    for (let i = 7; i <= 12; i++) server.write('bob', `${i}`);
+    for (let i = 6; i <= 12; i++) server.write('bob', `${i}`, i === 10 ? 'system' : 'text');
     const client = await connect();
     expect(unread(client)).toBe(6);
     server.readSeq = 9;
     server.push({ type: 'receipt', conversation: 'c', user: 'alice', read_seq: 9 });
     await settled();
-    expect(unread(client)).toBe(3);
+    expect(unread(client)).toBe(2);
   });
 
   test('its preview follows edits and deletions', async () => {
