@@ -68,20 +68,19 @@ pub(super) fn fitting<'a>(
     changes.into_iter().take_while(fits).count().max(1)
 }
 
-/// Returns the bytes that the items of a change need when they are encoded, estimated high.
+/// Returns the approximate bytes of the items of a change.
 fn encoded_change_bytes(change: &Change) -> usize {
     let items = items([change]);
     items.iter().map(encoded_bytes).sum()
 }
 
-/// Returns the bytes that an item needs when it is encoded, estimated high.
+/// Returns the approximate bytes of an item in an event. Escapes of JSON do not count.
 pub(super) fn encoded_bytes(item: &ChangedItem) -> usize {
-    const ITEM_BYTES: usize = 400;
+    const ITEM_BYTES: usize = 200;
     let content = item.content.as_ref().map_or(0, |state| state.weight());
     let reactions = item.reactions.iter().flatten();
     let reactions: usize = reactions.map(|(emoji, _)| emoji.len() + 24).sum();
-    // A character of JSON may take six bytes.
-    ITEM_BYTES + 2 * content + reactions
+    ITEM_BYTES + content + reactions
 }
 
 #[cfg(test)]

@@ -81,12 +81,12 @@ impl States {
     }
 
     /// Remembers the reactions of a user to an entry as the store has them.
-    pub(super) fn know_reactions(&mut self, seq: Seq, user: &UserId, emoji: Vec<String>) {
+    pub(super) fn know_reactions(&mut self, seq: Seq, user: &UserId, emoji: Vec<(String, bool)>) {
         let key = (seq, user.clone());
         if self.reactors.contains_key(&key) {
             return;
         }
-        let toggles = emoji.into_iter().map(|emoji| (emoji, (0, true)));
+        let toggles = emoji.into_iter().map(|(emoji, on)| (emoji, (0, on)));
         let toggles: Toggles = toggles.collect();
         self.bytes += toggles_weight(&toggles);
         self.reactors.insert(key.clone(), toggles);
@@ -117,15 +117,6 @@ impl States {
                     known.entry = Arc::new(known.entry.as_changed(&state));
                 }
             });
-        }
-        // A reaction that is off is the same as none.
-        if let ChangeOp::React { seq, emoji, .. } = &change.op
-            && let Some(toggles) = self.reactors.get_mut(&(*seq, change.by.clone()))
-            && toggles.get(emoji) == Some(&(change.rev, false))
-        {
-            let before = toggles_weight(toggles);
-            toggles.remove(emoji);
-            self.bytes = self.bytes + toggles_weight(toggles) - before;
         }
     }
 
@@ -263,16 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn reactions_that_are_off_are_not_kept() {
+    fn reactions_that_are_off_are_known() {
         let mut states = States::default();
         states.know(entry(1), EntryState::default());
-        states.know_reactions(1, &user(), vec!["+".into()]);
-        let off = react(5, 1, false);
-        states.append(&off);
+        states.know_reactions(1, &user(), vec![("+".into(), true), ("-".into(), false)]);
+        states.append(&react(5, 1, false));
         let toggles = states.reactions_of(1, &user()).unwrap();
-        assert_eq!(toggles["+"], (5, false));
-        states.apply(&off);
-        assert!(states.reactions_of(1, &user()).unwrap().is_empty());
+        assert_eq!((toggles["+"], toggles["-"]), ((5, false), (0, false)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    chat::{ChangedItem, Changes, LogRange},
+    chat::{ChangedItem, LogRange},
     model::{Attachment, Content, ContentState, ConversationId, Entry, EntryState, Reactions},
     protocol::Message,
 };
@@ -210,42 +210,6 @@ mod tests {
         cut_to_fit(&mut entries, LogRange::Newest, 2_000);
         assert_eq!(entries.len(), 1, "the second one is too long now");
         assert_eq!(entries[0].entry.seq, 3);
-    }
-
-    /// The revs of a page of changes, each with the length of its edit, which fits into these bytes.
-    fn kept_changes(changes: &[(u64, usize)], bytes_max: usize) -> (Vec<u64>, u64, bool) {
-        let item = |&(rev, length): &(u64, usize)| ChangedItem {
-            seq: rev,
-            rev,
-            content: Some(edited(rev, length)),
-            reactions: None,
-            by: None,
-            mine: None,
-        };
-        let mut page = Changes {
-            after: 0,
-            rev: 100,
-            items: changes.iter().map(item).collect(),
-            more: false,
-            reset: false,
-        };
-        cut_changes_to_fit(&mut page, bytes_max);
-        let revs = page.items.iter().map(|item| item.rev).collect();
-        (revs, page.rev, page.more)
-    }
-
-    #[test]
-    fn a_page_of_changes_keeps_the_oldest_ones_and_ends_between_two_revs() {
-        let changes = [(9, 800), (2, 800), (5, 800), (5, 800)];
-        assert_eq!(
-            kept_changes(&changes, 9_000),
-            (vec![2, 5, 5, 9], 100, false)
-        );
-        assert_eq!(kept_changes(&changes, 3_999), (vec![2, 5, 5], 5, true));
-        assert_eq!(kept_changes(&changes, 2_500), (vec![2], 2, true));
-        assert_eq!(kept_changes(&changes, 10), (vec![2], 2, true));
-        assert_eq!(kept_changes(&[(7, 9_000)], 10), (vec![7], 100, false));
-        assert_eq!(kept_changes(&[], 10), (vec![], 100, false));
     }
 
     #[test]

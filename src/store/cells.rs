@@ -230,7 +230,7 @@ impl<C: Cells> Store for CellStore<C> {
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>> {
+    ) -> Result<Vec<(Seq, String, bool)>> {
         changes::reactions_of(&self.0, conversation, user, from, to).await
     }
 

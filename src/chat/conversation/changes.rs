@@ -10,12 +10,11 @@ use crate::{
         client_ids::Origin,
         log::{Log, Pending},
         operation::{Changes, Outcome},
-        publish::ChangedItem,
         states::States,
     },
     model::{
         Change, ChangeOp, DeletedSeqs, Rev, Seq,
-        limits::{CHANGED_BYTES_MAX, CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, RECENT_CHANGES},
+        limits::{CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, RECENT_CHANGES, RECENT_CHANGES_BYTES},
     },
     store::ChangeRow,
 };
@@ -147,14 +146,6 @@ impl ChangeLog {
         self.recent.since(after, self.applied)
     }
 
-    /// The items of the publication of (published, applied]. `None` if they would be too large.
-    pub(super) fn unpublished(&self) -> Option<Vec<ChangedItem>> {
-        let changes = self.since(self.published)?;
-        let items = changed::items(changes.map(|change| change.as_ref()));
-        let bytes: usize = items.iter().map(changed::encoded_bytes).sum();
-        (bytes <= CHANGED_BYTES_MAX).then_some(items)
-    }
-
     /// The reply to the question for the changes after a rev, or the part of the log that must be read for it.
     pub(super) fn page(
         &self,
@@ -214,7 +205,7 @@ impl RecentChanges {
     fn push(&mut self, change: Arc<Change>, published: Rev) {
         self.bytes += change.weight();
         self.changes.push_back(change);
-        while self.changes.len() > RECENT_CHANGES
+        while (self.changes.len() > RECENT_CHANGES || self.bytes > RECENT_CHANGES_BYTES)
             && let Some(oldest) = self.changes.pop_front_if(|oldest| oldest.rev <= published)
         {
             self.bytes -= oldest.weight();

@@ -47,7 +47,7 @@ enum Found {
     Participant(Option<ParticipantRow>),
     Sent(Option<Seq>),
     Entry(Box<(Arc<Entry>, EntryState)>),
-    Reactions(Vec<String>),
+    Reactions(Vec<(String, bool)>),
 }
 
 /// The answers to lookups that were made together.
@@ -247,8 +247,8 @@ impl Owner {
                     Lookup::Entry(seq) => find_entry(&*store, id, *seq).await,
                     Lookup::Reactions(seq, user) => {
                         let found = store.reactions_of(id, user, *seq, *seq).await;
-                        let emoji = |found: Vec<(Seq, String)>| found.into_iter().map(|(_, e)| e);
-                        found.map(|found| Found::Reactions(emoji(found).collect()))
+                        let emoji = |(_, emoji, on)| (emoji, on);
+                        found.map(|found| Found::Reactions(found.into_iter().map(emoji).collect()))
                     }
                 };
                 (lookup, found)

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Conversations;
@@ -217,12 +217,18 @@ impl Conversations {
         }
         let store = &self.shared.environment.store;
         let near = seqs.chunk_by(|a, b| b - a <= APART_MAX);
-        let ends = near.filter_map(|near| Some((*near.first()?, *near.last()?)));
-        let reads = ends.map(|(from, to)| store.reactions_of(conversation, actor, from, to));
-        let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
-        while let Some(read) = reads.next().await {
-            for (seq, emoji) in read? {
-                own.entry(seq).or_default().push(emoji);
+        let ends: Vec<(Seq, Seq)> = near
+            .filter_map(|near| Some((*near.first()?, *near.last()?)))
+            .collect();
+        for ends in ends.chunks(READS_AT_ONCE) {
+            let read = |&(from, to): &(Seq, Seq)| store.reactions_of(conversation, actor, from, to);
+            let reads: Vec<_> = ends.iter().map(read).collect();
+            for read in join_all(reads).await {
+                for (seq, emoji, on) in read? {
+                    if on {
+                        own.entry(seq).or_default().push(emoji);
+                    }
+                }
             }
         }
         Ok(own)

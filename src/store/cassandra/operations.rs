@@ -212,7 +212,7 @@ impl Store for Cassandra {
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>> {
+    ) -> Result<Vec<(Seq, String, bool)>> {
         self.user_reactions(conversation, user, from, to).await
     }
 
