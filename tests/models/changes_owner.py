@@ -311,7 +311,9 @@ class Telling:
             cells = yield self.store.read("m", lambda k: k[0] in ("state", "reactions") and low <= k[1] <= high)
             if cells is None or not self.leased(): return None
             page = (rev, {s: State(cells.get(("state", s), (0, None)), cells.get(("reactions", s), (0, ()))) for s in range(low, high + 1)})
-            if len(self.pages) < 6: page = self.pages.setdefault(key, page) if self.broken != "cache-once" else self.pages.setdefault(key, page) and page
+            if key in self.pages or len(self.pages) < 6:
+                first = self.pages.setdefault(key, page)                      # Another load may have filled the cache meanwhile.
+                if self.broken != "cache-once": page = first
         mine = {}
         if any(state.reactions[1] for state in page[1].values()):
             mine = yield self.store.read(("y", user), lambda k: low <= k[0] <= high)
