@@ -138,7 +138,8 @@ class Check:
     def clients(self):
         for c in self.world.clients:
             for s, (rev, view) in c.held.items() if c.online and c.member and c.user in self.owner.members else ():
-                if view != self.states[s].view(): self.found(f"client {c.user} with cursor {c.cursor} of {self.owner.applied} shows {s} as {view} (rev {rev}), is {self.states[s].view()}")
+                stored = self.states[s].view() if s in self.states else "not in the log"
+                if view != stored: self.found(f"client {c.user} with cursor {c.cursor} of {self.owner.applied} shows {s} as {view} (rev {rev}), is {stored}")
     def gone(self): return {s for s, state in self.states.items() if state.is_deleted()}
     def counts(self):
         highest, count = self.owner.deleted[1]; gone = sorted(self.gone())
@@ -160,7 +161,7 @@ class Check:
             if max(row.get(("rev",), (0, 0))[1], self.world.home.get(u, 0)) < owner.applied: self.found(f"rev in the row of {u} {row.get(('rev',))}, applied {owner.applied}")
     def erased(self):
         record, owner = self.record, self.owner
-        deleted = {s for a in record.changes if a.op == "delete" for s in a.seqs}
+        deleted = {s for a in record.changes if a.op == "delete" for s in a.seqs if s in self.entries}
         revs = {r for r, change in self.log.items() if change.op == "edit" and change.seqs[0] in deleted}
         for part, key, seq in record.must_be_erased:
             if part == "c" and (key[1] not in revs or self.log[key[1]].seqs[0] != seq): continue     # An edit that was never committed is for the sweep.
