@@ -105,7 +105,7 @@ class Changes:
         return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
     def adopt_changes(self, cells, kept):
         best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch, origin = 0, 0, 0
-        while head + 1 in best and self.extends(best[head + 1][0] >= epoch or self.broken == "prefix", best[head + 1][1][1].before == origin, head < known):
+        while head + 1 in best and self.extends(best[head + 1][0] >= epoch, best[head + 1][1][1].before == origin, head < known or self.broken == "prefix"):
             head += 1; epoch, (_, change) = best[head]; origin = change.origin
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known

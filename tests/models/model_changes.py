@@ -67,6 +67,7 @@ class World:
         rng = self.sim.rng
         self.channel, self.users = rng.random() < 0.25, list(range(rng.choice([2, 3, 4])))
         self.haste = rng.choice([0.1, 0.2, 0.6])                                               # how often owners follow each other quickly
+        self.storm = rng.random() < 0.4                                                        # owners are deposed again and again while much is in progress
         self.store, self.record, self.home = Store(self.sim, self.found), Record(self), {}
         self.owners = [Owner(self, 1)]
         self.clients = [Client(self, u) for u in self.users]
@@ -76,7 +77,7 @@ class World:
     # -- ownership
     def depose(self):
         """Ends the owner's lease soon, mostly while it is paused, crashed or cut off. -> the seconds until then"""
-        rng, old = self.sim.rng, self.owners[-1]; fate = rng.random()
+        rng, old = self.sim.rng, self.owners[-1]; fate = rng.random() if not self.storm else rng.choice([0.1, 0.4, 0.8, 0.8, 0.8])
         if fate < 0.35: old.paused_until = self.sim.now + rng.uniform(5, 80)
         elif fate < 0.55: old.paused_until = 1e9                                                # a crash
         elif fate < 0.9: old.cut_off = True
@@ -94,7 +95,11 @@ class World:
                     if not old.retired: yield 1
                 self.appoint()
             elif self.active and self.sim.rng.random() < 0.6: yield self.depose() + 0.01; self.appoint()
-            yield self.sim.rng.uniform(0.5, 10) if self.sim.rng.random() < self.haste else self.sim.rng.uniform(8, 90)
+            if self.storm:
+                for _ in range(60):
+                    if not self.owners[-1].serving: yield 1
+                yield self.sim.rng.uniform(2, 25)
+            else: yield self.sim.rng.uniform(0.5, 10) if self.sim.rng.random() < self.haste else self.sim.rng.uniform(8, 90)
     # -- delivery
     def deliver(self, members, after, rev, items):
         rng = self.sim.rng
