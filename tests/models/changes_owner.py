@@ -215,8 +215,10 @@ class Effects:
         for r in revs:
             for s in self.changes[r][0].seqs if self.changes[r][0].op == "delete" else ():
                 if not (yield from self.erase(s, rows)): return False
+        self.storing = {s // BLOCK for r in revs for s in self.changes[r][0].seqs}
         if not (yield from self.durable({p: c for p, c in rows.items() if c})) and self.broken != "ack-lease": return False
         if self.broken != "cache-late": self.touch(revs)
+        self.storing = set()
         self.applied = max(self.applied, upto)
         if self.world.channel:
             self.settled_rev = self.applied                                   # The event is coalesced and best effort.
@@ -306,14 +308,13 @@ class Telling:
         if not self.answers(user): return None
         low, high = max(1, block * BLOCK), min(self.head, block * BLOCK + BLOCK - 1)
         key = (block, high, self.touched.get(block, 0) if self.broken != "cache" else 0); rev = self.told_rev()
-        if key in self.pages: page = self.pages[key]; rev = page[0] if self.broken == "cache" else max(page[0], rev)
+        cached = block not in self.storing or self.broken == "cache-busy"
+        if cached and key in self.pages: page = self.pages[key]; rev = page[0] if self.broken == "cache" else max(page[0], rev)
         else:
             cells = yield self.store.read("m", lambda k: k[0] in ("state", "reactions") and low <= k[1] <= high)
             if cells is None or not self.leased(): return None
             page = (rev, {s: State(cells.get(("state", s), (0, None)), cells.get(("reactions", s), (0, ()))) for s in range(low, high + 1)})
-            if key in self.pages or len(self.pages) < 6:
-                first = self.pages.setdefault(key, page)                      # Another load may have filled the cache meanwhile.
-                if self.broken != "cache-once": page = first
+            if cached and len(self.pages) < 6: self.pages.setdefault(key, page)
         mine = {}
         if any(state.reactions[1] for state in page[1].values()):
             mine = yield self.store.read(("y", user), lambda k: low <= k[0] <= high)
@@ -347,7 +348,7 @@ class Owner(Messages, Changes, Effects, Telling):
         self.change_head, self.next_rev, self.settled_rev, self.changes, self.stored_revs = 0, 1, 0, {}, set()
         self.applied, self.published, self.applying, self.begun, self.event_pending, self.bucket = 0, 0, False, 0, False, 0
         self.memory, self.applied_states, self.deleted = {}, {}, (0, ((), 0))   # memory: as the newest appended change left it
-        self.touched, self.pages = {}, {}
+        self.touched, self.storing, self.pages = {}, set(), {}                   # storing: the blocks that a round of effects is writing
         self.sim.spawn(self.take_over(), self)
     def leased(self): return self.sim.now < self.lease_end or self.broken == "lease"
     def durable(self, rows):

@@ -44,7 +44,7 @@ RULES = {
     "page-rev":    "a client asks `changes` after the rev of a page that is older than its cursor",
     "cache":       "the page cache's key has the newest rev of the block",
     "cache-late":  "that rev moves when the effects are stored, not when the change is committed",
-    "cache-once":  "of two loads of one page at once, both return the same",
+    "cache-busy":  "while a round of effects writes to a block, its pages are not taken from the cache: one of them may show the change already",
     "base-rev":    "an edit that is sent again carries base_rev",
     "epochs":      "deleting erases the rows of all epochs at the seq",
     "edits":       "deleting erases the change rows of the entry's edits",
