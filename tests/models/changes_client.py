@@ -132,4 +132,4 @@ class Client:
             yield rng.uniform(1, 5)
         if not answer or answer[0] == "no": return
         record.acknowledge(asked, self.user, arg, *answer)
-        if op != "react" and not self.world.channel: yield from self.look_at_inbox()
+        for client in self.world.clients if op != "react" and not self.world.channel else (): self.sim.spawn(client.look_at_inbox())

@@ -257,10 +257,8 @@ class Effects:
         if previews and not self.world.channel and (self.broken != "face-newest" or self.head in previews): self.correct_faces(rows)
         return rows
     def correct_faces(self, rows):
-        """Writes the newest face. Who leaves at this moment gets the face of the leaving: a later one would stay in that row."""
+        """Writes the newest face to every participant. A user who leaves at this moment gets the face of the leaving instead."""
         for u in self.members: rows.setdefault(("i", u), {}).update(self.face(self.head, self.applied_states[self.head]))
-        for u, seq in self.changing.items():
-            if u not in self.members and self.broken not in ("leave-face", "leave-race"): rows.setdefault(("i", u), {}).update(self.face(seq, State()))
     def erase(self, seq, rows):
         """Overwrites the content of every row that holds, or may come to hold, a text of this entry."""
         client_id, edits = self.entries[seq].client_id, self.memory[seq].edits()

@@ -58,7 +58,6 @@ RULES = {
     "join-texts":  "a join stores the watermark with its texts",
     "join-rev":    "a join writes the applied rev to the user's row",
     "leave-face":  "leaving overwrites the face in the user's row",
-    "leave-race":  "a deletion overwrites the face of a user whose leaving is committed but not stored",
 }
 
 class World:
