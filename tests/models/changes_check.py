@@ -171,6 +171,8 @@ class Check:
             self.sweep(part, cells, column, head, erased, texts)
         for part in {p for replica in self.world.store.replicas for p in replica}:
             for key, (_, value) in self.world.store.all(part).items():
+                # An edit that was lost with its owner stays beyond the head, where nobody reads it, until the log reaches its rev.
+                if key[0] == "cc" and key[1] > owner.change_head: continue
                 held = [t for t in texts if t in repr(value)]
                 if held: self.found(f"deleted text {held[0]} in {part} {key}")
     def sweep(self, part, cells, column, head, erased, texts):
