@@ -122,10 +122,8 @@ impl InboxWriter {
         rev: Rev,
     ) {
         let mut revs = lock(&self.revs);
-        if revs
-            .get(&conversation)
-            .is_some_and(|(_, known)| *known >= rev)
-        {
+        // A delivery or a repair of an earlier change may end later.
+        if revs.get(&conversation).is_some_and(|(_, known)| *known > rev) {
             return;
         }
         let weight = members.weight();
@@ -158,7 +156,8 @@ impl InboxWriter {
             let weight = members.weight();
             let rows = queued.entry(conversation).or_default();
             let before = rows.bytes + weight;
-            if rows.rev.as_ref().is_none_or(|(_, known)| *known < rev) {
+            // Rows of a failed write may have a higher one.
+            if rows.rev.as_ref().is_none_or(|(_, known)| *known <= rev) {
                 rows.rev = Some((members, rev));
             }
             let grown = rows.weigh().wrapping_sub(before);
@@ -323,7 +322,7 @@ impl QueuedRows {
         if self.newest.is_none() {
             self.newest = older.newest;
         }
-        let rev = |rev: &Option<(Arc<Recipients>, Rev)>| rev.as_ref().map(|(_, rev)| *rev);
+        let rev = |rev: &Option<(_, Rev)>| rev.as_ref().map(|(_, rev)| *rev);
         if rev(&self.rev) < rev(&older.rev) {
             self.rev = older.rev;
         }

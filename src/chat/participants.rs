@@ -290,7 +290,9 @@ impl Participants {
     fn inbox_write(&self, user: &UserId, entry: &Entry) -> Option<InboxWrite> {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
-        let last = (!self.is_channel()).then(|| entry.last());
+        // The row of a former participant loses its preview, because deletions do not correct it any more.
+        let is_shown = present || (entry.texts.is_some() && !self.is_channel());
+        let last = (present && !self.is_channel()).then(|| entry.last());
         let summary = InboxSummary {
             seq: entry.seq,
             kind: self.details.kind,
@@ -304,8 +306,7 @@ impl Participants {
         let is_own = entry.texts.is_none() || participant.read_seq == entry.seq;
         let read_seq = (present && is_own).then_some(participant.read_seq);
         Some(InboxWrite {
-            // The row of who leaves shows no message any more, so that no deletion must reach it.
-            summary: (present || entry.texts.is_some()).then_some(summary),
+            summary: is_shown.then_some(summary),
             read_seq,
             read_texts: read_seq.and(entry.texts),
             left_seq: participant.left_seq.filter(|_| !present),

@@ -25,6 +25,9 @@ const OUT_OF_REACH: Duration = Duration::from_millis(500);
 
 pub type Simulated = CellStore<Replicas>;
 
+/// Cells by key, with their copies on the replicas.
+pub type Copies = BTreeMap<Vec<u8>, Vec<(u64, Vec<u8>)>>;
+
 type Replica = BTreeMap<Vec<u8>, (u64, Vec<u8>)>;
 
 /// The faults of the replicas, in percent of all writes to one replica.
@@ -111,6 +114,16 @@ impl Simulated {
 
     pub fn set_faults(&self, faults: Faults) {
         self.0.state().faults = faults;
+    }
+
+    /// Returns the key of each cell with its copies on the replicas that have it: write timestamps and values.
+    #[must_use]
+    pub fn copies(&self) -> Copies {
+        let mut copies = Copies::new();
+        for (key, cell) in self.0.state().replicas.iter().flatten() {
+            copies.entry(key.clone()).or_default().push(cell.clone());
+        }
+        copies
     }
 }
 

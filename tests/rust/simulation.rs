@@ -3,8 +3,18 @@
 //! sees only what clients see: an acknowledged message stays at its seq, once; every history is a prefix of one
 //! sequence; in the end the participants are those of the log.
 //!
+//! Clients also edit, delete and react, as in `tests/models/model_changes.py`: an acknowledged change is in the log of
+//! changes, once, in the order of time; pages, answers and events show states that the log has, and at least those
+//! acknowledged before. In the end the stored states, reactions and inbox rows are those of the log, unread counts are
+//! those counted by hand, and deleted texts are erased.
+//!
 //! Time is paused and every choice comes from the seed. A failing seed is printed, and `SEEDS=1 FROM=<seed>` replays
 //! it. `SEEDS=2000 cargo test --release --test all simulation` runs more seeds.
+
+mod changing;
+pub(crate) mod replay;
+mod rows;
+pub(crate) mod seen;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -17,8 +27,8 @@ use std::{
 
 use chat_gateway::{
     chat::{
-        Body, Confirmation, Conversations, Creation, InboxWriter, Lease, LogRange, Operation,
-        Outcome, Publication, Publish, Settings,
+        Audience, Body, Confirmation, Conversations, Creation, Guarantee, InboxWriter, Lease,
+        LogRange, Operation, Outcome, Page, Publication, Publish, RedeliveryGuard, Settings,
     },
     memory::Memory,
     model::{
@@ -26,14 +36,17 @@ use chat_gateway::{
         SystemChange, UserId,
     },
     mutation::{Mutation, break_rule},
-    store::{
-        Store,
-        simulated::{Faults, Simulated},
-    },
+    store::simulated::{Faults, Simulated},
     tasks::Tasks,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tokio::time::{Instant, sleep, timeout};
+use replay::Replay;
+use rows::Whole;
+use seen::{Seen, Told};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
 use uuid::Uuid;
 
 const CLIENTS: usize = 3;
@@ -107,24 +120,66 @@ impl Checker {
 }
 
 /// Passes publications, which subscribers see, to the checker.
-struct Watching(Arc<Mutex<Checker>>);
+struct Watching {
+    checker: Arc<Mutex<Checker>>,
+    seen: Arc<Mutex<Seen>>,
+    random: Mutex<StdRng>,
+    tasks: Tasks,
+}
 
 impl Publish for Watching {
     fn publish(&self, publication: Publication) -> Confirmation {
-        if let Body::Entry(entry) = publication.body {
-            self.0
-                .lock()
-                .unwrap()
-                .saw(entry.seq, std::iter::once(&entry));
+        let confirmed = publication.guarantee == Guarantee::Confirmed;
+        match (publication.body, publication.audience) {
+            (Body::Entry(entry), _) => {
+                let mut checker = self.checker.lock().unwrap();
+                checker.saw(entry.seq, std::iter::once(&entry));
+            }
+            (Body::Changed(changed), _) => {
+                let told = Told {
+                    after: changed.after,
+                    rev: publication.at.1,
+                    items: changed.items.clone(),
+                };
+                self.seen.lock().unwrap().told.push(told);
+            }
+            (Body::Reacted(reacted), Audience::User(user)) => {
+                let reacted = (user, reacted.as_ref().clone());
+                self.seen.lock().unwrap().reacted.push(reacted);
+            }
+            _ => {}
         }
-        Confirmation::Immediate
+        self.confirm(confirmed)
+    }
+}
+
+impl Watching {
+    /// Confirms some publications later.
+    fn confirm(&self, confirmed: bool) -> Confirmation {
+        let draw = self.random.lock().unwrap().random_range(0..400);
+        if !confirmed || draw >= 100 {
+            return Confirmation::Immediate;
+        }
+        let (arrived, pending) = oneshot::channel();
+        self.tasks.spawn(async move {
+            sleep(Duration::from_millis(2 * draw)).await;
+            drop(arrived.send(RedeliveryGuard(Arc::new(()))));
+        });
+        Confirmation::Pending(pending)
     }
 }
 
 struct World {
     conversation: ConversationId,
-    store: Arc<dyn Store>,
+    store: Arc<Simulated>,
     checker: Arc<Mutex<Checker>>,
+    seen: Arc<Mutex<Seen>>,
+    /// The acknowledged messages, with their texts and senders.
+    messages: Mutex<Vec<(Seq, String, UserId)>>,
+    /// The longest time between two depositions, in ms. A takeover takes long while the replicas differ.
+    tenure: u64,
+    /// Whether most messages are deleted at the end, and nothing is read before.
+    purges: bool,
     /// All owners so far. The newest is the last.
     owners: Mutex<Vec<(Conversations, Lease)>>,
     random: Mutex<StdRng>,
@@ -162,11 +217,20 @@ impl World {
             reactions_coalesce: Duration::from_millis(250),
             level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
         };
+        let inbox = Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64)));
+        let flushing = inbox.clone();
+        tasks.spawn(async move { flushing.run().await });
+        let watching = Watching {
+            checker: self.checker.clone(),
+            seen: self.seen.clone(),
+            random: Mutex::new(StdRng::seed_from_u64(self.random(u64::MAX - 1))),
+            tasks: tasks.clone(),
+        };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),
             self.store.clone(),
-            Arc::new(Watching(self.checker.clone())),
-            Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64))),
+            Arc::new(watching),
+            inbox,
             lease.clone(),
             settings,
             tasks.clone(),
@@ -187,11 +251,13 @@ impl World {
 
     async fn client(self: Arc<Self>, name: usize) {
         let sender = user(name);
-        for _ in 0..MESSAGES_EACH {
+        let more = if self.purges { MESSAGES_EACH / 4 } else { 0 };
+        for _ in 0..MESSAGES_EACH + more {
             let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+            let text = self.marker();
             let mut retry = false;
             loop {
-                let content = Content::text("x");
+                let content = Content::text(&text);
                 let draft = Draft {
                     sender: sender.clone(),
                     client_id,
@@ -205,6 +271,8 @@ impl World {
                         .lock()
                         .unwrap()
                         .acknowledge(client_id, sent.seq);
+                    let message = (sent.seq, text, sender.clone());
+                    self.messages.lock().unwrap().push(message);
                     break;
                 }
                 sleep(Duration::from_millis(5 + self.random(60))).await;
@@ -234,8 +302,10 @@ impl World {
     async fn reader(self: Arc<Self>) {
         loop {
             let owner = self.some_owner();
-            if let Some(entries) = history(&owner, self.conversation).await {
-                self.checker.lock().unwrap().saw(1, entries.iter());
+            let floor = self.seen.lock().unwrap().newest;
+            if let Ok(page) = history(&owner, self.conversation).await {
+                self.checker.lock().unwrap().saw(1, page.entries.iter());
+                self.seen.lock().unwrap().page(floor, &page);
             }
             sleep(Duration::from_millis(10 + self.random(90))).await;
         }
@@ -245,7 +315,7 @@ impl World {
     /// gateway.
     async fn ring(self: Arc<Self>, tasks: Tasks) {
         loop {
-            sleep(Duration::from_millis(20 + self.random(380))).await;
+            sleep(Duration::from_millis(20 + self.random(self.tenure))).await;
             let ends = Instant::now() + Duration::from_millis(self.random(120));
             self.owners.lock().unwrap().last().unwrap().1.end_at(ends);
             sleep(ends - Instant::now() + Duration::from_millis(1)).await;
@@ -269,14 +339,14 @@ fn user(name: usize) -> UserId {
     UserId::new(&format!("client-{name}")).unwrap()
 }
 
-async fn history(owner: &Conversations, conversation: ConversationId) -> Option<Vec<Arc<Entry>>> {
+async fn history(owner: &Conversations, conversation: ConversationId) -> Result<Page, String> {
     let operation = Operation::History {
         range: LogRange::After(0),
         limit: 1000,
     };
     match owner.ask(conversation, user(0), operation).await {
-        Ok(Outcome::History(page)) => Some(page.entries),
-        _ => None,
+        Ok(Outcome::History(page)) => Ok(page),
+        other => Err(format!("{other:?}")),
     }
 }
 
@@ -316,6 +386,10 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
         conversation: ConversationId(Uuid::from_u128(0x4000_8000_0000_0000_0000_0000)),
         store: Arc::new(Simulated::new(seed, Faults::BAD_DAY)),
         checker: Arc::default(),
+        seen: Arc::default(),
+        messages: Mutex::default(),
+        tenure: setting("TENURE").unwrap_or(1_500),
+        purges: seed % 8 == 7,
         owners: Mutex::default(),
         random: Mutex::new(StdRng::seed_from_u64(seed)),
         epoch: AtomicU64::new(0),
@@ -324,27 +398,54 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     let tasks = Tasks::default();
     world.new_owner(&tasks);
     create(&world).await;
-    let ring = tasks.spawn(world.clone().ring(tasks.clone()));
-    let reader = tasks.spawn(world.clone().reader());
+    let background = [
+        tasks.spawn(world.clone().ring(tasks.clone())),
+        tasks.spawn(world.clone().reader()),
+        tasks.spawn(world.clone().look()),
+    ];
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|c| tasks.spawn(world.clone().client(c)))
         .collect();
     clients.push(tasks.spawn(world.clone().host()));
+    let devices = World::devices().into_iter();
+    clients.extend(devices.map(|device| tasks.spawn(world.clone().change(device))));
     for client in clients {
         client.await.unwrap();
     }
-    ring.abort();
-    reader.abort();
-    let whole = end(&world, &tasks).await;
+    if world.purges {
+        world.purge().await;
+    }
+    background.iter().for_each(|task| task.abort());
+    let findings = check(&world, &tasks).await;
+    let acknowledged = world.checker.lock().unwrap().acknowledged.len();
+    (findings, acknowledged)
+}
+
+/// Compares everything that clients saw with what a last owner and the store have.
+async fn check(world: &World, tasks: &Tasks) -> Vec<String> {
     let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
-    let Some((entries, present)) = whole else {
-        checker
-            .findings
-            .push("the last owner did not serve within 60 s".into());
-        return (checker.findings, 0);
+    let (whole, present) = match end(world, tasks).await {
+        Ok(whole) => whole,
+        Err(error) => {
+            let finding = format!("the last owner does not serve: {error}");
+            checker.findings.push(finding);
+            return checker.findings;
+        }
     };
-    checker.end(&entries, &present);
-    (checker.findings, checker.acknowledged.len())
+    checker.end(&whole.entries, &present);
+    let replayed = {
+        let mut seen = world.seen.lock().unwrap();
+        let mut replay = Replay::of(&whole.changes, &whole.entries);
+        replay.check(&seen);
+        checker.findings.append(&mut seen.findings);
+        checker.findings.append(&mut replay.findings);
+        replay
+    };
+    checker
+        .findings
+        .extend(world.check_stored(&whole, &replayed).await);
+    world.checker.lock().unwrap().acknowledged = checker.acknowledged;
+    checker.findings
 }
 
 /// Creates the group.
@@ -368,8 +469,10 @@ async fn create(world: &World) {
     }
 }
 
-/// Reads the whole log and the participants from a last owner. `None` if it does not serve within 60 s.
-async fn end(world: &World, tasks: &Tasks) -> Option<(Vec<Arc<Entry>>, BTreeSet<UserId>)> {
+/// Reads everything from a last owner, when nothing is in progress any more. It has 60 s to begin.
+async fn end(world: &World, tasks: &Tasks) -> Result<(Whole, BTreeSet<UserId>), String> {
+    /// Late writes land, and queued inbox rows are written.
+    const QUIET: Duration = Duration::from_secs(6);
     world
         .owners
         .lock()
@@ -380,16 +483,20 @@ async fn end(world: &World, tasks: &Tasks) -> Option<(Vec<Arc<Entry>>, BTreeSet<
         .end_at(Instant::now());
     world.new_owner(tasks);
     let last = world.owners.lock().unwrap().last().unwrap().0.clone();
-    let whole = timeout(Duration::from_secs(60), async {
-        loop {
-            if let Some(entries) = history(&last, world.conversation).await
-                && let Some(present) = participants(&last, world.conversation).await
-            {
-                break (entries, present);
-            }
-        }
+    let begins = timeout(Duration::from_secs(60), async {
+        while history(&last, world.conversation).await.is_err() {}
     });
-    whole.await.ok()
+    drop(begins.await);
+    world.store.set_faults(Faults::NONE);
+    sleep(QUIET).await;
+    let whole = world.whole(&last).await?;
+    let present = participants(&last, world.conversation).await;
+    Ok((whole, present.ok_or("no participants")?))
+}
+
+/// A number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
@@ -403,6 +510,12 @@ fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 }
 
 fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
+    if std::env::var("SIM_LOG").is_ok() {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter("trace")
+            .with_ansi(false)
+            .try_init();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -434,18 +547,18 @@ fn a_lease_resumed_under_its_old_epoch_is_found() {
 
 #[test]
 fn nothing_is_lost_duplicated_or_reordered_when_owners_change() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first: u64 = number("FROM").unwrap_or(0);
-    let seeds: u64 = number("SEEDS").unwrap_or(200);
+    let first: u64 = setting("FROM").unwrap_or(0);
+    let seeds: u64 = setting("SEEDS").unwrap_or(200);
     let (mut acknowledged, mut failed) = (0, Vec::new());
     for seed in first..first + seeds {
         let (findings, messages) = simulate(seed, Rules::Kept);
         acknowledged += messages;
-        if let Some(finding) = findings.into_iter().next() {
+        if let Some(finding) = findings.first() {
+            println!("seed {seed}: {findings:#?}");
             failed.push(format!("seed {seed}: {finding}"));
         }
     }
-    println!("{seeds} seeds, {acknowledged} acknowledged messages");
+    println!("{seeds} seeds, {acknowledged} acknowledged messages and changes");
     assert!(
         failed.is_empty(),
         "{} of {seeds} seeds fail: {:?}",

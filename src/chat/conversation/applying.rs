@@ -1,6 +1,12 @@
 //! Carries out committed changes in rounds: stores their effects, acknowledges them, and publishes them.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
@@ -17,11 +23,11 @@ use crate::{
         states::States,
     },
     model::{
-        Change, ChangeOp, Cursor, EntryState, Newest, Rev, Seq,
+        Change, ChangeOp, ConversationId, Cursor, EntryState, Newest, Rev, Seq,
         limits::{CHANGED_BYTES_MAX, CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
     },
     mutation::{Mutation, broken},
-    store::{AppliedChanges, Erasure, InboxWrite, ReactorRow},
+    store::{self, AppliedChanges, Erasure, InboxWrite, ReactorRow, Store},
 };
 
 /// The rows that follow from the changes of one round.
@@ -76,6 +82,39 @@ impl Effects {
     }
 }
 
+/// The erasure of some entries. An attempt continues where the one before it failed, with fewer entries at once. So many
+/// entries are erased also while some reads of the store fail.
+pub(super) struct Erasing<'a> {
+    erasures: &'a [Erasure],
+    done: AtomicUsize,
+    at_once: AtomicUsize,
+}
+
+impl<'a> Erasing<'a> {
+    pub(super) fn new(erasures: &'a [Erasure]) -> Self {
+        Self {
+            erasures,
+            done: AtomicUsize::new(0),
+            at_once: AtomicUsize::new(erasures.len()),
+        }
+    }
+
+    /// Erases the entries that are left.
+    pub(super) async fn attempt(&self, store: &dyn Store, id: ConversationId) -> store::Result<()> {
+        loop {
+            let left = &self.erasures[self.done.load(Ordering::Relaxed)..];
+            if left.is_empty() {
+                return Ok(());
+            }
+            let count = self.at_once.load(Ordering::Relaxed).clamp(1, left.len());
+            self.at_once.store(count / 2, Ordering::Relaxed);
+            store.erase(id, &left[..count]).await?;
+            self.at_once.store(count, Ordering::Relaxed);
+            self.done.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The changes at these revs, which are not settled yet.
 pub(super) fn changes_at(
     log: &Log<PendingChange>,
@@ -122,8 +161,9 @@ impl Owner {
             let Effects { applied, erasures } = effects;
             let stored = retry_while_owner(&ownership, || store.apply_changes(id, kind, &applied));
             let mut stored = stored.await;
-            if stored.is_ok() && !erasures.is_empty() && !broken(Mutation::Erase) {
-                stored = retry_while_owner(&ownership, || store.erase(id, &erasures)).await;
+            if stored.is_ok() && !broken(Mutation::Erase) {
+                let erasing = Erasing::new(&erasures);
+                stored = retry_while_owner(&ownership, || erasing.attempt(&**store, id)).await;
             }
             match stored {
                 Ok(()) => Done::ChangesApplied(revs),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Owner,
-    applying::{Effects, changes_at},
+    applying::{Effects, Erasing, changes_at},
     changes::{ChangeLog, PendingChange},
 };
 use crate::{
@@ -168,11 +168,10 @@ impl Owner {
             loading
                 .retry_while_owner(&ownership, || store.apply_changes(id, kind, applied))
                 .await?;
-            if !effects.erasures.is_empty() {
-                loading
-                    .retry_while_owner(&ownership, || store.erase(id, &effects.erasures))
-                    .await?;
-            }
+            let erasing = Erasing::new(&effects.erasures);
+            loading
+                .retry_while_owner(&ownership, || erasing.attempt(&*store, id))
+                .await?;
         }
         self.changes.applied = revs.end - 1;
         for change in &changes {
