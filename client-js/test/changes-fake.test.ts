@@ -570,6 +570,8 @@ describe('reactions of one user on several devices', () => {
   test.each([1, 256])('what another device did while this one was away is pushed, %i revs in an event', async (revs) => {
     server.isResuming = true;
     server.eventRevs = revs;
+    server.change('alice', { type: 'react', seq: 2, emoji: '🚀' });
+    server.change('alice', { type: 'unreact', seq: 2, emoji: '🚀' });
     const client = await connect();
     const list = await open(client);
     server.socket.end(1006);
@@ -591,6 +593,7 @@ describe('reactions of one user on several devices', () => {
   });
 
   test('a subscription gets them before its reply', async () => {
+    server.change('bob', { type: 'react', seq: 2, emoji: '🚀' });
     const client = await connect();
     const list = await open(client);
     server.isDeaf = true;
