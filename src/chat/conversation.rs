@@ -414,6 +414,10 @@ impl Owner {
         is_new.then_some(activity)
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table: one end of each kind of work"
+    )]
     fn done(&mut self, done: Done) {
         match done {
             Done::Written(positions) => {

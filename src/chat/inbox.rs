@@ -123,7 +123,10 @@ impl InboxWriter {
     ) {
         let mut revs = lock(&self.revs);
         // A delivery or a repair of an earlier change may end later.
-        if revs.get(&conversation).is_some_and(|(_, known)| *known > rev) {
+        if revs
+            .get(&conversation)
+            .is_some_and(|(_, known)| *known > rev)
+        {
             return;
         }
         let weight = members.weight();

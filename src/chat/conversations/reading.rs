@@ -37,27 +37,11 @@ impl Conversations {
         asked: (LogRange, usize),
         reply: OwnerReply,
     ) -> Result<Outcome, Error> {
-        let history = &self.shared.history;
         let outcome = match reply {
             OwnerReply::Ready(outcome) => return Ok(outcome),
             OwnerReply::ReadLog(part) => {
-                let ReadLog {
-                    actor,
-                    from,
-                    to,
-                    head,
-                    rev,
-                    touched,
-                } = *part;
-                let read = history.read(conversation, (from, to), asked, touched);
-                let (entries, states) = read.await?;
-                let page = Page {
-                    entries,
-                    head,
-                    rev,
-                    states,
-                    mine: Vec::new(),
-                };
+                let actor = part.actor.clone();
+                let page = self.read_log(conversation, *part, asked).await?;
                 Outcome::History(self.with_own(conversation, &actor, page).await?)
             }
             OwnerReply::Page { actor, page } => {
@@ -72,34 +56,15 @@ impl Conversations {
                 revs,
                 applied,
             } => {
-                let page = self
-                    .read_changes(conversation, after, revs, applied)
-                    .await?;
+                let read = self.read_changes(conversation, after, revs, applied);
+                let page = read.await?;
                 Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
             }
             OwnerReply::ReadReactors { kind, asked } => {
-                let GetReactors {
-                    seq,
-                    emoji,
-                    after,
-                    limit,
-                } = asked;
-                let limit = limit.clamp(1, PAGE_ITEMS_MAX);
-                let (emoji, after) = (emoji.as_deref(), after.as_deref());
-                let store = &self.shared.environment.store;
-                let read = store.reactors(conversation, kind, seq, emoji, after, limit);
-                let ReactorsPage { items, next } = read.await?;
-                let items = items.into_iter().map(|row| Reactor {
-                    user: row.user,
-                    emoji: row.emoji,
-                    at: row.at,
-                });
-                Outcome::Reactors(Reactors {
-                    items: items.collect(),
-                    next,
-                })
+                Outcome::Reactors(self.read_reactors(conversation, kind, asked).await?)
             }
             OwnerReply::ReadSent { seq } => {
+                let history = &self.shared.history;
                 let read = history.read(conversation, (seq, seq), asked, 0);
                 let (entries, _) = read.await?;
                 let entry = entries.first().ok_or(Error::Closed)?;
@@ -120,6 +85,60 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    async fn read_log(
+        &self,
+        conversation: ConversationId,
+        part: ReadLog,
+        asked: (LogRange, usize),
+    ) -> Result<Page, Error> {
+        let ReadLog {
+            actor: _,
+            from,
+            to,
+            head,
+            rev,
+            touched,
+        } = part;
+        let history = &self.shared.history;
+        let read = history.read(conversation, (from, to), asked, touched);
+        let (entries, states) = read.await?;
+        Ok(Page {
+            entries,
+            head,
+            rev,
+            states,
+            mine: Vec::new(),
+        })
+    }
+
+    async fn read_reactors(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        asked: GetReactors,
+    ) -> Result<Reactors, Error> {
+        let GetReactors {
+            seq,
+            emoji,
+            after,
+            limit,
+        } = asked;
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+        let (emoji, after) = (emoji.as_deref(), after.as_deref());
+        let store = &self.shared.environment.store;
+        let read = store.reactors(conversation, kind, seq, emoji, after, limit);
+        let ReactorsPage { items, next } = read.await?;
+        let items = items.into_iter().map(|row| Reactor {
+            user: row.user,
+            emoji: row.emoji,
+            at: row.at,
+        });
+        Ok(Reactors {
+            items: items.collect(),
+            next,
+        })
     }
 
     /// Reads changes from the store, up to the bytes of a page.
