@@ -37,14 +37,14 @@ export function isNewer(page: Stored, known: Stored): boolean {
 }
 
 /** Applies a change that the gateway reported, if it is newer than the entry.
- * @param asOf The rev of the answer to `changes` that contains the item. */
-export function changed(entry: Stored, item: ChangedItem, me: UserId | undefined, asOf: Rev = 0): Stored {
+ * @param me The client's user. */
+export function changed(entry: Stored, item: ChangedItem, me: UserId | undefined): Stored {
   let state = stateOf(entry);
   const { rev, by, mine } = item;
   let next = entry;
-  if (mine && asOf >= state.mineRev && state.rev !== Infinity) {
-    const later = Object.entries(state.toggles).filter(([, toggle]) => toggle.rev > asOf);
-    state = { ...state, mine, mineRev: asOf, toggles: Object.fromEntries(later) };
+  if (mine && rev >= state.mineRev && state.rev !== Infinity) {
+    const later = Object.entries(state.toggles).filter(([, toggle]) => toggle.rev > rev);
+    state = { ...state, mine, mineRev: rev, toggles: Object.fromEntries(later) };
   }
   // A pushed message may contain the reaction, and does not say whose it is.
   if (by && by.user === me) state = toggled(state, by.emoji, by.on, rev);

@@ -168,11 +168,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       token: typeof token === 'string' ? fixed(token) : token,
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
-      cursors: () => {
-        // Now, because missed changes may come together with the answer to `connect`.
-        this.changeFeed.connecting();
-        return this.cursors();
-      },
+      cursors: () => this.cursors(),
       connected: (hello) => this.#connected(hello),
       changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
@@ -248,6 +244,14 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       if (error instanceof ChatError || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
+  }
+
+  /** @internal Sends a request once, as soon as there is a connection. */
+  async askOnce<R extends Request>(request: R): Promise<Replies[R['type']]> {
+    await this.#ready();
+    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request)).catch((error) => {
+      throw error instanceof ChatError ? error : new ChatError('timeout', (error as Error).message);
+    });
   }
 
   /** @internal Sends a request that has no answer. Does nothing without a connection. */
@@ -331,7 +335,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   /** @internal */
-  apply(changed: Changed, fresh: ChangedItem[], asOf: Rev | undefined): void {
+  apply(changed: Changed, fresh: ChangedItem[]): void {
     const { conversation, items, reset } = changed;
     const known = this.#known(conversation);
     if (reset) {
@@ -339,7 +343,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.inbox.reset(conversation);
     } else {
       this.inbox.changed(changed);
-      known?.change(items, asOf);
+      known?.change(items);
       for (const { seq, deleted } of items) if (deleted) this.outbox.deleted(conversation, seq);
       if (!fresh.length) return;
     }
@@ -390,6 +394,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     } else {
       this.inbox.disconnected();
       if (state.at === 'closed') this.outbox.reject(state.error);
+      if (state.at === 'closed' || state.at === 'idle') this.changeFeed.disconnected();
     }
     const { error } = state;
     const level = state.at === 'closed' ? 'error' : state.at === 'waiting' ? 'warn' : 'debug';
@@ -476,8 +481,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
       this.feed.skip(event.conversation, event.head);
+      this.changeFeed.passed(event.conversation, event.head);
       this.outbox.passed(event.conversation, event.head);
       conversation?.resync(event.head);
+      // Only the gateway knows how many of the missed messages are unread.
+      this.inbox.refresh({ all: true }).catch(() => {});
     }
     // Events without a listener are ignored: `reconnect`, because the close code says what to do, and those of later versions.
     this.emit(event.type as never, event as never);

@@ -50,6 +50,13 @@ export interface SendOptions {
   replyTo?: Seq;
 }
 
+/** The optional parts of an edit. */
+export interface EditOptions {
+  /** The message as it was shown when the user began to edit. If its text changed since then, the edit is refused with
+   * `conflict`. Default: as it is shown now. */
+  from?: ChatMessage;
+}
+
 /** An immutable view of a conversation, for a component to render. */
 export interface ConversationView {
   conversation: Conversation;
@@ -230,10 +237,10 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Replaces the text and the attachments of a message of the user. It is shown at once, and sent when there is a connection.
    * Resolves when the gateway acknowledged it; rejects, and is undone, when it failed for good: with `conflict` if another
-   * device changed the message meanwhile.
+   * device changed the text after the one in `from`.
    * @param message The seq, or the key of a message that is not stored yet. */
-  edit(message: Seq | string, body: string, attachments?: Attachment[]): Promise<Accepted> {
-    const baseRev = this.#contentRev(message);
+  edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
+    const baseRev = this.#contentRev(message, from);
     return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev });
   }
 
@@ -362,10 +369,9 @@ export class Conversation extends List<ConversationEvents> {
     this.emit('message', message);
   }
 
-  /** @internal Applies changes to the messages of the list, and to those that replies quote.
-   * @param asOf The rev of the answer to `changes`; undefined for an event. */
-  change(items: readonly ChangedItem[], asOf?: Rev): void {
-    for (const item of items) this.#update((entry) => changes.changed(entry, item, this.#host.user, asOf), item.seq);
+  /** @internal Applies changes to the messages of the list, and to those that replies quote. */
+  change(items: readonly ChangedItem[]): void {
+    for (const item of items) this.#update((entry) => changes.changed(entry, item, this.#host.user), item.seq);
     this.replace((entry) => this.#upToDate(entry));
     this.changed();
   }
@@ -427,9 +433,12 @@ export class Conversation extends List<ConversationEvents> {
     return seq === undefined ? { of: message } : { seq };
   }
 
-  /** Returns the rev of the text that the user sees. */
-  #contentRev(message: Seq | string): Rev {
+  /** Returns the rev of the text that the user sees, or saw in `from`. */
+  #contentRev(message: Seq | string, from?: ChatMessage): Rev {
     const { seq } = this.#target(message);
+    const now = from && this.messages.find(({ key }) => key === from.key);
+    // The same text counts as seen, whatever its rev: it may be an own edit that was acknowledged meanwhile.
+    if (from && !(now?.body === from.body && isSame(now.attachments, from.attachments))) return changes.contentRev(from as Stored);
     if (seq === undefined) return 0;
     const { first = 0, entries } = this.timeline;
     const entry = entries[seq - first] ?? this.#quotes.get(seq);

@@ -5,6 +5,7 @@ export type { State, TokenReason, TokenSource } from './connection.js';
 export type {
   Conversation,
   ConversationEvents,
+  EditOptions,
   SendOptions,
 } from './conversation.js';
 export type { Dispose } from './emitter.js';

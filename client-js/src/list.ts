@@ -215,10 +215,12 @@ export abstract class List<Events> extends Emitter<Events> {
     }
   }
 
-  /** @internal Reads the entries of the list again, and keeps it where it is.
+  /** @internal Reads the entries of the list again, and keeps it where it is. Releases a list that is not open.
    * @param isNewer Says whether an entry of a page replaces the known one. */
   protected reread(isNewer: (page: Stored, known: Stored) => boolean): void {
-    if (!this.users || !this.timeline.last) return;
+    // A list that nobody looks at is loaded when it is opened again.
+    if (!this.users) return this.#release();
+    if (!this.timeline.last) return;
     const again = async (read: ReadPage) => {
       for (let after = (this.timeline.first ?? 1) - 1; after < (this.timeline.last ?? 0); ) {
         const page = await read({ after, limit: FILL_PAGE });

@@ -341,9 +341,9 @@ export class Outbox {
         const known = this.#entries.get(entry.clientId);
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
-        // Another tab, or an earlier one, may have sent it.
         // Another tab may have changed it. Its own last change may not be in the storage yet.
         if (same && !known.unsaved && entry.change) known.change = entry.change;
+        // Another tab, or an earlier one, may have sent it.
         if (!same || (this.#storage.shared && this.#turn !== this.#connection)) local.tried = true;
         now.push(local);
         // The gateway refused it in another tab.

@@ -84,7 +84,7 @@ export interface ChangedItem {
   reactions?: Reactions;
   /** The reaction that was added or removed, if it was only one. */
   by?: { user: UserId; emoji: string; on: boolean };
-  /** All emoji with which the user reacted. Only answers to `changes` have it. */
+  /** All emoji with which the user reacted, at `rev`. Answers to `changes` have it, and what a new connection missed. */
   mine?: readonly string[];
 }
 

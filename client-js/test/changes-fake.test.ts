@@ -1,7 +1,17 @@
 /** Edits, deletions and reactions against a fake gateway, which loses events, answers and connections. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { type Changed, ChatClient, type ChatMessage, type ChatOptions, indexedDbStorage, memoryStorage } from '../src/index.js';
+import { GAP_SPREAD_MS } from '../src/change-feed.js';
+import {
+  type Changed,
+  ChatClient,
+  type ChatMessage,
+  type ChatOptions,
+  indexedDbStorage,
+  type Message,
+  memoryStorage,
+} from '../src/index.js';
+import { msgpack } from '../src/msgpack.js';
 import { ChangingServer } from './support/changing-server.js';
 
 /** Waits until `check` returns a true value. */
@@ -185,6 +195,36 @@ describe('one own change', () => {
   });
 });
 
+describe('an edit that began before the text changed', () => {
+  test('is refused, and keeps what the user wrote', async () => {
+    const client = await connect();
+    const list = await open(client);
+    const from = list.message(1)!;
+    server.change('alice', { type: 'edit', seq: 1, body: 'of the phone' });
+    expect(list.message(1)!.body).toBe('of the phone');
+    await expect(list.edit(1, 'of the laptop', undefined, { from })).rejects.toMatchObject({ code: 'conflict' });
+    expect(server.entries[0]!.body).toBe('of the phone');
+    expect(list.message(1)).toMatchObject({ body: 'of the phone', failedChange: { error: { code: 'conflict' }, body: 'of the laptop' } });
+    // Reactions are no reason to refuse it.
+    const now = list.message(1)!;
+    server.change('bob', { type: 'react', seq: 1, emoji: '👍' });
+    await list.edit(1, 'seen', undefined, { from: now });
+    expectSame(client);
+  });
+
+  test('counts an own edit as seen that was acknowledged meanwhile', async () => {
+    const client = await connect();
+    const list = await open(client);
+    const first = list.edit(1, 'a');
+    const from = list.message(1)!;
+    expect(from.pending).toEqual(['edit']);
+    await first;
+    await list.edit(1, 'ab', undefined, { from });
+    expect(server.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+    expectSame(client);
+  });
+});
+
 describe('several own changes', () => {
   test('of one message are sent in order, and an edit after an edit has the rev of the first', async () => {
     const client = await connect();
@@ -282,6 +322,57 @@ describe('the rules for a client', () => {
     expectSame(client);
   });
 
+  test('[gap] clients do not all ask at the same moment after an event, but at once after a page', async () => {
+    for (let i = 6; i <= 60; i++) server.write('bob', `${i}`);
+    const client = await connect();
+    const list = await open(client);
+    vi.mocked(Math.random).mockReturnValue(0.3);
+    server.push({ type: 'changed', conversation: 'c', after: 4, rev: 4, items: [] });
+    await settled(150);
+    // A second event neither hastens nor delays it.
+    server.push({ type: 'changed', conversation: 'c', after: 5, rev: 5, items: [] });
+    expect(server.received('changes')).toHaveLength(0);
+    await settled(GAP_SPREAD_MS * 0.3 - 150 + 30);
+    expect(server.received('changes')).toHaveLength(1);
+    server.change('bob', { type: 'edit', seq: 30, body: 'newer than the page' });
+    const page = server.answers.history!;
+    server.answers.history = (request) => ({ ...page(request), rev: 0 });
+    await list.loadOlder();
+    expect(server.received('changes')).toHaveLength(2);
+  });
+
+  test('[gap] conversations that get no answer hold up no others, and have their own back-off', async () => {
+    const stuck = ['p', 'q', 'r', 's', 't', 'u'];
+    const client = await connect({ cursors: Object.fromEntries(stuck.map((id) => [id, [0, 0]])) });
+    await open(client);
+    const { changes } = server.answers;
+    let isBroken = true;
+    server.answers.changes = (request) => {
+      if (request.conversation === 'c') return changes!(request);
+      return isBroken
+        ? { type: 'error', code: 'unavailable', message: 'never' }
+        : { type: 'changes', after: request.after, rev: 9, items: [] };
+    };
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    for (const conversation of stuck) server.push({ type: 'changed', conversation, after: 9, rev: 9, items: [] });
+    server.isDeaf = true;
+    server.change('bob', { type: 'edit', seq: 2, body: 'missed' });
+    server.isDeaf = false;
+    server.push({ type: 'changed', conversation: 'c', after: 1, rev: 1, items: [] });
+    await until(() => client.cursors().c![1] === 1);
+    await settled(300);
+    for (const id of stuck) {
+      const tried = server.received('changes').filter(({ conversation }) => conversation === id).length;
+      expect(tried).toBeGreaterThan(1);
+      expect(tried).toBeLessThan(6);
+      // Later events do not shorten the wait.
+      for (let i = 0; i < 20; i++) server.push({ type: 'changed', conversation: id, after: 9, rev: 9, items: [] });
+      expect(server.received('changes').filter(({ conversation }) => conversation === id)).toHaveLength(tried);
+    }
+    isBroken = false;
+    await until(() => stuck.every((id) => client.cursors()[id]![1] === 9));
+  });
+
   test('[gap] is asked for page by page, and over lost connections', async () => {
     server.pageRevs = 2;
     const client = await connect();
@@ -337,6 +428,24 @@ describe('the rules for a client', () => {
     await until(() => client.cursors().c![1] === 1);
     expect(server.received('connect').at(-1)).toMatchObject({ cursors: { c: [60, 0] } });
     expect(list.message(30)!.body).toBe('changed meanwhile');
+  });
+
+  test('[reset] a list that was closed just before is loaded when it is opened again', async () => {
+    const client = await connect();
+    const list = client.conversation('c');
+    const close = list.open();
+    await list.loaded();
+    close();
+    server.isDeaf = true;
+    for (const body of ['a', 'b']) server.change('bob', { type: 'edit', seq: 2, body });
+    server.isDeaf = false;
+    server.resetAfter = 1;
+    server.push({ type: 'changed', conversation: 'c', after: 2, rev: 2, items: [] });
+    await until(() => client.cursors().c![1] === 2);
+    await open(client);
+    server.change('bob', { type: 'react', seq: 2, emoji: '👍' });
+    expect(list.messages).toHaveLength(5);
+    expectSame(client);
   });
 
   test('[reset] all states are dropped, and the list is read again where it is', async () => {
@@ -403,6 +512,29 @@ describe('the rules for a client', () => {
     expectSame(client);
     expect(client.inbox.get('c')).toMatchObject({ unread: 1, lastMessage: { deleted: true, preview: '' } });
   });
+
+  test('changes that overtook messages are kept for as long as these may come', async () => {
+    const client = await connect();
+    const early = (seq: number) => client.changeFeed.overtaken({ conversation: 'c', seq } as Message)[1].length;
+    const change = (rev: number, ...seqs: number[]) => {
+      const items = seqs.map((seq) => ({ seq, rev, body: 'x', attachments: [] }));
+      server.push({ type: 'changed', conversation: 'c', after: rev - 1, rev, items });
+    };
+    change(1, 6, 8);
+    server.push({ type: 'resync', conversation: 'c', head: 7 });
+    expect([early(6), early(8)]).toEqual([0, 1]);
+    change(2, 9);
+    server.answers.changes = ({ after }) => {
+      client.feed.skip('c', 9);
+      return { type: 'changes', after, rev: 3, items: [], reset: true };
+    };
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 3 }] });
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 3, items: [] });
+    await until(() => client.cursors().c![1] === 3);
+    expect(early(9)).toBe(0);
+    change(4, ...Array.from({ length: 3_000 }, (_, i) => 10 + i));
+    expect([early(10), early(1_000), early(2_500)]).toEqual([1, 1, 0]);
+  });
 });
 
 describe('reactions of one user on several devices', () => {
@@ -415,31 +547,61 @@ describe('reactions of one user on several devices', () => {
     expect(list.message(2)).toMatchObject({ reactions: { '👍': 2 }, mine: ['👍'] });
     server.change('alice', { type: 'unreact', seq: 2, emoji: '👍' });
     expectSame(client);
+    // `by` alone says it too.
+    server.isDeaf = true;
+    server.change('alice', { type: 'react', seq: 1, emoji: '🔥' });
+    server.isDeaf = false;
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 4, items: server.items(3, 4) });
+    expect(list.message(1)).toMatchObject({ reactions: { '🔥': 1 }, mine: ['🔥'] });
     // In a busy channel the counts come later than `reacted`, in one event without `by`.
     server.isDeaf = true;
     server.change('alice', { type: 'react', seq: 4, emoji: '🎉' });
     server.change('bob', { type: 'react', seq: 4, emoji: '🎉' });
     server.isDeaf = false;
-    server.push({ type: 'reacted', conversation: 'c', seq: 4, emoji: '🎉', on: true, rev: 4 });
+    server.push({ type: 'reacted', conversation: 'c', seq: 4, emoji: '🎉', on: true, rev: 5 });
     expect(list.message(4)).toMatchObject({ reactions: { '🎉': 1 }, mine: ['🎉'] });
-    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 5, items: server.items(3, 5) });
+    server.push({ type: 'changed', conversation: 'c', after: 4, rev: 6, items: server.items(4, 6) });
     expectSame(client);
     // An old note changes nothing.
     server.push({ type: 'reacted', conversation: 'c', seq: 2, emoji: '👍', on: true, rev: 1 });
     expectSame(client);
   });
 
-  test('what another device did while this one was away is asked for', async () => {
+  test.each([1, 256])('what another device did while this one was away is pushed, %i revs in an event', async (revs) => {
+    server.isResuming = true;
+    server.eventRevs = revs;
+    server.change('alice', { type: 'react', seq: 2, emoji: '🚀' });
+    server.change('alice', { type: 'unreact', seq: 2, emoji: '🚀' });
     const client = await connect();
     const list = await open(client);
     server.socket.end(1006);
     server.change('alice', { type: 'react', seq: 2, emoji: '👍' });
     server.change('bob', { type: 'react', seq: 2, emoji: '👍' });
-    await until(() => client.state.at === 'connected' && server.received('connect').length === 2);
-    // The gateway pushes what was missed. The event does not say that one reaction is the user's own.
-    server.push({ type: 'changed', conversation: 'c', after: 0, rev: 2, items: server.items(0, 2) });
-    await until(() => list.message(2)!.mine);
+    server.write('bob', '6');
+    server.change('bob', { type: 'react', seq: 6, emoji: '🎉' });
+    server.change('alice', { type: 'react', seq: 6, emoji: '🎉' });
+    await until(() => client.state.at === 'connected' && list.messages.length === 6);
+    await settled();
+    expect([list.message(2)!.mine, list.message(6)!.mine]).toEqual([['👍'], ['🎉']]);
+    // What the phone undid meanwhile is undone here too.
+    server.socket.end(1006);
+    server.change('alice', { type: 'unreact', seq: 2, emoji: '👍' });
+    server.change('bob', { type: 'react', seq: 2, emoji: '🔥' });
+    await until(() => client.cursors().c![1] === server.rev);
     expectSame(client);
+    expect(server.received('changes')).toEqual([]);
+  });
+
+  test('a subscription gets them before its reply', async () => {
+    server.change('bob', { type: 'react', seq: 2, emoji: '🚀' });
+    const client = await connect();
+    const list = await open(client);
+    server.isDeaf = true;
+    for (const user of ['alice', 'bob']) server.change(user, { type: 'react', seq: 2, emoji: '👍' });
+    server.isDeaf = false;
+    await list.subscribe();
+    expectSame(client);
+    expect(server.received('changes')).toEqual([]);
   });
 
   test('a reaction that is pending is counted once', async () => {
@@ -468,6 +630,9 @@ describe('reactions of one user on several devices', () => {
     for (const emoji of [':thumbs_up:', 'constructor', '__proto__']) await list.react(2, emoji);
     expect(Object.keys(list.message(2)!.reactions!)).toEqual([':thumbs_up:', 'constructor', '__proto__']);
     expectSame(client);
+    // The library refuses such a key.
+    const frame = JSON.parse('{ "type": "changed", "items": [{ "reactions": { "__proto__": 2, "nine byte": 1, "👍": 1 } }] }');
+    expect(JSON.stringify(msgpack.decode(msgpack.encode(frame) as never))).toBe(JSON.stringify(frame));
   });
 });
 
@@ -493,6 +658,20 @@ describe('the inbox', () => {
     expect(unread(client)).toBe(2);
   });
 
+  test('does not count a message that came deleted, nor its deletion', async () => {
+    const client = await connect();
+    server.isDeaf = true;
+    server.write('bob', '6');
+    const message = server.write('bob', '7');
+    server.change('bob', { type: 'delete', seqs: [7] });
+    server.isDeaf = false;
+    server.push(server.message(server.entries[5]!, false));
+    server.push(server.message(message, false));
+    expect(unread(client)).toBe(1);
+    server.push({ type: 'changed', conversation: 'c', after: 0, rev: 1, items: server.items(0, 1) });
+    expect(unread(client)).toBe(1);
+  });
+
   test('stays right when a page of the inbox is older or newer than the events', async () => {
     const client = await connect();
     for (const body of ['6', '7', '8']) server.write('bob', body);
@@ -514,6 +693,15 @@ describe('the inbox', () => {
     // The page contains the deletion; its event comes later.
     server.push({ type: 'changed', conversation: 'c', after, rev: to, items: server.items(after, to) });
     expect(unread(client)).toBe(3);
+    // The same with an event that also has a later change.
+    server.isDeaf = true;
+    server.change('bob', { type: 'delete', seqs: [8] });
+    await client.inbox.refresh();
+    expect(unread(client)).toBe(2);
+    server.change('bob', { type: 'edit', seq: 9, body: 'neun' });
+    server.isDeaf = false;
+    server.push({ type: 'changed', conversation: 'c', after: to, rev: to + 2, items: server.items(to, to + 2) });
+    expect(unread(client)).toBe(2);
   });
 
   test('is right after reading a part, with system entries and deletions between', async () => {
@@ -532,14 +720,26 @@ describe('the inbox', () => {
   });
 
   test('asks after a part was read on another device, if it cannot know the number', async () => {
-    server.write('bob', '', 'system');
-    for (let i = 7; i <= 12; i++) server.write('bob', `${i}`);
+    for (let i = 6; i <= 12; i++) server.write('bob', `${i}`, i === 10 ? 'system' : 'text');
     const client = await connect();
     expect(unread(client)).toBe(6);
     server.readSeq = 9;
     server.push({ type: 'receipt', conversation: 'c', user: 'alice', read_seq: 9 });
     await settled();
-    expect(unread(client)).toBe(3);
+    expect(unread(client)).toBe(2);
+  });
+
+  test('is right after a live `resync`', async () => {
+    const client = await connect();
+    server.isDeaf = true;
+    for (const body of ['6', '7', '8']) server.write('bob', body);
+    server.write('bob', '', 'system');
+    server.isDeaf = false;
+    const before = server.received('inbox').length;
+    for (let i = 0; i < 10; i++) server.push({ type: 'resync', conversation: 'c', head: 9 });
+    await settled();
+    expect(client.inbox.get('c')).toMatchObject({ unread: 3, lastSeq: 9, lastMessage: { kind: 'system' } });
+    expect(server.received('inbox').length - before).toBeLessThan(3);
   });
 
   test('its preview follows edits and deletions', async () => {

@@ -36,6 +36,8 @@ class World {
     this.server.isResuming = true;
     this.server.resetAfter = this.below(3) ? 1_000 : 8;
     this.server.pageRevs = this.below(2) ? 256 : 3;
+    this.server.eventRevs = this.below(2) ? 256 : 2;
+    this.server.gapAbove = this.below(2) ? 20 : 1;
     for (let i = 0; i < 45; i++) this.server.write(this.below(2) ? 'bob' : 'alice', `${i + 1}`);
     for (const type of ['history', 'changes', 'inbox', 'edit', 'delete', 'react', 'unreact', 'send']) this.#delay(type);
   }

@@ -137,7 +137,7 @@ test('the number of unread messages and the preview follow', async () => {
 test('what changed while a client was away is there after the next connection, also after a kill', async () => {
   const { proxy, url } = await behind();
   const { a, phone, laptop, his, clients } = await three('group', url);
-  const sent: { seq: number }[] = [];
+  const sent: number[] = [];
   for (let i = 0; i < 10; i++) sent.push((await phone.send(`${i}`)).seq);
   await until(() => laptop.messages.at(-1)?.seq === sent.at(-1));
   proxy.mode = 'refused';

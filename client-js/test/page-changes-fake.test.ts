@@ -74,11 +74,78 @@ test('the up arrow edits the last own message, and Escape cancels', async () => 
   expect(await focused(page)).toBe('Edited message');
   await edited.press('Escape');
   expect(await field.inputValue()).toBe('a draft');
-  // Another one deletes the message while it is being edited.
+});
+
+test('an edit on another device meanwhile is a conflict, and a deletion leaves the typed text as a draft', async () => {
+  const page = await open();
+  const field = page.getByLabel('Message', { exact: true });
+  const edited = page.getByLabel('Edited message');
+  await field.press('ArrowUp');
+  await edited.fill('of the laptop');
+  server.change('alice', { type: 'edit', seq: 2, body: 'of the phone' });
+  await page.locator('.composer').getByText('Changed on another device meanwhile: of the phone').waitFor();
+  expect(await edited.inputValue()).toBe('of the laptop');
+  await edited.press('Enter');
+  const failed = row(page, 2).locator('.failed');
+  await failed.getByText('changed on another device').waitFor();
+  expect(await failed.textContent()).toContain('of the laptop');
+  expect(await row(page, 2).locator('.body').textContent()).toBe('of the phone');
+  expect(server.entries[1]!.body).toBe('of the phone');
+  await picture(page, 'changes-conflict');
+  await failed.getByRole('button', { name: 'Try again' }).click();
+  await until(() => server.entries[1]!.body === 'of the laptop');
+  // Another device deletes the message.
+  await field.fill('a draft');
   await menu(page, 2, 'Edit');
+  await edited.fill('of the laptop, longer');
   server.change('alice', { type: 'delete', seqs: [2] });
-  await until(async () => (await edited.count()) === 0);
+  await page.getByText('The message was deleted. Your text is kept here as a draft.').waitFor();
+  expect(await field.inputValue()).toBe('a draft\nof the laptop, longer');
+  await picture(page, 'changes-deleted-meanwhile');
+  await field.press('Enter');
+  await until(() => server.entries[3]?.body === 'a draft\nof the laptop, longer');
+  expect(await page.getByText('The message was deleted.').count()).toBe(0);
+  // Without typed text the draft stays.
+  await field.fill('a draft');
+  await menu(page, 4, 'Edit');
+  server.change('alice', { type: 'delete', seqs: [4] });
+  await page.getByText('The message was deleted.').waitFor();
   expect(await field.inputValue()).toBe('a draft');
+});
+
+test('a notification is closed when its message is deleted', async () => {
+  const person = await people.person(DESK);
+  await person.addInitScript(() => {
+    const closed: string[] = [];
+    class Noted {
+      static permission = 'granted';
+      static requestPermission = async () => 'granted';
+      onclose = () => {};
+      constructor(
+        _: string,
+        public options: { body: string },
+      ) {
+        shown.push(options.body);
+      }
+      close() {
+        closed.push(this.options.body);
+        this.onclose();
+      }
+    }
+    const shown: string[] = [];
+    Object.assign(globalThis, { Notification: Noted, noted: { shown, closed } });
+  });
+  const page = await people.signIn(person, 'alice');
+  await page.getByRole('button', { name: 'Notifications' }).click();
+  await page.evaluate(() => Object.defineProperty(document, 'hidden', { value: true, configurable: true }));
+  const noted = () => page.evaluate(() => (globalThis as never as { noted: { shown: string[]; closed: string[] } }).noted);
+  server.write('bob', 'a secret');
+  await until(async () => (await noted()).shown.includes('a secret'));
+  server.change('bob', { type: 'react', seq: 4, emoji: '👍' });
+  server.change('bob', { type: 'delete', seqs: [3] });
+  expect((await noted()).closed).not.toContain('a secret');
+  server.change('bob', { type: 'delete', seqs: [4] });
+  await until(async () => (await noted()).closed.includes('a secret'));
 });
 
 test('a deletion is confirmed, leaves a stub, and quotes and the inbox follow', async () => {
@@ -137,6 +204,7 @@ test('reactions: a bar that toggles, who reacted, and a picker for the keyboard'
   const party = bar.getByRole('button', { name: /^party/ });
   await party.waitFor();
   expect(await party.getAttribute('aria-pressed')).toBe('false');
+  expect(await party.locator('bdi').textContent(), 'an emoji may change the text direction').toBe('🎉');
   await party.click();
   await until(async () => (await party.getAttribute('aria-pressed')) === 'true');
   expect(await party.getAttribute('aria-label')).toBe('party, 2 people, you too');

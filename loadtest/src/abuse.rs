@@ -105,7 +105,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         Client::connect_as(server, user, address(65, number))
     };
     let mut people = People::gather(&servers, &options.people, Kind::Mixed, connect)?;
-    people.crowd.replies = Some(Replies::new()?);
+    people.time_replies()?;
     let mut hostiles = Hostiles::start(orders(&servers, options)?)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let mut run = Run {

@@ -69,6 +69,9 @@ pub(crate) struct Options {
 
 /// Goal for the `changed` events of a subscriber per second. Each 250 ms has one.
 const EVENTS_MAX: f64 = 4.0;
+/// Goal for the acknowledged reactions per second, of the rate at which they were sent. Below it, the other figures are
+/// those of a lower rate.
+const RATE_MIN: f64 = 0.9;
 /// Goal for the rows per reaction, last tenth / first tenth.
 const ROWS_RATIO_MAX: f64 = 1.1;
 /// Goal for the people's p99, with reactions / without.
@@ -89,10 +92,7 @@ const LOOKS_MAX: usize = 20;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("reactions", &common.outputs);
-    let slow = (options.slow_rate * options.slow_seconds) as u64;
-    let tenth = options.reactions / TENTH;
-    let in_round = (options.reactions - 2 * tenth) / u64::from(options.rounds.max(1));
-    check(options, slow, tenth, in_round)?;
+    let sizes = Sizes::of(options)?;
     match &common.cassandra[..] {
         [] => println!("  store: embedded"),
         nodes => println!("  store: Cassandra at {}", nodes.join(", ")),
@@ -100,61 +100,38 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let data = Data::new(common)?;
     let servers = Server::gateways(common, &data, options.gateways)?;
     let (channel, seq) = message(&servers, options.participants)?;
-    let plan = Plan::new(&servers, channel, seq, options.participants - 1)?;
-    let total = slow + options.reactions;
+    let plan = Arc::new(Plan::new(&servers, channel, seq, options.participants - 1)?);
     ensure!(
-        total <= plan.capacity(),
+        sizes.all() <= plan.capacity(),
         "--reactions: {} participants have only {} different reactions",
         options.participants,
         plan.capacity()
     );
-    let plan = Arc::new(plan);
     let watchers = Watchers::start(&servers, &plan.conversation, seq, options.subscribers)?;
     let mut people = People::gather(&servers, &chatting(options), Kind::Groups, Client::connect)?;
-    people.crowd.replies = Some(Replies::new()?);
+    people.time_replies()?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let mut run = Run {
         servers: &servers,
         options,
-        plan,
+        plan: plan.clone(),
         watchers: &watchers,
         people,
         done: Done::new()?,
         progress: spinner(),
     };
-    run.calm()?;
-    let slow = run.quiet(slow, options.slow_rate)?;
-    let first = run.quiet(tenth, options.rate)?;
-    let rounds = run.rounds(in_round)?;
-    let last = run.quiet(
-        options.reactions - tenth - in_round * u64::from(options.rounds),
-        options.rate,
-    )?;
-    let Run {
-        people,
-        plan,
-        done,
-        progress,
-        ..
-    } = run;
-    progress.finish_and_clear();
+    let pieces = run.pieces(&sizes)?;
+    let Run { people, done, .. } = run;
     people.judge(&mut report);
     people.judge_replies(&mut report);
-    tell_events(
-        &mut report,
-        options,
-        &slow,
-        &[&[first.seen, last.seen], &rounds.seen[..]].concat(),
-    );
-    tell_costs(&mut report, &slow, &first, &last);
-    rounds.tell(&mut report, in_round);
+    pieces.tell(&mut report, options);
     report.latency("a reaction acknowledged", &done.latency);
     for (number, watch) in (1..).zip(watches) {
         watch.stop().draw(&mut report, &format!("gateway {number}"));
     }
     let verification = Verification {
         plan: &plan,
-        asked: total,
+        asked: sizes.all(),
         done,
         counts: watchers.counts(),
         last_states: watchers.finish()?,
@@ -163,21 +140,46 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-fn check(options: &Options, slow: u64, tenth: u64, in_round: u64) -> anyhow::Result<()> {
-    ensure!(
-        options.participants > options.subscribers,
-        "--participants must be more than --subscribers"
-    );
-    ensure!(
-        slow > 0 && tenth > 0 && options.subscribers > 0 && options.rounds > 0,
-        "every piece needs reactions and subscribers"
-    );
-    ensure!(
-        in_round as f64 / options.rate > WARM_UP.as_secs_f64(),
-        "--reactions is too few for --rate and --rounds: a piece must take more than {} s",
-        WARM_UP.as_secs()
-    );
-    Ok(())
+/// The number of reactions of each piece.
+struct Sizes {
+    slow: u64,
+    first: u64,
+    round: u64,
+    rounds: u32,
+    last: u64,
+}
+
+impl Sizes {
+    fn of(options: &Options) -> anyhow::Result<Self> {
+        let first = options.reactions / TENTH;
+        let rounds = options.rounds;
+        let round = (options.reactions - 2 * first) / u64::from(rounds.max(1));
+        let sizes = Self {
+            slow: (options.slow_rate * options.slow_seconds) as u64,
+            first,
+            round,
+            rounds,
+            last: options.reactions - first - round * u64::from(rounds),
+        };
+        ensure!(
+            options.participants > options.subscribers,
+            "--participants must be more than --subscribers"
+        );
+        ensure!(
+            sizes.slow > 0 && first > 0 && options.subscribers > 0 && rounds > 0,
+            "every piece needs reactions and subscribers"
+        );
+        ensure!(
+            round as f64 / options.rate > WARM_UP.as_secs_f64(),
+            "--reactions is too few for --rate and --rounds: a piece must take more than {} s",
+            WARM_UP.as_secs()
+        );
+        Ok(sizes)
+    }
+
+    fn all(&self) -> u64 {
+        self.slow + self.first + self.round * u64::from(self.rounds) + self.last
+    }
 }
 
 fn chatting(options: &Options) -> people::Options {
@@ -189,6 +191,7 @@ fn chatting(options: &Options) -> people::Options {
         seconds: 0,
         gateways: options.gateways,
         seed: 1,
+        change_every: 0,
     }
 }
 
@@ -227,17 +230,26 @@ struct Done {
     latency: Histogram<u64>,
 }
 
+/// All pieces.
+struct Pieces {
+    slow: Quiet,
+    first: Quiet,
+    rounds: Rounds,
+    last: Quiet,
+}
+
 /// What a subscriber got in a piece, on average.
 #[derive(Clone, Copy)]
 struct SeenByOne {
+    reactions: f64,
     events: f64,
     bytes: f64,
+    /// From the first reaction to the last acknowledgement.
     seconds: f64,
 }
 
 /// A piece with reactions only.
 struct Quiet {
-    reactions: f64,
     seen: SeenByOne,
     rows: f64,
     cpu: Duration,
@@ -257,6 +269,8 @@ struct Waits {
     acknowledged: Vec<f64>,
     delivered: Vec<f64>,
     cpu: Duration,
+    /// Reactions that were due in that time, if there were any.
+    reactions: f64,
 }
 
 impl Done {
@@ -287,6 +301,7 @@ impl Run<'_> {
             self.read()?;
         }
         let answers = reactors.finish()?;
+        let reactions = answers.acknowledged as f64;
         let done = &mut self.done;
         done.acknowledged += answers.acknowledged;
         done.refused.extend(answers.refused);
@@ -299,6 +314,7 @@ impl Run<'_> {
         }
         let (after, subscribers) = (self.watchers.counts(), self.watchers.count as f64);
         Ok(SeenByOne {
+            reactions,
             events: (after.changed - before.changed) as f64 / subscribers,
             bytes: (after.bytes - before.bytes) as f64 / subscribers,
             seconds: answers.time.as_secs_f64(),
@@ -323,7 +339,6 @@ impl Run<'_> {
         // The total can fall: a thread that has ended no longer counts.
         let cpu = total_cpu(self.servers)?.saturating_sub(cpu);
         Ok(Quiet {
-            reactions: count as f64,
             seen,
             rows: self.rows_settled()? - rows,
             cpu,
@@ -348,6 +363,23 @@ impl Run<'_> {
             }
         }
         Ok(before)
+    }
+
+    /// Measures all pieces.
+    fn pieces(&mut self, sizes: &Sizes) -> anyhow::Result<Pieces> {
+        let rate = self.options.rate;
+        self.calm()?;
+        let slow = self.quiet(sizes.slow, self.options.slow_rate)?;
+        let first = self.quiet(sizes.first, rate)?;
+        let rounds = self.rounds(sizes.round)?;
+        let last = self.quiet(sizes.last, rate)?;
+        self.progress.finish_and_clear();
+        Ok(Pieces {
+            slow,
+            first,
+            rounds,
+            last,
+        })
     }
 
     /// Lets people talk while the gateways finish earlier work.
@@ -390,6 +422,7 @@ impl Run<'_> {
         people.talk(length.saturating_sub(begin), &self.progress)?;
         people.settle()?;
         waits.cpu += total_cpu(self.servers)?.saturating_sub(cpu);
+        waits.reactions += reactions as f64 * (1.0 - begin.div_duration_f64(length));
         let p99 = |waited: &Histogram<u64>| waited.value_at_quantile(0.99) as f64 / 1000.0;
         let mut delivered = latencies()?;
         for latency in &people.crowd.latency {
@@ -408,6 +441,7 @@ impl SeenByOne {
     fn sum(pieces: &[Self]) -> Self {
         let sum = |of: fn(&Self) -> f64| pieces.iter().map(of).sum();
         Self {
+            reactions: sum(|piece| piece.reactions),
             // n intervals have n + 1 ends: the event that ends a piece belongs to the rest after it.
             events: sum(|piece| (piece.events - 1.0).max(0.0)),
             bytes: sum(|piece| piece.bytes),
@@ -416,66 +450,72 @@ impl SeenByOne {
     }
 }
 
-fn tell_events(report: &mut Report, options: &Options, slow: &Quiet, fast: &[SeenByOne]) {
-    let pieces = [
-        (options.slow_rate, SeenByOne::sum(&[slow.seen])),
-        (options.rate, SeenByOne::sum(fast)),
-    ];
-    for (
-        rate,
-        SeenByOne {
-            events,
-            bytes,
-            seconds,
-        },
-    ) in pieces
-    {
+impl Pieces {
+    fn tell(self, report: &mut Report, options: &Options) {
+        let mut fast = self.rounds.seen.clone();
+        fast.extend([self.first.seen, self.last.seen]);
+        tell_seen(report, options.slow_rate, SeenByOne::sum(&[self.slow.seen]));
+        tell_seen(report, options.rate, SeenByOne::sum(&fast));
+        let pieces = [
+            ("slow piece", &self.slow),
+            ("first tenth", &self.first),
+            ("last tenth", &self.last),
+        ];
+        for (name, piece) in pieces {
+            report.figure(&format!("rows per reaction, {name}"), piece.rows(), "");
+            let cpu_us = piece.cpu.as_secs_f64() * 1e6 / piece.seen.reactions;
+            report.figure(&format!("CPU per reaction, {name}"), cpu_us, "µs");
+        }
         report.at_most(
-            &format!("events per subscriber and second, at {rate}/s"),
-            events / seconds,
-            EVENTS_MAX,
-            "/s",
+            "rows per reaction, last / first tenth",
+            self.last.rows() / self.first.rows(),
+            ROWS_RATIO_MAX,
+            "",
         );
-        report.figure(
-            &format!("bytes per subscriber and second, at {rate}/s"),
-            bytes / seconds,
-            "B/s",
-        );
+        self.rounds.tell(report);
     }
 }
 
-fn tell_costs(report: &mut Report, slow: &Quiet, first: &Quiet, last: &Quiet) {
-    let pieces = [
-        ("slow piece", slow),
-        ("first tenth", first),
-        ("last tenth", last),
-    ];
-    for (name, piece) in pieces {
-        let rows = piece.rows / piece.reactions;
-        report.figure(&format!("rows per reaction, {name}"), rows, "");
-        let cpu_us = piece.cpu.as_secs_f64() * 1e6 / piece.reactions;
-        report.figure(&format!("CPU per reaction, {name}"), cpu_us, "µs");
+impl Quiet {
+    /// Rows written per reaction.
+    fn rows(&self) -> f64 {
+        self.rows / self.seen.reactions
     }
+}
+
+fn tell_seen(report: &mut Report, rate: f64, seen: SeenByOne) {
+    let SeenByOne {
+        reactions,
+        events,
+        bytes,
+        seconds,
+    } = seen;
+    report.at_least(
+        &format!("acknowledged reactions, at {rate}/s"),
+        reactions / seconds,
+        rate * RATE_MIN,
+        "/s",
+    );
     report.at_most(
-        "rows per reaction, last / first tenth",
-        (last.rows / last.reactions) / (first.rows / first.reactions),
-        ROWS_RATIO_MAX,
-        "",
+        &format!("events per subscriber, at {rate}/s"),
+        events / seconds,
+        EVENTS_MAX,
+        "/s",
+    );
+    report.figure(
+        &format!("bytes per subscriber, at {rate}/s"),
+        bytes / seconds,
+        "B/s",
     );
 }
 
 impl Rounds {
-    fn tell(self, report: &mut Report, in_round: u64) {
-        let Self {
-            with,
-            without,
-            seen,
-        } = self;
-        let reactions = in_round as f64 * seen.len() as f64;
+    fn tell(self, report: &mut Report) {
+        let Self { with, without, .. } = self;
         let more = with.cpu.as_secs_f64() - without.cpu.as_secs_f64();
         report.figure(
             "CPU per reaction, beside people",
-            more * 1e6 / reactions,
+            more * 1e6 / with.reactions,
             "µs",
         );
         let waits = [

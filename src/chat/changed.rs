@@ -18,8 +18,10 @@ pub(super) fn items<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Ch
             let Some((item, reactions)) = items.get_mut(&seq) else {
                 continue;
             };
-            if state.content.is_some() {
-                item.content = state.content;
+            if let Some(mut content) = state.content {
+                // Clients need no revs of earlier edits.
+                content.edits = Vec::new();
+                item.content = Some(content);
             }
             if let Some(newer) = state.reactions {
                 item.reactions = Some(newer.reactions);
@@ -53,14 +55,32 @@ fn by(change: &Change) -> Option<ReactedBy> {
     }
 }
 
-/// Returns the bytes that an item needs when it is encoded, estimated high.
+/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one.
+pub(super) fn fitting<'a>(
+    changes: impl IntoIterator<Item = &'a Change>,
+    bytes_max: usize,
+) -> usize {
+    let mut bytes = 0;
+    let fits = |change: &&Change| {
+        bytes += encoded_change_bytes(change);
+        bytes <= bytes_max
+    };
+    changes.into_iter().take_while(fits).count().max(1)
+}
+
+/// Returns the approximate bytes of the items of a change.
+fn encoded_change_bytes(change: &Change) -> usize {
+    let items = items([change]);
+    items.iter().map(encoded_bytes).sum()
+}
+
+/// Returns the approximate bytes of an item in an event. Escapes of JSON do not count.
 pub(super) fn encoded_bytes(item: &ChangedItem) -> usize {
-    const ITEM_BYTES: usize = 400;
+    const ITEM_BYTES: usize = 200;
     let content = item.content.as_ref().map_or(0, |state| state.weight());
     let reactions = item.reactions.iter().flatten();
     let reactions: usize = reactions.map(|(emoji, _)| emoji.len() + 24).sum();
-    // A character of JSON may take six bytes.
-    ITEM_BYTES + 2 * content + reactions
+    ITEM_BYTES + content + reactions
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod applying;
 mod changes;
 mod changing;
 mod effects;
+mod environment;
 mod loading;
 mod panicked;
 mod parked;
@@ -24,13 +25,14 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use metrics::{Counter, counter};
 use tokio::{
     select,
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
+pub(super) use self::environment::Environment;
+pub use self::environment::Settings;
 use self::{
     changes::ChangeLog,
     effects::PendingEntry,
@@ -41,24 +43,17 @@ use self::{
 use super::{
     client_ids::ClientIds,
     error::Error,
-    inbox::InboxWriter,
-    lease::{Lease, Ownership},
+    lease::Ownership,
     log::Log,
     open::{Held, OpenPermit},
     operation::{Changes, GetReactors, Operation, Outcome, Page},
     participants::Participants,
-    publish::{Publish, Recipients, RedeliveryGuard},
+    publish::{Recipients, RedeliveryGuard},
     recent::RecentEntries,
-    unfinished::Unfinished,
 };
 use crate::{
-    clock,
-    memory::Memory,
-    model::{
-        ConversationId, CurrentLevel, GatewayId, Kind, Rev, Seq, UserId,
-        limits::MAILBOX_OPERATIONS_MAX,
-    },
-    store::{self, Activity, LogRow, Mark, Store},
+    model::{ConversationId, Kind, Rev, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    store::{self, Activity, LogRow, Mark},
     tasks::contain,
 };
 
@@ -66,74 +61,6 @@ use crate::{
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
 /// The longest of these waits.
 const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
-
-/// The part of the configuration that owners of conversations use.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    pub body_bytes_max: usize,
-    pub group_participants_max: usize,
-    /// The time without operations after which an owner closes its conversation.
-    pub idle: Duration,
-    /// The time after which an operation is answered with `unavailable`. An entry that it appended may still be committed.
-    pub operation_timeout: Duration,
-    /// Conversations open at once. Above this, the least recently used one is evicted.
-    pub open_max: usize,
-    /// The memory that all open conversations and the pages of their history may use.
-    pub memory: Memory,
-    /// Bytes after which a page of history ends.
-    pub page_bytes_max: usize,
-    /// The time in which a message may be edited. `None` means for ever.
-    pub edit_window: Option<Duration>,
-    /// The time for which reactions in channels and large groups are gathered before they are published.
-    pub reactions_coalesce: Duration,
-    /// The level of the ring, below which messages do not change.
-    pub level: CurrentLevel,
-}
-
-/// The parts that all owners of this gateway share.
-pub(super) struct Environment {
-    pub gateway: GatewayId,
-    pub store: Arc<dyn Store>,
-    pub publish: Arc<dyn Publish>,
-    pub inbox: Arc<InboxWriter>,
-    pub lease: Lease,
-    pub settings: Settings,
-    pub entries_committed: Counter,
-    pub changes_committed: Counter,
-    pub unfinished: Unfinished,
-}
-
-impl Environment {
-    pub(super) fn new(
-        gateway: GatewayId,
-        store: Arc<dyn Store>,
-        publish: Arc<dyn Publish>,
-        inbox: Arc<InboxWriter>,
-        lease: Lease,
-        settings: Settings,
-    ) -> Self {
-        let entries_committed = counter!("chat_entries_committed_total");
-        Self {
-            gateway,
-            store,
-            publish,
-            inbox,
-            lease,
-            settings,
-            entries_committed,
-            changes_committed: counter!("chat_changes_committed_total"),
-            unfinished: Unfinished::default(),
-        }
-    }
-
-    /// The row that records that this gateway writes to a conversation in the current minute.
-    fn activity(&self) -> Activity {
-        Activity {
-            gateway: self.gateway,
-            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
-        }
-    }
-}
 
 /// An operation in the mailbox of an owner.
 pub(super) struct Command {
@@ -487,6 +414,10 @@ impl Owner {
         is_new.then_some(activity)
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table: one end of each kind of work"
+    )]
     fn done(&mut self, done: Done) {
         match done {
             Done::Written(positions) => {

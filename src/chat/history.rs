@@ -1,11 +1,11 @@
 //! Reads pages of the committed log from the store, through a cache that joins identical reads in progress: ten thousand
 //! clients that reconnect at once cost one read.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use metrics::counter;
 use moka::future::Cache;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{error::Error, operation::LogRange};
 use crate::{
@@ -16,6 +16,9 @@ use crate::{
     },
     store::{self, Store},
 };
+
+/// The time after which a page is read again.
+const KEPT: Duration = Duration::from_secs(600);
 
 /// A part of the log as it was read from the store.
 #[derive(Clone, Default)]
@@ -42,6 +45,8 @@ impl History {
         let parts = Cache::builder()
             .max_capacity(bytes_max as u64)
             .weigher(|_, part: &Arc<Part>| u32::try_from(part.weight()).unwrap_or(u32::MAX))
+            // A page with a text that was deleted since is never served, and is forgotten after this time.
+            .time_to_live(KEPT)
             .build();
         Self {
             store,
@@ -80,6 +85,13 @@ impl History {
         states.retain(|(seq, _)| (first..=last).contains(seq));
         states.sort_unstable_by_key(|(seq, _)| *seq);
         Ok((entries, states))
+    }
+
+    /// Waits until so many entries or changes may be read from the store.
+    pub(super) async fn reserve(&self, count: u64) -> Option<SemaphorePermit<'_>> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        self.reads.acquire_many(count).await.ok()
     }
 
     async fn part(

@@ -83,12 +83,13 @@ impl InboxWriter {
         }
     }
 
-    /// Queues the rows that a published entry changes. The newest entry wins.
+    /// Queues the rows that a published entry changes. The newest version of the newest entry wins. The sender has read it;
+    /// `None` if that was queued before.
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
         members: Option<Arc<Recipients>>,
-        sender: &UserId,
+        sender: Option<&UserId>,
         newest: Newest,
     ) {
         let (seq, texts) = (newest.last.seq, newest.texts);
@@ -104,8 +105,10 @@ impl InboxWriter {
         {
             rows.newest = Some((members, Arc::new(newest)));
         }
-        let read = rows.read_by_senders.entry(sender.clone()).or_default();
-        *read = (seq, texts).max(*read);
+        if let Some(sender) = sender {
+            let read = rows.read_by_senders.entry(sender.clone()).or_default();
+            *read = (seq, texts).max(*read);
+        }
         let grown = rows.weigh().wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
     }
@@ -182,11 +185,14 @@ impl InboxWriter {
         let mut revs_due = Instant::now() + REVS_EVERY;
         loop {
             drop(timeout_at(revs_due, self.wake.notified()).await);
-            if Instant::now() >= revs_due {
-                revs_due = Instant::now() + REVS_EVERY;
-                self.queue_revs();
-            }
-            while !self.queued().is_empty() {
+            loop {
+                if Instant::now() >= revs_due {
+                    revs_due = Instant::now() + REVS_EVERY;
+                    self.queue_revs();
+                }
+                if self.queued().is_empty() {
+                    break;
+                }
                 sleep(FLUSH_EVERY).await;
                 if !self.flush_queued().await {
                     sleep(RETRY_AFTER).await;
@@ -362,7 +368,7 @@ mod tests {
         writer.queue(
             conversation,
             Some(Arc::new(members)),
-            &entry.sender,
+            Some(&entry.sender),
             entry.newest(None),
         );
     }

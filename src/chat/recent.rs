@@ -35,6 +35,11 @@ impl RecentEntries {
         (end < self.entries.len()).then(|| self.entries.range(start..=end).cloned().collect())
     }
 
+    /// The oldest entry here.
+    pub(super) fn oldest(&self) -> Option<&Arc<Entry>> {
+        self.entries.front()
+    }
+
     pub(super) fn has(&self, seq: Seq) -> bool {
         let newest = self.newest().map_or(0, |newest| newest.seq);
         (self.first()..=newest).contains(&seq) && newest > 0

@@ -192,7 +192,8 @@ impl Conversations {
             };
             let inbox = &environment.inbox;
             let newest = self.shown(entry, page);
-            inbox.queue(conversation, members.cloned(), &entry.sender, newest);
+            let sender = Some(&entry.sender);
+            inbox.queue(conversation, members.cloned(), sender, newest);
             drop(guard);
         }
         Ok(())

@@ -25,7 +25,7 @@ pub(super) struct States {
     entries_order: VecDeque<Seq>,
     reactors: HashMap<(Seq, UserId), Toggles, RandomState>,
     reactors_order: VecDeque<(Seq, UserId)>,
-    /// Bytes that the known entries hold.
+    /// Bytes that the known entries and reactions hold.
     bytes: usize,
 }
 
@@ -41,6 +41,13 @@ pub(super) struct KnownEntry {
 
 /// A user's reactions to one entry: by emoji the rev that changed it last, or 0 if that is unknown, and whether it is on.
 pub(super) type Toggles = BTreeMap<String, (Rev, bool)>;
+
+/// Bytes that the map of a user's reactions holds.
+fn toggles_weight(toggles: &Toggles) -> usize {
+    const SLOT_BYTES: usize = 2 * size_of::<(String, (Rev, bool))>() + ALLOCATION_BYTES;
+    let each = toggles.keys().map(|emoji| SLOT_BYTES + emoji.len());
+    each.sum()
+}
 
 impl KnownEntry {
     fn weight(&self) -> usize {
@@ -77,13 +84,15 @@ impl States {
     }
 
     /// Remembers the reactions of a user to an entry as the store has them.
-    pub(super) fn know_reactions(&mut self, seq: Seq, user: &UserId, emoji: Vec<String>) {
+    pub(super) fn know_reactions(&mut self, seq: Seq, user: &UserId, emoji: Vec<(String, bool)>) {
         let key = (seq, user.clone());
         if self.reactors.contains_key(&key) {
             return;
         }
-        let toggles = emoji.into_iter().map(|emoji| (emoji, (0, true)));
-        self.reactors.insert(key.clone(), toggles.collect());
+        let toggles = emoji.into_iter().map(|(emoji, on)| (emoji, (0, on)));
+        let toggles: Toggles = toggles.collect();
+        self.bytes += toggles_weight(&toggles);
+        self.reactors.insert(key.clone(), toggles);
         self.reactors_order.push_back(key);
     }
 
@@ -95,7 +104,9 @@ impl States {
         if let ChangeOp::React { seq, emoji, on, .. } = &change.op
             && let Some(toggles) = self.reactors.get_mut(&(*seq, change.by.clone()))
         {
+            let before = toggles_weight(toggles);
             toggles.insert(emoji.clone(), (change.rev, *on));
+            self.bytes = self.bytes + toggles_weight(toggles) - before;
         }
     }
 
@@ -109,13 +120,6 @@ impl States {
                     known.entry = Arc::new(known.entry.as_changed(&state));
                 }
             });
-        }
-        // A reaction that is off is the same as none.
-        if let ChangeOp::React { seq, emoji, .. } = &change.op
-            && let Some(toggles) = self.reactors.get_mut(&(*seq, change.by.clone()))
-            && toggles.get(emoji) == Some(&(change.rev, false))
-        {
-            toggles.remove(emoji);
         }
     }
 
@@ -172,8 +176,8 @@ impl States {
             let toggles = self.reactors.get(&key);
             if toggles.is_some_and(|toggles| toggles.values().any(|(rev, _)| *rev > applied)) {
                 self.reactors_order.push_back(key);
-            } else {
-                self.reactors.remove(&key);
+            } else if let Some(toggles) = self.reactors.remove(&key) {
+                self.bytes -= toggles_weight(&toggles);
             }
         }
     }
@@ -182,8 +186,7 @@ impl States {
     pub(super) fn weight(&self) -> usize {
         const REACTOR_BYTES: usize = 2 * size_of::<(Seq, UserId)>()
             + size_of::<Toggles>()
-            + 2 * (ALLOCATION_BYTES + USER_ID_BYTES_MAX)
-            + 200;
+            + 2 * (ALLOCATION_BYTES + USER_ID_BYTES_MAX);
         self.bytes + self.reactors.len() * REACTOR_BYTES
     }
 }
@@ -257,16 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn reactions_that_are_off_are_not_kept() {
+    fn reactions_that_are_off_are_known() {
         let mut states = States::default();
         states.know(entry(1), EntryState::default());
-        states.know_reactions(1, &user(), vec!["+".into()]);
-        let off = react(5, 1, false);
-        states.append(&off);
+        states.know_reactions(1, &user(), vec![("+".into(), true), ("-".into(), false)]);
+        states.append(&react(5, 1, false));
         let toggles = states.reactions_of(1, &user()).unwrap();
-        assert_eq!(toggles["+"], (5, false));
-        states.apply(&off);
-        assert!(states.reactions_of(1, &user()).unwrap().is_empty());
+        assert_eq!((toggles["+"], toggles["-"]), ((5, false), (0, false)));
     }
 
     #[test]
@@ -284,7 +284,8 @@ mod tests {
         assert_eq!(states.entries.len(), ENTRIES_KNOWN_MAX);
         assert!(states.entry(many).is_some() && states.entry(1).is_none());
         assert!(states.reactors.len() <= REACTORS_KNOWN_MAX);
-        let bytes: usize = states.entries.values().map(KnownEntry::weight).sum();
-        assert_eq!(states.bytes, bytes);
+        let entries = states.entries.values().map(KnownEntry::weight);
+        let toggles = states.reactors.values().map(toggles_weight);
+        assert_eq!(states.bytes, entries.chain(toggles).sum::<usize>());
     }
 }

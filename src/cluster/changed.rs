@@ -90,40 +90,19 @@ pub(super) fn bounded(publication: Publication, changed: &Changed) -> Publicatio
     }
 }
 
-/// Divides changes that somebody missed into events. Each has the rev that is reached with it, which is `after` for all but
-/// the last one: an entry whose items were divided by rev would lose the older of its changes if the last part is lost. A
-/// single item that is too large becomes a gap.
+/// Returns the changes that somebody missed. The owner's page bounds them.
 #[must_use]
-pub fn in_parts(changes: Changes) -> Vec<(Rev, Changed)> {
+pub fn missed(changes: Changes) -> (Rev, Changed) {
     let Changes {
         after, rev, items, ..
     } = changes;
-    let (mut parts, mut size) = (vec![Vec::new()], 0);
-    for item in items {
-        let more = bytes(&item);
-        if more > CHANGED_BYTES_MAX {
-            return vec![(rev, gap(rev))];
-        }
-        size += more;
-        match parts.last_mut() {
-            Some(part) if size <= CHANGED_BYTES_MAX => part.push(item),
-            Some(_) | None => {
-                size = more;
-                parts.push(vec![item]);
-            }
-        }
-    }
-    let last = parts.len() - 1;
-    let part = |(n, items)| {
-        let changed = Changed {
-            after,
-            items,
-            newest: None,
-            deleted: None,
-        };
-        (if n == last { rev } else { after }, changed)
+    let changed = Changed {
+        after,
+        items,
+        newest: None,
+        deleted: None,
     };
-    parts.into_iter().enumerate().map(part).collect()
+    (rev, changed)
 }
 
 /// Returns the publication of changes that a channel's subscribers missed.
@@ -135,36 +114,20 @@ pub(super) fn missed_changes(
     Publication::changed(channel, at, Arc::new(changed), Audience::Channel, false)
 }
 
-/// Returns the publications of entries that a channel's subscribers missed, and then of the states of those that changed.
-/// `rev` is the one that the subscribers have reached. An entry never has more text than its state says.
-pub(super) fn missed_entries(channel: ConversationId, rev: Rev, page: Page) -> Vec<Publication> {
+/// Returns the publications of entries that a channel's subscribers missed. An entry never has more text than its state
+/// says. The rest of the states follows as changes.
+pub(super) fn missed_entries(channel: ConversationId, page: Page) -> Vec<Publication> {
     let Page {
         entries, states, ..
     } = page;
-    let mut items = Vec::new();
-    let mut publications = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let state = state_of(&states, entry.seq);
-        let entry = match state {
+    let shown = entries.into_iter().map(|entry| {
+        let entry = match state_of(&states, entry.seq) {
             None => entry,
-            Some(state) => {
-                items.push(whole_state(entry.seq, state));
-                changed_entry(&entry, state)
-            }
+            Some(state) => changed_entry(&entry, state),
         };
-        publications.push(Publication::entry(channel, entry, Audience::Channel));
-    }
-    if !items.is_empty() {
-        let states = in_parts(Changes {
-            after: rev,
-            rev,
-            items,
-            more: false,
-            reset: false,
-        });
-        publications.extend(states.into_iter().map(|part| missed_changes(channel, part)));
-    }
-    publications
+        Publication::entry(channel, entry, Audience::Channel)
+    });
+    shown.collect()
 }
 
 /// Returns the state of an entry of a page, if it changed.
@@ -178,22 +141,6 @@ fn changed_entry(entry: &Arc<Entry>, state: &EntryState) -> Arc<Entry> {
     match state.content {
         Some(_) => Arc::new(entry.as_changed(state)),
         None => entry.clone(),
-    }
-}
-
-/// Returns all that changed in an entry as one item.
-fn whole_state(seq: Seq, state: &EntryState) -> ChangedItem {
-    let reactions = state.reactions.as_ref();
-    ChangedItem {
-        seq,
-        rev: state.rev(),
-        content: state.content.clone().map(|content| ContentState {
-            edits: Vec::new(),
-            ..content
-        }),
-        reactions: reactions.map(|state| state.reactions.clone()),
-        by: None,
-        mine: None,
     }
 }
 
@@ -333,18 +280,6 @@ mod tests {
         assert!(gap.deleted.is_some(), "inboxes need it all the same");
     }
 
-    fn seqs(publications: &[Publication]) -> Vec<(Rev, Vec<Seq>)> {
-        let seqs = |publication: &Publication| match &publication.body {
-            Body::Entry(entry) => (0, vec![entry.seq]),
-            Body::Changed(changed) => {
-                let items = changed.items.iter();
-                (publication.at.1, items.map(|item| item.seq).collect())
-            }
-            body => panic!("{body:?}"),
-        };
-        publications.iter().map(seqs).collect()
-    }
-
     fn entry(seq: Seq) -> Arc<Entry> {
         Arc::new(Entry {
             seq,
@@ -384,20 +319,11 @@ mod tests {
             states: vec![(3, state(None)), (5, state(Some(edited)))],
             mine: Vec::new(),
         };
-        let missed = missed_entries(channel(), 8, page);
-        assert_eq!(
-            seqs(&missed),
-            [(0, vec![3]), (0, vec![4]), (0, vec![5]), (8, vec![3, 5])]
-        );
+        let missed = missed_entries(channel(), page);
         let texts = missed.iter().map(|publication| match &publication.body {
             Body::Entry(entry) => entry.preview(),
             _ => String::new(),
         });
-        assert_eq!(texts.collect::<Vec<_>>(), ["", "secret", "public", ""]);
-        let Body::Changed(states) = &missed[3].body else {
-            unreachable!()
-        };
-        assert_eq!(states.after, 8, "it says nothing about other entries");
-        assert!(states.items[0].content.as_ref().unwrap().is_deleted());
+        assert_eq!(texts.collect::<Vec<_>>(), ["", "secret", "public"]);
     }
 }

@@ -163,8 +163,7 @@ impl Router {
         after: Option<Seq>,
         Cursor(head, rev): Cursor,
     ) -> Result<(), Error> {
-        self.deliver_entries_after(channel, after, Cursor(head, rev))
-            .await?;
+        self.deliver_entries_after(channel, after, head).await?;
         if rev > 0 && !broken(Mutation::Subscribe) {
             self.sockets.tell_rev(channel, rev);
         }
@@ -175,7 +174,7 @@ impl Router {
         &self,
         channel: ConversationId,
         after: Option<Seq>,
-        Cursor(head, rev): Cursor,
+        head: Seq,
     ) -> Result<(), Error> {
         let Some(after) = after.filter(|after| head <= after.saturating_add(RESUME_ENTRIES_MAX))
         else {
@@ -187,7 +186,7 @@ impl Router {
         let missed = CatchUp { after, limit };
         match self.ask(channel, UserId::gateway(), missed).await {
             Ok(page) if page.reaches_head(after) => {
-                for publication in missed_entries(channel, rev, page) {
+                for publication in missed_entries(channel, page) {
                     self.sockets.deliver_publication(&publication);
                 }
             }

@@ -33,7 +33,7 @@ mod view_changes;
 
 use std::{sync::Arc, time::Duration};
 
-pub use changed::{changed_event, in_parts, state_of};
+pub use changed::{changed_event, missed, state_of};
 pub use delivery::Delivery;
 pub use exchange::Exchange;
 pub use finalize::{Finalized, NotFinalized, finalize};

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    chat::{ChangedItem, Changes, LogRange},
+    chat::{ChangedItem, LogRange},
     model::{Attachment, Content, ContentState, ConversationId, Entry, EntryState, Reactions},
     protocol::Message,
 };
@@ -82,25 +82,6 @@ pub(super) fn cut_to_fit(entries: &mut VecDeque<Shown>, range: LogRange, bytes_m
     }
     entries.truncate(kept.end);
     entries.drain(..kept.start);
-}
-
-/// Keeps the oldest changes of a page, up to `bytes_max` of encoded bytes, but at least those of one rev. An entry that
-/// changed again later is then in the next page, in its newest state.
-pub(super) fn cut_changes_to_fit(page: &mut Changes, bytes_max: usize) {
-    page.items.sort_by_key(|item| item.rev);
-    let (mut bytes, mut kept) = (0, 0);
-    for one_rev in page.items.chunk_by(|one, next| one.rev == next.rev) {
-        bytes += one_rev.iter().map(item_bytes).sum::<usize>();
-        if bytes > bytes_max && kept > 0 {
-            break;
-        }
-        kept += one_rev.len();
-    }
-    if kept < page.items.len() {
-        page.items.truncate(kept);
-        page.more = true;
-        page.rev = page.items.last().map_or(page.rev, |last| last.rev);
-    }
 }
 
 /// Bytes of the field names, ids and numbers of an entry.
@@ -224,47 +205,11 @@ mod tests {
             let reactions = None;
             shown.state = Some(Arc::new(EntryState { content, reactions }));
         };
-        set(&mut entries[1], Some(edited(1, 9_000)));
+        set(&mut entries[0], Some(edited(1, 9_000)));
         set(&mut entries[2], Some(edited(2, 10)));
         cut_to_fit(&mut entries, LogRange::Newest, 2_000);
-        assert_eq!(entries.len(), 1, "the second one is too long now");
-        assert_eq!(entries[0].entry.seq, 3);
-    }
-
-    /// The revs of a page of changes, each with the length of its edit, which fits into these bytes.
-    fn kept_changes(changes: &[(u64, usize)], bytes_max: usize) -> (Vec<u64>, u64, bool) {
-        let item = |&(rev, length): &(u64, usize)| ChangedItem {
-            seq: rev,
-            rev,
-            content: Some(edited(rev, length)),
-            reactions: None,
-            by: None,
-            mine: None,
-        };
-        let mut page = Changes {
-            after: 0,
-            rev: 100,
-            items: changes.iter().map(item).collect(),
-            more: false,
-            reset: false,
-        };
-        cut_changes_to_fit(&mut page, bytes_max);
-        let revs = page.items.iter().map(|item| item.rev).collect();
-        (revs, page.rev, page.more)
-    }
-
-    #[test]
-    fn a_page_of_changes_keeps_the_oldest_ones_and_ends_between_two_revs() {
-        let changes = [(9, 800), (2, 800), (5, 800), (5, 800)];
-        assert_eq!(
-            kept_changes(&changes, 9_000),
-            (vec![2, 5, 5, 9], 100, false)
-        );
-        assert_eq!(kept_changes(&changes, 3_999), (vec![2, 5, 5], 5, true));
-        assert_eq!(kept_changes(&changes, 2_500), (vec![2], 2, true));
-        assert_eq!(kept_changes(&changes, 10), (vec![2], 2, true));
-        assert_eq!(kept_changes(&[(7, 9_000)], 10), (vec![7], 100, false));
-        assert_eq!(kept_changes(&[], 10), (vec![], 100, false));
+        let kept: Vec<u64> = entries.iter().map(|shown| shown.entry.seq).collect();
+        assert_eq!(kept, [2, 3]);
     }
 
     #[test]

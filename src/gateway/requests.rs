@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     Gateway,
-    pages::{Shown, cut_changes_to_fit, cut_to_fit},
+    pages::{Shown, cut_to_fit},
 };
 use crate::{
     chat::{self, Creation, LogRange},

@@ -323,7 +323,8 @@ impl Replay {
         };
         let changes = self.read_changes(gateway, session, after, limit).await?;
         let bytes = changes.items.iter().map(item_bytes).sum();
-        self.pushed.count += changes.items.len() as u64;
+        // Each change was read.
+        self.pushed.count += changes.rev.saturating_sub(after);
         self.pushed.bytes += bytes;
         let events = self.changes.take(changes);
         if bytes > gateway.limits.page_bytes() {
@@ -415,15 +416,19 @@ impl From<chat::Error> for NotPushed {
     }
 }
 
-/// Returns the entries of a page with their changes. The user's own reactions are only in pages that a client requests.
+/// Returns the entries of a page with their changes and the user's own reactions.
 fn shown(page: Page) -> Vec<Shown> {
     let Page {
-        entries, states, ..
+        entries,
+        states,
+        mine,
+        ..
     } = page;
+    let mut mine: HashMap<Seq, Vec<String>> = mine.into_iter().collect();
     let shown = |entry: Arc<Entry>| Shown {
         state: state_of(&states, entry.seq).cloned(),
+        mine: mine.remove(&entry.seq),
         entry,
-        mine: None,
     };
     entries.into_iter().map(shown).collect()
 }

@@ -257,7 +257,9 @@ impl Entry {
 /// Returns whether a text may be used as the emoji of a reaction.
 #[must_use]
 pub fn is_emoji(text: &str) -> bool {
+    // Some clients cannot have `__proto__` as the key of a map.
     !text.is_empty()
+        && text != "__proto__"
         && text.len() <= EMOJI_BYTES_MAX
         && !text.chars().any(|c| c.is_whitespace() || c.is_control())
 }
@@ -297,7 +299,15 @@ mod tests {
     #[test]
     fn an_emoji_is_short_and_visible() {
         assert!(is_emoji("👍") && is_emoji(":party:"));
-        for text in ["", " ", "a b", "a\n", "\u{7f}", &"x".repeat(65)] {
+        for text in [
+            "",
+            " ",
+            "__proto__",
+            "a b",
+            "a\n",
+            "\u{7f}",
+            &"x".repeat(65),
+        ] {
             assert!(!is_emoji(text), "{text:?}");
         }
     }

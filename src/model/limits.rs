@@ -101,6 +101,9 @@ pub const DELETE_SEQS_MAX: usize = 256;
 /// Edits of one entry. The state of the entry names them all, because deleting it erases them.
 pub const EDITS_MAX: usize = 1_000;
 
+/// Edits of all entries that one request deletes, if it deletes several. The change names them all.
+pub const DELETED_EDITS_MAX: usize = 4 * EDITS_MAX;
+
 /// Different emoji among the reactions to one entry.
 pub const EMOJI_MAX: usize = 32;
 
@@ -118,8 +121,13 @@ pub const ENTRIES_KNOWN_MAX: usize = 4 * DELETE_SEQS_MAX;
 /// Users of whom an owner remembers the reactions to one entry.
 pub const REACTORS_KNOWN_MAX: usize = 4_096;
 
-/// The newest applied changes that an owner keeps in memory.
-pub const RECENT_CHANGES: usize = 256;
+/// The newest applied changes that an owner keeps in memory, and their bytes. Clients that were away for some seconds get
+/// what they missed from there.
+pub const RECENT_CHANGES: usize = 1_024;
+pub const RECENT_CHANGES_BYTES: usize = 1 << 20;
+
+/// Emoji with which one user has ever reacted to one entry, also those that they removed. The store keeps a row of each.
+pub const EMOJI_OF_USER_MAX: usize = 64;
 
 /// Changes of which an owner has not told yet. At this number it does not wait for more.
 pub const CHANGES_UNTOLD_MAX: u64 = 1_024;

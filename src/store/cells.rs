@@ -19,7 +19,7 @@ use keys::{
 };
 pub(super) use keys::{LOG, Range, immutable};
 use sends::SENDS_DAYS;
-use states::log_parts;
+use states::log_page;
 use summaries::{inbox_cells, inbox_rows, read_value};
 use values::{
     conversation_cells, conversation_row, decode, encode, log_cells, participant_cells,
@@ -121,15 +121,15 @@ impl<C: Cells> Store for CellStore<C> {
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         let whole = Range::prefix(&Key::new(LOG).conversation(conversation));
         let newest = self.0.scan(whole.clone(), 1, true).await?;
-        let (rows, states) = match newest.first() {
-            None => Default::default(),
+        let LogPage { rows, states } = match newest.first() {
+            None => LogPage::default(),
             Some(cell) => {
                 let first = (take_u64("tail", &cell.key, 17)? + 1).saturating_sub(seqs);
                 let range = Range {
                     from: log_key(conversation, first).0,
                     to: whole.to,
                 };
-                log_parts("tail", &self.0.scan(range, usize::MAX, false).await?)?
+                log_page("tail", &self.0.scan(range, usize::MAX, false).await?)?
             }
         };
         let marks = changes::marks(&self.0, "tail", conversation).await?;
@@ -149,12 +149,12 @@ impl<C: Cells> Store for CellStore<C> {
             to: log_key(conversation, to.saturating_add(1)).0,
         };
         let cells = self.0.scan(range, usize::MAX, false).await?;
-        let (mut rows, states) = log_parts("log", &cells)?;
+        let mut page = log_page("log", &cells)?;
         // Rows of one seq are adjacent, and the highest epoch is the last of them.
-        rows.reverse();
-        rows.dedup_by_key(|row| row.record.seq);
-        rows.reverse();
-        Ok(LogPage { rows, states })
+        page.rows.reverse();
+        page.rows.dedup_by_key(|row| row.record.seq);
+        page.rows.reverse();
+        Ok(page)
     }
 
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
@@ -230,7 +230,7 @@ impl<C: Cells> Store for CellStore<C> {
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>> {
+    ) -> Result<Vec<(Seq, String, bool)>> {
         changes::reactions_of(&self.0, conversation, user, from, to).await
     }
 

@@ -119,14 +119,15 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<ReactorsPage>;
 
-    /// Returns the reactions of one user to the entries from `from` to `to` inclusive.
+    /// Returns the reactions of one user to the entries from `from` to `to` inclusive, each with whether it is on. The owner
+    /// bounds their number for each entry.
     async fn reactions_of(
         &self,
         conversation: ConversationId,
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>>;
+    ) -> Result<Vec<(Seq, String, bool)>>;
 
     /// Returns the rows of this client id, one for each epoch that wrote it in the last seven days.
     async fn sends(

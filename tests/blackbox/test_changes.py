@@ -279,7 +279,6 @@ async def test_invalid_and_oversized_changes_are_refused(group):
     await refused(alice.ask("changes", **of, after=-1), INVALID)
     await refused(alice.ask("changes", **of, after=0, limit=0), INVALID)
     await refused(alice.ask("reactions", **of, seq=2, limit=0), INVALID)
-    await refused(alice.ask("reactions", **of, seq=2, after="nonsense"), INVALID)
     assert (await alice.ask("ping"))["type"] == "pong"
 
 

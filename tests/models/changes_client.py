@@ -96,7 +96,7 @@ class Client:
     def work(self, first):
         """What one of the user's two devices does. Only the first one leaves and joins."""
         while True:
-            yield self.rng.uniform(0.3, 6)
+            yield self.rng.uniform(0.3, 6 if not self.world.storm else 2)
             if not self.world.active or not first and not self.member: continue
             self.count += 1; opid = f"{self.user}.{self.count}"; top = max(self.world.record.sent.values(), default=0)
             if not self.member:
@@ -132,4 +132,4 @@ class Client:
             yield rng.uniform(1, 5)
         if not answer or answer[0] == "no": return
         record.acknowledge(asked, self.user, arg, *answer)
-        if op != "react" and not self.world.channel: yield from self.look_at_inbox()
+        for client in self.world.clients if op != "react" and not self.world.channel else (): self.sim.spawn(client.look_at_inbox())

@@ -105,7 +105,7 @@ class Changes:
         return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
     def adopt_changes(self, cells, kept):
         best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch, origin = 0, 0, 0
-        while head + 1 in best and self.extends(best[head + 1][0] >= epoch or self.broken == "prefix", best[head + 1][1][1].before == origin, head < known):
+        while head + 1 in best and self.extends(best[head + 1][0] >= epoch, best[head + 1][1][1].before == origin, head < known or self.broken == "prefix"):
             head += 1; epoch, (_, change) = best[head]; origin = change.origin
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
@@ -215,8 +215,10 @@ class Effects:
         for r in revs:
             for s in self.changes[r][0].seqs if self.changes[r][0].op == "delete" else ():
                 if not (yield from self.erase(s, rows)): return False
+        self.storing = {s // BLOCK for r in revs for s in self.changes[r][0].seqs}
         if not (yield from self.durable({p: c for p, c in rows.items() if c})) and self.broken != "ack-lease": return False
         if self.broken != "cache-late": self.touch(revs)
+        self.storing = set()
         self.applied = max(self.applied, upto)
         if self.world.channel:
             self.settled_rev = self.applied                                   # The event is coalesced and best effort.
@@ -255,10 +257,8 @@ class Effects:
         if previews and not self.world.channel and (self.broken != "face-newest" or self.head in previews): self.correct_faces(rows)
         return rows
     def correct_faces(self, rows):
-        """Writes the newest face. Who leaves at this moment gets the face of the leaving: a later one would stay in that row."""
+        """Writes the newest face to every participant. A user who leaves at this moment gets the face of the leaving instead."""
         for u in self.members: rows.setdefault(("i", u), {}).update(self.face(self.head, self.applied_states[self.head]))
-        for u, seq in self.changing.items():
-            if u not in self.members and self.broken not in ("leave-face", "leave-race"): rows.setdefault(("i", u), {}).update(self.face(seq, State()))
     def erase(self, seq, rows):
         """Overwrites the content of every row that holds, or may come to hold, a text of this entry."""
         client_id, edits = self.entries[seq].client_id, self.memory[seq].edits()
@@ -306,12 +306,13 @@ class Telling:
         if not self.answers(user): return None
         low, high = max(1, block * BLOCK), min(self.head, block * BLOCK + BLOCK - 1)
         key = (block, high, self.touched.get(block, 0) if self.broken != "cache" else 0); rev = self.told_rev()
-        if key in self.pages: page = self.pages[key]; rev = page[0] if self.broken == "cache" else max(page[0], rev)
+        cached = block not in self.storing or self.broken == "cache-busy"
+        if cached and key in self.pages: page = self.pages[key]; rev = page[0] if self.broken == "cache" else max(page[0], rev)
         else:
             cells = yield self.store.read("m", lambda k: k[0] in ("state", "reactions") and low <= k[1] <= high)
             if cells is None or not self.leased(): return None
             page = (rev, {s: State(cells.get(("state", s), (0, None)), cells.get(("reactions", s), (0, ()))) for s in range(low, high + 1)})
-            if len(self.pages) < 6: page = self.pages.setdefault(key, page) if self.broken != "cache-once" else self.pages.setdefault(key, page) and page
+            if cached and len(self.pages) < 6: self.pages.setdefault(key, page)
         mine = {}
         if any(state.reactions[1] for state in page[1].values()):
             mine = yield self.store.read(("y", user), lambda k: low <= k[0] <= high)
@@ -345,7 +346,7 @@ class Owner(Messages, Changes, Effects, Telling):
         self.change_head, self.next_rev, self.settled_rev, self.changes, self.stored_revs = 0, 1, 0, {}, set()
         self.applied, self.published, self.applying, self.begun, self.event_pending, self.bucket = 0, 0, False, 0, False, 0
         self.memory, self.applied_states, self.deleted = {}, {}, (0, ((), 0))   # memory: as the newest appended change left it
-        self.touched, self.pages = {}, {}
+        self.touched, self.storing, self.pages = {}, set(), {}                   # storing: the blocks that a round of effects is writing
         self.sim.spawn(self.take_over(), self)
     def leased(self): return self.sim.now < self.lease_end or self.broken == "lease"
     def durable(self, rows):

@@ -71,17 +71,16 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         world.start();
     }
     create(&world).await;
-    let devices: Vec<Arc<Device>> = (0..USERS)
-        .map(|user| {
-            Arc::new(Device {
-                user,
-                got: Mutex::default(),
-                held: Mutex::default(),
-                connected: Mutex::default(),
-                reconnect: Notify::new(),
-            })
+    let device = |user| {
+        Arc::new(Device {
+            user,
+            got: Mutex::default(),
+            held: Mutex::default(),
+            connected: Mutex::default(),
+            reconnect: Notify::new(),
         })
-        .collect();
+    };
+    let devices: Vec<Arc<Device>> = (0..USERS).map(device).collect();
     for device in &devices {
         spawn(device.clone().live(world.clone()));
     }

@@ -9,7 +9,7 @@ interface Props {
   conversation: Conversation;
   bodyBytes: number;
   replyTo: ChatMessage | undefined;
-  /** The message whose text is being edited. */
+  /** The message whose text is being edited. If it was deleted meanwhile, the composer ends the editing. */
   editing: ChatMessage | undefined;
   onCancelReply: () => void;
   /** Edits the user's last message, or ends it. */
@@ -18,9 +18,13 @@ interface Props {
 }
 
 /** The field to write a message in. */
-export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCancelReply, onEdit, onSent }: Props) {
+export function Composer({ user, conversation, bodyBytes, replyTo, editing: edits, onCancelReply, onEdit, onSent }: Props) {
+  const editing = edits?.deleted ? undefined : edits;
   const [draft, setDraft] = useState(() => draftOf(user, conversation.id));
   const [edited, setEdited] = useState('');
+  /** The message as it was when the editing began. */
+  const [from, setFrom] = useState<ChatMessage>();
+  const [notice, setNotice] = useState<string>();
   const text = editing ? edited : draft;
   const onTouch = useMedia('(pointer: coarse)');
   const field = useRef<HTMLTextAreaElement>(null);
@@ -43,13 +47,31 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCa
   const editedKey = editing?.key;
   // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.
   useLayoutEffect(() => {
-    if (editing) setEdited(editing.body);
+    if (!editing) return;
+    setEdited(editing.body);
+    setFrom(editing);
+    setNotice(undefined);
   }, [editedKey]);
+  const isChanged = editing?.key === from?.key && editing?.body !== from?.body;
+  const isDeleted = edits?.deleted !== undefined;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: once, with what was typed until then.
+  useLayoutEffect(() => {
+    if (!isDeleted) return;
+    const isTyped = edits?.key === from?.key && edited.trim() !== from?.body;
+    if (isTyped) keep([draft, edited].filter((text) => text.trim()).join('\n'));
+    setNotice(`The message was deleted.${isTyped ? ' Your text is kept here as a draft.' : ''}`);
+    onEdit(undefined);
+  }, [isDeleted]);
+
+  const keep = (value: string) => {
+    setDraft(value);
+    keepDraft(user, conversation.id, value);
+  };
 
   const write = (value: string) => {
     if (editing) return setEdited(value);
-    setDraft(value);
-    keepDraft(user, conversation.id, value);
+    setNotice(undefined);
+    keep(value);
     if (value.trim()) conversation.sendTyping();
   };
   const send = () => {
@@ -57,14 +79,14 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCa
     if (editing) {
       const { seq, key, attachments } = editing;
       // The list shows whether it was refused.
-      if (body !== editing.body) conversation.edit(seq ?? key, body, attachments).catch(() => {});
+      if (body !== editing.body) conversation.edit(seq ?? key, body, attachments, { from }).catch(() => {});
       onEdit(undefined);
       return field.current?.focus();
     }
     // The list shows whether it was sent.
     conversation.send(body, replyTo?.seq ? { replyTo: replyTo.seq } : {}).catch(() => {});
-    setDraft('');
-    keepDraft(user, conversation.id, '');
+    setNotice(undefined);
+    keep('');
     onSent();
     field.current?.focus();
   };
@@ -95,7 +117,8 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCa
         <p className="replying">
           <Icon name="pen" />
           <span>
-            Edit: <bdi>{editing.body.slice(0, 100)}</bdi>
+            {isChanged ? 'Changed on another device meanwhile: ' : 'Edit: '}
+            <bdi>{editing.body.slice(0, 100)}</bdi>
           </span>
           <button type="button" className="quiet" aria-label="Do not edit" onClick={() => onEdit(undefined)}>
             <Icon name="close" />
@@ -112,6 +135,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing, onCa
           </button>
         </p>
       )}
+      <div role="status">{notice && <p className="replying">{notice}</p>}</div>
       {tooLong && (
         <p role="alert" className="problem">
           Too long: at most {bodyBytes.toLocaleString()} bytes.

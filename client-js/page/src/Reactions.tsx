@@ -101,7 +101,7 @@ function Chip({ conversation, message, user, may, emoji, count }: Props & { emoj
           closing.current = setTimeout(hide, NOTE_MS);
         }}
       >
-        <span aria-hidden="true">{emoji}</span> {count.toLocaleString()}
+        <bdi aria-hidden="true">{emoji}</bdi> {count.toLocaleString()}
       </button>
       {anchor && (
         <Note anchor={anchor} id={id}>

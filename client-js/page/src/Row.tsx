@@ -121,10 +121,13 @@ function Meta({ message: { at, editedAt, deleted, state, pending } }: { message:
 
 const refused = { edit: 'Not changed', delete: 'Not deleted', react: 'No reaction added', unreact: 'Reaction not removed' } as const;
 
+const CONFLICT = 'it was changed on another device meanwhile. Your text:';
+
 /** Why a message was not sent, or a change of it was refused. */
 function Failures({ conversation, message: { key, state, error, failedChange } }: { conversation: Conversation; message: ChatMessage }) {
   const failed = state === 'failed' ? { key, text: error?.message ?? 'Not sent.' } : undefined;
-  const problem = failedChange ? { key: failedChange.key, text: `${refused[failedChange.type]}: ${failedChange.error.message}` } : failed;
+  const why = failedChange?.error.code === 'conflict' ? CONFLICT : failedChange?.error.message;
+  const problem = failedChange ? { key: failedChange.key, text: `${refused[failedChange.type]}: ${why}` } : failed;
   if (!problem) return null;
   return (
     <div className="failed" role="alert">

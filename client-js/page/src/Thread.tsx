@@ -60,8 +60,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   // A gateway that names no limit for reactions is an older one, which refuses all changes.
   const may = mayChange(conversation) && (!limits || limits.reactions !== undefined);
   const editWindowS = limits?.editWindowS ?? 0;
-  // A message that was deleted meanwhile cannot be edited.
-  const editing = view.messages.find(({ key, deleted }) => key === editingKey && !deleted);
+  const editing = view.messages.find(({ key }) => key === editingKey);
   const edit = (which: 'last' | undefined) => {
     const own = may && which ? [...view.messages].reverse().find((message) => mayEdit(message, user, editWindowS)) : undefined;
     setEditingKey(own?.key);

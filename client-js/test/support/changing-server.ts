@@ -39,12 +39,15 @@ export class ChangingServer extends FakeServer {
   resetAfter = Infinity;
   /** The number of changes in an answer to `changes`. */
   pageRevs = 256;
+  /** The number of missed changes above which a new connection gets an event without items, and that in one event below. */
+  gapAbove = 20;
+  eventRevs = 256;
   /** Whether the events of changes are lost. */
   isDeaf = false;
   /** Whether the gateway lacks changes, as an older one. */
   isOld = false;
   now = 1_000;
-  /** Whether the gateway pushes what a new connection missed. */
+  /** Whether the gateway pushes what a new connection missed. A subscription gets it always. */
   isResuming = false;
 
   constructor() {
@@ -56,6 +59,10 @@ export class ChangingServer extends FakeServer {
         return hello(request);
       },
       inbox: () => ({ type: 'inbox', items: this.entries.length ? [this.item()] : [] }),
+      subscribe: ({ after, rev }: Request) => {
+        if (after !== undefined) this.#resume([after as number, rev as number]);
+        return { type: 'ok', head: this.entries.length, rev: this.rev };
+      },
       conversation: () => ({ type: 'conversation', conversation: this.id, kind: 'group', participant_count: 2, role: 'member' }),
       participants: () => ({ type: 'participants', items: [{ user: 'alice' }, { user: 'bob' }] }),
       history: (request: Request) => this.history(request),
@@ -101,11 +108,16 @@ export class ChangingServer extends FakeServer {
     return { type: 'ok', rev: this.rev };
   }
 
-  /** Pushes what was missed since a cursor: the messages, and all changes in one event or in none. */
+  /** Pushes what was missed since a cursor, with the user's own reactions: the messages, and the changes in consecutive events,
+   * or in one that only says that something was missed. */
   #resume([seq, rev]: [number, number] = [this.entries.length, this.rev]): void {
-    for (const entry of this.entries.slice(seq)) this.push(this.message(entry, false));
-    const missed = { type: 'changed', conversation: this.id, after: rev, rev: this.rev, items: this.items(rev, this.rev) };
-    if (rev < this.rev) this.push(this.rev % 2 ? missed : { ...missed, after: this.rev, items: [] });
+    for (const entry of this.entries.slice(seq)) this.push(this.message(entry, true));
+    const event = { type: 'changed', conversation: this.id };
+    if (this.rev - rev > this.gapAbove) return this.push({ ...event, after: this.rev, rev: this.rev, items: [] });
+    for (let after = rev; after < this.rev; after += this.eventRevs) {
+      const to = Math.min(this.rev, after + this.eventRevs);
+      this.push({ ...event, after, rev: to, items: this.items(after, to, true) });
+    }
   }
 
   push(event: object): void {
@@ -113,7 +125,7 @@ export class ChangingServer extends FakeServer {
   }
 
   /** Returns the items of all entries that changed in (after, to], as they were at `to`. */
-  items(after: number, to: number, isReply = false): Fields[] {
+  items(after: number, to: number, withMine = false): Fields[] {
     const changed = new Map<number, Change[]>();
     for (const change of this.log.slice(after, to))
       for (const seq of change.op.seqs ?? [change.op.seq!]) changed.set(seq, [...(changed.get(seq) ?? []), change]);
@@ -129,7 +141,7 @@ export class ChangingServer extends FakeServer {
         item.reactions = this.#counts(entry);
         const [{ user, op }] = reactions as [Change];
         if (reactions.length === 1) item.by = { user, emoji: op.emoji, on: op.type === 'react' };
-        if (isReply) item.mine = this.#mine(entry);
+        if (withMine) item.mine = this.#mine(entry);
       }
       return item;
     });
@@ -153,7 +165,7 @@ export class ChangingServer extends FakeServer {
     return { type: 'history', messages, rev: this.isOld ? 0 : this.rev, head };
   }
 
-  message({ who: _, contentRev: __, attachments, rev, ...entry }: Entry, isPage: boolean): Fields {
+  message({ who: _, contentRev: __, attachments, rev, ...entry }: Entry, withMine: boolean): Fields {
     const { seq } = entry;
     const stored = this.entries[seq - 1]!;
     const message: Fields = { type: 'message', conversation: this.id, message_id: `m${seq}`, ...entry };
@@ -161,7 +173,7 @@ export class ChangingServer extends FakeServer {
     if (this.isOld) return message;
     if (rev) message.rev = rev;
     if (stored.who.size && !stored.deleted) message.reactions = this.#counts(stored);
-    if (isPage && this.#mine(stored).length && !stored.deleted) message.mine = this.#mine(stored);
+    if (withMine && this.#mine(stored).length && !stored.deleted) message.mine = this.#mine(stored);
     return message;
   }
 

@@ -73,7 +73,6 @@ impl Owner {
             Operation::CatchUp { after, limit } => {
                 drop(reply.send(self.catch_up(actor, after, limit)));
             }
-            // A repair is many operations: see `Conversations::repair_one`.
             Operation::Edit(_) | Operation::Delete(_) | Operation::React(_) => {
                 self.change_entry(actor, &operation, reply);
             }
@@ -85,6 +84,7 @@ impl Owner {
             Operation::CatchUpChanges { after, limit } => {
                 drop(reply.send(self.changes_after(actor, after, limit)));
             }
+            // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }
     }

@@ -14,14 +14,17 @@ use tokio::time::{Instant, sleep};
 use super::{Done, Owner, changes::PendingChange, publishing::arrived, retry_while_owner};
 use crate::{
     chat::{
+        changed,
         error::Error,
         log::Log,
-        publish::{Audience, Changed, Confirmation, Publication, Reacted, RedeliveryGuard},
+        publish::{
+            Audience, Changed, Confirmation, Publication, Reacted, Recipients, RedeliveryGuard,
+        },
         states::States,
     },
     model::{
         Change, ChangeOp, ConversationId, Cursor, EntryState, Newest, Rev, Seq,
-        limits::{CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
+        limits::{CHANGED_BYTES_MAX, CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
     },
     mutation::{Mutation, broken},
     store::{self, AppliedChanges, Erasure, InboxWrite, ReactorRow, Store},
@@ -187,14 +190,18 @@ impl Owner {
             .participants
             .as_mut()
             .and_then(|p| p.audience_committed());
-        let (Some(newest), Some(Audience::Members(members))) = (newest, audience) else {
+        let Some(Audience::Members(members)) = audience else {
             return Vec::new();
         };
-        self.environment.inbox.correct(self.id, &newest);
+        let newest = newest.filter(|_| !broken(Mutation::InboxCorrection));
+        if let Some(newest) = &newest {
+            self.environment.inbox.correct(self.id, newest);
+        }
         let deleted = &effects.applied.deleted;
         let write = |(user, joined_seq): &(_, Seq)| InboxWrite {
-            summary: (!broken(Mutation::InboxCorrection))
-                .then(|| members.summary(user, *joined_seq, &newest)),
+            summary: newest
+                .as_ref()
+                .map(|newest| members.summary(user, *joined_seq, newest)),
             deleted: deleted.clone().filter(|_| !broken(Mutation::DeletedSeqs)),
             ..InboxWrite::of(user.clone(), self.id, members.kind)
         };
@@ -204,12 +211,19 @@ impl Owner {
     /// The newest entry that was delivered, with its applied state and that of the round. Rule [flush]: no inbox row is
     /// ahead of the delivery.
     fn newest_queued(&self, of_round: impl Fn(Seq) -> Option<EntryState>) -> Option<Newest> {
-        let seq = self.queued;
-        let entries = self.recent.range(seq, seq)?;
-        let entry = entries.first()?;
-        let known = self.changes.states.entry(seq);
+        let queued = self.queued;
+        let entries = self.recent.range(queued, queued);
+        let entry = match entries.as_deref() {
+            Some([entry]) => entry,
+            // So many entries are not delivered yet that it left memory. A later one is as good for the rows.
+            _ => match self.changes.states.entry(queued) {
+                Some(known) => &known.entry,
+                None => self.recent.oldest()?,
+            },
+        };
+        let known = self.changes.states.entry(entry.seq);
         let mut state = known.map_or_else(EntryState::default, |k| k.applied.as_ref().clone());
-        if let Some(newer) = of_round(seq) {
+        if let Some(newer) = of_round(entry.seq) {
             state.merge(&newer);
         }
         Some(Newest {
@@ -238,6 +252,12 @@ impl Owner {
                 }
             }
         }
+        let only_reactions = changes
+            .iter()
+            .all(|change| matches!(change.op, ChangeOp::React { .. }));
+        if !only_reactions {
+            self.queue_newest_again();
+        }
         self.answer_changes(revs.clone());
         self.environment
             .changes_committed
@@ -245,11 +265,25 @@ impl Owner {
         for change in &changes {
             self.tell_reactor(change);
         }
-        let only_reactions = changes
-            .iter()
-            .all(|change| matches!(change.op, ChangeOp::React { .. }));
         self.tell(revs, only_reactions);
         self.start_round();
+    }
+
+    /// Queues the inbox rows of the newest entry as it is after a round. While the round was stored, the entry may have been
+    /// delivered, and queued as it was before.
+    fn queue_newest_again(&mut self) {
+        let newest = self.newest_queued(|_| None);
+        let audience = self
+            .participants
+            .as_mut()
+            .and_then(|p| p.audience_committed());
+        if let (Some(newest), Some(Audience::Members(members))) = (newest, audience)
+            && newest.changes > 0
+            && !broken(Mutation::InboxCorrection)
+        {
+            let inbox = &self.environment.inbox;
+            inbox.queue(self.id, Some(members), None, newest);
+        }
     }
 
     fn answer_changes(&mut self, revs: Range<Rev>) {
@@ -304,14 +338,46 @@ impl Owner {
             held.into_iter().for_each(|revs| self.release_changes(revs));
             return;
         };
-        let changed = Arc::new(self.changed(after, rev));
-        self.changes.published = rev;
         let members = match &audience {
             Audience::Members(members) => Some(members.clone()),
             Audience::Channel | Audience::User(_) => None,
         };
-        let publication =
-            Publication::changed(self.id, Cursor(0, rev), changed, audience, held.is_some());
+        let changes: Vec<Arc<Change>> = match self.changes.since(after) {
+            Some(changes) => changes.cloned().collect(),
+            None => Vec::new(),
+        };
+        self.changes.published = rev;
+        let mut rest = changes.as_slice();
+        let mut from = after;
+        loop {
+            let fitting = changed::fitting(rest.iter().map(AsRef::as_ref), CHANGED_BYTES_MAX);
+            let (part, later) = rest.split_at(fitting.min(rest.len()));
+            let upto = part.last().map_or(rev, |last| last.rev);
+            let changed = Arc::new(self.changed(from, upto, part));
+            let is_last = later.is_empty();
+            let held = if is_last { held.clone() } else { None };
+            self.publish_part(upto, changed, audience.clone(), members.clone(), held);
+            if is_last {
+                return;
+            }
+            (from, rest) = (upto, later);
+        }
+    }
+
+    /// Publishes the changes up to a rev. Edits and deletions are delivered for certain, so that no text that is gone stays
+    /// visible; reactions in large groups and channels may be missed.
+    fn publish_part(
+        &mut self,
+        rev: Rev,
+        changed: Arc<Changed>,
+        audience: Audience,
+        members: Option<Arc<Recipients>>,
+        held: Option<Range<Rev>>,
+    ) {
+        let changes_content = changed.items.iter().any(|item| item.content.is_some());
+        let is_confirmed = held.is_some() || (changes_content && members.is_some());
+        let at = Cursor(0, rev);
+        let publication = Publication::changed(self.id, at, changed, audience, is_confirmed);
         match self.environment.publish.publish(publication) {
             Confirmation::Pending(delivered) => {
                 let delivered = arrived(delivered).map(move |guard| Done::ChangesDelivered {
@@ -332,11 +398,10 @@ impl Owner {
         }
     }
 
-    /// The publication of the changes in (after, rev]. If they are too large, whoever lacks them asks.
-    fn changed(&self, after: Rev, rev: Rev) -> Changed {
-        let since = self.changes.since(after);
-        let (mut changes_content, mut deleted) = (since.is_none(), None);
-        for change in since.into_iter().flatten() {
+    /// The publication of changes in (after, rev]. Without the changes, whoever lacks them asks.
+    fn changed(&self, after: Rev, rev: Rev, changes: &[Arc<Change>]) -> Changed {
+        let (mut changes_content, mut deleted) = (changes.is_empty(), None);
+        for change in changes {
             match &change.op {
                 ChangeOp::Edit { .. } => changes_content = true,
                 ChangeOp::Delete { deleted: after, .. } => {
@@ -349,13 +414,12 @@ impl Owner {
         let newest = changes_content
             .then(|| self.newest_queued(|_| None))
             .flatten();
-        let (after, items) = match self.changes.unpublished() {
-            Some(items) => (after, items),
-            None => (rev, Vec::new()),
-        };
+        let items = changed::items(changes.iter().map(AsRef::as_ref));
+        let bytes: usize = items.iter().map(changed::encoded_bytes).sum();
+        let fits = bytes <= CHANGED_BYTES_MAX && !items.is_empty();
         Changed {
-            after,
-            items,
+            after: if fits { after } else { rev },
+            items: if fits { items } else { Vec::new() },
             newest: newest.map(Arc::new),
             deleted,
         }

@@ -10,12 +10,11 @@ use crate::{
         client_ids::Origin,
         log::{Log, Pending},
         operation::{Changes, Outcome},
-        publish::ChangedItem,
         states::States,
     },
     model::{
         Change, ChangeOp, DeletedSeqs, Rev, Seq,
-        limits::{CHANGED_BYTES_MAX, CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, RECENT_CHANGES},
+        limits::{CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, RECENT_CHANGES, RECENT_CHANGES_BYTES},
     },
     mutation::{Mutation, broken},
     store::ChangeRow,
@@ -151,16 +150,13 @@ impl ChangeLog {
         self.recent.since(after, self.applied)
     }
 
-    /// The items of the publication of (published, applied]. `None` if they would be too large.
-    pub(super) fn unpublished(&self) -> Option<Vec<ChangedItem>> {
-        let changes = self.since(self.published)?;
-        let items = changed::items(changes.map(|change| change.as_ref()));
-        let bytes: usize = items.iter().map(changed::encoded_bytes).sum();
-        (bytes <= CHANGED_BYTES_MAX).then_some(items)
-    }
-
     /// The reply to the question for the changes after a rev, or the part of the log that must be read for it.
-    pub(super) fn page(&self, after: Rev, limit: usize) -> Result<Changes, Range<Rev>> {
+    pub(super) fn page(
+        &self,
+        after: Rev,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Changes, Range<Rev>> {
         let applied = self.applied;
         let empty = |after: Rev, reset| Changes {
             after,
@@ -181,9 +177,12 @@ impl ChangeLog {
             None => Err(after + 1..upto + 1),
             Some(changes) => {
                 let changes = changes.take_while(|change| change.rev <= upto);
+                let changes: Vec<&Change> = changes.map(AsRef::as_ref).collect();
+                let fitting = changed::fitting(changes.iter().copied(), bytes_max);
+                let upto = upto.min(after + fitting as Rev);
                 Ok(Changes {
                     rev: upto,
-                    items: changed::items(changes.map(|change| change.as_ref())),
+                    items: changed::items(changes.into_iter().take(fitting)),
                     more: upto < applied,
                     ..empty(after, false)
                 })
@@ -210,7 +209,7 @@ impl RecentChanges {
     fn push(&mut self, change: Arc<Change>, published: Rev) {
         self.bytes += change.weight();
         self.changes.push_back(change);
-        while self.changes.len() > RECENT_CHANGES
+        while (self.changes.len() > RECENT_CHANGES || self.bytes > RECENT_CHANGES_BYTES)
             && let Some(oldest) = self.changes.pop_front_if(|oldest| oldest.rev <= published)
         {
             self.bytes -= oldest.weight();

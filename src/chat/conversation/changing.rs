@@ -1,6 +1,6 @@
 //! Handles edits, deletions and reactions: checks each, and appends it to the log of changes.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{Done, Owner, OwnerReply, Reply, changes::PendingChange, retry_while_owner};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     model::{
         Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState, Kind,
         LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, is_emoji,
-        limits::{DELETE_SEQS_MAX, EDITS_MAX, EMOJI_MAX},
+        limits::{DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX},
     },
     mutation::{Mutation, broken},
 };
@@ -224,6 +224,13 @@ impl Owner {
         if entries.is_empty() {
             return Ok(Checked::DoneBefore(before));
         }
+        let edits: usize = entries.iter().map(|entry| entry.edits.len()).sum();
+        if edits > DELETED_EDITS_MAX {
+            return Err(too_large(
+                "edits of the messages to delete",
+                DELETED_EDITS_MAX,
+            ));
+        }
         let mut deleted = self.changes.deleted.1.clone();
         entries.iter().for_each(|entry| deleted.add(entry.seq));
         let op = ChangeOp::Delete { entries, deleted };
@@ -250,6 +257,8 @@ impl Owner {
         let state = known.appended.reactions.as_ref();
         let mut reactions = state.map_or_else(Default::default, |state| state.reactions.clone());
         let toggles = self.changes.states.reactions_of(seq, actor);
+        let ever = toggles.map_or(0, BTreeMap::len);
+        let is_new = toggles.is_none_or(|toggles| !toggles.contains_key(emoji));
         let (rev, was_on) = toggles
             .and_then(|toggles| toggles.get(emoji))
             .copied()
@@ -260,6 +269,10 @@ impl Owner {
         if on {
             if reactions.len() >= EMOJI_MAX && !reactions.contains_key(emoji) {
                 return Err(too_large("different emoji of a message", EMOJI_MAX));
+            }
+            if is_new && ever >= EMOJI_OF_USER_MAX {
+                let what = "different emoji of one user to a message";
+                return Err(too_large(what, EMOJI_OF_USER_MAX));
             }
             *reactions.entry(emoji.clone()).or_default() += 1;
         } else if let Some(count) = reactions.get_mut(emoji) {
@@ -285,7 +298,8 @@ impl Owner {
         limit: usize,
     ) -> Result<OwnerReply, Error> {
         self.view()?;
-        Ok(match self.changes.page(after, limit) {
+        let bytes_max = self.environment.settings.page_bytes_max;
+        Ok(match self.changes.page(after, limit, bytes_max) {
             Ok(page) => OwnerReply::Changes { actor, page },
             Err(revs) => OwnerReply::ReadChanges {
                 actor,

@@ -3,7 +3,7 @@
 //! same users wait; all others continue, however slow the store is.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -47,7 +47,7 @@ enum Found {
     Participant(Option<ParticipantRow>),
     Sent(Option<Seq>),
     Entry(Box<(Arc<Entry>, EntryState)>),
-    Reactions(Vec<String>),
+    Reactions(Vec<(String, bool)>),
 }
 
 /// The answers to lookups that were made together.
@@ -171,6 +171,16 @@ impl Owner {
 
     /// The entries and reactions that must be known before the command can be handled.
     fn entry_lookups(&self, command: &Command, lookups: &mut Vec<Lookup>) {
+        let Some(participants) = &self.participants else {
+            return;
+        };
+        // Nothing is read for a user who is refused anyway.
+        let actor = participants.get(&command.actor);
+        let is_moderator =
+            matches!(&command.operation, Operation::Delete(delete) if delete.as_moderator);
+        if actor.is_none() && !is_moderator {
+            return;
+        }
         let is_unknown = |seq: &Seq| {
             let exists = (1..=self.log.head()).contains(seq);
             exists && !self.recent.has(*seq) && self.changes.states.entry(*seq).is_none()
@@ -187,7 +197,9 @@ impl Owner {
                 seqs.for_each(|&seq| entry(seq));
             }
             // The mark is stored with the number of messages up to it (rule [read-texts]).
-            Operation::Read { seq } => entry(*seq),
+            Operation::Read { seq } if actor.is_some_and(|actor| *seq >= actor.read_seq) => {
+                entry(*seq);
+            }
             Operation::React(react) => {
                 entry(react.seq);
                 let states = &self.changes.states;
@@ -235,8 +247,8 @@ impl Owner {
                     Lookup::Entry(seq) => find_entry(&*store, id, *seq).await,
                     Lookup::Reactions(seq, user) => {
                         let found = store.reactions_of(id, user, *seq, *seq).await;
-                        let emoji = |found: Vec<(Seq, String)>| found.into_iter().map(|(_, e)| e);
-                        found.map(|found| Found::Reactions(emoji(found).collect()))
+                        let emoji = |(_, emoji, on)| (emoji, on);
+                        found.map(|found| Found::Reactions(found.into_iter().map(emoji).collect()))
                     }
                 };
                 (lookup, found)
@@ -250,7 +262,7 @@ impl Owner {
         let mut unparked = self.parked.take();
         // Commands that were unparked for another reason may need these lookups too.
         unparked.append(&mut self.backlog);
-        let mut failed = 0;
+        let mut failed = HashMap::new();
         for (lookup, found) in results {
             self.parked.in_flight.remove(&lookup);
             match (&lookup, found) {
@@ -281,18 +293,20 @@ impl Owner {
                 }
                 (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {
-                    failed += 1;
-                    let error = Error::from(error);
-                    for command in std::mem::take(&mut unparked) {
-                        if self.lookups(&command).contains(&lookup) {
-                            drop(command.reply.send(Err(error.clone())));
-                        } else {
-                            unparked.push_back(command);
-                        }
-                    }
+                    failed.insert(lookup, Error::from(error));
                 }
             }
         }
+        if !failed.is_empty() {
+            for command in std::mem::take(&mut unparked) {
+                let lookups = self.lookups(&command);
+                match lookups.iter().find_map(|lookup| failed.get(lookup)) {
+                    Some(error) => drop(command.reply.send(Err(error.clone()))),
+                    None => unparked.push_back(command),
+                }
+            }
+        }
+        let failed = failed.len();
         if failed > 0 {
             crate::seldom::seldom!(
                 WARN,

@@ -117,7 +117,7 @@ impl Owner {
         if let Some(pending) = self.log.get(seq) {
             let recipients = pending.recipients.clone();
             let newest = self.shown(&pending.entry);
-            let sender = &pending.entry.sender;
+            let sender = Some(&pending.entry.sender);
             self.environment
                 .inbox
                 .queue(self.id, recipients, sender, newest);

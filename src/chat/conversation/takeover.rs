@@ -26,11 +26,11 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Entry, Kind, Seq, UserId,
+        ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
-    store::{self, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail},
+    store::{self, ChangesTail, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail},
 };
 
 impl Owner {
@@ -47,21 +47,11 @@ impl Owner {
         loading: &mut Loading,
     ) -> Result<Self, Error> {
         let store = environment.store.clone();
-        let LogTail {
+        let Ends {
             tail,
             states,
-            may_have_changes,
-        } = loading
-            .read(&ownership, || store.tail(id, TAIL_ENTRIES))
-            .await?;
-        let changes = if may_have_changes {
-            let tail = loading.read(&ownership, || store.changes_tail(id, TAIL_ENTRIES));
-            Some(tail.await?)
-        } else {
-            None
-        };
-        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
-        loading.has_read(read);
+            changes,
+        } = read_ends(id, &*store, &ownership, loading).await?;
         let row = loading.read(&ownership, || store.conversation(id)).await?;
         let Takeover {
             log,
@@ -162,6 +152,43 @@ impl Owner {
         }
         Ok(())
     }
+}
+
+/// The ends of the two logs that a previous owner left.
+struct Ends {
+    tail: Tail<Entry>,
+    states: Vec<(Seq, EntryState)>,
+    changes: Option<ChangesTail>,
+}
+
+async fn read_ends(
+    id: ConversationId,
+    store: &dyn Store,
+    ownership: &Ownership,
+    loading: &mut Loading,
+) -> store::Result<Ends> {
+    let LogTail {
+        tail,
+        states,
+        may_have_changes,
+    } = loading
+        .read(ownership, || store.tail(id, TAIL_ENTRIES))
+        .await?;
+    let changes = if may_have_changes {
+        let tail = loading.read(ownership, || store.changes_tail(id, TAIL_ENTRIES));
+        Some(tail.await?)
+    } else {
+        None
+    };
+    let read = tail.rows.iter().map(|row| row.record.weight());
+    let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
+    let read = read.chain(changed.map(|row| row.record.weight())).sum();
+    loading.has_read(read);
+    Ok(Ends {
+        tail,
+        states,
+        changes,
+    })
 }
 
 /// Returns the valid log of a tail.

@@ -1,8 +1,9 @@
 //! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
 //! conversation.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Conversations;
@@ -18,11 +19,14 @@ use crate::{
         },
     },
     model::{
-        ConversationId, Kind, Seq, UserId,
+        ConversationId, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
     store::{ParticipantRow, ReactorsPage},
 };
+
+/// Reads for one request that are in progress at once.
+const READS_AT_ONCE: usize = 8;
 
 impl Conversations {
     /// Turns an owner's reply into the outcome. `asked` is the range and the limit of the request.
@@ -33,27 +37,11 @@ impl Conversations {
         asked: (LogRange, usize),
         reply: OwnerReply,
     ) -> Result<Outcome, Error> {
-        let history = &self.shared.history;
         let outcome = match reply {
             OwnerReply::Ready(outcome) => return Ok(outcome),
             OwnerReply::ReadLog(part) => {
-                let ReadLog {
-                    actor,
-                    from,
-                    to,
-                    head,
-                    rev,
-                    touched,
-                } = *part;
-                let read = history.read(conversation, (from, to), asked, touched);
-                let (entries, states) = read.await?;
-                let page = Page {
-                    entries,
-                    head,
-                    rev,
-                    states,
-                    mine: Vec::new(),
-                };
+                let actor = part.actor.clone();
+                let page = self.read_log(conversation, *part, asked).await?;
                 Outcome::History(self.with_own(conversation, &actor, page).await?)
             }
             OwnerReply::Page { actor, page } => {
@@ -68,45 +56,15 @@ impl Conversations {
                 revs,
                 applied,
             } => {
-                let upto = revs.end - 1;
-                let store = &self.shared.environment.store;
-                let rows = store.changes(conversation, revs.start, upto).await?;
-                let whole = rows.iter().map(|row| row.record.rev).eq(revs);
-                if !whole {
-                    return Err(Error::unavailable("the log of changes is damaged"));
-                }
-                let page = Changes {
-                    after,
-                    rev: upto,
-                    items: changed::items(rows.iter().map(|row| row.record.as_ref())),
-                    more: upto < applied,
-                    reset: false,
-                };
+                let read = self.read_changes(conversation, after, revs, applied);
+                let page = read.await?;
                 Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
             }
             OwnerReply::ReadReactors { kind, asked } => {
-                let GetReactors {
-                    seq,
-                    emoji,
-                    after,
-                    limit,
-                } = asked;
-                let limit = limit.clamp(1, PAGE_ITEMS_MAX);
-                let (emoji, after) = (emoji.as_deref(), after.as_deref());
-                let store = &self.shared.environment.store;
-                let read = store.reactors(conversation, kind, seq, emoji, after, limit);
-                let ReactorsPage { items, next } = read.await?;
-                let items = items.into_iter().map(|row| Reactor {
-                    user: row.user,
-                    emoji: row.emoji,
-                    at: row.at,
-                });
-                Outcome::Reactors(Reactors {
-                    items: items.collect(),
-                    next,
-                })
+                Outcome::Reactors(self.read_reactors(conversation, kind, asked).await?)
             }
             OwnerReply::ReadSent { seq } => {
+                let history = &self.shared.history;
                 let read = history.read(conversation, (seq, seq), asked, 0);
                 let (entries, _) = read.await?;
                 let entry = entries.first().ok_or(Error::Closed)?;
@@ -127,6 +85,101 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    async fn read_log(
+        &self,
+        conversation: ConversationId,
+        part: ReadLog,
+        asked: (LogRange, usize),
+    ) -> Result<Page, Error> {
+        let ReadLog {
+            actor: _,
+            from,
+            to,
+            head,
+            rev,
+            touched,
+        } = part;
+        let history = &self.shared.history;
+        let read = history.read(conversation, (from, to), asked, touched);
+        let (entries, states) = read.await?;
+        Ok(Page {
+            entries,
+            head,
+            rev,
+            states,
+            mine: Vec::new(),
+        })
+    }
+
+    async fn read_reactors(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        asked: GetReactors,
+    ) -> Result<Reactors, Error> {
+        let GetReactors {
+            seq,
+            emoji,
+            after,
+            limit,
+        } = asked;
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+        let (emoji, after) = (emoji.as_deref(), after.as_deref());
+        let store = &self.shared.environment.store;
+        let read = store.reactors(conversation, kind, seq, emoji, after, limit);
+        let ReactorsPage { items, next } = read.await?;
+        let items = items.into_iter().map(|row| Reactor {
+            user: row.user,
+            emoji: row.emoji,
+            at: row.at,
+        });
+        Ok(Reactors {
+            items: items.collect(),
+            next,
+        })
+    }
+
+    /// Reads changes from the store, up to the bytes of a page.
+    async fn read_changes(
+        &self,
+        conversation: ConversationId,
+        after: Rev,
+        revs: Range<Rev>,
+        applied: Rev,
+    ) -> Result<Changes, Error> {
+        /// Changes that are read at once. The size of further ones is not known before.
+        const AT_ONCE: Rev = 32;
+        let environment = &self.shared.environment;
+        let bytes_max = environment.settings.page_bytes_max;
+        let mut rows = Vec::new();
+        loop {
+            let from = revs.start + rows.len() as Rev;
+            let to = (from + AT_ONCE).min(revs.end);
+            let _permits = self.shared.history.reserve(to - from).await;
+            let read = environment
+                .store
+                .changes(conversation, from, to - 1)
+                .await?;
+            if !read.iter().map(|row| row.record.rev).eq(from..to) {
+                return Err(Error::unavailable("the log of changes is damaged"));
+            }
+            rows.extend(read.into_iter().map(|row| row.record));
+            let fitting = changed::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
+            if fitting < rows.len() || to == revs.end {
+                rows.truncate(fitting);
+                break;
+            }
+        }
+        let upto = after + rows.len() as Rev;
+        Ok(Changes {
+            after,
+            rev: upto,
+            items: changed::items(rows.iter().map(AsRef::as_ref)),
+            more: upto < applied,
+            reset: false,
+        })
     }
 
     /// Adds the reactions of the user who asks to a page.
@@ -182,12 +235,19 @@ impl Conversations {
             return Ok(own);
         }
         let store = &self.shared.environment.store;
-        for near in seqs.chunk_by(|a, b| b - a <= APART_MAX) {
-            let (Some(&from), Some(&to)) = (near.first(), near.last()) else {
-                continue;
-            };
-            for (seq, emoji) in store.reactions_of(conversation, actor, from, to).await? {
-                own.entry(seq).or_default().push(emoji);
+        let near = seqs.chunk_by(|a, b| b - a <= APART_MAX);
+        let ends: Vec<(Seq, Seq)> = near
+            .filter_map(|near| Some((*near.first()?, *near.last()?)))
+            .collect();
+        for ends in ends.chunks(READS_AT_ONCE) {
+            let read = |&(from, to): &(Seq, Seq)| store.reactions_of(conversation, actor, from, to);
+            let reads: Vec<_> = ends.iter().map(read).collect();
+            for read in join_all(reads).await {
+                for (seq, emoji, on) in read? {
+                    if on {
+                        own.entry(seq).or_default().push(emoji);
+                    }
+                }
             }
         }
         Ok(own)

@@ -6,7 +6,7 @@ use super::{Exchange, REPAIRS_AT_ONCE};
 use crate::{
     chat::{CatchUp, CatchUpChanges, Error, Publication, output},
     cluster::{
-        changed::{gap, in_parts, missed_changes, missed_entries},
+        changed::{gap, missed, missed_changes, missed_entries},
         lock,
         message::{Delivered, PeerMessage, encode},
     },
@@ -75,7 +75,7 @@ impl Exchange {
         let page = output::<CatchUp>(asked.await)?;
         let (head, newest_rev, is_whole) = (page.head, page.rev, page.reaches_head(after));
         let too_many = head - after.min(head) > RESUME_ENTRIES_MAX;
-        let entries = missed_entries(channel, rev, page).into_iter();
+        let entries = missed_entries(channel, page).into_iter();
         let mut missed: Vec<_> = entries.map(Delivered::Publication).collect();
         if too_many || !is_whole || encoded_bytes(&missed) > CATCH_UP_BYTES_MAX {
             missed = vec![Delivered::Resync { channel, head }];
@@ -94,7 +94,7 @@ impl Exchange {
         mut after: Rev,
         mut newest: Rev,
     ) -> Result<Vec<Publication>, Error> {
-        let (mut missed, mut bytes) = (Vec::new(), 0);
+        let (mut all, mut bytes) = (Vec::new(), 0);
         let limit = CHANGES_PAGE_MAX;
         while after < newest {
             let ask = CatchUpChanges { after, limit }.into();
@@ -108,16 +108,14 @@ impl Exchange {
                 return Ok(vec![missed_changes(channel, (newest, gap(newest)))]);
             }
             after = changes.rev;
-            for part in in_parts(changes) {
-                let part = missed_changes(channel, part);
-                bytes += encode(&Delivered::Publication(part.clone())).len();
-                missed.push(part);
-            }
+            let changes = missed_changes(channel, missed(changes));
+            bytes += encode(&Delivered::Publication(changes.clone())).len();
+            all.push(changes);
             if bytes > CATCH_UP_BYTES_MAX {
                 return Ok(vec![missed_changes(channel, (newest, gap(newest)))]);
             }
         }
-        Ok(missed)
+        Ok(all)
     }
 
     fn deliver(&self, gateway: GatewayId, delivered: &Delivered) {

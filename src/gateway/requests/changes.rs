@@ -2,7 +2,7 @@
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Gateway, cut_changes_to_fit, items};
+use super::{Gateway, items};
 use crate::{
     chat::{self, DeleteMessages, EditMessage, GetChanges, GetReactors},
     model::{
@@ -107,8 +107,7 @@ pub(super) async fn changes(
     };
     let after = r.after;
     let asked = GetChanges { after, limit };
-    let mut page = gateway.router.ask(r.conversation, user, asked).await?;
-    cut_changes_to_fit(&mut page, gateway.limits.page_bytes());
+    let page = gateway.router.ask(r.conversation, user, asked).await?;
     Ok(Answer::Changes(Changes {
         after: page.after,
         rev: page.rev,

@@ -3,7 +3,7 @@
 
 use crate::{
     chat::Changes,
-    cluster::{changed_event, in_parts},
+    cluster::{changed_event, missed},
     model::{
         ConversationId, Rev,
         limits::{CHANGES_PAGE_MAX, RESUME_BYTES_MAX, RESUME_ENTRIES_MAX},
@@ -77,7 +77,7 @@ impl MissedChanges {
             return Next::End;
         };
         let lacks = self.known - after;
-        // An entry that changed several times is pushed once, so this is the largest number of single changes.
+        // Each change is read, also of an entry that changed several times.
         if lacks > pushed.room(left) || pushed.is_full() {
             return Next::Gap;
         }
@@ -96,10 +96,8 @@ impl MissedChanges {
         if !changes.more {
             self.known = rev;
         }
-        let parts = in_parts(changes).into_iter();
-        parts
-            .map(|(rev, changed)| changed_event(self.conversation, rev, changed))
-            .collect()
+        let (rev, changed) = missed(changes);
+        vec![changed_event(self.conversation, rev, changed)]
     }
 
     /// Returns the event after which the client asks for the changes itself, if it lacks some, or if nobody knows whether
@@ -124,7 +122,7 @@ mod tests {
     use super::*;
     use crate::{
         chat::ChangedItem,
-        model::{ContentState, EditedContent, Seq, UserId, limits::CHANGED_BYTES_MAX},
+        model::{ContentState, EditedContent, Seq, UserId},
     };
 
     fn missed(after: Rev, known: Rev) -> MissedChanges {
@@ -216,25 +214,6 @@ mod tests {
         );
         assert_eq!(missed.next(&Pushed::default(), 500), Next::End);
         assert_eq!(events(missed.give_up()), [], "it lacks nothing any more");
-    }
-
-    /// Only the last part of an answer raises the cursor. A client that loses it asks again for all of them.
-    #[test]
-    fn a_long_answer_comes_in_events_of_a_bounded_size() {
-        let bytes = CHANGED_BYTES_MAX / 2 - 1_000;
-        let items = (1..=5).map(|n| item(n, 10 + n, bytes)).collect();
-        let pushed = events(missed(10, 15).take(answer(10, 15, items)));
-        assert_eq!(
-            pushed,
-            [
-                (10, 10, vec![1, 2]),
-                (10, 10, vec![3, 4]),
-                (10, 15, vec![5])
-            ]
-        );
-        let items = vec![item(1, 11, 1), item(2, 12, CHANGED_BYTES_MAX)];
-        let pushed = events(missed(10, 12).take(answer(10, 12, items)));
-        assert_eq!(pushed, [(12, 12, vec![])], "one item is too large");
     }
 
     #[test]

@@ -3,31 +3,18 @@
 use std::sync::Arc;
 
 use scylla::{DeserializeRow, value::CqlTimestamp};
-use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     batches::Unit,
-    columns::{STATEMENT_BYTES, big, bucket_of, corrupt, shard_of, unsigned, user},
+    columns::{STATEMENT_BYTES, big, bucket_of, from_json, json, shard_of, unsigned, user},
     statements::Statements,
 };
 use crate::{
     model::{
-        Change, ChangeOp, ContentState, ConversationId, DeletedSeqs, EntryState, Kind,
-        ReactionState, Rev, Seq,
+        Change, ChangeOp, ContentState, ConversationId, DeletedSeqs, EntryState, Kind, Rev, Seq,
     },
     store::{ChangeRow, ReactorRow, Result},
 };
-
-/// Returns the JSON of a value that always has one. Equal values have equal texts.
-pub(super) fn json<T: Serialize>(value: &T) -> String {
-    let text = serde_json::to_string(value);
-    debug_assert!(text.is_ok(), "a value must always encode: {text:?}");
-    text.unwrap_or_default()
-}
-
-pub(super) fn from_json<T: DeserializeOwned>(operation: &'static str, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|e| corrupt(operation, e))
-}
 
 /// Whether this is the first change of a bucket. Its bucket must be recorded before it is written. The record of the
 /// first bucket is also how a takeover sees that there are changes.
@@ -193,18 +180,6 @@ pub(super) fn deleted_of(
     column.map_or(Ok(Default::default()), |text| from_json(operation, text))
 }
 
-/// Reads the state of an entry from its columns.
-pub(super) fn state_of(
-    operation: &'static str,
-    content: Option<&str>,
-    reactions: Option<&str>,
-) -> Result<EntryState> {
-    let content: Option<ContentState> = content.map(|t| from_json(operation, t)).transpose()?;
-    let reactions: Option<ReactionState> =
-        reactions.map(|t| from_json(operation, t)).transpose()?;
-    Ok(EntryState { content, reactions })
-}
-
 #[derive(DeserializeRow)]
 pub(super) struct ChangeColumns {
     rev: i64,
@@ -256,7 +231,7 @@ impl ReactorColumns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{DeletedEntry, EditedContent, Reactions, UserId};
+    use crate::model::{DeletedEntry, EditedContent, ReactionState, Reactions, UserId};
 
     /// These texts are the stored format: they must stay readable.
     #[test]

@@ -6,18 +6,20 @@ use scylla::{
     DeserializeRow,
     value::{CqlTimestamp, CqlTimeuuid, MaybeUnset},
 };
-use serde::{Deserialize, Serialize, de::value::StrDeserializer};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, value::StrDeserializer},
+};
 use uuid::Uuid;
 
 use super::{
     super::{Activity, ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result},
     batches::Unit,
-    changes::state_of,
     statements::Statements,
 };
 use crate::model::{
-    Attachment, ClientId, Content, ConversationId, Details, Entry, EntryKind, EntryState, Kind,
-    MessageId, Participant, Seq, UserId,
+    Attachment, ClientId, Content, ContentState, ConversationId, Details, Entry, EntryKind,
+    EntryState, Kind, MessageId, Participant, ReactionState, Seq, UserId,
 };
 
 /// Positions of one partition of `messages`.
@@ -99,6 +101,17 @@ pub(super) fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
         operation,
         reason: reason.to_string(),
     }
+}
+
+/// Returns the JSON of a value that always has one. Equal values have equal texts.
+pub(super) fn json<T: Serialize>(value: &T) -> String {
+    let text = serde_json::to_string(value);
+    debug_assert!(text.is_ok(), "a value must always encode: {text:?}");
+    text.unwrap_or_default()
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(operation: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|e| corrupt(operation, e))
 }
 
 pub(super) fn named<'a, T: Deserialize<'a>>(operation: &'static str, name: &'a str) -> Result<T> {
@@ -283,6 +296,18 @@ impl Statements {
         unit.extend(delivered.map(|seq| mark(&self.set_participant_delivered, seq)));
         (!unit.statements.is_empty()).then_some(unit)
     }
+}
+
+/// Reads the state of an entry from its columns.
+pub(super) fn state_of(
+    operation: &'static str,
+    content: Option<&str>,
+    reactions: Option<&str>,
+) -> Result<EntryState> {
+    let content: Option<ContentState> = content.map(|t| from_json(operation, t)).transpose()?;
+    let reactions: Option<ReactionState> =
+        reactions.map(|t| from_json(operation, t)).transpose()?;
+    Ok(EntryState { content, reactions })
 }
 
 /// A row of `messages`: an entry as an owner wrote it, or with epoch 0 the state of an entry.

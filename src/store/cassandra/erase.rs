@@ -55,6 +55,11 @@ fn today() -> i32 {
     i32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
 }
 
+/// Returns the last day whose erasures are repeated.
+pub(super) fn last_due() -> i32 {
+    today() - REPEAT_AFTER_DAYS - 1
+}
+
 /// Returns the partition of an erasure within its day. Erasures of neighbouring entries have the same one.
 fn shard_of(conversation: ConversationId, position: u64) -> i32 {
     let first = u64::from(conversation.0.as_bytes()[0]);
@@ -200,14 +205,13 @@ impl Cassandra {
         self.batches.write(OPERATION, vec![unit]).await
     }
 
-    /// Repeats erasures that are older than the hint window, and removes their records (rule [sweep]). A dead node's
-    /// hints may have brought a text to a place at which no row was when it was erased.
-    pub(super) async fn repeat_erasures(&self) -> Result<()> {
+    /// Repeats the erasures up to a day, which is before the hint window, and removes their records (rule [sweep]). A
+    /// dead node's hints may have brought a text to a place at which no row was when it was erased.
+    pub(super) async fn repeat_erasures(&self, last: i32) -> Result<()> {
         let s = &self.statements;
         let partitions: Vec<(i32, i32)> = self
             .read_pages(OPERATION, &s.erasure_partitions, ())
             .await?;
-        let last = today() - REPEAT_AFTER_DAYS - 1;
         let mut due: Vec<_> = partitions
             .into_iter()
             .filter(|(day, _)| *day <= last)
@@ -239,5 +243,57 @@ mod tests {
         let id = ConversationId(Uuid::from_bytes([250; 16]));
         let shards = [1, 255, 256, 256 * 6].map(|position| shard_of(id, position));
         assert_eq!(shards, [250, 250, 251, 0]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    #[ignore = "needs a cluster: run tests/cassandra/cassandra start 3 and set CASSANDRA_NODES=127.0.0.1:9042,…"]
+    async fn erasures_are_repeated_once() {
+        use crate::{store::conformance, tasks::Tasks};
+        let nodes = std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES must name the nodes");
+        let keyspace = super::super::schema::Keyspace {
+            name: format!("erasures_{}", Uuid::new_v4().simple()),
+            replication: [("replication_factor".to_owned(), 3)].into(),
+        };
+        let settings = super::super::Settings {
+            nodes: nodes.split(',').map(Into::into).collect(),
+            keyspace,
+            datacenter: None,
+            consistency: scylla::statement::Consistency::LocalQuorum,
+            user: None,
+            tls: None,
+            timeout: std::time::Duration::from_secs(5),
+            in_flight_max: 32,
+            create_schema: true,
+        };
+        let store = Cassandra::open(&settings, &Tasks::default()).await.unwrap();
+        let marked = conformance::write_marked(&store, "marker").await.unwrap();
+        let erasures = std::slice::from_ref(&marked.erasure);
+        store.erase(marked.id, erasures).await.unwrap();
+        // A row of a dead owner, which comes when the seq was already erased.
+        let late = LogRow {
+            epoch: 9,
+            ..marked.rows[0].clone()
+        };
+        store.append(marked.id, &[late], None).await.unwrap();
+        let has_marker = async || {
+            let log = store.tail(marked.id, 100).await.unwrap();
+            format!("{log:?}").contains("marker")
+        };
+        store.repeat_erasures(last_due()).await.unwrap();
+        assert!(has_marker().await, "it is not due yet");
+        for _ in 0..8 {
+            store.repeat_erasures(today()).await.unwrap();
+        }
+        assert!(!has_marker().await);
+        let s = &store.statements;
+        let left: Vec<(i32, i32)> = store
+            .read_pages(OPERATION, &s.erasure_partitions, ())
+            .await
+            .unwrap();
+        assert_eq!(left, []);
+        let name = &settings.keyspace.name;
+        let drop = format!("DROP KEYSPACE {name}");
+        store.session.query_unpaged(drop, ()).await.unwrap();
+        store.close().await.unwrap();
     }
 }

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::{
     batches::Unit,
-    changes::{deleted_of, from_json, json},
-    columns::{STATEMENT_BYTES, big, name_of, named, unset, unsigned, user},
+    changes::deleted_of,
+    columns::{STATEMENT_BYTES, big, from_json, json, name_of, named, unset, unsigned, user},
     statements::{Statements, Write},
 };
 use crate::{

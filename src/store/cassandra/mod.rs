@@ -169,9 +169,9 @@ impl Cassandra {
             .use_keyspace(&keyspace.name, false)
             .await
             .map_err(|e| failed(&e))?;
-        let mut statements = Statements::prepare(&session, profiles)
-            .await
-            .map_err(|e| failed(&e))?;
+        // Boxed, because the future of so many statements is large.
+        let prepared = Box::pin(Statements::prepare(&session, profiles));
+        let mut statements = prepared.await.map_err(|e| failed(&e))?;
         let short = settings.timeout.min(RING_TIMEOUT);
         statements.ring.set_request_timeout(Some(short));
         Ok((Arc::new(session), statements))

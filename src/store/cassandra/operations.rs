@@ -21,6 +21,7 @@ use super::{
         ConversationColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big, first_of,
         public_shard_of, shard_of, shards_of, small, unsigned,
     },
+    erase::last_due,
     inbox::InboxColumns,
     ring::{RingColumns, level_column, level_of},
     unavailable,
@@ -211,7 +212,7 @@ impl Store for Cassandra {
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>> {
+    ) -> Result<Vec<(Seq, String, bool)>> {
         self.user_reactions(conversation, user, from, to).await
     }
 
@@ -510,7 +511,7 @@ impl Store for Cassandra {
 
     async fn sweep(&self) -> Result<()> {
         // All other rows that expire have a time to live.
-        self.repeat_erasures().await
+        self.repeat_erasures(last_due()).await
     }
 
     fn is_shared(&self) -> bool {

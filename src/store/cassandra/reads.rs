@@ -96,7 +96,7 @@ impl Cassandra {
         user: &UserId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<(Seq, String)>> {
+    ) -> Result<Vec<(Seq, String, bool)>> {
         let mut found = Vec::new();
         for bucket in bucket_of(from)..=bucket_of(to) {
             let user = user.as_str();
@@ -104,10 +104,8 @@ impl Cassandra {
             let rows: Vec<(i64, String, Option<bool>)> = self
                 .read("reactions_of", &self.statements.user_reactions, values)
                 .await?;
-            let active = rows
-                .into_iter()
-                .filter(|(.., active)| *active == Some(true));
-            found.extend(active.map(|(seq, emoji, _)| (unsigned(seq), emoji)));
+            let row = |(seq, emoji, active)| (unsigned(seq), emoji, active == Some(true));
+            found.extend(rows.into_iter().map(row));
         }
         Ok(found)
     }

@@ -205,7 +205,7 @@ pub(super) async fn reactions_of(
     user: &UserId,
     from: Seq,
     to: Seq,
-) -> Result<Vec<(Seq, String)>> {
+) -> Result<Vec<(Seq, String, bool)>> {
     const OPERATION: &str = "reactions_of";
     let mut found = Vec::new();
     if from > to {
@@ -217,11 +217,9 @@ pub(super) async fn reactions_of(
     debug_assert_eq!(from.first(), Some(&MINE));
     for cell in cells.scan(Range { from, to }, usize::MAX, false).await? {
         let (on,): (bool,) = decode(OPERATION, &cell.value)?;
-        if on {
-            let seq = take_u64(OPERATION, &cell.key, seq_at)?;
-            let (emoji, _) = take_text(OPERATION, &cell.key[seq_at + 8..])?;
-            found.push((seq, emoji.to_owned()));
-        }
+        let seq = take_u64(OPERATION, &cell.key, seq_at)?;
+        let (emoji, _) = take_text(OPERATION, &cell.key[seq_at + 8..])?;
+        found.push((seq, emoji.to_owned(), on));
     }
     Ok(found)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Cell,
-    states::log_parts,
+    states::log_page,
     summaries::{inbox_cells, inbox_rows},
     values::log_cells,
 };
@@ -119,8 +119,8 @@ fn level_1_stores_the_same_bytes_as_before() {
 #[test]
 fn rows_of_level_1_are_read() {
     let cells = LEVEL_1.map(unhex);
-    let (rows, states) = log_parts("test", &cells[..1]).unwrap();
-    assert_eq!((rows, states), (vec![row()], Vec::new()));
+    let page = log_page("test", &cells[..1]).unwrap();
+    assert_eq!((page.rows, page.states), (vec![row()], Vec::new()));
     let inbox = [cells[1].clone(), cells[4].clone(), cells[2].clone()];
     let inbox = inbox_rows(&inbox, 5).unwrap();
     let write = write();

@@ -16,7 +16,7 @@ use crate::{
         Change, ChangeOp, ContentState, ConversationId, DeletedEntry, DeletedSeqs, EditedContent,
         EntryState, Millis, ReactionState, Reactions, Rev, Seq, UserId,
     },
-    store::{ChangeRow, LogRow, Result},
+    store::{ChangeRow, LogPage, Result},
 };
 
 /// The epoch of states in the keys of the log. No owner has it, and it sorts before all epochs.
@@ -188,28 +188,23 @@ pub(super) fn erased_state(operation: &'static str, cell: &Cell) -> Result<Optio
     Ok(content.map(|_| erased()))
 }
 
-/// Returns the rows of the log among its cells, and the states of the entries.
-#[expect(clippy::type_complexity, reason = "it is taken apart at once")]
-pub(super) fn log_parts(
-    operation: &'static str,
-    cells: &[Cell],
-) -> Result<(Vec<LogRow>, Vec<(Seq, EntryState)>)> {
-    let mut rows = Vec::with_capacity(cells.len());
-    let mut states: Vec<(Seq, EntryState)> = Vec::new();
+/// Returns the rows of the log among its cells, of all epochs, and the states of the entries.
+pub(super) fn log_page(operation: &'static str, cells: &[Cell]) -> Result<LogPage> {
+    let mut page = LogPage::default();
     for cell in cells {
         if !is_state(cell) {
-            rows.push(log_row(operation, cell)?);
+            page.rows.push(log_row(operation, cell)?);
             continue;
         }
         let seq = take_u64(operation, &cell.key, 17)?;
-        if states.last().is_none_or(|(last, _)| *last != seq) {
-            states.push((seq, EntryState::default()));
+        if page.states.last().is_none_or(|(last, _)| *last != seq) {
+            page.states.push((seq, EntryState::default()));
         }
-        if let Some((_, state)) = states.last_mut() {
+        if let Some((_, state)) = page.states.last_mut() {
             add_part(operation, cell, state)?;
         }
     }
-    Ok((rows, states))
+    Ok(page)
 }
 
 fn add_part(operation: &'static str, cell: &Cell, state: &mut EntryState) -> Result<()> {

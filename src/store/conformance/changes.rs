@@ -518,8 +518,14 @@ async fn reactions_of_a_user_are_found(store: &dyn Store) -> Checked {
         .await?;
     let found = store.reactions_of(id, &user("bob"), 4_001, 4_199).await?;
     let found: BTreeSet<_> = found.into_iter().collect();
-    let expected = [(4_095, "👍"), (4_095, "x"), (4_096, "x")];
-    assert_eq!(found, expected.map(|(seq, e)| (seq, e.to_owned())).into());
+    let expected = [
+        (4_095, "👍", true),
+        (4_095, "x", true),
+        (4_096, "x", true),
+        (4_097, "x", false),
+    ];
+    let expected = expected.map(|(seq, emoji, on)| (seq, emoji.to_owned(), on));
+    assert_eq!(found, expected.into());
     assert_eq!(store.reactions_of(id, &somebody(), 1, 100).await?, []);
     Ok(())
 }

@@ -23,6 +23,8 @@ use crate::tasks::lock;
 /// The time between an erasure and the compaction that follows it, in which further erasures are collected. It is also
 /// the least time between two compactions.
 const COMPACT_AFTER: Duration = Duration::from_secs(10 * 60);
+/// The time between a start and the compaction after erasures of an earlier process.
+const COMPACT_AFTER_START: Duration = Duration::from_secs(20);
 /// The least time between two compactions, as a multiple of what the earlier one took. So compacting a large directory
 /// takes at most a twentieth of the time.
 const COMPACT_PAUSE: u32 = 19;
@@ -197,7 +199,13 @@ impl Shared {
     }
 
     fn run(&self, database: &Database, keyspaces: &[Keyspace; 2]) {
-        let mut pause = COMPACT_AFTER;
+        // Before the first request, the state says whether an earlier process left erasures.
+        let is_left = self.state().erasures > 0;
+        let mut pause = if is_left {
+            COMPACT_AFTER_START
+        } else {
+            COMPACT_AFTER
+        };
         while let Some(erasures) = self.next(pause) {
             let began = Instant::now();
             if let Err(error) = compact_all(database, keyspaces.each_ref()) {

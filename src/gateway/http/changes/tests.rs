@@ -167,6 +167,7 @@ async fn each_route_requires_its_scope() {
 }
 
 #[tokio::test(start_paused = true)]
+#[expect(clippy::too_many_lines, reason = "a table: one request of each kind")]
 async fn mistakes_are_json_errors() {
     let fixture = Fixture::new().await;
     let many = json!({"seqs": vec![1; 257]});
