@@ -23,7 +23,7 @@ use crate::{
         states::States,
     },
     model::{
-        Change, ChangeOp, ConversationId, Cursor, EntryState, Newest, Rev, Seq,
+        Change, ChangeOp, ConversationId, Cursor, Entry, EntryState, Newest, Rev, Seq,
         limits::{CHANGED_BYTES_MAX, CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
     },
     mutation::{Mutation, broken},
@@ -230,6 +230,24 @@ impl Owner {
             texts: Some(entry.texts()),
             ..entry.newest(Some(&state))
         })
+    }
+
+    /// An entry with its applied state and that of the round in progress. That round corrected the inbox rows before this
+    /// entry was delivered, so the entry's own row must have the change.
+    pub(super) fn shown_in_round(&self, entry: &Entry) -> Newest {
+        let known = self.changes.states.entry(entry.seq);
+        let mut state = known.map_or_else(EntryState::default, |k| k.applied.as_ref().clone());
+        let round = self.changes.round.clone().unwrap_or_default();
+        for change in changes_at(&self.changes.log, round) {
+            let states = change.states().into_iter();
+            states
+                .filter(|(seq, _)| *seq == entry.seq)
+                .for_each(|(_, newer)| state.merge(&newer));
+        }
+        Newest {
+            texts: self.has_changes().then(|| entry.texts()),
+            ..entry.newest(Some(&state))
+        }
     }
 
     /// Handles the end of a round: its effects are stored.

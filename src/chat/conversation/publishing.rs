@@ -116,7 +116,7 @@ impl Owner {
         self.queued = self.queued.max(seq);
         if let Some(pending) = self.log.get(seq) {
             let recipients = pending.recipients.clone();
-            let newest = self.shown(&pending.entry);
+            let newest = self.shown_in_round(&pending.entry);
             let sender = Some(&pending.entry.sender);
             self.environment
                 .inbox
