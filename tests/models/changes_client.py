@@ -120,16 +120,18 @@ class Client:
             yield self.rng.uniform(1, 5)
     def change(self, opid, top):
         """Edits, deletes or reacts, mostly to one of the newest entries."""
-        rng, record = self.rng, self.world.record
+        rng = self.rng
         seqs = (rng.choice([top, rng.randint(max(1, top - 6), top)]),); op = rng.choice(["edit", "react", "react", "react", "delete" if rng.random() < 0.6 else "react"])
         if op == "delete": seqs = tuple(sorted(set(seqs) | {rng.randint(max(1, top - 8), top) for _ in range(rng.choice([0, 0, 1, 2]))}))
         arg = (rng.choice("ab"), rng.random() < 0.6) if op == "react" else None
         base = self.cursor if op == "edit" and self.world.broken != "base-rev" else None
-        asked = record.ask(opid, op, seqs)
+        yield from self.perform(opid, op, seqs, arg, base)
+    def perform(self, opid, op, seqs, arg=None, base=None):
+        record, asked = self.world.record, self.world.record.ask(opid, op, seqs)
         for _ in range(4):
             answer = yield from self.call(lambda o: o.change(self.user, op, seqs, arg, opid, base))
             if answer: break
-            yield rng.uniform(1, 5)
+            yield self.rng.uniform(1, 5)
         if not answer or answer[0] == "no": return
         record.acknowledge(asked, self.user, arg, *answer)
         for client in self.world.clients if op != "react" and not self.world.channel else (): self.sim.spawn(client.look_at_inbox())

@@ -15,7 +15,7 @@ import sys
 from changes_check import Check, Record
 from changes_client import Client
 from changes_owner import Owner
-from changes_store import Simulation, Store
+from changes_store import Change, Entry, Simulation, Store
 
 RULES = {
     "lease":       "commit, serve and acknowledge only under the lease",
@@ -68,9 +68,24 @@ class World:
         self.haste = rng.choice([0.1, 0.2, 0.6])                                               # how often owners follow each other quickly
         self.storm = rng.random() < 0.4                                                        # owners are deposed again and again while much is in progress
         self.store, self.record, self.home = Store(self.sim, self.found), Record(self), {}
-        self.owners = [Owner(self, 1)]
+        self.owners = [Owner(self, 1 if seed % 8 else self.inherit())]
         self.clients = [Client(self, u) for u in self.users]
         self.sim.spawn(self.ring())
+    def inherit(self):
+        """Begins with rows that two deposed owners left, of a kind that seldom arises by itself. -> the epoch of the next owner
+        The first owner wrote message b at seq 2; the second did not see that, and has c there, and b again at seq 3.
+        A user deletes b. The first owner wrote rev 1. The second did not see that either: its own rev 1 is lost, but its rev 2, which was built on it, is there."""
+        messages = {1: (1, Entry("a", "text", 1, "<a>", 1, 0)), 2: (2, Entry("c", "text", 2, "<c>", 2, 1)), 3: (2, Entry("b", "text", 3, "<b>", 2, 2))}
+        rows = {"m": {}, ("c", 0): {}, ("s", "a"): {(1,): (0, 1)}, ("s", "b"): {(1,): (0, 2), (2,): (0, 3)}, ("s", "c"): {(2,): (0, 2)}}
+        for seq, (epoch, entry) in [*messages.items(), (2, (1, messages[3][1]._replace(texts=2, origin=1, before=1)))]:
+            rows["m"].update({("m", seq, epoch): (0, (entry.client_id, 0, *entry[1:3], *entry[4:])), ("mc", seq, epoch): (0, entry.body)})
+        for rev, epoch, after, before in ((1, 1, (("a", 1),), 0), (2, 2, (("a", 1), ("b", 1)), 2)):
+            change = Change("react", (1,), epoch - 1, f"left.{rev}", ("a", True), after, epoch, before)
+            rows[("c", 0)].update({("c", rev, epoch): (0, (0, change)), ("cc", rev, epoch): (0, None)})
+        for replica in self.store.replicas: replica.update({part: dict(cells) for part, cells in rows.items()})
+        self.record.sent, self.record.started = {e.client_id: s for s, (_, e) in messages.items()}, {"left.1": 0.0, "left.2": 0.0}
+        self.sim.at(15, lambda: self.sim.spawn(self.clients[0].perform("0.first", "delete", (3,))))
+        return 3
     def found(self, what): self.findings.append(f"at {self.sim.now:.1f} {what}")
     def pick(self): return self.sim.rng.choice(self.owners[-3:]) if self.active and self.sim.rng.random() < 0.25 else self.owners[-1]
     # -- ownership
