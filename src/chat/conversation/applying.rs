@@ -273,9 +273,6 @@ impl Owner {
         let only_reactions = changes
             .iter()
             .all(|change| matches!(change.op, ChangeOp::React { .. }));
-        if !only_reactions {
-            self.queue_newest_again();
-        }
         self.answer_changes(revs.clone());
         self.environment
             .changes_committed
@@ -285,23 +282,6 @@ impl Owner {
         }
         self.tell(revs, only_reactions);
         self.start_round();
-    }
-
-    /// Queues the inbox rows of the newest entry as it is after a round. While the round was stored, the entry may have been
-    /// delivered, and queued as it was before.
-    fn queue_newest_again(&mut self) {
-        let newest = self.newest_queued(|_| None);
-        let audience = self
-            .participants
-            .as_mut()
-            .and_then(|p| p.audience_committed());
-        if let (Some(newest), Some(Audience::Members(members))) = (newest, audience)
-            && newest.changes > 0
-            && !broken(Mutation::InboxCorrection)
-        {
-            let inbox = &self.environment.inbox;
-            inbox.queue(self.id, Some(members), None, newest);
-        }
     }
 
     fn answer_changes(&mut self, revs: Range<Rev>) {
