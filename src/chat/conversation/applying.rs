@@ -17,13 +17,14 @@ use crate::{
         changed,
         error::Error,
         log::Log,
+        participants::Participants,
         publish::{
             Audience, Changed, Confirmation, Publication, Reacted, Recipients, RedeliveryGuard,
         },
         states::States,
     },
     model::{
-        Change, ChangeOp, ConversationId, Cursor, Entry, EntryState, Newest, Rev, Seq,
+        Change, ChangeOp, ConversationId, Cursor, Entry, EntryState, Newest, Rev, Seq, UserId,
         limits::{CHANGED_BYTES_MAX, CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
     },
     mutation::{Mutation, broken},
@@ -420,6 +421,29 @@ impl Owner {
             items: if fits { items } else { Vec::new() },
             newest: newest.map(Arc::new),
             deleted,
+        }
+    }
+
+    /// Tells a user who joins which rev the conversation has reached. Rule [join-rev]: their inbox row may have a rev from
+    /// an earlier time in the conversation, and they would not learn that they lack changes.
+    pub(super) fn tell_rev(&mut self, user: &UserId) {
+        let rev = self.changes.applied;
+        let audience = self.participants.as_mut().map(Participants::audience);
+        let Some(audience @ Audience::Members(_)) = audience.filter(|_| rev > 0) else {
+            return;
+        };
+        let nothing = Changed {
+            after: rev,
+            items: Vec::new(),
+            newest: None,
+            deleted: None,
+        };
+        let (at, nothing) = (Cursor(0, rev), Arc::new(nothing));
+        let to_all = Publication::changed(self.id, at, nothing.clone(), audience, true);
+        let audience = to_all.to(std::slice::from_ref(user)).audience;
+        if let Audience::Members(members) = &audience {
+            let members = Some(members.clone());
+            self.publish_part(rev, nothing, audience, members, Some(Range::default()));
         }
     }
 

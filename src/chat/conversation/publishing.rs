@@ -8,7 +8,7 @@ use crate::{
     chat::publish::{
         Audience, Body, Confirmation, MembershipChange, Publication, Receipt, RedeliveryGuard,
     },
-    model::Seq,
+    model::{Content, Entry, Seq, SystemChange, UserId},
     mutation::{Mutation, broken},
     store::{Applied, Mark},
 };
@@ -25,6 +25,7 @@ impl Owner {
         };
         let Effects { rows, publications } = std::mem::take(&mut pending.effects);
         let sender = pending.entry.sender.clone();
+        let joined = joined(&pending.entry).cloned();
         match rows {
             None => pending.answer(),
             Some(rows) => self.store_rows(seq, *rows),
@@ -34,6 +35,9 @@ impl Owner {
         }
         for publication in publications.into_iter().flatten() {
             self.publish(seq, publication);
+        }
+        if let Some(joined) = joined {
+            self.tell_rev(&joined);
         }
         self.log.release(seq);
     }
@@ -201,6 +205,15 @@ impl Owner {
         };
         let publication = Publication::receipt(self.id, receipt, audience);
         drop(self.environment.publish.publish(publication));
+    }
+}
+
+/// The user who joins a group by this entry.
+fn joined(entry: &Entry) -> Option<&UserId> {
+    match &entry.content {
+        Content::System(SystemChange::Added { user }) => Some(user),
+        Content::System(SystemChange::Joined) => Some(&entry.sender),
+        Content::System(_) | Content::Text { .. } => None,
     }
 }
 
