@@ -23,7 +23,7 @@ use super::{
     inbox::InboxWriter,
     lease::{Lease, Ownership},
     open::{Held, Table},
-    operation::{Ask, LogRange, Operation, Outcome, SendAck, output},
+    operation::{Ask, LogRange, Operation, SendAck, output},
     publish::Publish,
 };
 use crate::{
@@ -169,9 +169,6 @@ impl Conversations {
             };
             match answer.await.unwrap_or(Err(Error::BROKEN))? {
                 OwnerReply::Ready(outcome) => Ok(outcome),
-                OwnerReply::Page { page, .. } if page.states.is_empty() => {
-                    Ok(Outcome::History(page))
-                }
                 read => Box::pin(self.read(conversation, &ownership, asked, read)).await,
             }
         };

@@ -44,6 +44,9 @@ impl Conversations {
                 let page = self.read_log(conversation, *part, asked).await?;
                 Outcome::History(self.with_own(conversation, &actor, page).await?)
             }
+            OwnerReply::Page { page, .. } if page.states.is_empty() => {
+                return Ok(Outcome::History(page));
+            }
             OwnerReply::Page { actor, page } => {
                 Outcome::History(self.with_own(conversation, &actor, page).await?)
             }
