@@ -591,11 +591,10 @@ export class Conversation extends List<ConversationEvents> {
   }
 }
 
-/** Returns a pending message as the list shows it. */
+/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
 function onItsWay(entry: Pending): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  // A stored message has the gateway's time.
   return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }

@@ -12,12 +12,13 @@
 //! it. `SEEDS=2000 cargo test --release --test all simulation` runs more seeds.
 
 mod changing;
+mod checker;
 pub(crate) mod replay;
 mod rows;
 pub(crate) mod seen;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -39,6 +40,7 @@ use chat_gateway::{
     store::simulated::{Faults, Simulated},
     tasks::Tasks,
 };
+use checker::Checker;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use replay::Replay;
 use rows::Whole;
@@ -55,69 +57,6 @@ const MESSAGES_EACH: usize = 25;
 const GUESTS: u64 = 4;
 /// Additions and removals of one run.
 const CHANGES: usize = 20;
-
-/// What clients saw, and what was wrong with it.
-#[derive(Default)]
-struct Checker {
-    acknowledged: HashMap<ClientId, Seq>,
-    /// The sequence that every history must be a prefix of.
-    canon: Vec<ClientId>,
-    findings: Vec<String>,
-}
-
-impl Checker {
-    fn acknowledge(&mut self, client: ClientId, seq: Seq) {
-        let first = *self.acknowledged.entry(client).or_insert(seq);
-        if first != seq {
-            self.findings
-                .push(format!("{client} acknowledged at {first} and at {seq}"));
-        }
-    }
-
-    /// Checks the entries from `first` on that a reader or a subscriber saw.
-    fn saw<'a>(&mut self, first: Seq, entries: impl Iterator<Item = &'a Arc<Entry>>) {
-        for (seq, entry) in (first..).zip(entries) {
-            if entry.seq != seq {
-                self.findings
-                    .push(format!("expected {seq}, saw {}", entry.seq));
-                return;
-            }
-            let index = usize::try_from(seq - 1).unwrap();
-            match self.canon.get(index) {
-                Some(known) if *known != entry.client_id => {
-                    self.findings
-                        .push(format!("{seq} was {known}, now {}", entry.client_id));
-                }
-                Some(_) => {}
-                None if index == self.canon.len() => self.canon.push(entry.client_id),
-                // A live entry after a gap is compared once its predecessors have been read.
-                None => {}
-            }
-        }
-    }
-
-    /// Checks the whole log, and the participants that its last owner returned.
-    fn end(&mut self, entries: &[Arc<Entry>], present: &BTreeSet<UserId>) {
-        self.saw(1, entries.iter());
-        let expected = participants_of(entries);
-        if *present != expected {
-            let finding =
-                format!("the owner says that {present:?} are in the group, the log {expected:?}");
-            self.findings.push(finding);
-        }
-        let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
-        if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
-            self.findings.push("a client id is in the log twice".into());
-        }
-        for (client, seq) in &self.acknowledged {
-            let at = ids.get(usize::try_from(seq - 1).unwrap());
-            if at != Some(client) {
-                self.findings
-                    .push(format!("{client} acknowledged at {seq}, found {at:?}"));
-            }
-        }
-    }
-}
 
 /// Passes publications, which subscribers see, to the checker.
 struct Watching {
