@@ -347,7 +347,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
         seen: Arc::default(),
         messages: Mutex::default(),
         tenure: if changing {
-            [600, 1_000, 1_500, 3_000][seed as usize % 4]
+            [1_000, 1_500, 2_000, 3_000][seed as usize % 4]
         } else {
             380
         },
