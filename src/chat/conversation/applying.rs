@@ -429,9 +429,10 @@ impl Owner {
     pub(super) fn tell_rev(&mut self, user: &UserId) {
         let rev = self.changes.applied;
         let audience = self.participants.as_mut().map(Participants::audience);
-        let Some(audience @ Audience::Members(_)) = audience.filter(|_| rev > 0) else {
+        let Some(Audience::Members(members)) = audience.filter(|_| rev > 0) else {
             return;
         };
+        let audience = Audience::Members(members.clone());
         let nothing = Changed {
             after: rev,
             items: Vec::new(),
@@ -441,10 +442,14 @@ impl Owner {
         let (at, nothing) = (Cursor(0, rev), Arc::new(nothing));
         let to_all = Publication::changed(self.id, at, nothing.clone(), audience, true);
         let audience = to_all.to(std::slice::from_ref(user)).audience;
-        if let Audience::Members(members) = &audience {
-            let members = Some(members.clone());
-            self.publish_part(rev, nothing, audience, members, Some(Range::default()));
-        }
+        // The rows of all get the rev, because one queued rev of a conversation replaces another.
+        self.publish_part(
+            rev,
+            nothing,
+            audience,
+            Some(members),
+            Some(Range::default()),
+        );
     }
 
     /// Tells the other sessions of a user that they reacted.
