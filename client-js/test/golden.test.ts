@@ -26,6 +26,7 @@ interface Golden {
 }
 const golden = () => JSON.parse(readText(FILE)) as Golden;
 
+const CAT = { url: 'https://example.org/cat.png', name: 'cat.png', mime: 'image/png', size: 70_000 };
 /** Every request, with all its fields. */
 const requests: Request[] = [
   { type: 'connect', token: 'a.b.c', device: 'phone', cursors: { [conversation]: [4, 0] } },
@@ -48,7 +49,7 @@ const requests: Request[] = [
     conversation,
     clientId: client_id,
     body: 'Grüße 👋',
-    attachments: [{ url: 'https://example.org/cat.png', name: 'cat.png', mime: 'image/png', size: 70_000 }],
+    attachments: [CAT],
     replyTo: 3,
     retry: true,
   },
@@ -60,10 +61,16 @@ const requests: Request[] = [
   { type: 'typing', conversation },
   { type: 'watch', users: ['bob', 'carol'] },
   { type: 'unwatch', users: ['bob'] },
-  { type: 'subscribe', conversation, after: 5_000_000_000 },
+  { type: 'subscribe', conversation, after: 5_000_000_000, rev: 9 },
   { type: 'unsubscribe', conversation },
   { type: 'public', after: conversation, limit: 20 },
   { type: 'ping' },
+  { type: 'edit', conversation, seq: 4, body: 'See you at 13:00', attachments: [CAT], baseRev: 70_000 },
+  { type: 'delete', conversation, seqs: [3, 6] },
+  { type: 'react', conversation, seq: 4, emoji: '👍' },
+  { type: 'unreact', conversation, seq: 4, emoji: '👍' },
+  { type: 'reactions', conversation, seq: 4, emoji: '👍', after: '👍 bob', limit: 20 },
+  { type: 'changes', conversation, after: 6, limit: 100 },
 ];
 
 /** Frames that the client knows, and the gateway and its documents do not yet. */

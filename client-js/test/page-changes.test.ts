@@ -33,7 +33,7 @@ test('two users see the edits, deletions and reactions of each other', async () 
   // A reaction from the picker, and a click on it by the other one.
   await bob.getByRole('button', { name: 'Message menu' }).first().click();
   await bob.getByRole('menuitem', { name: 'React' }).click();
-  await bob.getByRole('menuitemcheckbox', { name: 'party' }).click();
+  await bob.getByRole('menuitemcheckbox', { name: 'party', exact: true }).click();
   await alice.getByRole('button', { name: 'party, 1 person' }).click();
   for (const page of [alice, bob]) await page.getByRole('button', { name: 'party, 2 people, you too' }).waitFor();
   await alice.getByRole('button', { name: /^party/ }).hover();

@@ -94,7 +94,10 @@ impl Message {
         if let Some(content) = state.and_then(|state| state.content.as_ref()) {
             message.change(content);
         }
-        if let Some(state) = state.and_then(|state| state.reactions.as_ref()) {
+        if message.deleted.is_some() {
+            // A deleted message has no reactions any more.
+            message.mine = None;
+        } else if let Some(state) = state.and_then(|state| state.reactions.as_ref()) {
             message.reactions.clone_from(&state.reactions);
         }
         message
