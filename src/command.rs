@@ -17,13 +17,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::{
     auth::Tokens,
     cluster::{self, Finalized},
-    config::{Config, Loaded},
+    config::{Config, Loaded, StoreKind},
     gateway, import,
     model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
     store::{
         Store,
         cassandra::{self, schema},
+        embedded,
     },
     tasks::Tasks,
     telemetry,
@@ -69,6 +70,9 @@ enum Command {
         #[command(subcommand)]
         command: SchemaCommand,
     },
+    /// Compact the embedded store, so that no byte of a deleted message is in any of its files; no gateway may be running on
+    /// it
+    Compact,
     /// Show the gateways on a Cassandra or ScyllaDB store, or end their upgrade
     Cluster {
         #[command(subcommand)]
@@ -168,6 +172,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Compact => compact(&loaded.config),
         Command::Cluster { command } => {
             runtime()?.block_on(cluster_command(&loaded.config, command))
         }
@@ -308,6 +313,18 @@ async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
     let (name, version) = (&settings.keyspace.name, schema::wanted());
     let what = if done { "now has" } else { "had already" };
     println!("keyspace {name} {what} version {version} of the tables");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compact(config: &Config) -> anyhow::Result<ExitCode> {
+    if config.store.kind != StoreKind::Embedded {
+        bail!(
+            "only an embedded store is compacted by this program: Cassandra and ScyllaDB compact their tables themselves"
+        );
+    }
+    let path = &config.store.embedded.path;
+    embedded::compact(path)?;
+    println!("{} is compacted", path.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,7 +3,7 @@
 //! new.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
@@ -20,13 +20,14 @@ use uuid::Uuid;
 
 use crate::{
     chat::{
-        self, Confirmation, Conversations, Creation, GetHistory, InboxWriter, LogRange,
-        Publication, Publish,
+        self, Confirmation, Conversations, Creation, DeleteMessages, EditMessage, GetHistory,
+        InboxWriter, LogRange, Publication, Publish, React,
     },
     cluster::MembershipAgent,
     config::Config,
     model::{
-        Attachment, ClientId, Content, ConversationId, Draft, Kind, Millis, Posting, Seq, UserId,
+        Attachment, ClientId, Content, ConversationId, Draft, EditedContent, Kind, Millis, Posting,
+        Seq, UserId, is_emoji,
         limits::{APPENDS_IN_FLIGHT_MAX, PAGE_ENTRIES_MAX},
     },
     node::open_store,
@@ -76,6 +77,50 @@ struct MessageLine {
     /// The id of the message. By default it is computed from the message and its number among the
     /// file's messages of its conversation.
     client_id: Option<ClientId>,
+    /// The time of the newest edit. `body` and `attachments` are those after it.
+    edited_at: Option<Millis>,
+    #[serde(default)]
+    deleted: DeletedLine,
+    #[serde(default)]
+    reactions: Vec<ReactionLine>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DeletedLine {
+    /// Whether the sender deleted the message. The time of the import is then the time of the deletion.
+    BySender(bool),
+    By(Deletion),
+}
+
+impl Default for DeletedLine {
+    fn default() -> Self {
+        Self::BySender(false)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Deletion {
+    by: UserId,
+    at: Option<Millis>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReactionLine {
+    user: UserId,
+    emoji: String,
+    at: Option<Millis>,
+}
+
+/// The changes of an imported message.
+struct Changes {
+    sender: UserId,
+    /// The newest edit: its time, and the content after it.
+    edited: Option<(Millis, EditedContent)>,
+    reactions: Vec<ReactionLine>,
+    deleted: Option<Deletion>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -84,6 +129,105 @@ pub struct Report {
     pub messages: u64,
     /// Messages that were stored before.
     pub skipped: u64,
+}
+
+impl MessageLine {
+    /// Returns the message as it is sent, and its changes if it has any.
+    fn parts(self, client_id: ClientId) -> anyhow::Result<(Draft, Option<Changes>)> {
+        let Self {
+            sender,
+            mut body,
+            mut attachments,
+            ..
+        } = self;
+        if let Some(wrong) = self.reactions.iter().find(|r| !is_emoji(&r.emoji)) {
+            bail!("{:?} is not an emoji", wrong.emoji);
+        }
+        let deleted = match self.deleted {
+            DeletedLine::BySender(false) => None,
+            DeletedLine::BySender(true) => Some(Deletion {
+                by: sender.clone(),
+                at: None,
+            }),
+            DeletedLine::By(deletion) => Some(deletion),
+        };
+        if deleted.is_some() {
+            // The deleted text is not stored even for a moment. A message must have some text.
+            (body, attachments) = (" ".into(), Vec::new());
+        }
+        let content = || EditedContent {
+            body: body.clone(),
+            attachments: attachments.clone(),
+        };
+        let edited_at = self.edited_at.filter(|_| deleted.is_none());
+        let changes = Changes {
+            sender: sender.clone(),
+            edited: edited_at.map(|at| (at, content())),
+            reactions: self.reactions,
+            deleted,
+        };
+        let draft = Draft {
+            sender,
+            client_id,
+            content: Content::Text {
+                body,
+                attachments,
+                reply_to: self.reply_to,
+            },
+            at: self.at,
+            retry: false,
+        };
+        Ok((draft, changes.any().then_some(changes)))
+    }
+}
+
+impl Changes {
+    fn any(&self) -> bool {
+        self.edited.is_some() || self.deleted.is_some() || !self.reactions.is_empty()
+    }
+
+    /// Applies the changes to a message. With `again`, an earlier import may have applied some of them: what conflicts
+    /// with the state of the message is then left out.
+    async fn apply(
+        self,
+        conversations: &Conversations,
+        conversation: ConversationId,
+        seq: Seq,
+        again: bool,
+    ) -> Result<(), chat::Error> {
+        let applied = |result: Result<u64, chat::Error>| match result {
+            Err(chat::Error::Conflict(_)) if again => Ok(()),
+            result => result.map(drop),
+        };
+        if let Some((at, content)) = self.edited {
+            let edit = EditMessage {
+                seq,
+                content,
+                // So an edit that was imported before, or made since, is not repeated or undone.
+                base_rev: Some(0),
+                at: Some(at),
+            };
+            applied(
+                conversations
+                    .ask(conversation, self.sender.clone(), edit)
+                    .await,
+            )?;
+        }
+        for ReactionLine { user, emoji, at } in self.reactions {
+            let on = true;
+            let react = React { seq, emoji, on, at };
+            applied(conversations.ask(conversation, user, react).await)?;
+        }
+        if let Some(Deletion { by, at }) = self.deleted {
+            let delete = DeleteMessages {
+                seqs: vec![seq],
+                as_moderator: by != self.sender,
+                at,
+            };
+            applied(conversations.ask(conversation, by, delete).await)?;
+        }
+        Ok(())
+    }
 }
 
 /// Imports `file` into the configured store. No gateway may be using the store.
@@ -102,6 +246,8 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     });
     let mut settings = config.conversations();
     settings.operation_timeout = FINISH_TIMEOUT;
+    settings.level = members.level();
+    settings.edit_window = None;
     let conversations = Conversations::new(
         members.me(),
         store.clone(),
@@ -154,6 +300,7 @@ struct Importer {
     conversations: Conversations,
     /// The messages of each conversation that occurred in the file.
     seen: HashMap<ConversationId, Seen>,
+    /// Lines in progress, with their numbers. Each returns whether its message was stored before.
     in_flight: VecDeque<(usize, BoxFuture<'static, Result<bool, chat::Error>>)>,
     report: Report,
     /// The name of the file.
@@ -163,7 +310,7 @@ struct Importer {
 #[derive(Default)]
 struct Seen {
     messages: u64,
-    before: HashSet<ClientId>,
+    before: HashMap<ClientId, Seq>,
 }
 
 impl Importer {
@@ -239,27 +386,26 @@ impl Importer {
             ClientId(Uuid::new_v5(&conversation.0, name.as_bytes()))
         };
         let client_id = line.client_id.unwrap_or_else(computed);
-        if seen.before.contains(&client_id) {
+        let before = seen.before.get(&client_id).copied();
+        let (draft, changes) = line.parts(client_id)?;
+        if before.is_some() && changes.is_none() {
             self.report.skipped += 1;
             return Ok(());
         }
-        let draft = Draft {
-            sender: line.sender,
-            client_id,
-            content: Content::Text {
-                body: line.body,
-                attachments: line.attachments,
-                reply_to: line.reply_to,
-            },
-            at: line.at,
-            retry: false,
-        };
         let conversations = self.conversations.clone();
         let mut sent: BoxFuture<'static, _> = Box::pin(async move {
-            conversations
-                .send(conversation, draft)
-                .await
-                .map(|sent| sent.duplicate)
+            let (seq, duplicate) = match before {
+                Some(seq) => (seq, true),
+                None => {
+                    let sent = conversations.send(conversation, draft).await?;
+                    (sent.seq, sent.duplicate)
+                }
+            };
+            if let Some(changes) = changes {
+                let applied = changes.apply(&conversations, conversation, seq, duplicate);
+                applied.await?;
+            }
+            Ok(duplicate)
         });
         // Polled here once, so that messages arrive in the order of the file.
         match futures_util::poll!(&mut sent) {
@@ -303,7 +449,8 @@ impl Importer {
                 .conversations
                 .ask(conversation, reader.clone(), history);
             let page = asked.await?;
-            seen.before.extend(page.entries.iter().map(|e| e.client_id));
+            let entries = page.entries.iter();
+            seen.before.extend(entries.map(|e| (e.client_id, e.seq)));
             match page.entries.last() {
                 Some(last) if last.seq < page.head => after = last.seq,
                 _ => break,
@@ -312,5 +459,71 @@ impl Importer {
         let known = self.seen.entry(conversation).or_default();
         known.before.extend(seen.before);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(fields: &str) -> anyhow::Result<(Draft, Option<Changes>)> {
+        let text = format!(r#"{{"type": "message", "sender": "alice", "body": "hi"{fields}}}"#);
+        match serde_json::from_str(&text)? {
+            Line::Message(line) => line.parts(ClientId(Uuid::nil())),
+            Line::Conversation(_) => bail!("a conversation"),
+        }
+    }
+
+    fn body(draft: &Draft) -> &str {
+        match &draft.content {
+            Content::Text { body, .. } => body,
+            Content::System(_) => "",
+        }
+    }
+
+    #[test]
+    fn a_plain_message_has_no_changes() {
+        for fields in ["", r#", "deleted": false, "reactions": []"#] {
+            let (draft, changes) = parts(fields).unwrap();
+            assert!(changes.is_none(), "{fields}");
+            assert_eq!(body(&draft), "hi");
+        }
+    }
+
+    #[test]
+    fn an_edited_message_is_sent_with_its_newest_text() {
+        let (draft, changes) = parts(r#", "edited_at": 7"#).unwrap();
+        let (at, content) = changes.unwrap().edited.unwrap();
+        assert_eq!((at, content.body.as_str(), body(&draft)), (7, "hi", "hi"));
+    }
+
+    #[test]
+    fn the_text_of_a_deleted_message_is_never_sent() {
+        let links = r#", "attachments": [{"url": "https://example.org/a"}], "edited_at": 7"#;
+        for (deleted, by, at) in [
+            ("true", "alice", None),
+            (r#"{"by": "bob"}"#, "bob", None),
+            (r#"{"by": "bob", "at": 9}"#, "bob", Some(9)),
+        ] {
+            let (draft, changes) = parts(&format!(r#"{links}, "deleted": {deleted}"#)).unwrap();
+            let changes = changes.unwrap();
+            let text = format!("{:?}", draft.content);
+            assert!(!text.contains("hi") && !text.contains("example"), "{text}");
+            assert!(changes.edited.is_none());
+            let deletion = changes.deleted.unwrap();
+            assert_eq!((deletion.by.as_str(), deletion.at), (by, at));
+        }
+    }
+
+    #[test]
+    fn reactions_are_checked() {
+        let line = |emoji: &str| {
+            parts(&format!(
+                r#", "reactions": [{{"user": "bob", "emoji": "{emoji}"}}]"#
+            ))
+        };
+        assert_eq!(line("👍").unwrap().1.unwrap().reactions.len(), 1);
+        assert!(line("").is_err() && line("a b").is_err());
+        assert!(parts(r#", "deleted": {"when": 1}"#).is_err());
     }
 }

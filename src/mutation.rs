@@ -33,6 +33,34 @@ pub enum Mutation {
     SessionPanic,
     /// The embedded store cannot read stored timestamps.
     Read,
+    /// A change is acknowledged before its effects are stored.
+    ChangeEffects,
+    /// A takeover does not store the effects of unsettled changes again.
+    ChangeReapply,
+    /// A takeover serves unsettled changes without writing them again.
+    ChangeSettle,
+    /// The text of a deleted message is not erased.
+    Erase,
+    /// An edit or deletion leaves the inbox rows as they are.
+    InboxCorrection,
+    /// A repeated edit is accepted, although the content changed since.
+    BaseRev,
+    /// A read mark is stored with the number of all messages instead of those up to it.
+    ReadTexts,
+    /// The rows of changes of all owners have the same key.
+    ChangeEpoch,
+    /// Pages show changes whose effects are not stored yet.
+    ChangeApplied,
+    /// A cached page is used although one of its entries has changed.
+    ChangeCache,
+    /// A deletion does not reach the inbox rows of the participants.
+    DeletedSeqs,
+    /// A takeover does not know which entries were deleted before.
+    DeletedKept,
+    /// A takeover does not publish the changes that it settled.
+    ChangePublish,
+    /// A gateway that follows a channel again does not tell its subscribers which rev the channel has.
+    Subscribe,
     /// The owner of a conversation panics at an operation.
     Panic,
 }

@@ -84,7 +84,8 @@ impl Node {
             &upkeep,
             |publish, inbox, lease| {
                 let (me, store) = (members.me(), store.clone());
-                let settings = config.conversations();
+                let mut settings = config.conversations();
+                settings.level = members.level();
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );

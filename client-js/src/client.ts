@@ -1,6 +1,7 @@
 /** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
 import { abortable, persist, unless, within } from './backoff.js';
 import { indexedDbStorage } from './browser-storage.js';
+import { ChangeFeed, type ChangeHost } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State, type TokenSource } from './connection.js';
@@ -15,18 +16,23 @@ import { Outbox } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
+  Changed,
+  ChangedItem,
   Connected,
   ConversationChange,
   ConversationId,
+  HistoryPage,
   Kind,
   Message,
   Posting,
   Presence,
   PublicConversation,
+  Reacted,
   Receipt,
   Replies,
   Request,
   Resync,
+  Rev,
   Seq,
   ServerEvent,
   Typing,
@@ -57,7 +63,7 @@ export interface ChatOptions {
   /** The WebSocket class. Needed where there is no global one, as in Node before version 22. */
   WebSocket?: unknown;
   /** The `cursors()` of an earlier client: the gateway replays later messages. */
-  cursors?: Record<ConversationId, [Seq, number]>;
+  cursors?: Record<ConversationId, [Seq, Rev]>;
   /** The number of messages that a live list holds; 300 by default. A longer list is trimmed at the end far from its reader. */
   window?: number;
 }
@@ -75,6 +81,11 @@ export interface ClientEvents {
   state: State;
   /** A message of any conversation. Each comes once, in the order of its conversation, without gaps except after a `resync`. */
   message: Message;
+  /** Entries were edited or deleted, or got other reactions. Each change comes once, in the order of its conversation, and none
+   * is left out except after a `reset`. */
+  changed: Changed;
+  /** The user added or removed a reaction, on this device or another one. */
+  reacted: Reacted;
   receipt: Receipt;
   typing: Typing;
   presence: Presence;
@@ -105,12 +116,14 @@ export interface NewConversation {
 const REQUEST_TIMEOUT_MS = 15_000;
 
 /** One user's client. It stays connected from `connect()` until `disconnect()`. */
-export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost {
+export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost, ChangeHost {
   readonly inbox: Inbox;
   /** @internal */
   readonly outbox: Outbox;
   /** @internal */
   readonly feed: Feed;
+  /** @internal */
+  readonly changeFeed: ChangeFeed = new ChangeFeed(this);
   /** The user; known after the first connection, or from the option `user`. */
   user: UserId | undefined;
   /** The answer to the last `connect`. */
@@ -138,10 +151,13 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     this.user = options.user;
     this.#options = options;
     this.feed = new Feed(
-      (conversation, after, limit) => this.request({ type: 'history', conversation, after, limit }),
+      (conversation, after, limit) => this.history({ type: 'history', conversation, after, limit }),
       (message) => this.#accept(message),
     );
-    for (const [conversation, [seq]] of Object.entries(options.cursors ?? {})) this.feed.begin(conversation, seq);
+    for (const [conversation, [seq, rev]] of Object.entries(options.cursors ?? {})) {
+      this.feed.begin(conversation, seq);
+      this.changeFeed.begin(conversation, rev);
+    }
     this.inbox = new Inbox(this);
     // Watermarks use half of the user's rate, so that other requests find room.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
@@ -152,19 +168,18 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       token: typeof token === 'string' ? fixed(token) : token,
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
-      cursors: () => this.feed.cursors(),
+      cursors: () => this.cursors(),
       connected: (hello) => this.#connected(hello),
       changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
-    this.outbox = new Outbox(
-      storage,
-      scope,
-      (request) => this.#connection.ask(request),
-      (conversation) => this.changed(conversation),
-      (error) => this.#failed(error),
-    );
+    this.outbox = new Outbox(storage, scope, {
+      ask: (request) => this.#connection.ask(request),
+      changed: (conversation) => this.changed(conversation),
+      accepted: (entry, rev) => this.#known(entry.conversation)?.accepted(entry, rev),
+      failed: (error) => this.#failed(error),
+    });
   }
 
   get state(): State {
@@ -192,7 +207,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** Disconnects, and deletes everything that is stored for this user. Create a new client for the next user. */
   async logout(): Promise<void> {
     this.#disconnect();
-    for (const kept of [this.#connection, this.inbox, this.feed, this.marks, this.#presence]) kept.clear();
+    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.marks, this.#presence]) kept.clear();
     await this.outbox.clear(this.user);
   }
 
@@ -229,6 +244,14 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       if (error instanceof ChatError || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
+  }
+
+  /** @internal Sends a request once, as soon as there is a connection. */
+  async askOnce<R extends Request>(request: R): Promise<Replies[R['type']]> {
+    await this.#ready();
+    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request)).catch((error) => {
+      throw error instanceof ChatError ? error : new ChatError('timeout', (error as Error).message);
+    });
   }
 
   /** @internal Sends a request that has no answer. Does nothing without a connection. */
@@ -300,8 +323,38 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   /** Returns the cursor of each conversation, for the option `cursors` of a later client. */
-  cursors(): Record<ConversationId, [Seq, number]> {
-    return this.feed.cursors();
+  cursors(): Record<ConversationId, [Seq, Rev]> {
+    return this.feed.cursors((conversation) => this.changeFeed.rev(conversation));
+  }
+
+  /** @internal Returns a page, and notes the rev of its states. */
+  async history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage> {
+    const page = await this.request(request, signal && { signal });
+    this.changeFeed.page(request.conversation, page.rev);
+    return page;
+  }
+
+  /** @internal */
+  apply(changed: Changed, fresh: ChangedItem[]): void {
+    const { conversation, items, reset } = changed;
+    const known = this.#known(conversation);
+    if (reset) {
+      known?.reset();
+      this.inbox.reset(conversation);
+    } else {
+      this.inbox.changed(changed);
+      known?.change(items);
+      for (const { seq, deleted } of items) if (deleted) this.outbox.deleted(conversation, seq);
+      if (!fresh.length) return;
+    }
+    const event = { ...changed, items: fresh };
+    known?.emit('changed', event);
+    this.emit('changed', event);
+  }
+
+  /** @internal */
+  countMessages(conversation: ConversationId, from: Seq, to: Seq): number | undefined {
+    return this.#known(conversation)?.countMessages(from, to);
   }
 
   async #create(kind: Kind, what: NewConversation): Promise<Conversation> {
@@ -341,6 +394,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     } else {
       this.inbox.disconnected();
       if (state.at === 'closed') this.outbox.reject(state.error);
+      if (state.at === 'closed' || state.at === 'idle') this.changeFeed.disconnected();
     }
     const { error } = state;
     const level = state.at === 'closed' ? 'error' : state.at === 'waiting' ? 'warn' : 'debug';
@@ -408,33 +462,42 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   #receive(event: ServerEvent): void {
     const conversation = 'conversation' in event ? this.#known(event.conversation) : undefined;
     if (event.type === 'message') return this.feed.receive(event);
+    if (event.type === 'changed') return this.changeFeed.receive(event);
     if (event.type === 'error') return this.#failed(new ChatError(event.code, event.message));
     if (event.type === 'receipt') {
       this.inbox.receipt(event, this.user);
       conversation?.receipt(event);
-    } else if (event.type === 'typing') conversation?.typed(event.user);
+    } else if (event.type === 'reacted') conversation?.reacted(event);
+    else if (event.type === 'typing') conversation?.typed(event.user);
     else if (event.type === 'presence') this.#presence.set(event.user, event);
     else if (event.type === 'conversation') {
       const removed = event.change === 'removed';
       if (removed) {
         this.inbox.remove(event.conversation);
         this.feed.forget(event.conversation);
+        this.changeFeed.forget(event.conversation);
         this.marks.forget(event.conversation);
       } else this.inbox.refresh().catch(() => {});
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
       this.feed.skip(event.conversation, event.head);
+      this.changeFeed.passed(event.conversation, event.head);
       this.outbox.passed(event.conversation, event.head);
       conversation?.resync(event.head);
+      // Only the gateway knows how many of the missed messages are unread.
+      this.inbox.refresh({ all: true }).catch(() => {});
     }
     // Events without a listener are ignored: `reconnect`, because the close code says what to do, and those of later versions.
     this.emit(event.type as never, event as never);
   }
 
-  #accept(message: Message): void {
+  #accept(entry: Message): void {
+    const [message, items] = this.changeFeed.overtaken(entry);
     const { conversation, seq, messageId, at, sender, clientId } = message;
     this.inbox.receive(message, this.user);
-    this.#known(conversation)?.accept(message);
+    const known = this.#known(conversation);
+    known?.accept(message);
+    if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
     if (item && item.kind !== 'channel' && sender !== this.user) this.marks.add('delivered', conversation, seq);
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });

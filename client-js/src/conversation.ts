@@ -1,13 +1,19 @@
 /** A conversation: the live list of its messages, and the requests about it. */
-import type { Feed } from './feed.js';
+import type { ChangeFeed } from './change-feed.js';
+import * as changes from './changes.js';
+import { asOf, type Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
 import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
 import type { Marks } from './marks.js';
 import type { Outbox, Pending } from './outbox.js';
 import { type Paging, pages } from './pages.js';
+import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {
+  Accepted,
   Attachment,
+  Changed,
+  ChangedItem,
   ConversationDetails,
   ConversationId,
   HistoryPage,
@@ -16,9 +22,11 @@ import type {
   Message,
   Participant,
   Posting,
+  Reacted,
   Receipt,
   Replies,
   Request,
+  Rev,
   Role,
   Sent,
   Seq,
@@ -32,12 +40,21 @@ export interface ConversationEvents {
   change: Conversation;
   /** A message of this conversation. Each comes once, in order. */
   message: Message;
+  /** Entries of this conversation were edited or deleted, or got other reactions. Each change comes once, in order. */
+  changed: Changed;
 }
 
 /** The optional parts of a message to send. */
 export interface SendOptions {
   attachments?: Attachment[];
   replyTo?: Seq;
+}
+
+/** The optional parts of an edit. */
+export interface EditOptions {
+  /** The message as it was shown when the user began to edit. If its text changed since then, the edit is refused with
+   * `conflict`. Default: as it is shown now. */
+  from?: ChatMessage;
 }
 
 /** An immutable view of a conversation, for a component to render. */
@@ -53,7 +70,10 @@ export interface Host {
   readonly inbox: Inbox;
   readonly outbox: Outbox;
   readonly feed: Feed;
+  readonly changeFeed: ChangeFeed;
   readonly marks: Marks;
+  /** Returns a page, and notes the rev of its states. */
+  history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage>;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
   /** Sends a request that has no answer. */
   post(request: Request): void;
@@ -71,11 +91,13 @@ interface Watermarks {
 }
 
 /** The properties whose change makes a new view. */
-const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item'] as const;
+const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item', 'quoted'] as const;
 const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
 /** The largest conversation, in participants, whose watermarks are followed. */
 const FOLLOWED_MAX = 1_000;
+/** The number of messages outside of the list that are kept, for replies that quote them. */
+const QUOTES_MAX = 200;
 /** The time after the last `typing` event until a user counts as not typing. */
 const TYPING_MS = 6_000;
 /** The least time between two `typing` requests. */
@@ -91,6 +113,10 @@ export class Conversation extends List<ConversationEvents> {
   #host: Host;
   #head: Seq;
   #followed: Map<UserId, Watermarks> | undefined;
+  /** Messages outside of the list that replies quote. Replaced after each change of one. */
+  #quotes: ReadonlyMap<Seq, Stored> = new Map();
+  /** Messages as they were shown with their pending changes, by key. */
+  #changed = new Map<string, ChatMessage>();
   #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
   #typedAt = 0;
   #looking = false;
@@ -147,13 +173,14 @@ export class Conversation extends List<ConversationEvents> {
     this.#isShown = true;
     this.#showStates();
     const { entries } = this.timeline;
-    const shown: ChatMessage[] = [...entries];
+    const edits = this.#host.outbox.changesOf(this.id);
+    const shown: ChatMessage[] = edits.length ? entries.map((entry) => this.#changing(entry, edits)) : [...entries];
     const waiting = this.following || !entries.length ? this.#host.outbox.of(this.id) : [];
     if (waiting.length) {
       const stored = new Set(entries.map(({ key }) => key));
       const before = new Map(this.#shown.map((message) => [message.key, message]));
       for (const entry of waiting) {
-        const message = onItsWay(entry);
+        const message = this.#changing(onItsWay(entry), edits);
         const known = before.get(message.key);
         // An equal message stays the same object, so that a component need not render it again.
         if (!stored.has(message.key)) shown.push(known && isSame(known, message) ? known : message);
@@ -161,6 +188,34 @@ export class Conversation extends List<ConversationEvents> {
     }
     if (!isSame(shown, this.#shown)) this.#shown = shown;
     return this.#shown;
+  }
+
+  /** @internal The loaded messages outside of the list. */
+  get quoted(): ReadonlyMap<Seq, Stored> {
+    return this.#quotes;
+  }
+
+  /** Returns a message of the list, or one that `loadMessage` loaded. It is a new object after each change. */
+  message(seq: Seq): ChatMessage | undefined {
+    const { first = 0, last = 0 } = this.timeline;
+    if (first <= seq && seq <= last) return this.messages[seq - first];
+    const quote = this.#quotes.get(seq);
+    return quote && this.#changing(quote, this.#host.outbox.changesOf(this.id));
+  }
+
+  /** Loads a message, for example one that a reply quotes. While the list is open, `message(seq)` has its newest state. */
+  async loadMessage(seq: Seq, signal?: AbortSignal): Promise<ChatMessage | undefined> {
+    const known = this.message(seq);
+    if (known) return known;
+    const { messages, rev } = await this.history({ around: seq, limit: 1 }, signal);
+    const found = messages.find((message) => message.seq === seq);
+    if (!found) return;
+    const quotes = new Map(this.#quotes).set(seq, this.stored(asOf(found, rev), true));
+    const [oldest] = quotes.keys();
+    if (quotes.size > QUOTES_MAX) quotes.delete(oldest!);
+    this.#quotes = quotes;
+    this.changed();
+    return this.message(seq);
   }
 
   /** The inbox item of the conversation. */
@@ -180,22 +235,54 @@ export class Conversation extends List<ConversationEvents> {
     return this.#host.outbox.add({ conversation: this.id, body, attachments, replyTo });
   }
 
-  /** Sends a failed message again. */
-  retry(key: string): void {
-    this.#host.outbox.retry(key);
+  /** Replaces the text and the attachments of a message of the user. It is shown at once, and sent when there is a connection.
+   * Resolves when the gateway acknowledged it; rejects, and is undone, when it failed for good: with `conflict` if another
+   * device changed the text after the one in `from`.
+   * @param message The seq, or the key of a message that is not stored yet. */
+  edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
+    const baseRev = this.#contentRev(message, from);
+    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev });
   }
 
-  /** Deletes a failed message. */
+  /** Deletes messages for everybody: at most 256 at once. Resolves, rejects and is undone as `edit`. */
+  delete(seqs: Seq | readonly Seq[]): Promise<Accepted> {
+    return this.#host.outbox.change(this.id, { type: 'delete', seqs: [seqs].flat() });
+  }
+
+  /** Adds a reaction of the user to a message. Resolves, rejects and is undone as `edit`. */
+  react(message: Seq | string, emoji: string): Promise<Accepted> {
+    return this.#host.outbox.change(this.id, { type: 'react', ...this.#target(message), emoji });
+  }
+
+  /** Removes a reaction of the user from a message. Resolves, rejects and is undone as `edit`. */
+  unreact(message: Seq | string, emoji: string): Promise<Accepted> {
+    return this.#host.outbox.change(this.id, { type: 'unreact', ...this.#target(message), emoji });
+  }
+
+  /** Returns one page of who reacted to a message. `after` is the `next` of the page before. */
+  reactions(
+    seq: Seq,
+    { signal, ...where }: { emoji?: string; after?: string; limit?: number; signal?: AbortSignal } = {},
+  ): Promise<Replies['reactions']> {
+    return this.#ask('reactions', { ...where, seq }, signal);
+  }
+
+  /** Sends a failed message or a refused change again. An edit then replaces the text that is shown now. */
+  retry(key: string): void {
+    this.#host.outbox.retry(key, (seq) => this.#contentRev(seq));
+  }
+
+  /** Deletes a failed message, or a refused change. */
   discard(key: string): void {
     this.#host.outbox.discard(key);
   }
 
   /** Marks everything up to `seq` as read; without it, everything. */
   read(seq: Seq = this.head): void {
-    const { user, inbox, marks } = this.#host;
+    const { inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
-    if (user) inbox.receipt({ conversation: this.id, user, readSeq: seq }, user);
+    inbox.read(this.id, seq);
     marks.add('read', this.id, seq);
   }
 
@@ -209,7 +296,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Returns one page: the newest, or the one before, after or around a seq. */
   history(where: { before?: Seq; after?: Seq; around?: Seq; limit?: number } = {}, signal?: AbortSignal): Promise<HistoryPage> {
-    return this.#ask('history', where, signal);
+    return this.#host.history({ ...where, type: 'history', conversation: this.id }, signal);
   }
 
   /** Returns pages from the newest message back to the first. Within a page the oldest message is first. */
@@ -257,8 +344,10 @@ export class Conversation extends List<ConversationEvents> {
   async subscribe(): Promise<void> {
     this.#looking = true;
     this.hold();
-    const after = this.#host.feed.seq(this.id);
-    const { head } = await this.#ask('subscribe', { after });
+    const { feed, changeFeed } = this.#host;
+    const after = feed.seq(this.id);
+    const { head, rev } = await this.#ask('subscribe', { after, rev: after === undefined ? undefined : changeFeed.rev(this.id) });
+    changeFeed.begin(this.id, rev);
     this.reaches(head);
     this.fill();
   }
@@ -278,6 +367,83 @@ export class Conversation extends List<ConversationEvents> {
     if (system) this.#follow(message, system);
     this.changed();
     this.emit('message', message);
+  }
+
+  /** @internal Applies changes to the messages of the list, and to those that replies quote. */
+  change(items: readonly ChangedItem[]): void {
+    for (const item of items) this.#update((entry) => changes.changed(entry, item, this.#host.user), item.seq);
+    this.replace((entry) => this.#upToDate(entry));
+    this.changed();
+  }
+
+  /** @internal Applies a reaction of the user. */
+  reacted({ seq, emoji, on, rev }: Omit<Reacted, 'conversation'>): void {
+    this.#update((entry) => changes.reacted(entry, emoji, on, rev), seq);
+    this.changed();
+  }
+
+  /** @internal Applies a change that the gateway acknowledged, because its event comes later. */
+  accepted(entry: OutboxEntry, rev: Rev): void {
+    for (const seq of changes.keysOf(entry.change!) as Seq[])
+      this.#update((known) => this.#upToDate(changes.acknowledged(known, entry, rev)), seq);
+  }
+
+  /** @internal Drops all states, because the client missed too many changes, and reads the list again. */
+  reset(): void {
+    this.replace(changes.forgotten);
+    this.#quotes = new Map();
+    this.reread(changes.isNewer);
+    this.changed();
+  }
+
+  /** @internal Returns how many messages of people are in (from, to]; undefined if the list does not contain them. */
+  countMessages(from: Seq, to: Seq): number | undefined {
+    const { first = Infinity, last = 0, entries } = this.timeline;
+    if (from + 1 < first || to > last) return undefined;
+    return entries.filter(({ seq, kind, deleted }) => seq > from && seq <= to && kind === 'text' && !deleted).length;
+  }
+
+  #upToDate(entry: Stored): Stored {
+    return changes.upTo(entry, this.#host.changeFeed.rev(this.id));
+  }
+
+  #update(change: (entry: Stored) => Stored, seq: Seq): void {
+    this.replace(change, seq);
+    const quote = this.#quotes.get(seq);
+    const now = quote && change(quote);
+    if (now !== quote) this.#quotes = new Map(this.#quotes).set(seq, now!);
+  }
+
+  /** Returns a message with its pending and refused changes. An equal one stays the same object. */
+  #changing<M extends ChatMessage>(message: M, waiting: readonly Pending[]): M {
+    const { key, seq = key } = message;
+    const own = waiting.filter(({ change }) => changes.keysOf(change!).includes(seq));
+    if (!own.length) return message;
+    const now = changes.pending(message, own);
+    const before = this.#changed.get(key) as M;
+    if (isSame(before, now)) return before;
+    this.#changed.set(key, now);
+    return now;
+  }
+
+  /** Returns how a change names its message: by its seq, or by its key while it has none. */
+  #target(message: Seq | string): ChangeTarget {
+    if (typeof message === 'number') return { seq: message };
+    const seq = this.messages.find(({ key }) => key === message)?.seq;
+    return seq === undefined ? { of: message } : { seq };
+  }
+
+  /** Returns the rev of the text that the user sees, or saw in `from`. */
+  #contentRev(message: Seq | string, from?: ChatMessage): Rev {
+    const { seq } = this.#target(message);
+    const now = from && this.messages.find(({ key }) => key === from.key);
+    // The same text counts as seen, whatever its rev: it may be an own edit that was acknowledged meanwhile.
+    if (from && !(now?.body === from.body && isSame(now.attachments, from.attachments))) return changes.contentRev(from as Stored);
+    if (seq === undefined) return 0;
+    const { first = 0, entries } = this.timeline;
+    const entry = entries[seq - first] ?? this.#quotes.get(seq);
+    // Without the entry, the user saw it elsewhere, for example in a `message` event, and all changes up to the cursor.
+    return entry ? changes.contentRev(entry) : this.#host.changeFeed.rev(this.id);
   }
 
   /** @internal */
@@ -357,6 +523,8 @@ export class Conversation extends List<ConversationEvents> {
   /** @internal */
   protected released(): void {
     this.#followed = undefined;
+    this.#quotes = new Map();
+    this.#changed.clear();
     this.hold();
     this.changed();
   }
@@ -389,9 +557,13 @@ export class Conversation extends List<ConversationEvents> {
   }
 
   /** @internal Returns a stored message as the list shows it; `#showStates` sets its state. */
-  protected stored(message: Message): Stored {
-    const own = message.sender === this.#host.user && message.kind === 'text';
-    return { ...message, key: message.clientId, state: own ? 'sent' : undefined };
+  protected stored(message: Message, isPage = false): Stored {
+    const { clientId: key, sender, kind, seq } = message;
+    const own = sender === this.#host.user && kind === 'text';
+    // A change may have waited for the seq since before the application was closed.
+    if (own) this.#host.outbox.placed(key, seq);
+    const { rev: _, ...shown } = message;
+    return { ...shown, key, state: own ? 'sent' : undefined, ...changes.stateful(message, isPage) };
   }
 
   /** Sets the states of the user's own messages by the watermarks of all other participants. */
@@ -419,11 +591,10 @@ export class Conversation extends List<ConversationEvents> {
   }
 }
 
-/** Returns a pending message as the list shows it. */
+/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
 function onItsWay(entry: Pending): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  // A stored message has the gateway's time.
   return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }

@@ -1,7 +1,7 @@
-/** Puts the messages of each conversation in order, once and without gaps. The seq of the last one is the cursor from which
- * a new connection replays. */
+/** Puts the messages of each conversation in order, once and without gaps. The seq of the last one is the first part of the
+ * cursor from which a new connection replays. */
 import { persist } from './backoff.js';
-import type { ConversationId, HistoryPage, Message, Seq } from './types.js';
+import type { ConversationId, HistoryPage, Message, Rev, Seq } from './types.js';
 
 /** The greatest number of messages of one conversation that wait for earlier ones. The history has those above it. */
 const HELD_MAX = 1_000;
@@ -9,6 +9,9 @@ const HELD_MAX = 1_000;
 const FILL_PAGE = 200;
 /** The number of cursors that a gateway accepts. Above it, the conversations that were added last are sent. */
 const CURSORS_MAX = 5_000;
+
+/** Returns an entry of a page, which contains all changes up to the rev of the page. */
+export const asOf = (message: Message, rev: Rev): Message => (rev > (message.rev ?? 0) ? { ...message, rev } : message);
 
 /** The position in one conversation. */
 interface Place {
@@ -69,9 +72,9 @@ export class Feed {
   }
 
   /** Returns the cursors to connect with, as `[seq, rev]`. */
-  cursors(): Record<ConversationId, [Seq, number]> {
+  cursors(revOf: (conversation: ConversationId) => Rev): Record<ConversationId, [Seq, Rev]> {
     const places = [...this.#places].slice(-CURSORS_MAX);
-    return Object.fromEntries(places.map(([conversation, { seq }]) => [conversation, [seq, 0]]));
+    return Object.fromEntries(places.map(([conversation, { seq }]) => [conversation, [seq, revOf(conversation)]]));
   }
 
   #release(place: Place): void {
@@ -88,12 +91,12 @@ export class Feed {
     place.filling = true;
     while (place.held.size && this.#places.get(conversation) === place) {
       try {
-        const { messages } = await persist(() => this.#history(conversation, place.seq, FILL_PAGE));
+        const { messages, rev } = await persist(() => this.#history(conversation, place.seq, FILL_PAGE));
         const first = messages[0]?.seq;
         if (!first) break;
         // The messages before it cannot be read.
         if (first > place.seq + 1) place.seq = first - 1;
-        for (const message of messages) place.held.set(message.seq, message);
+        for (const message of messages) place.held.set(message.seq, asOf(message, rev));
         this.#release(place);
       } catch {
         // Either the user may not read the conversation any more, or `disconnect()` was called and the next connection replays.

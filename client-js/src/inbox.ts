@@ -1,12 +1,26 @@
 /** The inbox: the user's conversations with their unread counts, kept up to date by events. */
 import { backoff } from './backoff.js';
+import type { ChangeFeed } from './change-feed.js';
 import type { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
 import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
 import type { Marks } from './marks.js';
 import { type Paging, pages } from './pages.js';
-import type { ConversationId, InboxItem, Message, Receipt, Replies, Request, Seq, UserId } from './types.js';
+import type {
+  Attachment,
+  Changed,
+  ConversationId,
+  InboxItem,
+  LastMessage,
+  Message,
+  Receipt,
+  Replies,
+  Request,
+  Rev,
+  Seq,
+  UserId,
+} from './types.js';
 
 /** The size of the first page: small, so that it comes soon. */
 const FIRST_PAGE = 50;
@@ -15,11 +29,17 @@ const PAGE = 200;
 /** The number of conversations that are loaded by themselves, and so have cursors. `loadMore()` loads more. */
 export const INBOX_LOADED = 1_000;
 
+/** The rev of an item whose state is not known any more. */
+const NO_STATE = -1;
+
 /** What the inbox needs of its client. */
 export interface InboxHost {
   readonly feed: Feed;
+  readonly changeFeed: ChangeFeed;
   readonly marks: Marks;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  /** Returns how many messages of people are in (from, to], without deleted ones; undefined if they are not loaded. */
+  countMessages(conversation: ConversationId, from: Seq, to: Seq): number | undefined;
   /** Says that the inbox item of a conversation changed. */
   changed(conversation: ConversationId): void;
 }
@@ -45,6 +65,10 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   #retry: ReturnType<typeof setTimeout> | undefined;
   /** Conversations that got messages and have no item. The next load shows whether they are in the inbox. */
   #unknown = new Set<ConversationId>();
+  /** Unread entries that do not count: system entries with rev 0, and deleted messages with the rev of their deletion. */
+  #uncounted = new Map<ConversationId, Map<Seq, Rev>>();
+  /** Conversations of which the user read a part, so that only the gateway knows how much is unread. */
+  #inexact = new Set<ConversationId>();
   /** Conversations that are not in the inbox: channels that the user only subscribed to. */
   #outside = new Set<ConversationId>();
   #changed = gathered(() => this.emit('change', this.items));
@@ -138,6 +162,8 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     for (const item of items) {
       const { conversation, kind, lastSeq, unread } = item;
       this.#host.feed.begin(conversation, lastSeq);
+      if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
+      else this.#host.changeFeed.page(conversation, item.rev);
       if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
     }
@@ -149,6 +175,8 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     clearTimeout(this.#retry);
     this.#items.clear();
     this.#outside.clear();
+    this.#uncounted.clear();
+    this.#inexact.clear();
     this.#next = undefined;
     this.#sorted = undefined;
     this.loaded = false;
@@ -157,7 +185,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** @internal */
   receive(message: Message, me: UserId | undefined): void {
-    const { conversation, seq, messageId, at, sender, kind } = message;
+    const { conversation, seq, messageId, at, sender, kind, deleted, rev = 0 } = message;
     const item = this.get(conversation);
     if (!item) {
       if (this.#outside.has(conversation)) return;
@@ -165,34 +193,119 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
       return void this.#refresh().catch(() => {});
     }
     if (seq <= item.lastSeq) return;
-    const readSeq = sender === me ? seq : item.readSeq;
-    const text = message.body || message.attachments?.[0]?.name || '';
-    // A character has at most two UTF-16 units.
-    const preview = [...text.slice(0, 200)].slice(0, 100).join('');
-    const lastMessage = { seq, messageId, at, sender, kind, preview };
-    this.#set({ ...item, lastSeq: seq, lastMessage, readSeq });
+    const preview = previewOf(message);
+    const lastMessage = { seq, messageId, at, sender, kind, preview, ...(deleted && { deleted: true }) };
+    if (kind !== 'text' || deleted) this.#uncount(conversation, seq, rev);
+    const counted = seq - item.lastSeq - this.#uncountedIn(conversation, item.lastSeq, seq);
+    const isOwn = sender === me;
+    this.#store({ ...item, lastSeq: seq, lastMessage, ...(isOwn ? { readSeq: seq, unread: 0 } : { unread: item.unread + counted }) });
+  }
+
+  /** @internal Applies edits and deletions to the preview and to the number of unread messages. */
+  changed({ conversation, rev, items }: Changed): void {
+    const item = this.get(conversation);
+    // The changes up to the rev of the item are in it already.
+    if (!item || !this.#hasState(conversation) || rev <= item.rev) return;
+    let { unread, lastMessage } = item;
+    for (const { seq, rev, deleted, body, attachments } of items) {
+      if (rev <= item.rev) continue;
+      if (deleted && seq > item.readSeq && this.#uncount(conversation, seq, rev) && seq <= item.lastSeq) unread--;
+      if (lastMessage?.seq !== seq) continue;
+      if (deleted) lastMessage = { ...lastMessage, preview: '', deleted: true };
+      else if (body !== undefined) lastMessage = { ...lastMessage, preview: previewOf({ body, attachments }) };
+    }
+    const now = { ...item, rev, lastMessage, unread: Math.max(0, unread) };
+    // Reactions change only the rev, which nobody has to render.
+    if (unread === item.unread && lastMessage === item.lastMessage) this.#items.set(conversation, now);
+    else this.#store(now);
+  }
+
+  /** @internal Loads the inbox again, because the client missed too many changes of a conversation. */
+  reset(conversation: ConversationId): void {
+    const item = this.get(conversation);
+    // Until then, later changes are not enough.
+    if (item) this.#items.set(conversation, { ...item, rev: NO_STATE });
+    this.#refresh(true).catch(() => {});
+  }
+
+  /** Whether the preview and the number of unread messages are known as of some rev. */
+  #hasState(conversation: ConversationId): boolean {
+    return (this.get(conversation)?.rev ?? NO_STATE) !== NO_STATE;
   }
 
   /** @internal */
   receipt({ conversation, user, readSeq }: Receipt, me: UserId | undefined): void {
     const item = this.get(conversation);
-    if (item && user === me && readSeq) this.#set({ ...item, readSeq });
+    if (!item || user !== me || !readSeq) return;
+    this.#store(this.#read(item, readSeq));
+    // The gateway has the watermark, so it knows the number.
+    if (this.#inexact.has(conversation)) this.#refresh().catch(() => {});
+  }
+
+  /** @internal Marks as read on this device; the gateway does not know it yet. */
+  read(conversation: ConversationId, seq: Seq): void {
+    const item = this.get(conversation);
+    if (item) this.#store(this.#read(item, seq));
+  }
+
+  /** Returns an item with a higher read watermark. */
+  #read(item: InboxItem, seq: Seq): InboxItem {
+    const { conversation, readSeq, lastSeq } = item;
+    if (seq <= readSeq) return item;
+    let unread = 0;
+    if (seq < lastSeq) {
+      const counted = this.#host.countMessages(conversation, readSeq, seq);
+      const left = lastSeq - seq - this.#uncountedIn(conversation, seq, lastSeq);
+      const isKnown = item.unread === lastSeq - readSeq - this.#uncountedIn(conversation, readSeq, lastSeq);
+      if (counted === undefined && !isKnown) this.#inexact.add(conversation);
+      unread = counted === undefined ? Math.min(item.unread, left) : Math.max(0, item.unread - counted);
+    } else this.#inexact.delete(conversation);
+    const uncounted = this.#uncounted.get(conversation);
+    for (const known of uncounted?.keys() ?? []) if (known <= seq) uncounted!.delete(known);
+    return { ...item, readSeq: seq, unread };
+  }
+
+  /** Notes that an entry does not count as unread. Returns whether that is new. */
+  #uncount(conversation: ConversationId, seq: Seq, rev: Rev): boolean {
+    let seqs = this.#uncounted.get(conversation);
+    if (!seqs) this.#uncounted.set(conversation, (seqs = new Map()));
+    if (seqs.has(seq)) return false;
+    seqs.set(seq, rev);
+    return true;
+  }
+
+  #uncountedIn(conversation: ConversationId, from: Seq, to: Seq, after: Rev = -1): number {
+    const seqs = [...(this.#uncounted.get(conversation) ?? [])];
+    return seqs.filter(([seq, rev]) => seq > from && seq <= to && rev > after).length;
   }
 
   /** @internal */
   remove(conversation: ConversationId): void {
+    this.#uncounted.delete(conversation);
+    this.#inexact.delete(conversation);
     if (this.#items.delete(conversation)) this.#touched(conversation);
   }
 
-  /** Stores an item. The known one may be newer, if a message came while the page was loaded. */
+  /** Stores an item of a page. The known one may be newer, if messages, changes or receipts came while the page was loaded. */
   #set(item: InboxItem): void {
     const { conversation } = item;
     const known = this.get(conversation);
-    const { lastSeq, lastMessage } = known && known.lastSeq > item.lastSeq ? known : item;
-    const readSeq: Seq = Math.max(item.readSeq, known?.readSeq ?? 0);
-    const unread = Math.max(0, lastSeq - readSeq);
-    const now = { ...item, lastSeq, lastMessage, readSeq, unread };
-    if (isSame(known, now)) return;
+    if (!known) return this.#store(item);
+    const rev = Math.max(item.rev, known.rev);
+    const isNewer = known.lastSeq > item.lastSeq || (known.lastSeq === item.lastSeq && known.rev > item.rev);
+    const { lastSeq, lastMessage } = isNewer ? known : item;
+    const later = lastSeq - item.lastSeq - this.#uncountedIn(conversation, item.lastSeq, lastSeq);
+    // The page does not contain these deletions.
+    const deleted = this.#uncountedIn(conversation, item.readSeq, item.lastSeq, item.rev);
+    const now = { ...item, rev, lastSeq, lastMessage, unread: Math.max(0, item.unread + later - deleted) };
+    this.#inexact.delete(conversation);
+    // The gateway may not have the watermark yet.
+    this.#store(this.#read(now, known.readSeq));
+  }
+
+  #store(now: InboxItem): void {
+    const { conversation } = now;
+    if (isSame(this.get(conversation), now)) return;
     this.#items.set(conversation, now);
     this.#touched(conversation);
   }
@@ -202,4 +315,12 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     this.#host.changed(conversation);
     this.#changed();
   }
+}
+
+/** Returns the beginning of a text, or without text the name or URL of the first attachment. */
+function previewOf({ body, attachments }: { body: string; attachments?: Attachment[] | undefined }): LastMessage['preview'] {
+  const [first] = attachments ?? [];
+  const text = body || first?.name || first?.url || '';
+  // A character has at most two UTF-16 units.
+  return [...text.slice(0, 200)].slice(0, 100).join('');
 }

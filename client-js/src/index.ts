@@ -5,10 +5,11 @@ export type { State, TokenReason, TokenSource } from './connection.js';
 export type {
   Conversation,
   ConversationEvents,
+  EditOptions,
   SendOptions,
 } from './conversation.js';
 export type { Dispose } from './emitter.js';
 export type { Inbox } from './inbox.js';
-export type { ChatMessage, MessageState } from './list.js';
-export { memoryStorage, type OutboxEntry, type OutboxStorage } from './storage.js';
+export type { ChangeType, ChatMessage, FailedChange, MessageState } from './list.js';
+export { memoryStorage, type OutboxChange, type OutboxEntry, type OutboxStorage } from './storage.js';
 export type * from './types.js';

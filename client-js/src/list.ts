@@ -1,17 +1,18 @@
 /** The live list of a conversation: messages without a gap, up to the newest one while the list follows it. Pages are
  * loaded one at a time, and loading is retried with back-off. */
-import { backoff } from './backoff.js';
+import { backoff, persist } from './backoff.js';
 import type { ChatError } from './codes.js';
 import { type Dispose, Emitter } from './emitter.js';
+import { asOf } from './feed.js';
 import { Timeline } from './timeline.js';
-import type { HistoryPage, Message, Seq } from './types.js';
+import type { HistoryPage, Message, Rev, Seq } from './types.js';
 
 /** The state of one's own message. `sending` includes the wait for a connection. `delivered` and `read` mean by all other
  * participants; in channels a message stays `sent`. */
 export type MessageState = 'sending' | 'sent' | 'delivered' | 'read' | 'failed';
 
 /** A message as the list shows it: stored or pending. */
-export interface ChatMessage extends Omit<Message, 'seq' | 'messageId'> {
+export interface ChatMessage extends Omit<Message, 'seq' | 'messageId' | 'rev'> {
   /** The identity of the message, the same before and after it is stored. */
   key: string;
   /** The seq; undefined while the message is pending. */
@@ -20,10 +21,44 @@ export interface ChatMessage extends Omit<Message, 'seq' | 'messageId'> {
   state?: MessageState | undefined;
   /** Why the message failed. */
   error?: { code: string; message: string } | undefined;
+  /** The changes that the gateway did not acknowledge yet. The message is shown as it will be afterwards. */
+  pending?: readonly ChangeType[];
+  /** The newest change that the gateway refused. It was undone. `retry(key)` requests it again, `discard(key)` drops it. */
+  failedChange?: FailedChange;
+}
+
+/** What a change does to a message. */
+export type ChangeType = 'edit' | 'delete' | 'react' | 'unreact';
+
+/** A change that the gateway refused. */
+export interface FailedChange {
+  key: string;
+  type: ChangeType;
+  error: { code: string; message: string };
+  /** The text of a refused edit. */
+  body?: string;
+}
+
+/** Which changes an entry contains. */
+export interface EntryState {
+  /** All changes of the entry up to this rev; Infinity if that is not known any more. */
+  rev: Rev;
+  /** The rev of this device's newest edit, if that is higher. */
+  content: Rev;
+  /** The reactions at `rev`, and the user's own ones at `mineRev`. */
+  counts: Readonly<Record<string, number>>;
+  mine: readonly string[];
+  mineRev: Rev;
+  /** The user's own reactions after `mineRev`, the newest one of each emoji. */
+  toggles: Readonly<Record<string, { rev: Rev; on: boolean }>>;
 }
 
 /** A stored message as the list shows it. */
-export type Stored = ChatMessage & { seq: Seq };
+export type Stored = ChatMessage & {
+  seq: Seq;
+  /** The state; absent if the entry never changed. */
+  revs?: EntryState;
+};
 
 /** Reads one page of the log. Throws if the list was released meanwhile. */
 type ReadPage = (where: { before?: Seq; after?: Seq; around?: Seq | undefined; limit: number }) => Promise<Stored[]>;
@@ -80,7 +115,7 @@ export abstract class List<Events> extends Emitter<Events> {
   /** @internal */
   protected abstract reaches(head: Seq): void;
   /** @internal */
-  protected abstract stored(message: Message): Stored;
+  protected abstract stored(message: Message, isPage?: boolean): Stored;
 
   /** Whether a page is being loaded. */
   get loading(): boolean {
@@ -171,6 +206,31 @@ export abstract class List<Events> extends Emitter<Events> {
     if (live || this.following) this.#beginAt();
   }
 
+  /** @internal Replaces stored entries: the one with this seq, or without a seq all. */
+  protected replace(change: (entry: Stored) => Stored, seq?: Seq): void {
+    for (const { entries } of [this.timeline, this.#ahead]) {
+      const first = entries[0]?.seq ?? 1;
+      const [from, to] = seq === undefined ? [0, entries.length] : [seq - first, seq - first + 1];
+      for (let i = Math.max(0, from); i < to && i < entries.length; i++) entries[i] = change(entries[i]!);
+    }
+  }
+
+  /** @internal Reads the entries of the list again, and keeps it where it is. Releases a list that is not open.
+   * @param isNewer Says whether an entry of a page replaces the known one. */
+  protected reread(isNewer: (page: Stored, known: Stored) => boolean): void {
+    // A list that nobody looks at is loaded when it is opened again.
+    if (!this.users) return this.#release();
+    if (!this.timeline.last) return;
+    const again = async (read: ReadPage) => {
+      for (let after = (this.timeline.first ?? 1) - 1; after < (this.timeline.last ?? 0); ) {
+        const page = await read({ after, limit: FILL_PAGE });
+        for (const entry of page) this.replace((known) => (isNewer(entry, known) ? entry : known), entry.seq);
+        after = page.at(-1)?.seq ?? Infinity;
+      }
+    };
+    persist(() => this.#page(again)).catch(() => {});
+  }
+
   #beginAt(at?: Seq): void {
     this.following = at === undefined;
     this.#anew = { at };
@@ -227,11 +287,11 @@ export abstract class List<Events> extends Emitter<Events> {
     const { epoch } = this;
     const isOver = () => epoch !== this.epoch;
     const read: ReadPage = async (where) => {
-      const { messages, head } = await this.history(where);
+      const { messages, head, rev } = await this.history(where);
       // Ends `load`; `work` drops the thrown value.
       if (isOver()) throw head;
       this.reaches(head);
-      return messages.map((message) => this.stored(message));
+      return messages.map((message) => this.stored(asOf(message, rev), true));
     };
     const work = async () => {
       if (isOver()) return;

@@ -1,11 +1,13 @@
-/** The outbox: messages that the gateway has not acknowledged. Each conversation sends one message at a time, so they keep
- * their order. A message is sent until it is acknowledged or refused for good; its `clientId` makes this idempotent. Among
- * the tabs of a browser, the one that holds the lock sends for all. */
+/** The outbox: messages and changes of messages that the gateway has not acknowledged. A conversation sends one message at a
+ * time, and a message one change, so they keep their order. Each is sent until it is acknowledged or refused for good. A
+ * message has a `clientId` and an edit a `baseRev`, so that sending again does no harm. Among the tabs of a browser, the one
+ * that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
+import { keysOf } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
-import type { OutboxEntry, OutboxStorage } from './storage.js';
-import type { Attachment, ConversationId, Replies, Request, Sent, Seq, UserId } from './types.js';
+import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
+import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq, UserId } from './types.js';
 
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
@@ -39,23 +41,41 @@ interface Local extends Pending {
   suspect?: boolean;
 }
 
-/** A note between tabs: an entry was acknowledged, `logout()` was called, or without a field, the storage changed. */
-type Note = { sent?: [clientId: string, sent: Sent]; cleared?: true };
+/** A note between tabs: a message or change was acknowledged, `logout()` was called, or without a field, the storage changed. */
+type Note = { sent?: [clientId: string, sent: Sent]; accepted?: [clientId: string, rev: Rev]; cleared?: true };
 
-type Ask = <R extends Request & { type: 'send' | 'create' }>(request: R) => Promise<Replies[R['type']]>;
+type ChangeRequest = Extract<Request, { type: OutboxChange['type'] }>;
+type Ask = <R extends ChangeRequest | (Request & { type: 'send' | 'create' })>(request: R) => Promise<Replies[R['type']]>;
+
+/** The promise of a `send` call or of a change. */
+interface Waiting {
+  resolve(answer: Sent | Accepted): void;
+  reject(error: ChatError): void;
+}
+
+/** What the outbox needs of its client. */
+export interface OutboxHost {
+  ask: Ask;
+  /** Called when the entries of a conversation changed. */
+  changed(conversation: ConversationId): void;
+  /** Called when a change was acknowledged. */
+  accepted(entry: OutboxEntry, rev: Rev): void;
+  /** Called with an error of the storage, or between tabs. */
+  failed(error: Error): void;
+}
 
 /** The outbox of one user and one gateway. */
 export class Outbox {
   #storage: OutboxStorage;
   #scope: string;
-  #ask: Ask;
+  #host: OutboxHost;
   #user: UserId | undefined;
   /** By client id, in the order in which they are sent. */
   #entries = new Map<string, Local>();
-  /** The promises of this tab's `send` calls, by client id. */
-  #waiting = new Map<string, { resolve(sent: Sent): void; reject(error: ChatError): void }>();
-  /** The conversations that are sending a message. */
-  #sending = new Set<ConversationId>();
+  /** The promises of this tab's calls, by client id. */
+  #waiting = new Map<string, Waiting>();
+  /** The client ids of the entries that are being sent, or wait to be sent again. */
+  #sending = new Set<string>();
   /** The other users of direct chats that were opened without a connection. The first message creates the chat. */
   readonly dms = new Map<ConversationId, UserId>();
   /** Whether an error between tabs was reported. */
@@ -68,32 +88,41 @@ export class Outbox {
   #writes = 0;
   /** The time when another tab called `logout()`. Entries written before are not loaded again. */
   #cleared = 0;
-  #changed: (conversation: ConversationId) => void;
-  #failed: (error: Error) => void;
 
-  /** @param failed Called with an error of the storage, or between tabs. */
-  constructor(
-    storage: OutboxStorage,
-    scope: string,
-    ask: Ask,
-    changed: (conversation: ConversationId) => void,
-    failed: (error: Error) => void,
-  ) {
-    this.#changed = changed;
-    this.#failed = failed;
+  constructor(storage: OutboxStorage, scope: string, host: OutboxHost) {
     this.#storage = storage;
     this.#scope = scope;
-    this.#ask = ask;
+    this.#host = host;
   }
 
   /** Returns the pending messages of a conversation. */
   of(conversation: ConversationId): Pending[] {
+    return this.#all(conversation).filter(({ change }) => !change);
+  }
+
+  /** Returns the pending and refused changes of a conversation. */
+  changesOf(conversation: ConversationId): Pending[] {
+    return this.#all(conversation).filter(({ change }) => change);
+  }
+
+  #all(conversation: ConversationId): Local[] {
     return [...this.#entries.values()].filter((entry) => entry.conversation === conversation);
   }
 
   /** Queues a message. Resolves with its acknowledgement. */
   add(draft: Draft): Promise<Sent> {
-    const sent = new Promise<Sent>((resolve, reject) => {
+    return this.#add(draft) as Promise<Sent>;
+  }
+
+  /** Queues a change of a message. Resolves with its acknowledgement. */
+  change(conversation: ConversationId, change: OutboxChange): Promise<Accepted> {
+    // It takes the place of an equal one that was refused.
+    this.#dropFailed(conversation, keysOf(change), whatOf(change));
+    return this.#add({ conversation, body: '', change }) as Promise<Accepted>;
+  }
+
+  #add(draft: Draft & { change?: OutboxChange }): Promise<Sent | Accepted> {
+    const sent = new Promise<Sent | Accepted>((resolve, reject) => {
       if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
       else {
         const clientId = uuid();
@@ -107,22 +136,58 @@ export class Outbox {
     return sent;
   }
 
-  /** Sends a failed message again, after all others. */
-  retry(clientId: string): void {
+  /** Sends a failed message or change again, after all others.
+   * @param contentRev Returns the rev of the text that the user sees now: an edit is to replace that one. */
+  retry(clientId: string, contentRev: (seq: Seq) => Rev): void {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
+    const { change } = entry;
     this.#entries.delete(clientId);
+    if (change?.type === 'edit' && change.seq) entry.change = { ...change, baseRev: contentRev(change.seq) };
     this.#queue({ ...entry, failed: undefined, suspect: false });
   }
 
-  /** Deletes a failed message. */
+  /** Deletes a failed message with its changes, or a failed change. */
   discard(clientId: string): void {
     const entry = this.#entries.get(clientId);
-    if (entry?.failed) this.#forget(entry);
+    if (!entry?.failed) return;
+    this.#forget(entry);
+    for (const other of this.#changesOfPending(clientId)) {
+      this.#settle(other.clientId)?.reject(new ChatError('closed', 'discarded'));
+      this.#forget(other);
+    }
+  }
+
+  /** Deletes the refused changes of a message that was deleted. */
+  deleted(conversation: ConversationId, seq: Seq): void {
+    this.#dropFailed(conversation, [seq]);
+  }
+
+  #dropFailed(conversation: ConversationId, keys: (string | Seq)[], what?: string): void {
+    for (const entry of this.changesOf(conversation)) {
+      const change = entry.change!;
+      if (entry.failed && keysOf(change).some((key) => keys.includes(key)) && (!what || whatOf(change) === what)) this.#forget(entry);
+    }
+  }
+
+  /** Gives the changes of a pending message its seq, so that they can be sent. */
+  placed(clientId: string, seq: Seq): void {
+    for (const entry of this.#changesOfPending(clientId)) {
+      const { of: _, ...change } = entry.change as OutboxChange & { of: string };
+      entry.change = { ...change, seq } as OutboxChange;
+      this.#store(entry);
+      // The acknowledgement of the message may still be being processed.
+      queueMicrotask(() => this.#send(entry.conversation));
+    }
+  }
+
+  #changesOfPending(clientId: string): Local[] {
+    return [...this.#entries.values()].filter(({ change }) => change && 'of' in change && change.of === clientId);
   }
 
   /** Removes an entry whose message event came. */
   seen(clientId: string, sent: Sent): void {
+    this.placed(clientId, sent.seq);
     this.#settle(clientId)?.resolve(sent);
     const entry = this.#entries.get(clientId);
     if (entry) this.#forget(entry);
@@ -230,7 +295,7 @@ export class Outbox {
 
   /** Reports once that this tab cannot coordinate with others. The gateway still stores each message once. */
   #alone(error: unknown): void {
-    if (!this.#told) this.#failed(new Error(`Tabs cannot share the outbox: ${error}`));
+    if (!this.#told) this.#host.failed(new Error(`Tabs cannot share the outbox: ${error}`));
     this.#told = true;
   }
 
@@ -271,11 +336,13 @@ export class Outbox {
           // It may be meant for another gateway, so the user decides whether to send it.
           const message = 'written for an unknown gateway: retry or discard it';
           Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
-          this.#storage.put(entry).catch(this.#failed);
+          this.#storage.put(entry).catch((error) => this.#host.failed(error));
         }
         const known = this.#entries.get(entry.clientId);
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
+        // Another tab may have changed it. Its own last change may not be in the storage yet.
+        if (same && !known.unsaved && entry.change) known.change = entry.change;
         // Another tab, or an earlier one, may have sent it.
         if (!same || (this.#storage.shared && this.#turn !== this.#connection)) local.tried = true;
         now.push(local);
@@ -288,15 +355,15 @@ export class Outbox {
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
       for (const entry of gone) this.#store(Object.assign(entry, { tried: true }));
-      for (const { conversation } of [...before, ...stored]) this.#changed(conversation);
+      for (const { conversation } of [...before, ...stored]) this.#host.changed(conversation);
     } catch (error) {
-      this.#failed(error as Error);
+      this.#host.failed(error as Error);
     }
   }
 
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
-    this.#changed(entry.conversation);
+    this.#host.changed(entry.conversation);
     if (!this.#user) return;
     const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, ...plain } = entry;
     entry.unsaved = !remove;
@@ -307,86 +374,105 @@ export class Outbox {
         this.#tell({});
       },
       (error) => {
-        this.#failed(error as Error);
+        this.#host.failed(error as Error);
         // It stays in memory and is sent from there.
         entry.unstored = entry.tried = true;
-        void this.#send(entry.conversation);
+        this.#send(entry.conversation);
       },
     );
   }
 
-  #heard({ sent, cleared }: Note): void {
+  #heard({ sent, accepted, cleared }: Note): void {
     if (cleared) {
       this.#cleared = Date.now();
-      for (const { conversation } of this.#entries.values()) this.#changed(conversation);
+      for (const { conversation } of this.#entries.values()) this.#host.changed(conversation);
       return this.#drop('logout() was called in another tab');
+    }
+    if (accepted) {
+      const [clientId, rev] = accepted;
+      const entry = this.#entries.get(clientId);
+      if (entry) this.#accept(entry, rev);
+      return;
     }
     if (!sent) return void this.#load().then(() => this.#sendAll());
     const entry = this.#entries.get(sent[0]);
     if (entry) entry.sent = sent[1];
+    this.placed(sent[0], sent[1].seq);
     this.#settle(sent[0])?.resolve(sent[1]);
+  }
+
+  /** Removes a change that was acknowledged at `rev`. */
+  #accept(entry: Local, rev: Rev): void {
+    this.#entries.delete(entry.clientId);
+    this.#host.accepted(entry, rev);
+    this.#host.changed(entry.conversation);
+    this.#settle(entry.clientId)?.resolve({ rev });
   }
 
   #sendAll(): void {
     const suspect = this.#suspect();
-    if (suspect) void this.#send(suspect.conversation);
-    else for (const { conversation } of this.#entries.values()) this.#send(conversation);
+    const all = suspect ? [suspect] : this.#entries.values();
+    for (const conversation of new Set([...all].map(({ conversation }) => conversation))) this.#send(conversation);
   }
 
   #suspect(): Local | undefined {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored }: Local): boolean {
-    return !failed && !sent && (unstored || this.#turn === this.#connection);
+  #isDue({ failed, sent, unstored, change }: Local): boolean {
+    // A change waits until its message has a seq.
+    return !failed && !sent && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
   }
 
-  /** Sends the entries of a conversation one after the other, as long as the connection and the lock last. */
-  async #send(conversation: ConversationId): Promise<void> {
+  /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
+  #send(conversation: ConversationId): void {
     const connection = this.#connection;
-    if (!connection || connection.aborted || this.#sending.has(conversation)) return;
-    this.#sending.add(conversation);
+    if (!connection || connection.aborted) return;
+    // A message that may have closed the connection is sent alone, so that no other one is blamed for it.
+    const suspect = this.#suspect();
+    const busy = new Set<string | Seq>();
+    for (const entry of this.#all(conversation)) {
+      const isSending = this.#sending.has(entry.clientId);
+      if (!isSending && !this.#isDue(entry)) continue;
+      const keys = entry.change ? keysOf(entry.change) : ['message'];
+      const isFree = !isSending && !keys.some((key) => busy.has(key));
+      for (const key of keys) busy.add(key);
+      if (isFree && (!suspect || suspect === entry)) void this.#keepSending(entry, connection);
+    }
+  }
+
+  /** Sends an entry until it is acknowledged or refused for good, or the connection ends. */
+  async #keepSending({ clientId, conversation }: Local, connection: AbortSignal): Promise<void> {
+    this.#sending.add(clientId);
+    let error: ChatError | undefined;
+    let wasSuspect = false;
     try {
-      for (let attempt = 0; !connection.aborted; ) {
-        // A message that may have closed the connection is sent alone, so that no other one is blamed for it.
+      for (let attempt = 1; !connection.aborted; attempt++) {
+        const entry = this.#entries.get(clientId);
         const suspect = this.#suspect();
-        if (suspect && suspect.conversation !== conversation) break;
-        const entry: Local | undefined = suspect ?? this.of(conversation).find((entry) => this.#isDue(entry));
-        if (!entry) break;
-        const error = await this.#sendOne(entry);
+        if (!entry || !this.#isDue(entry) || (suspect && suspect !== entry)) break;
+        wasSuspect = suspect === entry;
+        error = await this.#sendOne(entry);
         // The next connection continues.
-        if (error?.code === 'lost') break;
-        attempt = error ? attempt + 1 : 0;
-        if (error) await delay(retryDelay(error, attempt), connection);
-        else if (suspect && !connection.aborted) setTimeout(() => this.#sendAll());
+        if (!error || error.code === 'lost') break;
+        await delay(retryDelay(error, attempt), connection);
       }
     } catch {
       // The connection ended during the delay.
     }
-    this.#sending.delete(conversation);
+    this.#sending.delete(clientId);
+    if (wasSuspect && !error && !connection.aborted) setTimeout(() => this.#sendAll());
     // There may be a new connection already.
-    if (connection.aborted) void this.#send(conversation);
+    if (!error || connection.aborted) this.#send(conversation);
   }
 
   /** Sends one entry. Returns the error if it has to be retried. */
   async #sendOne(entry: Local): Promise<ChatError | undefined> {
-    const { clientId, conversation, body, attachments, replyTo, tried: retry } = entry;
+    const { clientId } = entry;
+    const retry = entry.tried;
     entry.tried = true;
     try {
-      if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-        throw new ChatError('expired', 'it may have been stored: check, then retry or discard it');
-      if (entry.dm) {
-        await this.#ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
-        this.dms.delete(conversation);
-        delete entry.dm;
-      }
-      const sent = await this.#ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
-      entry.sent = sent;
-      // The message event of a duplicate came before, so none will come to remove the entry.
-      if (sent.duplicate) this.#entries.delete(clientId);
-      this.#settle(clientId)?.resolve(sent);
-      this.#tell({ sent: [clientId, sent] });
-      this.#store(entry, true);
+      await (entry.change ? this.#sendChange(entry, entry.change) : this.#sendMessage(entry, retry));
     } catch (thrown) {
       let error = thrown as ChatError;
       const isFault = error.closeCode === BAD_FRAME;
@@ -402,4 +488,45 @@ export class Outbox {
     }
     return undefined;
   }
+
+  async #sendMessage(entry: Local, retry: boolean | undefined): Promise<void> {
+    const { clientId, conversation, body, attachments, replyTo } = entry;
+    if (retry && Date.now() - entry.at > RETRY_MAX_MS)
+      throw new ChatError('expired', 'it may have been stored: check, then retry or discard it');
+    if (entry.dm) {
+      await this.#host.ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
+      this.dms.delete(conversation);
+      delete entry.dm;
+    }
+    const sent = await this.#host.ask({ type: 'send', clientId, conversation, body, attachments, replyTo, retry });
+    entry.sent = sent;
+    // The message event of a duplicate came before, so none will come to remove the entry.
+    if (sent.duplicate) this.#entries.delete(clientId);
+    // Before the message leaves the storage, or a crash between could leave its changes without a seq.
+    this.placed(clientId, sent.seq);
+    this.#settle(clientId)?.resolve(sent);
+    this.#tell({ sent: [clientId, sent] });
+    this.#store(entry, true);
+  }
+
+  async #sendChange(entry: Local, change: OutboxChange): Promise<void> {
+    const { clientId, conversation } = entry;
+    const { type, ...fields } = change;
+    const { rev = 0 } = await this.#host.ask({ type, conversation, ...fields } as ChangeRequest);
+    if (type === 'edit') {
+      // A later edit of the same text was written over this one. Stored before this one is removed, as for `placed`.
+      for (const other of this.changesOf(conversation)) {
+        const later = other.change!;
+        if (other === entry || later.type !== 'edit' || later.seq !== change.seq) continue;
+        other.change = { ...later, baseRev: Math.max(later.baseRev, rev) };
+        this.#store(other);
+      }
+    }
+    this.#accept(entry, rev);
+    this.#tell({ accepted: [clientId, rev] });
+    this.#store(entry, true);
+  }
 }
+
+/** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */
+const whatOf = (change: OutboxChange): string => ('emoji' in change ? `react ${change.emoji}` : change.type);

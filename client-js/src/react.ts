@@ -5,6 +5,7 @@ import type { ChatClient } from './client.js';
 import type { ChatError } from './codes.js';
 import type { State } from './connection.js';
 import type { Conversation, ConversationView } from './conversation.js';
+import type { ChatMessage } from './list.js';
 import type { ConversationId, InboxItem, Presence, Seq, UserId } from './types.js';
 
 /** The state of a client that was not started, for server rendering and hydration. */
@@ -81,4 +82,22 @@ export function usePresence(client: ChatClient, user: UserId | undefined): Prese
     () => (user === undefined ? undefined : client.presence(user)),
     () => undefined,
   );
+}
+
+/** Returns a message with its newest state, for example one that a reply quotes. Loads it if it is not in the list.
+ * `undefined` until then, and if there is no such message. */
+export function useMessage(conversation: Conversation, seq: Seq): ChatMessage | undefined {
+  const message = useSyncExternalStore(
+    useCallback((show) => conversation.on('change', show), [conversation]),
+    () => conversation.message(seq),
+    () => undefined,
+  );
+  const isMissing = !message;
+  useEffect(() => {
+    if (!isMissing) return;
+    const stop = new AbortController();
+    conversation.loadMessage(seq, stop.signal).catch(() => {});
+    return () => stop.abort();
+  }, [conversation, seq, isMissing]);
+  return message;
 }

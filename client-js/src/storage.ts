@@ -1,7 +1,19 @@
 /** The storage of the outbox, as an interface and in memory. */
-import type { Attachment, ConversationId, Millis, Seq, UserId } from './types.js';
+import type { Attachment, ConversationId, Millis, Rev, Seq, UserId } from './types.js';
 
-/** A pending message, as plain data. */
+/** The message that a pending change belongs to: its seq, or its client id while it has no seq. */
+export interface ChangeTarget {
+  seq?: Seq;
+  of?: string;
+}
+
+/** A pending change of a message, as plain data. `baseRev` is the rev of the text that the user saw when editing. */
+export type OutboxChange =
+  | ({ type: 'edit'; body: string; attachments?: Attachment[] | undefined; baseRev: Rev } & ChangeTarget)
+  | { type: 'delete'; seqs: Seq[] }
+  | ({ type: 'react' | 'unreact'; emoji: string } & ChangeTarget);
+
+/** A pending message or a pending change of one, as plain data. */
 export interface OutboxEntry {
   /** The idempotency key: a message that is sent twice is stored once. */
   clientId: string;
@@ -14,6 +26,8 @@ export interface OutboxEntry {
   body: string;
   attachments?: Attachment[];
   replyTo?: Seq;
+  /** The change, if the entry is not a message. `body` is then empty. */
+  change?: OutboxChange;
   /** The time when it was written. Entries are sent in this order. */
   at: Millis;
   /** Why it was refused for good. It is kept until the user retries or discards it. */

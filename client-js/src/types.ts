@@ -9,6 +9,8 @@ export type ConversationId = string;
 export type UserId = string;
 /** The sequence number of an entry in its conversation: 1, 2, 3 … without gaps. */
 export type Seq = number;
+/** The number of a change in its conversation: 1, 2, 3 … A higher one is newer. */
+export type Rev = number;
 /** A time in milliseconds since 1970, UTC. */
 export type Millis = number;
 
@@ -38,6 +40,15 @@ export type SystemChange =
   | { change: 'role_set'; user: UserId; role: Role }
   | { change: 'updated'; name?: string; posting?: Posting; public?: boolean };
 
+/** The deletion of a message. */
+export interface Deletion {
+  by: UserId;
+  at: Millis;
+}
+
+/** How often each emoji was used on a message. */
+export type Reactions = Readonly<Record<string, number>>;
+
 /** An entry of a conversation's log. */
 export interface Message {
   conversation: ConversationId;
@@ -51,6 +62,61 @@ export interface Message {
   replyTo?: Seq;
   system?: SystemChange;
   at: Millis;
+  /** The time of the newest edit. */
+  editedAt?: Millis;
+  /** Who deleted the message. Its text and attachments are gone. */
+  deleted?: Deletion;
+  reactions?: Reactions;
+  /** The emoji with which the user reacted. */
+  mine?: readonly string[];
+  /** The rev of the newest change of this entry; absent if there is none. */
+  rev?: Rev;
+}
+
+/** The newest state of one entry after a change. Only the fields that changed are present. */
+export interface ChangedItem {
+  seq: Seq;
+  rev: Rev;
+  body?: string;
+  attachments?: Attachment[];
+  editedAt?: Millis;
+  deleted?: Deletion;
+  reactions?: Reactions;
+  /** The reaction that was added or removed, if it was only one. */
+  by?: { user: UserId; emoji: string; on: boolean };
+  /** All emoji with which the user reacted, at `rev`. Answers to `changes` have it, and what a new connection missed. */
+  mine?: readonly string[];
+}
+
+/** The entries that changed after the rev `after` and up to `rev`. */
+export interface Changed {
+  conversation: ConversationId;
+  after: Rev;
+  rev: Rev;
+  items: ChangedItem[];
+  /** The client missed too many changes: everything that the application keeps of this conversation may be outdated. */
+  reset?: boolean;
+}
+
+/** The user added or removed a reaction, on this device or another one. */
+export interface Reacted {
+  conversation: ConversationId;
+  seq: Seq;
+  emoji: string;
+  on: boolean;
+  rev: Rev;
+}
+
+/** One reaction of one user. */
+export interface Reaction {
+  user: UserId;
+  emoji: string;
+  at: Millis;
+}
+
+/** The answer to a change of a message. */
+export interface Accepted {
+  rev: Rev;
 }
 
 /** The newest message of a conversation, as the inbox shows it. */
@@ -62,6 +128,8 @@ export interface LastMessage {
   kind: 'text' | 'system';
   /** The first 100 characters of the text, or without text of the name or URL of the first attachment. */
   preview: string;
+  /** Whether it was deleted. `preview` is then empty. */
+  deleted?: boolean;
 }
 
 /** A conversation in the inbox. */
@@ -71,9 +139,11 @@ export interface InboxItem {
   /** The name; of a dm, the other user. */
   name?: string;
   lastSeq: Seq;
-  rev: number;
+  /** The rev of the newest change that the item contains. */
+  rev: Rev;
   lastMessage: LastMessage | null;
   readSeq: Seq;
+  /** The number of unread messages of people, without deleted ones. */
   unread: number;
   joinedSeq: Seq;
 }
@@ -92,7 +162,11 @@ export interface Details {
 export interface ConversationDetails extends Details {
   conversation: ConversationId;
   participantCount: number;
+  /** The number of messages of people, without deleted ones. */
   messageCount: number;
+  /** The seq of the newest entry. */
+  head?: Seq;
+  rev?: Rev;
   /** The role of the user; absent if the user is not a participant. */
   role?: Role;
 }
@@ -120,7 +194,8 @@ export interface Sent {
 export interface HistoryPage {
   /** The entries, oldest first. */
   messages: Message[];
-  rev: number;
+  /** The entries contain all changes up to this rev. */
+  rev: Rev;
   /** The seq of the newest entry of the conversation. */
   head: Seq;
 }
@@ -151,6 +226,12 @@ export interface Limits {
   requestsBurst: number;
   watchedUsers: number;
   cursors: number;
+  /** The time in seconds within which a message may be edited; 0 is for ever. */
+  editWindowS?: number;
+  /** The number of different emoji on one message. */
+  reactions?: number;
+  /** The number of messages that one `delete` may name. */
+  deleteSeqs?: number;
 }
 
 /** The answer to `connect`. */
@@ -194,8 +275,8 @@ type In<Type extends string> = { type: Type; conversation: ConversationId };
 
 /** Every request of the protocol. The connection adds the id. */
 export type Request =
-  | { type: 'connect'; token: string; device?: string; cursors?: Record<ConversationId, [Seq, number]>; more?: boolean }
-  | { type: 'cursors'; cursors: Record<ConversationId, [Seq, number]>; more?: boolean }
+  | { type: 'connect'; token: string; device?: string; cursors?: Record<ConversationId, [Seq, Rev]>; more?: boolean }
+  | { type: 'cursors'; cursors: Record<ConversationId, [Seq, Rev]>; more?: boolean }
   | { type: 'refresh'; token: string }
   | { type: 'inbox'; limit?: number; before?: string }
   | {
@@ -216,7 +297,12 @@ export type Request =
   | (In<'history'> & { before?: Seq; after?: Seq; around?: Seq; limit?: number })
   | (In<'read' | 'delivered'> & { seq: Seq })
   | { type: 'watch' | 'unwatch'; users: UserId[] }
-  | (In<'subscribe'> & { after?: Seq })
+  | (In<'subscribe'> & { after?: Seq; rev?: Rev })
+  | (In<'edit'> & { seq: Seq; body: string; attachments?: Attachment[]; baseRev?: Rev })
+  | (In<'delete'> & { seqs: Seq[] })
+  | (In<'react' | 'unreact'> & { seq: Seq; emoji: string })
+  | (In<'reactions'> & { seq: Seq; emoji?: string; after?: string; limit?: number })
+  | (In<'changes'> & { after: Rev; limit?: number })
   | { type: 'public'; after?: ConversationId; limit?: number }
   | { type: 'ping' };
 
@@ -243,7 +329,13 @@ export interface Replies {
   typing: unknown;
   watch: { items: Presence[] };
   unwatch: { items: Presence[] };
-  subscribe: { head: Seq };
+  subscribe: { head: Seq; rev?: Rev };
+  edit: Accepted;
+  delete: Accepted;
+  react: Accepted;
+  unreact: Accepted;
+  reactions: { items: Reaction[]; next?: string };
+  changes: { after: Rev; rev: Rev; items: ChangedItem[]; more?: boolean; reset?: boolean };
   unsubscribe: unknown;
   public: { items: PublicConversation[]; next?: ConversationId };
   ping: { time: Millis };
@@ -257,5 +349,7 @@ export type ServerEvent =
   | ({ type: 'presence' } & Presence)
   | ({ type: 'conversation' } & ConversationChange)
   | ({ type: 'resync' } & Resync)
+  | ({ type: 'changed' } & Changed)
+  | ({ type: 'reacted' } & Reacted)
   | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

@@ -1,8 +1,8 @@
 /** Translates field names between `snake_case` on the wire (docs/protocol.md) and `camelCase` in the API. */
 import type { Frame } from './codec.js';
 
-/** The field whose keys are ids, not names. */
-const KEYED_BY_ID = 'cursors';
+/** The fields whose keys are ids or emoji, not names. */
+const KEYED_BY_VALUE = ['cursors', 'reactions'];
 
 const toCamel = (name: string) => name.replace(/_./g, ([, letter]) => letter!.toUpperCase());
 const toSnake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
@@ -11,7 +11,7 @@ function renamed(value: unknown, rename: (name: string) => string): unknown {
   if (Array.isArray(value)) return value.map((item) => renamed(item, rename));
   if (!value || typeof value !== 'object') return value;
   const fields: Record<string, unknown> = {};
-  for (const [name, field] of Object.entries(value)) fields[rename(name)] = name === KEYED_BY_ID ? field : renamed(field, rename);
+  for (const [name, field] of Object.entries(value)) fields[rename(name)] = KEYED_BY_VALUE.includes(name) ? field : renamed(field, rename);
   return fields;
 }
 

@@ -33,6 +33,15 @@ test('a gateway that repeatedly closes with 1012 at once is not reconnected to w
   expect(server.sockets.length).toBeGreaterThan(3);
 });
 
+test('a frame that cannot be read is no reason to reconnect without a pause', async () => {
+  const client = make();
+  client.on('state', ({ at }) => at === 'connected' && server.sockets.length < 100 && server.socket.onmessage!({ data: '{' }));
+  void client.connect();
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.sockets.length).toBeLessThan(8);
+  expect(server.sockets.length).toBeGreaterThan(3);
+});
+
 test('logout() discards the result of a running token()', async () => {
   const give: ((token: string) => void)[] = [];
   const client = make({ token: () => new Promise<string>((resolve) => give.push(resolve)) });

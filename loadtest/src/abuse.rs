@@ -105,7 +105,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         Client::connect_as(server, user, address(65, number))
     };
     let mut people = People::gather(&servers, &options.people, Kind::Mixed, connect)?;
-    people.crowd.replies = Some(Replies::new()?);
+    people.time_replies()?;
     let mut hostiles = Hostiles::start(orders(&servers, options)?)?;
     let watches: Vec<_> = servers.iter().map(Server::watch).collect();
     let mut run = Run {
@@ -128,7 +128,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     run.people.settle()?;
     run.progress.finish_and_clear();
     run.people.judge(&mut report);
-    judge_replies(&run.people, &mut report);
+    run.people.judge_replies(&mut report);
     let most = held.stop();
     done.tell(&mut report);
     let judged = options.people.gateways == 1 && common.cassandra.is_empty();
@@ -283,20 +283,6 @@ impl Run<'_> {
             }
             self.people.talk(LOOK, &self.progress)?;
         }
-    }
-}
-
-/// Checks that no request of an ordinary user was refused.
-fn judge_replies(people: &People, report: &mut Report) {
-    if let Some(replies) = &people.crowd.replies {
-        let first = replies.refusal.as_deref().unwrap_or_default();
-        report.must(
-            replies.refused == 0,
-            format!(
-                "{} requests of ordinary users were refused, the first with: {first}",
-                replies.refused
-            ),
-        );
     }
 }
 

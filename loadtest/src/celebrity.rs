@@ -71,8 +71,11 @@ const RATIO_MAX: f64 = 1.1;
 /// The gateway's counter of written rows, up to the name of the table.
 const ROWS: &str = "chat_store_rows_written_total{table=\"";
 
+/// The owner of the channel.
+pub(crate) const OWNER: &str = "celebrity";
+
 /// Written rows, by table.
-type Counters = BTreeMap<String, f64>;
+pub(crate) type Counters = BTreeMap<String, f64>;
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("celebrity", &common.outputs);
@@ -80,7 +83,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let server = Server::gateway(common, &data)?;
     let mut rows = Vec::new();
     for participants in [options.few, options.participants] {
-        let mut owner = Client::connect(&server.address, "celebrity", 0)?;
+        let mut owner = Client::connect(&server.address, OWNER, 0)?;
         let channel = channel(&mut owner, participants)?;
         let gateway = settled(&server)?;
         let before = nodes(&data)?;
@@ -267,18 +270,22 @@ pub(crate) fn pipeline(
     Ok(())
 }
 
-/// Waits until background writes are done and returns the rows that the gateway has written, except heartbeats, which
-/// never stop.
+/// The rows that the gateway has written, except heartbeats, which never stop.
+pub(crate) fn rows_written(server: &Server) -> anyhow::Result<Counters> {
+    let metrics = server.metrics()?;
+    let tables = metrics.iter().filter_map(|(name, value)| {
+        let table = name.strip_prefix(ROWS)?.strip_suffix("\"}")?;
+        (table != "heartbeats").then(|| (table.to_owned(), *value))
+    });
+    Ok(tables.collect())
+}
+
+/// Waits until background writes are done and returns the rows that the gateway has written.
 fn settled(server: &Server) -> anyhow::Result<Counters> {
     let mut before = Counters::new();
     loop {
         std::thread::sleep(std::time::Duration::from_millis(500));
-        let metrics = server.metrics()?;
-        let tables = metrics.iter().filter_map(|(name, value)| {
-            let table = name.strip_prefix(ROWS)?.strip_suffix("\"}")?;
-            (table != "heartbeats").then(|| (table.to_owned(), *value))
-        });
-        let now: Counters = tables.collect();
+        let now = rows_written(server)?;
         if now == before {
             return Ok(now);
         }

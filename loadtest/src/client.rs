@@ -27,6 +27,8 @@ const PORTS_PER_ADDRESS: usize = 20_000;
 
 /// Text in the reply that acknowledges a message.
 pub(crate) const SENT: &[u8] = br#""type":"sent""#;
+/// Text before the seq in a frame.
+const SEQ: &[u8] = br#""seq":"#;
 /// Messages of the largest page.
 pub(crate) const PAGE: usize = 200;
 
@@ -461,6 +463,13 @@ fn connect_from(source: IpAddr, server: SocketAddr) -> anyhow::Result<TcpStream>
     socket.bind(&SocketAddr::new(source, 0).into())?;
     socket.connect_timeout(&server.into(), PATIENCE)?;
     Ok(socket.into())
+}
+
+/// The seq of a frame.
+pub(crate) fn seq(frame: &[u8]) -> Option<u64> {
+    let rest = &frame[memmem::find(frame, SEQ)? + SEQ.len()..];
+    let end = rest.iter().position(|b| !b.is_ascii_digit())?;
+    digits(&rest[..end])
 }
 
 /// The number that these bytes spell in digits.

@@ -15,7 +15,7 @@ use mio::{Events, Interest, Poll, Token, event::Event};
 use socket2::SockRef;
 
 use crate::{
-    client::{Frame, Frames, SENT, digits, history_frame, pong_frame},
+    client::{Frame, Frames, SENT, digits, history_frame, pong_frame, seq},
     latency::{LATENCY_US_MAX, latencies},
     replies::Replies,
     report::Report,
@@ -32,7 +32,6 @@ pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
 /// Beginning of the reply to that read.
 const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
-const SEQ: &[u8] = br#""seq":"#;
 
 struct Subscriber {
     stream: mio::net::TcpStream,
@@ -518,13 +517,6 @@ impl Counts {
 fn conversation(frame: &[u8]) -> Option<&str> {
     let begin = memmem::find(frame, CONVERSATION)? + CONVERSATION.len();
     std::str::from_utf8(frame.get(begin..begin + 36)?).ok()
-}
-
-/// The seq of a frame.
-fn seq(frame: &[u8]) -> Option<u64> {
-    let rest = &frame[memmem::find(frame, SEQ)? + SEQ.len()..];
-    let end = rest.iter().position(|b| !b.is_ascii_digit())?;
-    digits(&rest[..end])
 }
 
 /// The numbers and due times, in microseconds, that `body` put into the messages of a frame.

@@ -24,6 +24,7 @@ mod peers;
 mod people;
 mod plot;
 mod raw;
+mod reactions;
 mod replies;
 mod report;
 mod server;
@@ -102,6 +103,8 @@ enum Scenario {
     Peers(peers::Options),
     /// Measure what hostile sessions cost ordinary users, and how much memory they make the gateway use
     Abuse(abuse::Options),
+    /// Measure what reactions to one message of a large channel cost, and look for each of them in the end
+    Reactions(reactions::Options),
     /// Compare this build with a base build, in turn: which costs have grown
     Pairs(pairs::Options),
     /// Run the hostile sessions, in a separate process
@@ -133,6 +136,7 @@ fn main() -> ExitCode {
             Scenario::ReconnectStorm(options) => storm::run(&common, &options),
             Scenario::Peers(options) => peers::run(&common, &options),
             Scenario::Abuse(options) => abuse::run(&common, &options),
+            Scenario::Reactions(options) => reactions::run(&common, &options),
             Scenario::Pairs(options) => pairs::run(&common, &options),
             Scenario::Hostile => hostile::serve().map(|()| true),
             Scenario::RawServer => raw::serve().map(|()| true),

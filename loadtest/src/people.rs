@@ -1,8 +1,11 @@
 //! Simulates many people at a human pace in direct chats, groups and a channel for everyone. Every message must reach
 //! every participant once and in order. Its latency counts from when it was due.
 
+mod changes;
+
 use std::time::{Duration, Instant};
 
+use changes::Changes;
 use clap::Args;
 use indicatif::ProgressBar;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -14,6 +17,7 @@ use crate::{
     crowd::{Crowd, body},
     data::Data,
     fanout::{WARM_UP, spinner},
+    replies::Replies,
     report::Report,
     server::{Server, total_cpu},
 };
@@ -27,13 +31,13 @@ pub(crate) struct Options {
     pub(crate) users: usize,
     /// Messages per second of each user
     #[arg(long, default_value_t = 0.5)]
-    rate: f64,
+    pub(crate) rate: f64,
     /// Participants of a group
     #[arg(long, default_value_t = 20)]
-    participants: usize,
+    pub(crate) participants: usize,
     /// Bytes of a body
     #[arg(long, default_value_t = 100)]
-    size: usize,
+    pub(crate) size: usize,
     /// Seconds, after a warm-up
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u64,
@@ -42,7 +46,10 @@ pub(crate) struct Options {
     pub(crate) gateways: usize,
     /// Seed of who writes what, where and when
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(crate) seed: u64,
+    /// One message in this many is followed by an edit, a deletion or a reaction; 0 means none
+    #[arg(long, default_value_t = 0)]
+    pub(crate) change_every: u64,
 }
 
 /// Who talks to whom.
@@ -85,14 +92,19 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
     let progress = spinner();
     people.talk(WARM_UP, &progress)?;
     people.crowd.forget_latency();
+    people.crowd.replies.iter_mut().for_each(Replies::forget);
     let (cpu, counted) = (total_cpu(&servers)?, people.sent);
     people.talk(Duration::from_secs(options.seconds), &progress)?;
     people.settle()?;
     let cpu = total_cpu(&servers)? - cpu;
     progress.finish_and_clear();
     people.judge(&mut report);
+    people.judge_replies(&mut report);
     let crowd = &people.crowd;
     crowd.tell_latency(&mut report, "latency");
+    if let Some(replies) = &crowd.replies {
+        report.latency("a change acknowledged", &replies.changed);
+    }
     let messages = (people.sent - counted) as f64;
     report.figure(
         "messages per second",
@@ -123,6 +135,8 @@ pub(crate) struct People {
     size: usize,
     pub(crate) sent: u64,
     expected: u64,
+    /// The changes that people make, if any.
+    changes: Option<Changes>,
 }
 
 /// Time within which every message must arrive.
@@ -166,6 +180,13 @@ impl People {
         for client in clients {
             crowd.join(client.into_stream())?;
         }
+        let changes = match options.change_every {
+            0 => None,
+            every => {
+                crowd.replies.insert(Replies::new()?).keep_seqs();
+                Some(Changes::new(every, options.seed))
+            }
+        };
         Ok(Self {
             crowd: crowd.by_conversation(),
             conversations,
@@ -177,7 +198,16 @@ impl People {
             size: options.size,
             sent: 0,
             expected: 0,
+            changes,
         })
+    }
+
+    /// Measures the latency of replies from now on.
+    pub(crate) fn time_replies(&mut self) -> anyhow::Result<()> {
+        if self.crowd.replies.is_none() {
+            self.crowd.replies = Some(Replies::new()?);
+        }
+        Ok(())
     }
 
     /// Begins a part. Parts with the same number have the same messages at the same times.
@@ -226,6 +256,10 @@ impl People {
                 let ping = json!({"type": "ping", "id": id + 1});
                 crowd.ask(user, id + 1, due, &text_frame(&ping.to_string()))?;
             }
+            if let Some(changes) = &mut self.changes {
+                let message = (id, self.sent);
+                changes.follow(crowd, &self.conversations, message, (user, place), due)?;
+            }
         } else {
             crowd.send(user, &send_frame(&conversation.id, &body))?;
         }
@@ -239,13 +273,21 @@ impl People {
     pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while (self.crowd.counts.delivered < self.expected
-            || self.crowd.counts.acknowledged < self.sent)
+            || self.crowd.counts.acknowledged < self.sent
+            || self.changes_missing() > 0)
             && begin.elapsed() < SETTLED_WITHIN
         {
             self.crowd.read(Duration::from_millis(5))?;
         }
         self.due = None;
         Ok(())
+    }
+
+    /// The number of requests without a reply, if people make changes.
+    fn changes_missing(&self) -> usize {
+        let replies = self.crowd.replies.as_ref();
+        let replies = replies.filter(|_| self.changes.is_some());
+        replies.map_or(0, Replies::missing)
     }
 
     /// Checks that every message was acknowledged and reached every participant once and in order.
@@ -261,6 +303,25 @@ impl People {
             "messages or deliveries were lost, duplicated, out of order or not acknowledged"
                 .to_owned(),
         );
+    }
+
+    /// Checks that no request was refused, if replies are timed, and that every change was acknowledged.
+    pub(crate) fn judge_replies(&self, report: &mut Report) {
+        if let Some(changes) = &self.changes {
+            let missing = self.changes_missing();
+            println!("  {} changes, {missing} without a reply", changes.made);
+            report.must(missing == 0, format!("{missing} requests have no reply"));
+        }
+        if let Some(replies) = &self.crowd.replies {
+            let first = replies.refusal.as_deref().unwrap_or_default();
+            report.must(
+                replies.refused == 0,
+                format!(
+                    "{} requests of ordinary users were refused, the first with: {first}",
+                    replies.refused
+                ),
+            );
+        }
     }
 }
 

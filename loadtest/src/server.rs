@@ -459,8 +459,17 @@ pub(crate) fn other_build(option: &str, program: &Path) -> anyhow::Result<PathBu
 
 /// A token for a user that the gateways of this program accept for an hour.
 pub(crate) fn token(user: &str) -> anyhow::Result<String> {
+    signed(json!({"sub": user}))
+}
+
+/// A token for a back end that acts for users, with these scopes.
+pub(crate) fn service_token(scope: &str) -> anyhow::Result<String> {
+    signed(json!({"sub": "loadtest", "role": "service", "scope": scope}))
+}
+
+fn signed(mut claims: serde_json::Value) -> anyhow::Result<String> {
     let in_an_hour = std::time::UNIX_EPOCH.elapsed()?.as_secs() + 3600;
-    let claims = json!({"sub": user, "exp": in_an_hour});
+    claims["exp"] = in_an_hour.into();
     Ok(encode(
         &Header::default(),
         &claims,

@@ -4,12 +4,17 @@
 //! and published. The rules are in `log.rs` and `participants.rs`; this file and its submodules do the I/O.
 
 mod answers;
+mod applying;
+mod changes;
+mod changing;
 mod effects;
+mod environment;
 mod loading;
 mod panicked;
 mod parked;
 mod publishing;
 mod takeover;
+mod taking_changes;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,14 +25,16 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use metrics::{Counter, counter};
 use tokio::{
     select,
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
+pub(super) use self::environment::Environment;
+pub use self::environment::Settings;
 use self::{
+    changes::ChangeLog,
     effects::PendingEntry,
     loading::load,
     parked::{LookupResults, Parked},
@@ -36,21 +43,17 @@ use self::{
 use super::{
     client_ids::ClientIds,
     error::Error,
-    inbox::InboxWriter,
-    lease::{Lease, Ownership},
+    lease::Ownership,
     log::Log,
     open::{Held, OpenPermit},
-    operation::{Operation, Outcome},
+    operation::{Changes, GetReactors, Operation, Outcome, Page},
     participants::Participants,
-    publish::{Publish, RedeliveryGuard},
+    publish::{Recipients, RedeliveryGuard},
     recent::RecentEntries,
-    unfinished::Unfinished,
 };
 use crate::{
-    clock,
-    memory::Memory,
-    model::{ConversationId, GatewayId, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
-    store::{self, Activity, LogRow, Mark, Store},
+    model::{ConversationId, Kind, Rev, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    store::{self, Activity, LogRow, Mark},
     tasks::contain,
 };
 
@@ -58,66 +61,6 @@ use crate::{
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
 /// The longest of these waits.
 const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
-
-/// The part of the configuration that owners of conversations use.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    pub body_bytes_max: usize,
-    pub group_participants_max: usize,
-    /// The time without operations after which an owner closes its conversation.
-    pub idle: Duration,
-    /// The time after which an operation is answered with `unavailable`. An entry that it appended may still be committed.
-    pub operation_timeout: Duration,
-    /// Conversations open at once. Above this, the least recently used one is evicted.
-    pub open_max: usize,
-    /// The memory that all open conversations and the pages of their history may use.
-    pub memory: Memory,
-    /// Bytes after which a page of history ends.
-    pub page_bytes_max: usize,
-}
-
-/// The parts that all owners of this gateway share.
-pub(super) struct Environment {
-    pub gateway: GatewayId,
-    pub store: Arc<dyn Store>,
-    pub publish: Arc<dyn Publish>,
-    pub inbox: Arc<InboxWriter>,
-    pub lease: Lease,
-    pub settings: Settings,
-    pub entries_committed: Counter,
-    pub unfinished: Unfinished,
-}
-
-impl Environment {
-    pub(super) fn new(
-        gateway: GatewayId,
-        store: Arc<dyn Store>,
-        publish: Arc<dyn Publish>,
-        inbox: Arc<InboxWriter>,
-        lease: Lease,
-        settings: Settings,
-    ) -> Self {
-        let entries_committed = counter!("chat_entries_committed_total");
-        Self {
-            gateway,
-            store,
-            publish,
-            inbox,
-            lease,
-            settings,
-            entries_committed,
-            unfinished: Unfinished::default(),
-        }
-    }
-
-    /// The row that records that this gateway writes to a conversation in the current minute.
-    fn activity(&self) -> Activity {
-        Activity {
-            gateway: self.gateway,
-            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
-        }
-    }
-}
 
 /// An operation in the mailbox of an owner.
 pub(super) struct Command {
@@ -131,11 +74,29 @@ pub(super) struct Command {
 #[derive(Debug)]
 pub(super) enum OwnerReply {
     Ready(Outcome),
+    /// A page of history. If entries have reactions, the caller reads which are those of the actor.
+    Page {
+        actor: UserId,
+        page: Page,
+    },
     /// The caller reads this part of the log.
-    ReadLog {
-        from: Seq,
-        to: Seq,
-        head: Seq,
+    ReadLog(Box<ReadLog>),
+    /// Changes. The caller reads the actor's own reactions.
+    Changes {
+        actor: UserId,
+        page: Changes,
+    },
+    /// The caller reads the changes at these revs.
+    ReadChanges {
+        actor: UserId,
+        after: Rev,
+        revs: Range<Rev>,
+        applied: Rev,
+    },
+    /// The caller reads who reacted.
+    ReadReactors {
+        kind: Kind,
+        asked: GetReactors,
     },
     /// The message is a repetition of the entry with this seq, which is not in memory. The caller reads the entry.
     ReadSent {
@@ -147,6 +108,20 @@ pub(super) enum OwnerReply {
         after: Option<UserId>,
         limit: usize,
     },
+}
+
+/// A part of the log that a caller reads.
+#[derive(Debug)]
+pub(super) struct ReadLog {
+    pub actor: UserId,
+    pub from: Seq,
+    pub to: Seq,
+    pub head: Seq,
+    /// The newest applied rev.
+    pub rev: Rev,
+    /// The newest rev that may have changed an entry of this part. Pages that were read before it are out of date (rule
+    /// [cache]).
+    pub touched: Rev,
 }
 
 type Reply = oneshot::Sender<Result<OwnerReply, Error>>;
@@ -192,6 +167,7 @@ pub(super) async fn own(
                 for seq in owner.log.settled() + 1..=owner.log.head() {
                     owner.carry_out(seq);
                 }
+                owner.publish_taken_over();
                 owner.run(&mut commands, stop, leave).await
             };
             let ended = contain("the owner of a conversation", id, running).await;
@@ -240,13 +216,20 @@ struct Owner {
     client_ids: ClientIds,
     /// `None` if the conversation does not exist yet.
     participants: Option<Participants>,
+    changes: ChangeLog,
+    /// [`Entry::texts`] of the newest appended entry.
+    ///
+    /// [`Entry::texts`]: crate::model::Entry::texts
+    texts: u64,
+    /// The newest entry whose inbox rows are queued or stored.
+    queued: Seq,
     /// Rows appended since the last write to the store.
     unwritten: Vec<LogRow>,
     /// Operations from the mailbox that were not handled yet.
     backlog: VecDeque<Command>,
     parked: Parked,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
-    /// Number of writes to the log in progress. Each ends as [`Done::Written`].
+    /// Number of writes to the two logs in progress. Each ends as [`Done::Written`] or [`Done::ChangesWritten`].
     writing: usize,
     /// Number of read and delivered marks that are being stored.
     marks: usize,
@@ -275,10 +258,25 @@ enum Done {
         is_awaited: bool,
         guard: RedeliveryGuard,
     },
+    /// The store has the changes at these revs.
+    ChangesWritten(Range<Rev>),
+    /// The effects of the changes at these revs are stored.
+    ChangesApplied(Range<Rev>),
+    /// Every gateway concerned has queued a publication of changes for its sockets.
+    ChangesDelivered {
+        /// The changes that are settled by it.
+        revs: Range<Rev>,
+        guard: RedeliveryGuard,
+        /// The users whose inbox rows get the rev. `None` for channels.
+        members: Option<Arc<Recipients>>,
+        rev: Rev,
+    },
+    /// Reactions were gathered for long enough.
+    ChangesDue,
     /// The store has a read or delivered mark.
     Marked(Mark, Reply),
     /// The store has this settled seq, or the attempt to store it failed.
-    SettledStored(Seq),
+    SettledStored(Seq, Rev),
     /// The store has the rows of a new dm.
     DmCreated(Reply),
     /// The store answered some lookups.
@@ -382,6 +380,9 @@ impl Owner {
         }
         self.start_lookups();
         self.write_appended();
+        self.write_changes();
+        let (recent, applied) = (self.recent.first(), self.changes.applied);
+        self.changes.states.forget(recent, applied);
     }
 
     /// Starts one write of all rows appended in this round.
@@ -392,10 +393,7 @@ impl Owner {
         let rows = std::mem::take(&mut self.unwritten);
         let next = self.log.next();
         let written = next - rows.len() as Seq..next;
-        let activity = self.environment.activity();
-        let is_new = activity.minute != self.active_minute;
-        self.active_minute = activity.minute;
-        let activity = is_new.then_some(activity);
+        let activity = self.new_activity();
         self.writing += 1;
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
@@ -408,6 +406,18 @@ impl Owner {
         }));
     }
 
+    /// The record of the activity in this minute, once a minute.
+    fn new_activity(&mut self) -> Option<Activity> {
+        let activity = self.environment.activity();
+        let is_new = activity.minute != self.active_minute;
+        self.active_minute = activity.minute;
+        is_new.then_some(activity)
+    }
+
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table: one end of each kind of work"
+    )]
     fn done(&mut self, done: Done) {
         match done {
             Done::Written(positions) => {
@@ -434,12 +444,30 @@ impl Owner {
                 is_awaited,
                 guard,
             } => self.delivered(seq, is_entry, is_awaited, guard),
+            Done::ChangesWritten(revs) => self.changes_written(revs),
+            Done::ChangesApplied(revs) => self.changes_applied(revs),
+            Done::ChangesDelivered {
+                revs,
+                guard,
+                members,
+                rev,
+            } => {
+                let inbox = &self.environment.inbox;
+                members
+                    .into_iter()
+                    .for_each(|m| inbox.queue_rev(self.id, m, rev));
+                self.changes_delivered(revs, guard);
+            }
+            Done::ChangesDue => self.changes_due(),
             Done::Marked(mark, reply) => {
                 self.marks -= 1;
                 self.apply_mark(mark);
                 drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
-            Done::SettledStored(seq) => self.stored_settled = self.stored_settled.max(seq),
+            Done::SettledStored(seq, rev) => {
+                self.stored_settled = self.stored_settled.max(seq);
+                self.changes.stored_settled = self.changes.stored_settled.max(rev);
+            }
             Done::DmCreated(reply) => {
                 if let Some(participants) = &mut self.participants
                     && participants.commit_dm()
@@ -474,7 +502,7 @@ impl Owner {
     async fn finish(&mut self, commands: &mut mpsc::Receiver<Command>) {
         commands.close();
         let error = self.failed.clone().unwrap_or(Error::Closed);
-        if !self.log.is_settled() {
+        if !self.log.is_settled() || !self.changes.is_settled() {
             self.environment.unfinished.lost(self.id);
         }
         // No work was begun for these, so the caller may ask the next owner.
@@ -488,6 +516,9 @@ impl Owner {
         for reply in self.log.take().flat_map(|pending| pending.replies) {
             drop(reply.send(Err(error.clone())));
         }
+        for reply in self.changes.log.take().flat_map(|pending| pending.replies) {
+            drop(reply.send(Err(error.clone())));
+        }
         if self.failed.is_none() && !self.has_stored_settled() {
             self.store_settled().await;
         }
@@ -496,26 +527,40 @@ impl Owner {
     /// Whether the next owner will have nothing to settle, unless more is appended.
     fn has_stored_settled(&self) -> bool {
         self.stored_settled >= self.log.settled()
+            && self.changes.stored_settled >= self.changes.log.settled()
     }
 
     fn start_storing_settled(&mut self) {
         let stored = self.store_settled();
-        self.work.push(Box::pin(stored.map(Done::SettledStored)));
+        let stored = stored.map(|(seq, rev)| Done::SettledStored(seq, rev));
+        self.work.push(Box::pin(stored));
     }
 
     /// Stores the settled seq for the next owner. It returns the seq also if that failed, because then the next owner only
     /// settles some entries again.
-    fn store_settled(&self) -> impl Future<Output = Seq> + use<> {
+    fn store_settled(&self) -> impl Future<Output = (Seq, Rev)> + use<> {
         debug_assert!(
             self.log.is_settled(),
             "a conversation is closed only when its log is settled"
         );
         let (id, seq, store) = (self.id, self.log.settled(), self.environment.store.clone());
+        let rev = self.changes.log.settled();
+        let (is_seq_new, is_rev_new) =
+            (seq > self.stored_settled, rev > self.changes.stored_settled);
         async move {
-            if let Err(error) = store.set_settled(id, seq).await {
+            let stored = async {
+                if is_seq_new {
+                    store.set_settled(id, seq).await?;
+                }
+                if is_rev_new {
+                    store.set_changes_settled(id, rev).await?;
+                }
+                Ok::<_, store::Error>(())
+            };
+            if let Err(error) = stored.await {
                 tracing::debug!(conversation = %id, %error, "the settled seq could not be stored");
             }
-            seq
+            (seq, rev)
         }
     }
 }

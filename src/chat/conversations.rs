@@ -233,7 +233,11 @@ impl Conversations {
         }
         // Gateways catch up by themselves. Everything else was caused by the request of a user.
         let user = match command.operation {
-            Operation::CatchUp { .. } if command.actor == UserId::gateway() => None,
+            Operation::CatchUp { .. } | Operation::CatchUpChanges { .. }
+                if command.actor == UserId::gateway() =>
+            {
+                None
+            }
             _ => Some(&command.actor),
         };
         match shared.open.entry(conversation) {

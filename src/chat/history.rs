@@ -1,27 +1,40 @@
 //! Reads pages of the committed log from the store, through a cache that joins identical reads in progress: ten thousand
 //! clients that reconnect at once cost one read.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use metrics::counter;
 use moka::future::Cache;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{error::Error, operation::LogRange};
 use crate::{
     model::{
-        ConversationId, Entry, Seq,
+        ConversationId, Entry, EntryState, Rev, Seq,
         limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, READ_ENTRIES_MAX, RESUME_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
     store::{self, Store},
 };
 
-type Entries = Arc<Vec<Arc<Entry>>>;
+/// The time after which a page is read again.
+const KEPT: Duration = Duration::from_secs(600);
+
+/// A part of the log as it was read from the store.
+#[derive(Clone, Default)]
+struct Part {
+    entries: Vec<Arc<Entry>>,
+    /// The states of those entries that changed.
+    states: Vec<(Seq, Arc<EntryState>)>,
+}
+
+/// Entries with the states of those that changed.
+pub(super) type EntriesWithStates = (Vec<Arc<Entry>>, Vec<(Seq, Arc<EntryState>)>);
 
 pub(super) struct History {
     store: Arc<dyn Store>,
-    parts: Cache<(ConversationId, Seq, Seq), Entries>,
+    /// By conversation, first and last seq, and the newest rev that changed an entry there.
+    parts: Cache<(ConversationId, Seq, Seq, Rev), Arc<Part>>,
     page_bytes_max: usize,
     /// A permit for each entry that is being read from the store.
     reads: Semaphore,
@@ -31,10 +44,9 @@ impl History {
     pub(super) fn new(store: Arc<dyn Store>, bytes_max: usize, page_bytes_max: usize) -> Self {
         let parts = Cache::builder()
             .max_capacity(bytes_max as u64)
-            .weigher(|_, entries: &Entries| {
-                let bytes = PART_BYTES + entries.iter().map(|e| e.weight()).sum::<usize>();
-                u32::try_from(bytes).unwrap_or(u32::MAX)
-            })
+            .weigher(|_, part: &Arc<Part>| u32::try_from(part.weight()).unwrap_or(u32::MAX))
+            // A page with a text that was deleted since is never served, and is forgotten after this time.
+            .time_to_live(KEPT)
             .build();
         Self {
             store,
@@ -45,25 +57,41 @@ impl History {
     }
 
     /// Reads the entries from `from` to `to`. If they weigh too much for a page, it omits those farthest from the
-    /// requested position. The owner has said that all of them are committed. Committed entries never change, so the
-    /// cache is never stale.
+    /// requested position. The owner has said that all of them are committed, and which rev changed one of them last:
+    /// `touched`. A page that was read before that is not used (rule [cache]).
     pub(super) async fn read(
         &self,
         conversation: ConversationId,
         (from, to): (Seq, Seq),
         (range, limit): (LogRange, usize),
-    ) -> Result<Vec<Arc<Entry>>, Error> {
+        touched: Rev,
+    ) -> Result<EntriesWithStates, Error> {
         let bytes_max = if limit <= PAGE_ENTRIES_MAX {
             self.page_bytes_max
         } else {
             RESUME_BYTES_MAX
         };
         let mut page = Reading::new(from, to, range, bytes_max);
+        let mut states = Vec::new();
         while let Some((from, to)) = page.next() {
-            let part = self.part(conversation, from, to).await?;
-            page.take(&part);
+            let part = self.part(conversation, from, to, touched).await?;
+            page.take(&part.entries);
+            page.bytes += part.states.iter().map(|(_, s)| s.weight()).sum::<usize>();
+            states.extend(part.states.iter().cloned());
         }
-        Ok(page.page())
+        let entries = page.page();
+        let first = entries.first().map_or(Seq::MAX, |entry| entry.seq);
+        let last = entries.last().map_or(0, |entry| entry.seq);
+        states.retain(|(seq, _)| (first..=last).contains(seq));
+        states.sort_unstable_by_key(|(seq, _)| *seq);
+        Ok((entries, states))
+    }
+
+    /// Waits until so many entries or changes may be read from the store.
+    pub(super) async fn reserve(&self, count: u64) -> Option<SemaphorePermit<'_>> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        self.reads.acquire_many(count).await.ok()
     }
 
     async fn part(
@@ -71,12 +99,13 @@ impl History {
         conversation: ConversationId,
         from: Seq,
         to: Seq,
-    ) -> Result<Entries, Error> {
+        touched: Rev,
+    ) -> Result<Arc<Part>, Error> {
         let load = async {
             let entries = u32::try_from(to - from + 1).unwrap_or(u32::MAX);
             // The semaphore is never closed.
             let _permits = self.reads.acquire_many(entries).await;
-            let rows = self.store.log(conversation, from, to).await?;
+            let store::LogPage { rows, states } = self.store.log(conversation, from, to).await?;
             counter!("chat_history_entries_read_total").increment(rows.len() as u64);
             let whole = rows.iter().map(|r| r.record.seq).eq(from..=to);
             if !whole {
@@ -85,9 +114,11 @@ impl History {
                     reason: format!("{conversation}: entries {from} to {to} are not all there"),
                 });
             }
-            Ok(Arc::new(
-                rows.into_iter().map(|r| r.record).collect::<Vec<_>>(),
-            ))
+            let states = states.into_iter();
+            Ok(Arc::new(Part {
+                entries: rows.into_iter().map(|row| row.record).collect(),
+                states: states.map(|(seq, state)| (seq, Arc::new(state))).collect(),
+            }))
         };
         let mut loaded = false;
         let load = async {
@@ -96,7 +127,7 @@ impl History {
         };
         let part = self
             .parts
-            .try_get_with((conversation, from, to), load)
+            .try_get_with((conversation, from, to, touched), load)
             .await
             .map_err(|error| {
                 crate::seldom::seldom!(WARN, "a page could not be read", %conversation, %error);
@@ -107,6 +138,17 @@ impl History {
             self.parts.run_pending_tasks().await;
         }
         part
+    }
+}
+
+impl Part {
+    fn weight(&self) -> usize {
+        let entries = self.entries.iter().map(|entry| entry.weight());
+        let states = self
+            .states
+            .iter()
+            .map(|(_, state)| state.weight() + 2 * size_of::<Seq>());
+        PART_BYTES + entries.sum::<usize>() + states.sum::<usize>()
     }
 }
 
@@ -219,6 +261,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content: Content::text("x".repeat(bytes)),
+            texts: None,
         })
     }
 

@@ -2,7 +2,7 @@
 //! sender waits for them. The rows that a crash loses are written again by the crash repair.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -12,13 +12,16 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 use metrics::{counter, gauge};
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::publish::Recipients;
 use crate::{
     memory::Memory,
     model::{
-        ConversationId, Entry, Kind, Last, Seq, UserId,
+        ConversationId, Kind, Newest, Rev, Seq, UserId,
         limits::{INBOX_CONVERSATIONS_PENDING_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
@@ -28,6 +31,8 @@ use crate::{
 
 /// The time that rows wait for newer ones of their conversation.
 const FLUSH_EVERY: Duration = Duration::from_millis(30);
+/// The time between two writes of revs.
+const REVS_EVERY: Duration = Duration::from_secs(2);
 /// Rows of one write to the store.
 const BATCH_ROWS: usize = 500;
 /// Writes in progress at once.
@@ -40,6 +45,8 @@ pub struct InboxWriter {
     store: Arc<dyn Store>,
     bytes_max: usize,
     queued: Mutex<BTreeMap<ConversationId, QueuedRows>>,
+    /// The newest published rev of conversations, with the users whose rows get it.
+    revs: Mutex<BTreeMap<ConversationId, (Arc<Recipients>, Rev)>>,
     /// The weight of the queued rows and of those that are being written.
     bytes: AtomicUsize,
     wake: Notify,
@@ -52,9 +59,11 @@ pub struct InboxWriter {
 #[derive(Default, Clone)]
 struct QueuedRows {
     /// The newest entry, with the users whose rows show it. `None` for a channel, whose entries change no row.
-    newest: Option<(Arc<Recipients>, Arc<Last>)>,
+    newest: Option<(Arc<Recipients>, Arc<Newest>)>,
     /// The read marks of senders, who have read everything up to their own message.
-    read_by_senders: BTreeMap<UserId, Seq>,
+    read_by_senders: BTreeMap<UserId, (Seq, Option<u64>)>,
+    /// The newest rev, with the users whose rows get it.
+    rev: Option<(Arc<Recipients>, Rev)>,
     /// The weight when it was last computed.
     bytes: usize,
 }
@@ -66,6 +75,7 @@ impl InboxWriter {
             store,
             bytes_max: memory.inbox(),
             queued: Mutex::default(),
+            revs: Mutex::default(),
             bytes: AtomicUsize::new(0),
             wake: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
@@ -73,32 +83,89 @@ impl InboxWriter {
         }
     }
 
-    /// Queues the rows that a published entry changes. The newest entry wins.
+    /// Queues the rows that a published entry changes. The newest version of the newest entry wins. The sender has read it;
+    /// `None` if that was queued before.
     pub(super) fn queue(
         &self,
         conversation: ConversationId,
         members: Option<Arc<Recipients>>,
-        entry: &Entry,
+        sender: Option<&UserId>,
+        newest: Newest,
     ) {
+        let (seq, texts) = (newest.last.seq, newest.texts);
         let mut queued = self.queued();
         if queued.is_empty() {
             self.wake.notify_one();
         }
         let rows = queued.entry(conversation).or_default();
         let before = rows.bytes;
-        let newer = |(_, last): &(_, Arc<Last>)| last.seq < entry.seq;
+        let newer = |(_, known): &(_, Arc<Newest>)| known.version() < newest.version();
         if let Some(members) = members
             && rows.newest.as_ref().is_none_or(newer)
         {
-            rows.newest = Some((members, Arc::new(entry.last())));
+            rows.newest = Some((members, Arc::new(newest)));
         }
-        let read = rows
-            .read_by_senders
-            .entry(entry.sender.clone())
-            .or_default();
-        *read = entry.seq.max(*read);
+        if let Some(sender) = sender {
+            let read = rows.read_by_senders.entry(sender.clone()).or_default();
+            *read = (seq, texts).max(*read);
+        }
         let grown = rows.weigh().wrapping_sub(before);
         self.bytes.fetch_add(grown, Ordering::Relaxed);
+    }
+
+    /// Queues the rev of published changes for the rows of a conversation. They are written seldom, because homes remember
+    /// them meanwhile.
+    pub(super) fn queue_rev(
+        &self,
+        conversation: ConversationId,
+        members: Arc<Recipients>,
+        rev: Rev,
+    ) {
+        let mut revs = lock(&self.revs);
+        // A delivery or a repair of an earlier change may end later.
+        if revs
+            .get(&conversation)
+            .is_some_and(|(_, known)| *known > rev)
+        {
+            return;
+        }
+        let weight = members.weight();
+        let before = revs.insert(conversation, (members, rev));
+        let before = before.map_or(0, |(members, _)| members.weight());
+        let grown = weight.wrapping_sub(before);
+        self.bytes.fetch_add(grown, Ordering::Relaxed);
+    }
+
+    /// Replaces a queued entry that was changed. Its stored row has the change already.
+    pub(super) fn correct(&self, conversation: ConversationId, newest: &Newest) {
+        let mut queued = self.queued();
+        if let Some(rows) = queued.get_mut(&conversation)
+            && let Some((_, known)) = &mut rows.newest
+            && known.last.seq == newest.last.seq
+            && known.changes < newest.changes
+        {
+            *known = Arc::new(newest.clone());
+            let before = rows.bytes;
+            let grown = rows.weigh().wrapping_sub(before);
+            self.bytes.fetch_add(grown, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds the revs that wait to the queued rows.
+    fn queue_revs(&self) {
+        let revs = std::mem::take(&mut *lock(&self.revs));
+        let mut queued = self.queued();
+        for (conversation, (members, rev)) in revs {
+            let weight = members.weight();
+            let rows = queued.entry(conversation).or_default();
+            let before = rows.bytes + weight;
+            // Rows of a failed write may have a higher one.
+            if rows.rev.as_ref().is_none_or(|(_, known)| *known <= rev) {
+                rows.rev = Some((members, rev));
+            }
+            let grown = rows.weigh().wrapping_sub(before);
+            self.bytes.fetch_add(grown, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether so many rows are queued that no further message should be accepted.
@@ -115,19 +182,33 @@ impl InboxWriter {
 
     /// Writes queued rows. It never returns.
     pub async fn run(&self) {
+        let mut revs_due = Instant::now() + REVS_EVERY;
         loop {
-            self.wake.notified().await;
-            while !self.queued().is_empty() {
+            drop(timeout_at(revs_due, self.wake.notified()).await);
+            loop {
+                if Instant::now() >= revs_due {
+                    revs_due = Instant::now() + REVS_EVERY;
+                    self.queue_revs();
+                }
+                if self.queued().is_empty() {
+                    break;
+                }
                 sleep(FLUSH_EVERY).await;
-                if !self.flush().await {
+                if !self.flush_queued().await {
                     sleep(RETRY_AFTER).await;
                 }
             }
         }
     }
 
-    /// Writes all rows that are queued. Returns false if some of them must be written again. It is cancel-safe.
+    /// Writes all rows that are queued, and the revs. Returns false if some of them must be written again. It is
+    /// cancel-safe.
     pub async fn flush(&self) -> bool {
+        self.queue_revs();
+        self.flush_queued().await
+    }
+
+    async fn flush_queued(&self) -> bool {
         let _one_at_a_time = self.flushing.lock().await;
         let mut taken = Taken {
             writer: self,
@@ -188,11 +269,15 @@ impl Drop for Taken<'_> {
 impl QueuedRows {
     /// Computes the weight anew.
     fn weigh(&mut self) -> usize {
-        const READ_BYTES: usize = size_of::<(UserId, Seq)>() + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
+        const READ_BYTES: usize =
+            size_of::<(UserId, (Seq, u64))>() + 8 + ALLOCATION_BYTES + USER_ID_BYTES_MAX;
         let newest = self.newest.as_ref();
-        let newest = newest.map_or(0, |(members, last)| members.weight() + last.weight());
+        let newest = newest.map_or(0, |(members, newest)| {
+            members.weight() + newest.last.weight()
+        });
         let read = self.read_by_senders.len() * READ_BYTES;
-        self.bytes = size_of::<(ConversationId, Self)>() + newest + read;
+        let rev = self.rev.as_ref().map_or(0, |(members, _)| members.weight());
+        self.bytes = size_of::<(ConversationId, Self)>() + newest + read + rev;
         self.bytes
     }
 
@@ -201,23 +286,36 @@ impl QueuedRows {
         let mut writes = Vec::new();
         let newest = self.newest.as_ref();
         let kind = newest.map_or(Kind::Channel, |(members, _)| members.kind);
-        if let Some((members, last)) = &self.newest {
-            writes.extend(members.users.iter().map(|(user, joined_seq)| InboxWrite {
-                user: user.clone(),
-                conversation,
-                kind: members.kind,
-                summary: Some(members.summary(user, *joined_seq, last)),
-                read_seq: reads.remove(user),
-                left_seq: None,
+        let rev = self.rev.as_ref().map(|(_, rev)| *rev);
+        if let Some((members, newest)) = &self.newest {
+            writes.extend(members.users.iter().map(|(user, joined_seq)| {
+                let read = reads.remove(user);
+                InboxWrite {
+                    summary: Some(members.summary(user, *joined_seq, newest)),
+                    read_seq: read.map(|(seq, _)| seq),
+                    read_texts: read.and_then(|(_, texts)| texts),
+                    rev,
+                    ..InboxWrite::of(user.clone(), conversation, members.kind)
+                }
             }));
         }
-        writes.extend(reads.into_iter().map(|(user, seq)| InboxWrite {
-            user,
-            conversation,
-            kind,
-            summary: None,
+        if let Some((members, rev)) = &self.rev {
+            let shown = newest.filter(|(shown, _)| !Arc::ptr_eq(shown, members));
+            let shown: HashSet<_> = shown.iter().flat_map(|(shown, _)| &shown.users).collect();
+            let is_written = newest.is_some() && shown.is_empty();
+            let users = members
+                .users
+                .iter()
+                .filter(|user| !is_written && !shown.contains(user));
+            writes.extend(users.map(|(user, _)| InboxWrite {
+                rev: Some(*rev),
+                ..InboxWrite::of(user.clone(), conversation, members.kind)
+            }));
+        }
+        writes.extend(reads.into_iter().map(|(user, (seq, texts))| InboxWrite {
             read_seq: Some(seq),
-            left_seq: None,
+            read_texts: texts,
+            ..InboxWrite::of(user, conversation, kind)
         }));
         writes
     }
@@ -227,9 +325,13 @@ impl QueuedRows {
         if self.newest.is_none() {
             self.newest = older.newest;
         }
-        for (user, seq) in older.read_by_senders {
-            let read = self.read_by_senders.entry(user).or_default();
-            *read = seq.max(*read);
+        let rev = |rev: &Option<(_, Rev)>| rev.as_ref().map(|(_, rev)| *rev);
+        if rev(&self.rev) < rev(&older.rev) {
+            self.rev = older.rev;
+        }
+        for (user, read) in older.read_by_senders {
+            let newer = self.read_by_senders.entry(user).or_default();
+            *newer = read.max(*newer);
         }
     }
 }
@@ -239,7 +341,7 @@ mod tests {
     use super::*;
     use crate::{
         clock,
-        model::{ClientId, Content},
+        model::{ClientId, Content, Entry},
         store::simulated::{Faults, Simulated},
         tasks::Tasks,
     };
@@ -261,8 +363,14 @@ mod tests {
             sender: user(),
             at: 1,
             content: Content::text("hi"),
+            texts: None,
         };
-        writer.queue(conversation, Some(Arc::new(members)), &entry);
+        writer.queue(
+            conversation,
+            Some(Arc::new(members)),
+            Some(&entry.sender),
+            entry.newest(None),
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -75,6 +75,11 @@ pub(super) struct Incomplete {
 }
 
 impl<P: Pending> Log<P> {
+    /// An empty log.
+    pub(super) fn empty(epoch: Epoch) -> Self {
+        Self::at(0, epoch)
+    }
+
     /// A log whose positions up to `head` are settled.
     fn at(head: u64, epoch: Epoch) -> Self {
         Self {
@@ -317,6 +322,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content: Content::text("hi"),
+            texts: None,
         })
     }
 

@@ -3,6 +3,7 @@
 //!
 //! This layer never sees a socket, a frame or the ring. A [`Lease`] allows it to act, and it publishes through [`Publish`].
 
+mod changed;
 mod client_ids;
 mod conversation;
 mod conversations;
@@ -17,6 +18,7 @@ mod participants;
 mod publish;
 mod recent;
 mod repair;
+mod states;
 mod unfinished;
 
 pub use conversation::Settings;
@@ -26,6 +28,7 @@ pub use inbox::InboxWriter;
 pub use lease::{Lease, Ownership, Owns};
 pub use operation::*;
 pub use publish::{
-    Audience, Body, Confirmation, Guarantee, MembershipChange, MembershipNotice, Publication,
-    Publish, Receipt, Recipients, RedeliveryGuard,
+    Audience, Body, Changed, ChangedItem, Confirmation, Guarantee, MembershipChange,
+    MembershipNotice, Publication, Publish, Reacted, ReactedBy, Receipt, Recipients,
+    RedeliveryGuard,
 };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::Error;
+use super::{error::Error, publish::ChangedItem};
 use crate::model::{
-    ClientId, ConversationId, Details, Draft, Entry, Kind, Last, MessageId, Millis, Participant,
-    Posting, Role, Seq, UserId,
+    ClientId, ConversationId, DeletedSeqs, Details, Draft, EditedContent, Entry, EntryState, Kind,
+    Last, MessageId, Millis, Participant, Posting, Rev, Role, Seq, UserId,
 };
 
 /// An operation on one conversation with a typed output. The enums [`Operation`] and [`Outcome`] are its form in mailboxes
@@ -131,9 +131,17 @@ operations! {
     MarkDelivered => Delivered { seq: Seq } -> (): Outcome::Done => ();
     ShowTyping => Typing -> (): Outcome::Done => ();
     /// Reads the newest entry, for users who may read the conversation.
-    GetHead => Head -> Head: Outcome::Head(head) => head;
+    GetHead => Head -> Head: Outcome::Head(head) => *head;
     /// Reads the entries after one, for a gateway that lacks them. It never comes from a client.
     CatchUp => CatchUp { after: Seq, limit: usize } -> Page: Outcome::History(page) => page;
+    EditMessage => Edit(EditMessage) -> Rev: Outcome::Revised { rev } => rev;
+    DeleteMessages => Delete(DeleteMessages) -> Rev: Outcome::Revised { rev } => rev;
+    React => React(React) -> Rev: Outcome::Revised { rev } => rev;
+    GetReactors => Reactors(GetReactors) -> Reactors: Outcome::Reactors(reactors) => reactors;
+    /// Reads the changes after a rev, for a user who may read the conversation.
+    GetChanges => Changes { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
+    /// Reads the changes after a rev, for a gateway that lacks them. It never comes from a client.
+    CatchUpChanges => CatchUpChanges { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
 }
 
 /// An operation that only loads a conversation, so that its owner finishes the work of the previous one. Between
@@ -190,6 +198,9 @@ impl Operation {
                 | Self::History { .. }
                 | Self::Head
                 | Self::CatchUp { .. }
+                | Self::Reactors(_)
+                | Self::Changes { .. }
+                | Self::CatchUpChanges { .. }
         )
     }
 
@@ -197,8 +208,10 @@ impl Operation {
     /// which are not participants.
     pub(super) fn depends_on_actor(&self, details: &Details) -> bool {
         match self {
-            Self::History { .. } | Self::Head => !details.public,
-            Self::CatchUp { .. } | Self::Repair => false,
+            Self::History { .. } | Self::Head | Self::Reactors(_) | Self::Changes { .. } => {
+                !details.public
+            }
+            Self::CatchUp { .. } | Self::CatchUpChanges { .. } | Self::Repair => false,
             Self::Create(_)
             | Self::Details
             | Self::Participants { .. }
@@ -211,7 +224,10 @@ impl Operation {
             | Self::Send(_)
             | Self::Read { .. }
             | Self::Delivered { .. }
-            | Self::Typing => true,
+            | Self::Typing
+            | Self::Edit(_)
+            | Self::Delete(_)
+            | Self::React(_) => true,
         }
     }
 
@@ -232,6 +248,12 @@ impl Operation {
             | Self::Typing
             | Self::Head
             | Self::CatchUp { .. }
+            | Self::Edit(_)
+            | Self::Delete(_)
+            | Self::React(_)
+            | Self::Reactors(_)
+            | Self::Changes { .. }
+            | Self::CatchUpChanges { .. }
             | Self::Repair => None,
         }
     }
@@ -252,7 +274,14 @@ impl Operation {
             | Self::Typing
             | Self::Head
             | Self::CatchUp { .. }
+            | Self::Delete(_)
+            | Self::React(_)
+            | Self::Reactors(_)
+            | Self::Changes { .. }
+            | Self::CatchUpChanges { .. }
             | Self::Repair => Some(self.clone()),
+            // A repeated edit without `base_rev` could undo a newer one.
+            Self::Edit(edit) => edit.base_rev.is_some().then(|| self.clone()),
             Self::Create(_)
             | Self::Add { .. }
             | Self::Remove { .. }
@@ -275,6 +304,50 @@ pub struct Creation {
     pub posting: Posting,
     /// The time at which an imported conversation was created. `None` means now.
     pub at: Option<Millis>,
+}
+
+/// A new content of a message.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EditMessage {
+    pub seq: Seq,
+    pub content: EditedContent,
+    /// The rev of the content that the editor has seen. If the content changed after it, the edit is refused
+    /// (rule [base-rev]).
+    pub base_rev: Option<Rev>,
+    /// The time at which an imported message was edited. `None` means now.
+    pub at: Option<Millis>,
+}
+
+/// The deletion of messages.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeleteMessages {
+    pub seqs: Vec<Seq>,
+    /// Whether a back end may delete the messages of others.
+    pub as_moderator: bool,
+    /// The time of an imported deletion. `None` means now.
+    pub at: Option<Millis>,
+}
+
+/// A reaction that a user adds or removes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct React {
+    pub seq: Seq,
+    pub emoji: String,
+    /// Whether it is added.
+    pub on: bool,
+    /// The time of an imported reaction. `None` means now.
+    pub at: Option<Millis>,
+}
+
+/// A page of the users who reacted to an entry.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GetReactors {
+    pub seq: Seq,
+    /// `None` means all emoji.
+    pub emoji: Option<String>,
+    /// The `next` of the previous page.
+    pub after: Option<String>,
+    pub limit: usize,
 }
 
 /// The part of a log that a page is read from.
@@ -319,8 +392,14 @@ pub enum Outcome {
     },
     Sent(SendAck),
     History(Page),
-    Head(Head),
+    Head(Box<Head>),
     Done,
+    /// The newest rev of an entry's change, or of the conversation if nothing changed.
+    Revised {
+        rev: Rev,
+    },
+    Reactors(Reactors),
+    Changes(Changes),
 }
 
 /// The result of creating a conversation.
@@ -336,6 +415,11 @@ pub struct DetailsView {
     pub details: Details,
     pub participant_count: u64,
     pub head: Seq,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rev: Rev,
+    /// The number of people's messages that are not deleted. `None` from an earlier build.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message_count: Option<u64>,
     /// The role of that user. `None` if the user is not a participant.
     pub role: Option<Role>,
 }
@@ -419,9 +503,51 @@ impl SendAck {
 pub struct Page {
     pub entries: Vec<Arc<Entry>>,
     pub head: Seq,
+    /// The rev that the states are at least as new as.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rev: Rev,
+    /// The states of those entries that changed, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<(Seq, Arc<EntryState>)>,
+    /// The reactions of the user who asks, for entries with reactions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mine: Vec<(Seq, Vec<String>)>,
+}
+
+/// The users who reacted to an entry.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Reactors {
+    pub items: Vec<Reactor>,
+    pub next: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Reactor {
+    pub user: UserId,
+    pub emoji: String,
+    pub at: Millis,
+}
+
+/// The entries that changed in (after, rev].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Changes {
+    pub after: Rev,
+    pub rev: Rev,
+    pub items: Vec<ChangedItem>,
+    /// Whether there are later changes.
+    pub more: bool,
+    /// Whether too many changes are missing. The client drops what it knows of changes and reads its pages again.
+    pub reset: bool,
 }
 
 impl Page {
+    /// Returns the state of an entry of the page, if the entry changed.
+    #[must_use]
+    pub fn state(&self, seq: Seq) -> Option<&EntryState> {
+        let place = self.states.binary_search_by_key(&seq, |(seq, _)| *seq);
+        Some(&self.states[place.ok()?].1)
+    }
+
     /// Returns whether a page of the entries after `after` reaches the head.
     #[must_use]
     pub fn reaches_head(&self, after: Seq) -> bool {
@@ -436,6 +562,20 @@ pub struct Head {
     pub details: Details,
     pub head: Seq,
     pub last: Option<Last>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rev: Rev,
+    /// [`Entry::texts`] of the newest entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub texts: Option<u64>,
+    /// The deleted entries of the conversation.
+    #[serde(default, skip_serializing_if = "DeletedSeqs::is_empty")]
+    pub deleted: DeletedSeqs,
+}
+
+// Serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(rev: &Rev) -> bool {
+    *rev == 0
 }
 
 /// Returns a client id for a system entry, which nobody sends twice.

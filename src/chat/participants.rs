@@ -290,21 +290,27 @@ impl Participants {
     fn inbox_write(&self, user: &UserId, entry: &Entry) -> Option<InboxWrite> {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
-        let last = (!self.is_channel()).then(|| entry.last());
+        // The row of a former participant loses its preview, because deletions do not correct it any more.
+        let is_shown = present || (entry.texts.is_some() && !self.is_channel());
+        let last = (present && !self.is_channel()).then(|| entry.last());
         let summary = InboxSummary {
             seq: entry.seq,
             kind: self.details.kind,
             name: self.details.name.clone(),
             joined_seq: participant.joined_seq,
             last,
+            changes: 0,
+            texts: entry.texts,
         };
+        // Who joins has read everything before. A higher mark was stored with the texts up to it.
+        let is_own = entry.texts.is_none() || participant.read_seq == entry.seq;
+        let read_seq = (present && is_own).then_some(participant.read_seq);
         Some(InboxWrite {
-            user: user.clone(),
-            conversation: self.conversation,
-            kind: self.details.kind,
-            summary: present.then_some(summary),
-            read_seq: present.then_some(participant.read_seq),
+            summary: is_shown.then_some(summary),
+            read_seq,
+            read_texts: read_seq.and(entry.texts),
             left_seq: participant.left_seq.filter(|_| !present),
+            ..InboxWrite::of(user.clone(), self.conversation, self.details.kind)
         })
     }
 

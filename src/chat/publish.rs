@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::{
-    model::{ConversationId, Cursor, Details, Entry, Kind, Seq, UserId, weight::ALLOCATION_BYTES},
+    model::{
+        ContentState, ConversationId, Cursor, DeletedSeqs, Details, Entry, Kind, Newest, Reactions,
+        Rev, Seq, UserId, weight::ALLOCATION_BYTES,
+    },
     store::InboxSummary,
 };
 
@@ -51,6 +54,10 @@ pub enum Body {
     /// The membership of each user of the audience, as of the entry at the publication's position.
     Membership(Arc<MembershipNotice>),
     Receipt(Receipt),
+    /// Entries that changed, up to the rev of the publication's position.
+    Changed(Arc<Changed>),
+    /// The user of the audience added or removed a reaction. It is for their own sessions.
+    Reacted(Arc<Reacted>),
     /// This user is typing.
     Typing(UserId),
     /// The user of the audience has read a channel up to the publication's position, because they sent that entry. It
@@ -72,6 +79,49 @@ pub enum MembershipChange {
     Removed,
     /// The user stays, but the conversation's details changed.
     Updated,
+}
+
+/// Entries that changed in (after, rev], where rev is that of the publication's position. Without items it only says which
+/// rev was reached, and who lacks changes asks for them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed {
+    pub after: Rev,
+    pub items: Vec<ChangedItem>,
+    /// The newest entry of a dm or group as inboxes show it, if it changed.
+    pub newest: Option<Arc<Newest>>,
+    /// The deleted entries of the conversation, if some were deleted.
+    pub deleted: Option<Arc<DeletedSeqs>>,
+}
+
+/// The fields of an entry that changed, as they are after its newest change in (after, rev].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedItem {
+    pub seq: Seq,
+    /// The rev of that change, even if the entry has a newer one by now (rule [item-rev]).
+    pub rev: Rev,
+    pub content: Option<ContentState>,
+    pub reactions: Option<Reactions>,
+    /// The change of the reactions, if it was one.
+    pub by: Option<ReactedBy>,
+    /// The own reactions of the user who asks, if the reactions changed.
+    #[serde(default)]
+    pub mine: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReactedBy {
+    pub user: UserId,
+    pub emoji: String,
+    pub on: bool,
+}
+
+/// A reaction that a user added or removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reacted {
+    pub seq: Seq,
+    pub emoji: String,
+    pub on: bool,
+    pub rev: Rev,
 }
 
 /// The watermarks of a user that rose.
@@ -99,20 +149,17 @@ impl Recipients {
         size_of::<Self>() + ALLOCATION_BYTES + self.users.len() * size_of::<(UserId, Seq)>()
     }
 
-    /// Returns the inbox summary for `user`, who joined at `joined_seq`, with `last` as the newest entry.
+    /// Returns the inbox summary for `user`, who joined at `joined_seq`.
     #[must_use]
-    pub fn summary(
-        &self,
-        user: &UserId,
-        joined_seq: Seq,
-        last: &crate::model::Last,
-    ) -> InboxSummary {
+    pub fn summary(&self, user: &UserId, joined_seq: Seq, newest: &Newest) -> InboxSummary {
         InboxSummary {
-            seq: last.seq,
+            seq: newest.last.seq,
             kind: self.kind,
             name: self.name_for(user),
             joined_seq,
-            last: Some(last.clone()),
+            last: Some(newest.last.clone()),
+            changes: newest.changes,
+            texts: newest.texts,
         }
     }
 
@@ -214,6 +261,40 @@ impl Publication {
         }
     }
 
+    /// Returns the publication of entries that changed. `is_confirmed` is false in channels and large groups.
+    #[must_use]
+    pub fn changed(
+        conversation: ConversationId,
+        at: Cursor,
+        changed: Arc<Changed>,
+        audience: Audience,
+        is_confirmed: bool,
+    ) -> Self {
+        Self {
+            conversation,
+            at,
+            audience,
+            guarantee: if is_confirmed {
+                Guarantee::Confirmed
+            } else {
+                Guarantee::BestEffort
+            },
+            body: Body::Changed(changed),
+        }
+    }
+
+    /// Returns the publication, for a user's own sessions, that they reacted.
+    #[must_use]
+    pub fn reacted(conversation: ConversationId, reacted: Reacted, user: UserId) -> Self {
+        Self {
+            conversation,
+            at: Cursor(0, reacted.rev),
+            audience: Audience::User(user),
+            guarantee: Guarantee::BestEffort,
+            body: Body::Reacted(Arc::new(reacted)),
+        }
+    }
+
     /// Returns the publication that `user` is typing.
     #[must_use]
     pub fn typing(conversation: ConversationId, user: UserId, audience: Audience) -> Self {
@@ -275,6 +356,14 @@ impl fmt::Display for Publication {
             Body::Entry(_) => write!(f, "{conversation} {seq} {users:?}"),
             Body::Membership(_) => write!(f, "{conversation} membership {seq} {users:?}"),
             Body::Receipt(_) => f.write_str("receipt"),
+            Body::Changed(changed) => {
+                write!(
+                    f,
+                    "{conversation} changes {}..{} {users:?}",
+                    changed.after, self.at.1
+                )
+            }
+            Body::Reacted(_) => f.write_str("reacted"),
             Body::Typing(_) => f.write_str("typing"),
             Body::Read => write!(f, "{conversation} read {seq} {users:?}"),
         }

@@ -35,6 +35,33 @@ impl RecentEntries {
         (end < self.entries.len()).then(|| self.entries.range(start..=end).cloned().collect())
     }
 
+    /// The oldest entry here.
+    pub(super) fn oldest(&self) -> Option<&Arc<Entry>> {
+        self.entries.front()
+    }
+
+    pub(super) fn has(&self, seq: Seq) -> bool {
+        let newest = self.newest().map_or(0, |newest| newest.seq);
+        (self.first()..=newest).contains(&seq) && newest > 0
+    }
+
+    /// The seq of the oldest entry here, or 0.
+    pub(super) fn first(&self) -> Seq {
+        self.entries.front().map_or(0, |oldest| oldest.seq)
+    }
+
+    /// Erases the text of a deleted entry.
+    pub(super) fn erase(&mut self, seq: Seq) {
+        let place = seq.checked_sub(self.first()).map(usize::try_from);
+        if let Some(Ok(place)) = place
+            && let Some(entry) = self.entries.get_mut(place)
+        {
+            let erased = Arc::new(entry.erased());
+            self.bytes = self.bytes + erased.weight() - entry.weight();
+            *entry = erased;
+        }
+    }
+
     pub(super) fn newest(&self) -> Option<&Arc<Entry>> {
         self.entries.back()
     }

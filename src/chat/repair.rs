@@ -8,11 +8,14 @@ use futures_util::{StreamExt, stream};
 use super::{
     conversations::Conversations,
     error::Error,
-    operation::{GetHistory, Load, LogRange},
-    publish::{Audience, Confirmation, Publication, Recipients},
+    operation::{GetHistory, Load, LogRange, Page},
+    publish::{Audience, Changed, Confirmation, Publication, Recipients},
 };
 use crate::{
-    model::{ConversationId, Entry, GatewayId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX},
+    model::{
+        ConversationId, Cursor, Entry, GatewayId, Kind, LEVEL_CHANGES, Newest, Seq, UserId,
+        limits::PAGE_ENTRIES_MAX,
+    },
     store::{self, Store},
 };
 
@@ -108,13 +111,59 @@ impl Conversations {
             // The last write of the dead owner may land after its row was read here, so the newest entry is published in
             // any case: rule [newest].
             let lacks = |entry: &Entry| entry.seq > shown || entry.seq == page.head;
-            self.publish_again(conversation, members.as_ref(), &page.entries, lacks)
+            self.publish_again(conversation, members.as_ref(), &page, lacks)
                 .await?;
             match page.entries.last() {
                 Some(last) if last.seq < page.head => range = LogRange::After(last.seq),
-                _ => return Ok(()),
+                _ => {
+                    let changes = self.publish_changes_again(conversation, members, &page);
+                    return changes.await;
+                }
             }
         }
+    }
+
+    /// An entry of a page as inboxes show it.
+    fn shown(&self, entry: &Entry, page: &Page) -> Newest {
+        let has_changes = self.environment().settings.level.get() >= LEVEL_CHANGES;
+        Newest {
+            texts: has_changes.then(|| entry.texts()),
+            ..entry.newest(page.state(entry.seq))
+        }
+    }
+
+    /// Publishes that the newest changes happened, with the newest entry as it is now, and queues the rev for the inbox
+    /// rows. Rule [repair]: the rows may lack it. Users who lack changes ask for them.
+    async fn publish_changes_again(
+        &self,
+        conversation: ConversationId,
+        members: Option<Arc<Recipients>>,
+        page: &Page,
+    ) -> store::Result<()> {
+        let Some(members) = members.filter(|_| page.rev > 0) else {
+            return Ok(());
+        };
+        let newest = page.entries.last();
+        let changed = Changed {
+            after: page.rev,
+            items: Vec::new(),
+            newest: newest.map(|entry| Arc::new(self.shown(entry, page))),
+            deleted: None,
+        };
+        let audience = Audience::Members(members.clone());
+        let at = Cursor(0, page.rev);
+        let changed = Arc::new(changed);
+        let publication = Publication::changed(conversation, at, changed, audience, true);
+        let environment = self.environment();
+        let guard = match environment.publish.publish(publication) {
+            Confirmation::Pending(delivered) => {
+                Some(delivered.await.map_err(|_| unavailable(&Error::Moved))?)
+            }
+            Confirmation::Immediate => None,
+        };
+        environment.inbox.queue_rev(conversation, members, page.rev);
+        drop(guard);
+        Ok(())
     }
 
     /// Queues the inbox rows of entries, and before that publishes those that `lacks` names: a session may have read an
@@ -123,7 +172,7 @@ impl Conversations {
         &self,
         conversation: ConversationId,
         members: Option<&Arc<Recipients>>,
-        entries: &[Arc<Entry>],
+        page: &Page,
         lacks: impl Fn(&Entry) -> bool,
     ) -> store::Result<()> {
         let environment = self.environment();
@@ -133,8 +182,8 @@ impl Conversations {
             let publication = Publication::entry(conversation, entry.clone(), audience);
             Some(environment.publish.publish(publication))
         };
-        let published: Vec<_> = entries.iter().map(publish).collect();
-        for (entry, published) in entries.iter().zip(published) {
+        let published: Vec<_> = page.entries.iter().map(publish).collect();
+        for (entry, published) in page.entries.iter().zip(published) {
             let guard = match published {
                 Some(Confirmation::Pending(delivered)) => {
                     Some(delivered.await.map_err(|_| unavailable(&Error::Moved))?)
@@ -142,7 +191,9 @@ impl Conversations {
                 Some(Confirmation::Immediate) | None => None,
             };
             let inbox = &environment.inbox;
-            inbox.queue(conversation, members.cloned(), entry);
+            let newest = self.shown(entry, page);
+            let sender = Some(&entry.sender);
+            inbox.queue(conversation, members.cloned(), sender, newest);
             drop(guard);
         }
         Ok(())

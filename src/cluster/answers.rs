@@ -195,6 +195,8 @@ mod tests {
                 name: Some("n".repeat(ROW_BYTES)),
                 joined_seq: 1,
                 last: None,
+                changes: 0,
+                texts: None,
             });
             row
         };

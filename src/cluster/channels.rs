@@ -7,16 +7,18 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
+    changed::missed_entries,
     message::{PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
-    chat::{Audience, CatchUp, Error, GetHead, Head, Publication},
+    chat::{CatchUp, Error, GetHead, Head},
     fanout::Subscriber,
     model::{
-        ConversationId, Kind, Seq, Topic, UserId,
+        ConversationId, Cursor, Kind, Seq, Topic, UserId,
         limits::{HEADS_AT_ONCE, RESUME_ENTRIES_MAX, SUBSCRIPTIONS_MAX},
     },
+    mutation::{Mutation, broken},
 };
 
 /// The time for which a new session waits for the owners of its channels.
@@ -116,24 +118,23 @@ impl Router {
         Ok(())
     }
 
-    /// Tells the owner that a channel's entries are wanted here, and returns the channel's head: all entries after it come
-    /// here. `None` if nobody here is interested any more.
-    async fn tell_owner(&self, channel: ConversationId) -> Result<Option<Seq>, Error> {
+    /// Tells the owner that a channel is wanted here, and returns the channel's position: all entries and changes after it
+    /// come here. `None` if nobody here is interested any more.
+    async fn tell_owner(&self, channel: ConversationId) -> Result<Option<Cursor>, Error> {
         let Some(subscription) = self.sockets.subscription(channel) else {
             return Ok(None);
         };
         let ask = |version| PeerRequest::Follow { channel, version };
-        match self
+        let answer = self
             .ask_responsible(|ring| ring.owner(channel), ask)
-            .await?
-        {
-            PeerResponse::Head(head) => {
-                let head = head?;
-                self.sockets.confirmed(channel, subscription, head);
-                Ok(Some(head))
-            }
-            _ => Err(Error::Closed),
-        }
+            .await?;
+        let head = match answer {
+            PeerResponse::Head(head) => Cursor(head?, 0),
+            PeerResponse::Position(position) => position,
+            _ => return Err(Error::Closed),
+        };
+        self.sockets.confirmed(channel, subscription, head);
+        Ok(Some(head))
     }
 
     /// Follows the channels whose owner could not be told yet. To be called every few moments.
@@ -154,8 +155,22 @@ impl Router {
         }
     }
 
-    /// Delivers to a channel's subscribers here what came before its owner knew of them.
+    /// Delivers to a channel's subscribers here what came before its owner knew of them. They ask for the changes
+    /// themselves, because each has reached another rev.
     async fn deliver_after(
+        &self,
+        channel: ConversationId,
+        after: Option<Seq>,
+        Cursor(head, rev): Cursor,
+    ) -> Result<(), Error> {
+        self.deliver_entries_after(channel, after, head).await?;
+        if rev > 0 && !broken(Mutation::Subscribe) {
+            self.sockets.tell_rev(channel, rev);
+        }
+        Ok(())
+    }
+
+    async fn deliver_entries_after(
         &self,
         channel: ConversationId,
         after: Option<Seq>,
@@ -171,8 +186,7 @@ impl Router {
         let missed = CatchUp { after, limit };
         match self.ask(channel, UserId::gateway(), missed).await {
             Ok(page) if page.reaches_head(after) => {
-                for entry in page.entries {
-                    let publication = Publication::entry(channel, entry, Audience::Channel);
+                for publication in missed_entries(channel, page) {
                     self.sockets.deliver_publication(&publication);
                 }
             }

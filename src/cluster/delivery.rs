@@ -12,6 +12,7 @@ use metrics::gauge;
 use tokio::sync::oneshot;
 
 use super::{
+    changed::bounded,
     home::Home,
     interests::Interests,
     link::Token,
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     chat::{Audience, Body, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
-    model::{GatewayId, Topic, UserId},
+    model::{ConversationId, Entry, GatewayId, Topic, UserId},
 };
 
 pub struct Delivery {
@@ -117,16 +118,20 @@ impl Delivery {
     /// Sends one frame to each gateway with subscribers, however many subscribers it has.
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
         match &publication.body {
-            Body::Entry(_) => {}
+            Body::Entry(_) | Body::Changed(_) => {}
             // The sockets of other gateways learn from the entry that a channel's details changed. Receipts, typing and
             // read marks are not published to channels.
-            Body::Membership(_) | Body::Receipt(_) | Body::Typing(_) | Body::Read => {
+            Body::Membership(_)
+            | Body::Receipt(_)
+            | Body::Reacted(_)
+            | Body::Typing(_)
+            | Body::Read => {
                 self.sockets.deliver_publication(publication);
                 return Confirmation::Immediate;
             }
         }
-        if let Some(read) = publication.read_by_sender() {
-            self.to_sender(peers, &read);
+        if let Body::Entry(entry) = &publication.body {
+            self.to_sender(peers, publication.conversation, entry);
         }
         let gateways = self.interests.of(&Topic::Channel(publication.conversation));
         let mut others = gateways.into_iter().filter(|&g| g != self.me).peekable();
@@ -149,20 +154,21 @@ impl Delivery {
     }
 
     /// Tells the home of a channel's sender what they have read, if there is room.
-    fn to_sender(&self, peers: &Arc<Peers>, read: &Publication) {
-        let ring = self.ring.load();
-        for user in read.audience.users() {
-            match ring.home(user) {
-                Some(home) if home != self.me => {
-                    let sent = PeerMessage::ReadBySender {
-                        user: user.clone(),
-                        channel: read.conversation,
-                        seq: read.at.0,
-                    };
-                    peers.send_if_room(home, encode(&sent));
-                }
-                _ => self.home.record(read),
+    fn to_sender(&self, peers: &Arc<Peers>, channel: ConversationId, entry: &Entry) {
+        let user = &entry.sender;
+        match self.ring.load().home(user) {
+            Some(home) if home != self.me => {
+                let sent = PeerMessage::ReadBySender {
+                    user: user.clone(),
+                    channel,
+                    seq: entry.seq,
+                    texts: entry.texts,
+                };
+                peers.send_if_room(home, encode(&sent));
             }
+            _ => self
+                .home
+                .record_read(channel, user, (entry.seq, entry.texts)),
         }
     }
 
@@ -355,14 +361,13 @@ fn by_home(users: Vec<UserId>, ring: &View) -> BTreeMap<GatewayId, Vec<UserId>> 
 }
 
 impl Publish for Delivery {
-    fn publish(&self, publication: Publication) -> Confirmation {
+    fn publish(&self, mut publication: Publication) -> Confirmation {
+        if let Body::Changed(changed) = &publication.body {
+            let changed = changed.clone();
+            publication = bounded(publication, &changed);
+        }
         let Some(peers) = &self.peers else {
             // This gateway is everyone's home and has every socket.
-            if matches!(publication.audience, Audience::Channel)
-                && let Some(read) = publication.read_by_sender()
-            {
-                self.home.record(&read);
-            }
             self.home.pass_on(&publication, None);
             return Confirmation::Immediate;
         };
@@ -378,7 +383,8 @@ impl Publish for Delivery {
                 Confirmation::Pending(confirmed)
             }
             (Audience::Members(_) | Audience::User(_), Guarantee::BestEffort) => {
-                if peers.have_room() {
+                // A home that lacks a rev would tell returning clients that they have missed nothing.
+                if matches!(publication.body, Body::Changed(_)) || peers.have_room() {
                     let users = publication.audience.users().cloned().collect();
                     let homes = by_home(users, &self.ring.load()).into_iter();
                     let part = |(home, users): (_, Vec<UserId>)| {

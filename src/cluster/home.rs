@@ -27,7 +27,7 @@ use super::{
 use crate::{
     chat::{InboxWriter, Publication},
     memory::Memory,
-    model::{Epoch, GatewayId, Topic, UserId},
+    model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
     store::{self, InboxRow, Store},
 };
@@ -322,6 +322,16 @@ impl Home {
     /// now sees it in the inbox or gets it.
     pub(super) fn record(&self, publication: &Publication) {
         self.overlay.record(publication, &self.index);
+    }
+
+    /// Records that a user has read a channel up to an entry, because they sent it: its seq and its `texts`.
+    pub(super) fn record_read(
+        &self,
+        channel: ConversationId,
+        user: &UserId,
+        read: (Seq, Option<u64>),
+    ) {
+        self.overlay.record_read(channel, user, read);
     }
 
     /// Returns the rows of all conversations that a user is in.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 
-use super::{local_sockets::Heads, router::Router};
+use super::{channel_progress::Heads, router::Router};
 use crate::{
     chat::{Error, GetHead, Head},
-    model::{ConversationId, Kind, UserId, limits::HEADS_AT_ONCE},
+    model::{ConversationId, Cursor, Kind, UserId, limits::HEADS_AT_ONCE},
     protocol::InboxItem,
     store::InboxRow,
 };
@@ -35,7 +35,7 @@ impl Router {
         let before = before.map(parse_position).transpose()?;
         let rows = self.inbox_rows(user).await?;
         let heads = self.heads(user, &rows).await?;
-        let items = rows.into_iter().filter_map(|row| item(row, &heads));
+        let items = rows.iter().filter_map(|row| item(row, &heads));
         let mut items: Vec<InboxItem> = items
             .filter(|item| before.is_none_or(|before| position(item) < before))
             .collect();
@@ -88,7 +88,8 @@ impl Router {
                 if let Some(subscription) = subscription {
                     // A gateway without others is the owner, so everything that follows is published here.
                     if self.others.is_none() {
-                        self.sockets.confirmed(channel, subscription, head.head);
+                        let position = Cursor(head.head, head.rev);
+                        self.sockets.confirmed(channel, subscription, position);
                     }
                     self.sockets.learned(channel, subscription, &head);
                 }
@@ -101,27 +102,33 @@ impl Router {
 }
 
 /// Makes the item of one conversation. `None` if the inbox does not show the conversation.
-fn item(row: InboxRow, heads: &Heads) -> Option<InboxItem> {
-    let summary = row.summary?;
-    let (name, last) = match summary.kind {
-        Kind::Dm | Kind::Group => (summary.name, summary.last),
+fn item(row: &InboxRow, heads: &Heads) -> Option<InboxItem> {
+    let summary = row.summary.as_ref()?;
+    let (name, last, texts, rev, deleted) = match summary.kind {
+        Kind::Dm | Kind::Group => {
+            let (name, last) = (&summary.name, &summary.last);
+            // The deleted entries are stored before the rev, which is written behind.
+            let rev = row.rev.max(row.deleted.0);
+            (name, last, summary.texts, rev, &row.deleted.1)
+        }
         Kind::Channel => {
             let head = heads.get(&row.conversation)?;
-            (head.details.name.clone(), head.last.clone())
+            let (name, last) = (&head.details.name, &head.last);
+            (name, last, head.texts, head.rev, &head.deleted)
         }
     };
-    let last_seq = last.as_ref().map_or(0, |l| l.seq);
-    let read_seq = row.read_seq.max(summary.joined_seq);
+    let (joined_seq, last_seq) = (summary.joined_seq, last.as_ref().map_or(0, |l| l.seq));
+    let texts = texts.unwrap_or(last_seq);
     Some(InboxItem {
         conversation: row.conversation,
         kind: summary.kind,
-        name,
+        name: name.clone(),
         last_seq,
-        rev: 0,
-        last_message: last,
-        read_seq,
-        unread: last_seq.saturating_sub(read_seq),
-        joined_seq: summary.joined_seq,
+        rev,
+        last_message: last.clone(),
+        read_seq: row.read_seq.max(joined_seq),
+        unread: row.unread(joined_seq, last_seq, texts, &deleted.highest),
+        joined_seq,
     })
 }
 
@@ -144,4 +151,91 @@ fn parse_position(text: &str) -> Result<Position, Error> {
     text.split_once(':')
         .and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)))
         .ok_or_else(|| Error::Invalid("before is not the next of an earlier page".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock,
+        model::{DeletedSeqs, Details, EntryKind, Last, Posting, Rev, Seq},
+        store::InboxSummary,
+    };
+
+    fn user() -> UserId {
+        UserId::new("alice").unwrap()
+    }
+
+    fn last(seq: Seq, deleted: bool) -> Last {
+        Last {
+            seq,
+            message_id: clock::message_id(1),
+            at: 1,
+            sender: user(),
+            kind: EntryKind::Text,
+            preview: String::new(),
+            deleted,
+        }
+    }
+
+    fn deleted(seqs: &[Seq]) -> DeletedSeqs {
+        DeletedSeqs {
+            highest: seqs.to_vec(),
+            count: seqs.len() as u64,
+        }
+    }
+
+    /// The row of a user who joined at 2 and has read up to 4, which is the third message.
+    fn row(kind: Kind, last: Option<Last>, rev: Rev) -> InboxRow {
+        let mut row = InboxRow::empty(ConversationId(uuid::Uuid::nil()));
+        row.summary = Some(InboxSummary {
+            seq: 9,
+            kind,
+            name: None,
+            joined_seq: 2,
+            last,
+            changes: 0,
+            texts: Some(7),
+        });
+        (row.read_seq, row.read_texts, row.rev) = (4, Some(3), rev);
+        row
+    }
+
+    /// Of the entries 5 to 9, one is a system entry and two are deleted, of which one is the newest.
+    #[test]
+    fn unread_are_messages_that_are_not_deleted() {
+        let mut row = row(Kind::Group, Some(last(9, true)), 6);
+        row.deleted = (6, deleted(&[3, 7, 9]));
+        let item = item(&row, &Heads::new()).unwrap();
+        assert_eq!((item.unread, item.read_seq, item.last_seq), (2, 4, 9));
+        assert_eq!(item.rev, 6);
+        assert!(item.last_message.unwrap().deleted);
+    }
+
+    #[test]
+    fn a_channel_takes_its_newest_state_from_its_head() {
+        let row = row(Kind::Channel, None, 0);
+        let head = Head {
+            details: Details {
+                kind: Kind::Channel,
+                name: Some("news".into()),
+                created_at: 1,
+                created_by: user(),
+                posting: Posting::Everyone,
+                public: false,
+            },
+            head: 12,
+            last: Some(last(12, false)),
+            rev: 8,
+            texts: Some(9),
+            deleted: deleted(&[5, 11]),
+        };
+        let mut heads = Heads::from([(row.conversation, Arc::new(head.clone()))]);
+        let shown = item(&row, &heads).unwrap();
+        assert_eq!((shown.unread, shown.rev), (9 - 3 - 2, 8));
+        // An owner below the level of changes counts every entry.
+        let texts = None;
+        heads.insert(row.conversation, Arc::new(Head { texts, ..head }));
+        assert_eq!(item(&row, &heads).unwrap().unread, 12 - 3 - 2);
+    }
 }

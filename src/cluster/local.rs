@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     chat::{CatchUp, Error, Operation, Outcome, output},
-    model::{ConversationId, GatewayId, Seq, UserId},
+    model::{ConversationId, Cursor, GatewayId, Seq, UserId},
 };
 
 impl Router {
@@ -46,7 +46,7 @@ impl Router {
                 PeerResponse::Presence(read.await)
             }
             PeerRequest::Follow { channel, .. } => {
-                PeerResponse::Head(self.head_here(channel).await)
+                PeerResponse::position(self.position_here(channel).await)
             }
             PeerRequest::Disconnect { user } => {
                 PeerResponse::Disconnected(self.sockets.disconnect(&user))
@@ -111,14 +111,15 @@ impl Router {
         }
     }
 
-    /// Reads the newest seq of a channel. Later entries are published to the gateways that are interested now.
-    async fn head_here(&self, channel: ConversationId) -> Result<Seq, Error> {
+    /// Reads the position of a channel. What follows is published to the gateways that are interested now.
+    async fn position_here(&self, channel: ConversationId) -> Result<Cursor, Error> {
         let nothing = CatchUp {
             after: Seq::MAX,
             limit: 1,
         };
         let asked = self.ask_owner_here(channel, UserId::gateway(), nothing.into());
-        Ok(output::<CatchUp>(asked.await)?.head)
+        let page = output::<CatchUp>(asked.await)?;
+        Ok(Cursor(page.head, page.rev))
     }
 
     /// Waits until this gateway may answer as the user's home: rule [confirm].

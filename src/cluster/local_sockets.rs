@@ -2,7 +2,7 @@
 //! interested in, and what comes from there is put into the sockets' queues.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::BTreeMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -12,21 +12,22 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
+    changed::{changed_event, gap},
+    channel_progress::{ChannelProgress, Heads},
     lock,
     message::{Delivered, Interest},
 };
 use crate::{
-    chat::{Audience, Body, Error, Head, MembershipChange, MembershipNotice, Publication, Receipt},
+    chat::{
+        Audience, Body, Changed, Error, Head, MembershipChange, MembershipNotice, Publication,
+        Receipt,
+    },
     fanout::{Encoded, Hub, Subscriber, TooMany},
     model::{
-        Content, ConversationId, Cursor, Entry, Kind, Seq, SystemChange, Topic, UserId,
-        limits::CHANNELS_AT_ONCE,
+        ConversationId, Cursor, Entry, Kind, Rev, Seq, Topic, UserId, limits::CHANNELS_AT_ONCE,
     },
     protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
 };
-
-/// The entries of a channel that are remembered beyond a gap.
-const AHEAD_MAX: usize = 1_024;
 
 pub struct LocalSockets {
     hub: Arc<Hub>,
@@ -40,74 +41,6 @@ pub struct LocalSockets {
     to_follow: Mutex<BTreeMap<ConversationId, Option<Seq>>>,
     /// Fires when there is one more channel in `to_follow`.
     pub(super) following: Notify,
-}
-
-/// How far a channel's entries have been delivered to the sockets here. It exists from the moment when the owner is first
-/// asked to send them until nobody here is subscribed any more.
-#[derive(Default)]
-struct ChannelProgress {
-    /// The number of this stretch of time. An answer to a question of an earlier one says nothing.
-    subscription: u64,
-    /// The position up to which nothing is missing; `None` until the owner has confirmed.
-    contiguous: Option<Cursor>,
-    /// Entries that were delivered beyond a gap.
-    ahead: BTreeSet<Seq>,
-    /// The channel's head, for inboxes. It counts while it is as new as `contiguous`, because then it is what the owner
-    /// would answer.
-    head: Option<Arc<Head>>,
-}
-
-impl ChannelProgress {
-    fn delivered_entry(&mut self, at: Cursor, entry: &Entry) {
-        self.head = self.head.take().and_then(|head| after(&head, entry));
-        self.delivered(at);
-    }
-
-    fn delivered(&mut self, Cursor(seq, rev): Cursor) {
-        if let Some(Cursor(_, known)) = &mut self.contiguous {
-            *known = rev.max(*known);
-        }
-        if self.contiguous.is_none_or(|Cursor(upto, _)| seq > upto) {
-            self.ahead.insert(seq);
-        }
-        self.advance();
-        while self.ahead.len() > AHEAD_MAX {
-            self.ahead.pop_first();
-        }
-    }
-
-    fn confirmed(&mut self, head: Seq) {
-        let Cursor(seq, rev) = self.contiguous.unwrap_or_default();
-        self.contiguous = Some(Cursor(seq.max(head), rev));
-        self.advance();
-    }
-
-    fn advance(&mut self) {
-        let Some(Cursor(upto, _)) = &mut self.contiguous else {
-            return;
-        };
-        while let Some(&seq) = self.ahead.first()
-            && seq <= *upto + 1
-        {
-            *upto = seq.max(*upto);
-            self.ahead.pop_first();
-        }
-    }
-}
-
-/// The heads of channels.
-pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
-
-/// Returns a channel's head once this entry has followed, if that can be told.
-fn after(head: &Head, entry: &Entry) -> Option<Arc<Head>> {
-    let changes_details = matches!(entry.content, Content::System(SystemChange::Updated { .. }));
-    (entry.seq == head.head + 1 && !changes_details).then(|| {
-        Arc::new(Head {
-            details: head.details.clone(),
-            head: entry.seq,
-            last: Some(entry.last()),
-        })
-    })
 }
 
 impl LocalSockets {
@@ -199,7 +132,9 @@ impl LocalSockets {
         topics.sort_unstable();
         let interest = |topic| {
             let passed = match &topic {
-                Topic::Channel(channel) => channels.get(channel).and_then(|p| p.contiguous),
+                Topic::Channel(channel) => {
+                    channels.get(channel).and_then(ChannelProgress::contiguous)
+                }
                 Topic::User(_) | Topic::Presence(_) => None,
             };
             Interest { topic, passed }
@@ -212,7 +147,7 @@ impl LocalSockets {
         let channels = lock(&self.channels);
         channels
             .get(&channel)
-            .is_some_and(|p| p.contiguous.is_some())
+            .is_some_and(|p| p.contiguous().is_some())
     }
 
     /// Returns the subscription to which the answer of a channel's owner will belong; `None` if the channel has no
@@ -223,16 +158,14 @@ impl LocalSockets {
         if self.hub.subscribers(&Topic::Channel(channel)) == 0 {
             return None;
         }
-        let progress = channels.entry(channel).or_insert_with(|| ChannelProgress {
-            subscription: self.next_subscription.fetch_add(1, Ordering::Relaxed),
-            ..ChannelProgress::default()
-        });
+        let new = || ChannelProgress::new(self.next_subscription.fetch_add(1, Ordering::Relaxed));
+        let progress = channels.entry(channel).or_insert_with(new);
         Some(progress.subscription)
     }
 
     /// Notes that the channel's owner publishes here what follows `head`. Ignored if the owner was told meanwhile that
     /// nobody here is interested any more.
-    pub(super) fn confirmed(&self, channel: ConversationId, subscription: u64, head: Seq) {
+    pub(super) fn confirmed(&self, channel: ConversationId, subscription: u64, head: Cursor) {
         let mut channels = lock(&self.channels);
         let progress = channels.get_mut(&channel);
         if let Some(progress) = progress.filter(|p| p.subscription == subscription) {
@@ -248,13 +181,8 @@ impl LocalSockets {
         let followed = lock(&self.channels);
         let (mut heads, mut unknown) = (Heads::new(), Vec::new());
         for channel in channels {
-            let known = followed.get(&channel).and_then(|progress| {
-                let head = progress.head.as_ref()?;
-                let Cursor(upto, _) = progress.contiguous?;
-                (upto == head.head).then(|| head.clone())
-            });
-            match known {
-                Some(head) => drop(heads.insert(channel, head)),
+            match followed.get(&channel).and_then(ChannelProgress::head) {
+                Some(head) => drop(heads.insert(channel, head.clone())),
                 None => unknown.push(channel),
             }
         }
@@ -266,7 +194,7 @@ impl LocalSockets {
         let mut channels = lock(&self.channels);
         let progress = channels.get_mut(&channel);
         if let Some(progress) = progress.filter(|p| p.subscription == subscription) {
-            progress.head = Some(head.clone());
+            progress.learned(head.clone());
         }
     }
 
@@ -297,6 +225,11 @@ impl LocalSockets {
         }
     }
 
+    /// Tells the channel's subscribers which rev it has reached. Those that have not reached it ask for what they lack.
+    pub(super) fn tell_rev(&self, channel: ConversationId, rev: Rev) {
+        self.deliver_changed(channel, rev, &gap(rev), &Audience::Channel);
+    }
+
     /// Tells the channel's subscribers to read it up to `head`.
     pub(super) fn resync(&self, channel: ConversationId, head: Seq) {
         let event = Event::Resync {
@@ -307,8 +240,8 @@ impl LocalSockets {
             .deliver(&Topic::Channel(channel), &Encoded::new(event));
         let mut channels = lock(&self.channels);
         let progress = channels.get_mut(&channel);
-        if let Some(progress) = progress.filter(|p| p.contiguous.is_some()) {
-            progress.confirmed(head);
+        if let Some(progress) = progress.filter(|p| p.contiguous().is_some()) {
+            progress.confirmed(Cursor(head, 0));
         }
     }
 
@@ -323,18 +256,7 @@ impl LocalSockets {
         } = publication;
         let conversation = *conversation;
         match body {
-            Body::Entry(entry) => {
-                let message = Message::of(conversation, entry.as_ref().clone());
-                self.send(conversation, audience, Event::Message(Box::new(message)));
-                if matches!(audience, Audience::Channel) {
-                    if let Some(progress) = lock(&self.channels).get_mut(&conversation) {
-                        progress.delivered_entry(*at, entry);
-                    }
-                    if entry.content.makes_private() {
-                        self.end_spectators(conversation);
-                    }
-                }
-            }
+            Body::Entry(entry) => self.deliver_entry(conversation, entry, audience),
             Body::Membership(notice) => self.membership(conversation, *at, notice, audience),
             Body::Receipt(receipt) => {
                 let Receipt {
@@ -354,8 +276,50 @@ impl LocalSockets {
                 let user = user.clone();
                 self.send(conversation, audience, Event::Typing { conversation, user });
             }
+            Body::Changed(changed) => {
+                self.deliver_changed(conversation, at.1, changed, audience);
+            }
+            Body::Reacted(reacted) => {
+                let reacted = Event::Reacted {
+                    conversation,
+                    seq: reacted.seq,
+                    emoji: reacted.emoji.clone(),
+                    on: reacted.on,
+                    rev: reacted.rev,
+                };
+                self.send(conversation, audience, reacted);
+            }
             // It concerns inboxes only.
             Body::Read => {}
+        }
+    }
+
+    fn deliver_entry(&self, conversation: ConversationId, entry: &Entry, audience: &Audience) {
+        let message = Message::of(conversation, entry.clone(), None, None);
+        self.send(conversation, audience, Event::Message(Box::new(message)));
+        if matches!(audience, Audience::Channel) {
+            if let Some(progress) = lock(&self.channels).get_mut(&conversation) {
+                progress.delivered_entry(entry);
+            }
+            if entry.content.makes_private() {
+                self.end_spectators(conversation);
+            }
+        }
+    }
+
+    fn deliver_changed(
+        &self,
+        conversation: ConversationId,
+        rev: Rev,
+        changed: &Changed,
+        audience: &Audience,
+    ) {
+        let event = changed_event(conversation, rev, changed.clone());
+        self.send(conversation, audience, event);
+        if matches!(audience, Audience::Channel)
+            && let Some(progress) = lock(&self.channels).get_mut(&conversation)
+        {
+            progress.delivered_changes(rev, changed);
         }
     }
 
@@ -445,131 +409,4 @@ impl LocalSockets {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        model::{Details, SessionId},
-        protocol::Codec,
-    };
-
-    /// A session asks, everyone leaves, another session comes. The answer to the first question is older than the notice
-    /// that nobody is interested.
-    #[test]
-    fn an_answer_of_an_earlier_subscription_says_nothing() {
-        let sockets = LocalSockets::new(Arc::default());
-        let channel = ConversationId(uuid::Uuid::from_u128(1));
-        let topic = Topic::Channel(channel);
-        let session = |n| {
-            let id = SessionId(n);
-            let user = UserId::new("alice").unwrap();
-            Arc::new(Subscriber::new(id, user, Codec::Json, 1 << 20))
-        };
-        let (first, second) = (session(1), session(2));
-        assert_eq!(sockets.subscription(channel), None, "nobody is here");
-        sockets.subscribe(&topic, &first);
-        let asked = sockets.subscription(channel).unwrap();
-        sockets.leave(&first, |_| {});
-        sockets.subscribe(&topic, &second);
-        sockets.confirmed(channel, asked, 10);
-        assert!(
-            !sockets.follows(channel),
-            "the owner was told otherwise since"
-        );
-        let again = sockets.subscription(channel).unwrap();
-        sockets.confirmed(channel, asked, 10);
-        assert!(!sockets.follows(channel));
-        sockets.confirmed(channel, again, 10);
-        assert!(sockets.follows(channel));
-    }
-
-    fn text(seq: Seq) -> Content {
-        Content::text(format!("number {seq}"))
-    }
-
-    fn delivers(sockets: &LocalSockets, conversation: ConversationId, seq: Seq, content: Content) {
-        let entry = Entry {
-            seq,
-            message_id: crate::clock::message_id(1),
-            client_id: crate::model::ClientId(uuid::Uuid::nil()),
-            sender: UserId::new("alice").unwrap(),
-            at: 1,
-            content,
-        };
-        let audience = Audience::Channel;
-        sockets.deliver_publication(&Publication::entry(conversation, entry.into(), audience));
-    }
-
-    /// The owner's answer counts for as long as everything that followed was delivered here.
-    #[test]
-    fn a_head_is_known_while_nothing_is_missing() {
-        let sockets = LocalSockets::new(Arc::default());
-        let channel = ConversationId(uuid::Uuid::from_u128(1));
-        let user = UserId::new("alice").unwrap();
-        let session = Arc::new(Subscriber::new(
-            SessionId(1),
-            user.clone(),
-            Codec::Json,
-            1 << 20,
-        ));
-        sockets.subscribe(&Topic::Channel(channel), &session);
-        let details = Details {
-            kind: Kind::Channel,
-            name: None,
-            created_at: 1,
-            created_by: user,
-            posting: crate::model::Posting::Everyone,
-            public: false,
-        };
-        let said = |head| {
-            Arc::new(Head {
-                details: details.clone(),
-                head,
-                last: None,
-            })
-        };
-        let known = || {
-            let (heads, _) = sockets.heads(std::iter::once(channel));
-            heads.get(&channel).map(|head| head.head)
-        };
-        let subscription = sockets.subscription(channel).unwrap();
-        delivers(&sockets, channel, 11, text(11));
-        sockets.confirmed(channel, subscription, 10);
-        sockets.learned(channel, subscription, &said(10));
-        assert_eq!(known(), None, "11 was delivered before the answer came");
-        sockets.learned(channel, subscription, &said(11));
-        assert_eq!(known(), Some(11));
-        delivers(&sockets, channel, 12, text(12));
-        assert_eq!(known(), Some(12));
-        delivers(&sockets, channel, 14, text(14));
-        assert_eq!(known(), None, "13 is missing");
-        delivers(&sockets, channel, 13, text(13));
-        sockets.learned(channel, subscription, &said(14));
-        assert_eq!(known(), Some(14));
-        let renamed = SystemChange::Updated {
-            name: Some("new".into()),
-            posting: None,
-            public: None,
-        };
-        delivers(&sockets, channel, 15, Content::System(renamed));
-        assert_eq!(known(), None, "the details are other ones");
-        sockets.learned(channel, subscription + 1, &said(15));
-        assert_eq!(known(), None, "an answer of another subscription");
-    }
-
-    #[test]
-    fn what_was_delivered_has_no_gaps() {
-        let mut progress = ChannelProgress::default();
-        let contiguous = |progress: &ChannelProgress| progress.contiguous.map(|Cursor(seq, _)| seq);
-        progress.delivered(Cursor(11, 0));
-        assert_eq!(contiguous(&progress), None);
-        progress.confirmed(10);
-        assert_eq!(contiguous(&progress), Some(11), "what came early counts");
-        progress.delivered(Cursor(13, 0));
-        assert_eq!(contiguous(&progress), Some(11));
-        progress.delivered(Cursor(12, 0));
-        assert_eq!(contiguous(&progress), Some(13));
-        progress.delivered(Cursor(5, 0));
-        progress.confirmed(9);
-        assert_eq!(contiguous(&progress), Some(13), "nothing goes back");
-    }
-}
+mod tests;

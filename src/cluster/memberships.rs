@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::lock;
 use crate::{
     model::{
-        ConversationId, Kind, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
+        ConversationId, Kind, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
     },
     store::{InboxRow, InboxSummary},
 };
@@ -29,6 +29,13 @@ pub struct InboxRef {
     pub kind: Kind,
     /// The newest entry of a dm or group. Only the owner of a channel knows that of the channel.
     pub last_seq: Option<Seq>,
+    /// The rev of the newest change of a dm or group. It is zero for a channel, and from gateways of earlier builds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rev: Rev,
+}
+
+fn is_zero(rev: &Rev) -> bool {
+    *rev == 0
 }
 
 /// The conversations of the users who were here last, as many as fit.
@@ -53,13 +60,14 @@ struct Rows {
     rows: Vec<Row>,
 }
 
-/// The fields of an inbox row that decide whether the user is in the conversation. Late and repeated changes have no
-/// effect.
+/// The fields of an inbox row that decide whether the user is in the conversation, and how far it has come. Late and
+/// repeated changes have no effect.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     conversation: ConversationId,
     summary: Option<SummaryVersion>,
     left_seq: Option<Seq>,
+    rev: Rev,
 }
 
 /// The fields of an [`InboxSummary`] that a [`Row`] needs.
@@ -127,7 +135,8 @@ impl InboxIndex {
         let mut rows = lock(&known.0);
         for row in read {
             let summary = row.summary.as_ref().map(SummaryVersion::of);
-            rows.row(row.conversation).raise(summary, row.left_seq);
+            rows.row(row.conversation)
+                .raise(summary, row.left_seq, row.rev);
         }
         rows.rows.shrink_to_fit();
         rows.read = true;
@@ -144,13 +153,14 @@ impl InboxIndex {
         conversation: ConversationId,
         summary: Option<SummaryVersion>,
         left_seq: Option<Seq>,
+        rev: Rev,
     ) {
         let Some(Kept { known, .. }) = self.0.get(user) else {
             return;
         };
         let mut rows = lock(&known.0);
         let before = rows.rows.len();
-        rows.row(conversation).raise(summary, left_seq);
+        rows.row(conversation).raise(summary, left_seq, rev);
         let count = rows.rows.len();
         drop(rows);
         if count > before {
@@ -192,6 +202,7 @@ impl Rows {
                 conversation,
                 summary: None,
                 left_seq: None,
+                rev: 0,
             };
             self.rows.insert(index, row);
             index
@@ -206,13 +217,14 @@ impl Rows {
 
 impl Row {
     /// Applies a change by the same rules as [`InboxRow::merge`].
-    fn raise(&mut self, summary: Option<SummaryVersion>, left_seq: Option<Seq>) {
+    fn raise(&mut self, summary: Option<SummaryVersion>, left_seq: Option<Seq>, rev: Rev) {
         if let Some(summary) = summary
             && self.summary.is_none_or(|mine| mine.seq <= summary.seq)
         {
             self.summary = Some(summary);
         }
         self.left_seq = self.left_seq.max(left_seq);
+        self.rev = self.rev.max(rev);
     }
 
     fn inbox_ref(&self) -> Option<InboxRef> {
@@ -222,6 +234,7 @@ impl Row {
             conversation: self.conversation,
             kind: summary.kind,
             last_seq: summary.last_seq,
+            rev: self.rev,
         })
     }
 }
@@ -267,9 +280,11 @@ mod tests {
             name: None,
             joined_seq,
             last: None,
+            changes: 0,
+            texts: None,
         };
         let mut row = InboxRow::empty(conversation);
-        row.merge(Some(summary), None, None);
+        row.summary = Some(summary);
         row
     }
 
@@ -282,8 +297,8 @@ mod tests {
     fn what_is_published_while_the_store_is_read_is_known() {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
-        index.record(&user(), group(1), Some(summary(1, 7)), None);
-        index.record(&user(), group(2), Some(summary(1, 1)), None);
+        index.record(&user(), group(1), Some(summary(1, 7)), None, 0);
+        index.record(&user(), group(2), Some(summary(1, 1)), None, 0);
         assert_eq!(index.of(&user()), None, "not read yet");
         index.learn(&user(), &known, &[row(group(1), 1)]);
         assert_eq!(last_seqs(&index), Some(vec![Some(7), Some(1)]));
@@ -294,7 +309,7 @@ mod tests {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
         index.learn(&user(), &known, &[row(group(1), 1)]);
-        let record = |summary, left| index.record(&user(), group(1), summary, left);
+        let record = |summary, left| index.record(&user(), group(1), summary, left, 0);
         record(Some(summary(1, 9)), None);
         record(Some(summary(1, 8)), None);
         assert_eq!(last_seqs(&index), Some(vec![Some(9)]));
@@ -306,12 +321,31 @@ mod tests {
         assert_eq!(last_seqs(&index), Some(vec![Some(12)]), "added again");
     }
 
+    /// A returning cursor is compared with the rev, so it never falls and is not lost while the store is read.
+    #[test]
+    fn the_rev_is_the_newest_that_was_read_or_published() {
+        let index = InboxIndex::new(1 << 20);
+        let known = index.begin(&user());
+        index.record(&user(), group(1), None, None, 7);
+        let mut read = row(group(1), 1);
+        read.rev = 5;
+        index.learn(&user(), &known, &[read]);
+        let rev = || index.of(&user()).unwrap()[0].rev;
+        assert_eq!(rev(), 7, "published while the row was read");
+        index.record(&user(), group(1), None, None, 6);
+        assert_eq!(rev(), 7, "it came late");
+        index.record(&user(), group(1), Some(summary(1, 9)), None, 0);
+        assert_eq!(rev(), 7, "an entry is no change");
+        index.record(&user(), group(1), None, None, 8);
+        assert_eq!(rev(), 8);
+    }
+
     #[test]
     fn who_is_forgotten_while_the_store_is_read_stays_forgotten() {
         let index = InboxIndex::new(1 << 20);
         let known = index.begin(&user());
         index.retain(|_| false);
-        index.record(&user(), group(1), Some(summary(1, 7)), None);
+        index.record(&user(), group(1), Some(summary(1, 7)), None, 0);
         index.learn(&user(), &known, &[row(group(1), 1)]);
         assert_eq!(index.of(&user()), None);
         let known = index.begin(&user());

@@ -14,7 +14,7 @@ use serde::{
 use super::{memberships::InboxRef, network::FRAME_BYTES_MAX};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
-    model::{ConversationId, Cursor, Epoch, GatewayId, Seq, Topic, UserId},
+    model::{ConversationId, Cursor, Epoch, GatewayId, Rev, Seq, Topic, UserId},
     protocol::PresenceItem,
     store::{InboxRow, RingRow},
 };
@@ -32,6 +32,7 @@ const BATCH_START_BYTES_MAX: usize = 128;
 /// | `PeerRequest` | a creation with 10,000 users of 64 bytes | 0.7 MB |
 /// | `Publish`, `Deliver` | the same, to these 10,000 users with the seq of their joining | 1.5 MB |
 /// | `Publish`, `Deliver` | a body of 64 KiB and ten links, to 10,000 users | 0.9 MB |
+/// | `Publish`, `Deliver` | changed items of `CHANGED_BYTES_MAX`, to 10,000 users | 1.1 MB |
 /// | `Interests` | 1,000 topics | 0.2 MB |
 /// | `AnswerPart` | `PART_BYTES` | 1 MB |
 /// | `Ring` | some gateways of 16 bytes | |
@@ -81,6 +82,9 @@ pub(super) enum PeerMessage {
         user: UserId,
         channel: ConversationId,
         seq: Seq,
+        /// The [`texts`](crate::model::Entry::texts) of the entry, from the level of changes on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        texts: Option<u64>,
     },
     /// Something for the sockets of the receiver.
     Deliver(Delivered),
@@ -107,13 +111,45 @@ pub(super) enum PeerMessage {
     Leaving,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "EncodedInterest", into = "EncodedInterest")]
 pub(super) struct Interest {
     pub topic: Topic,
-    /// The position up to which a channel's entries have been delivered to the sockets of the sender. It is encoded as its
-    /// seq, like in earlier builds.
-    #[serde(with = "seq_of_cursor")]
+    /// The position up to which a channel has been delivered to the sockets of the sender.
     pub passed: Option<Cursor>,
+}
+
+/// The encoding of an [`Interest`]. Earlier builds know the seq only, and ignore the rev.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Interest")]
+struct EncodedInterest {
+    topic: Topic,
+    passed: Option<Seq>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    rev: Rev,
+}
+
+fn is_zero(rev: &Rev) -> bool {
+    *rev == 0
+}
+
+impl From<Interest> for EncodedInterest {
+    fn from(Interest { topic, passed }: Interest) -> Self {
+        Self {
+            topic,
+            passed: passed.map(|Cursor(seq, _)| seq),
+            rev: passed.map_or(0, |Cursor(_, rev)| rev),
+        }
+    }
+}
+
+impl From<EncodedInterest> for Interest {
+    fn from(EncodedInterest { topic, passed, rev }: EncodedInterest) -> Self {
+        Self {
+            topic,
+            passed: passed.map(|seq| Cursor(seq, rev)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -143,7 +179,7 @@ pub(super) enum PeerRequest {
     Watch { user: UserId, version: Epoch },
     /// A user's presence, for the user's home.
     Presence { user: UserId },
-    /// A channel's entries from now on, for its owner. The answer is the channel's head.
+    /// A channel's entries and changes from now on, for its owner. The answer is the channel's position.
     Follow {
         channel: ConversationId,
         version: Epoch,
@@ -192,8 +228,12 @@ pub(super) enum PeerResponse {
     Inbox(Result<Vec<InboxRow>, Error>),
     Places(Result<Vec<InboxRef>, Error>),
     Presence(Result<PresenceItem, Error>),
+    /// The position of a channel without changes. All builds understand it.
     Head(Result<Seq, Error>),
     Disconnected(usize),
+    /// The position of a channel with changes. There are none below [`LEVEL_CHANGES`](crate::model::LEVEL_CHANGES), so
+    /// every gateway that gets it understands it.
+    Position(Cursor),
 }
 
 impl PeerResponse {
@@ -210,7 +250,16 @@ impl PeerResponse {
             | Self::Places(Ok(_))
             | Self::Presence(Ok(_))
             | Self::Head(Ok(_))
+            | Self::Position(_)
             | Self::Disconnected(_) => false,
+        }
+    }
+
+    /// Returns the answer to [`PeerRequest::Follow`], in a form that the asking gateway understands.
+    pub(super) fn position(position: Result<Cursor, Error>) -> Self {
+        match position {
+            Ok(position) if position.1 > 0 => Self::Position(position),
+            position => Self::Head(position.map(|Cursor(seq, _)| seq)),
         }
     }
 }
@@ -299,27 +348,6 @@ mod raw {
         }
 
         from.deserialize_bytes(Raw)
-    }
-}
-
-/// Encodes a cursor as its seq.
-mod seq_of_cursor {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::model::{Cursor, Seq};
-
-    pub(super) fn serialize<S: Serializer>(
-        cursor: &Option<Cursor>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        cursor.map(|Cursor(seq, _)| seq).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<Cursor>, D::Error> {
-        let seq = Option::<Seq>::deserialize(from)?;
-        Ok(seq.map(|seq| Cursor(seq, 0)))
     }
 }
 

@@ -5,6 +5,8 @@
 //! With the embedded store the ring has one member and every hop is a function call.
 
 mod answers;
+mod changed;
+mod channel_progress;
 mod channels;
 mod delivery;
 mod exchange;
@@ -31,6 +33,7 @@ mod view_changes;
 
 use std::{sync::Arc, time::Duration};
 
+pub use changed::{changed_event, missed, state_of};
 pub use delivery::Delivery;
 pub use exchange::Exchange;
 pub use finalize::{Finalized, NotFinalized, finalize};
@@ -120,6 +123,7 @@ impl Cluster {
             home.clone(),
             sockets,
             others,
+            members.level(),
             operation_timeout,
             tasks.clone(),
         ));

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
-    model::{ConversationId, Draft, Epoch, GatewayId, UserId},
+    model::{ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, Level, UserId},
     store::{PublicPage, Store},
     tasks::Tasks,
 };
@@ -44,6 +44,8 @@ pub struct Router {
     pub(super) sockets: Arc<LocalSockets>,
     /// The other gateways. `None` with the embedded store, where there never are any.
     pub(super) others: Option<Others>,
+    /// The level of the ring.
+    level: CurrentLevel,
     operation_timeout: Duration,
     pub(super) tasks: Tasks,
 }
@@ -68,6 +70,7 @@ impl Router {
         home: Arc<Home>,
         sockets: Arc<LocalSockets>,
         others: Option<Others>,
+        level: CurrentLevel,
         operation_timeout: Duration,
         tasks: Tasks,
     ) -> Self {
@@ -79,6 +82,7 @@ impl Router {
             home,
             sockets,
             others,
+            level,
             operation_timeout,
             tasks,
         }
@@ -87,6 +91,12 @@ impl Router {
     #[must_use]
     pub fn me(&self) -> GatewayId {
         self.me
+    }
+
+    /// Returns whether messages may have changes: the ring has the level that knows them.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.level.get() >= LEVEL_CHANGES
     }
 
     pub(super) fn sockets(&self) -> &LocalSockets {
@@ -133,6 +143,10 @@ impl Router {
                 None => Err(Error::Moved),
                 Some(owner) if owner == self.me => {
                     self.ask_owner_once(conversation, actor, asked).await
+                }
+                // The owner may be a gateway of an earlier build, which cannot read the operation.
+                Some(_) if needed_level(&asked) > self.level.get() => {
+                    return Some(Err(Error::NOT_UPGRADED));
                 }
                 Some(owner) => {
                     let ask = PeerRequest::Operation {
@@ -287,6 +301,35 @@ impl Router {
             operation: "lease",
             reason: "it has ended, and could not be renewed yet".into(),
         })
+    }
+}
+
+/// Returns the level from which on every gateway can read an operation.
+fn needed_level(operation: &Operation) -> Level {
+    match operation {
+        Operation::Edit(_)
+        | Operation::Delete(_)
+        | Operation::React(_)
+        | Operation::Reactors(_)
+        | Operation::Changes { .. }
+        | Operation::CatchUpChanges { .. } => LEVEL_CHANGES,
+        Operation::Create(_)
+        | Operation::Details
+        | Operation::Participants { .. }
+        | Operation::Add { .. }
+        | Operation::Remove { .. }
+        | Operation::Join
+        | Operation::Leave
+        | Operation::SetRole { .. }
+        | Operation::Update { .. }
+        | Operation::Send(_)
+        | Operation::History { .. }
+        | Operation::Read { .. }
+        | Operation::Delivered { .. }
+        | Operation::Typing
+        | Operation::Head
+        | Operation::CatchUp { .. }
+        | Operation::Repair => 0,
     }
 }
 

@@ -15,6 +15,9 @@ const OUTBOX_BYTES_MIN: usize = 1 << 20;
 /// The largest outbox. Its bytes are counted in 32 bits, with room for replies.
 const OUTBOX_BYTES_MAX: usize = 1 << 30;
 
+/// The longest time in which a message may be edited, unless that is for ever: ten years.
+const EDIT_WINDOW_S_MAX: u64 = 10 * 365 * 86_400;
+
 /// The checks of all settings, and what they found.
 pub(super) struct Checks<'a> {
     loaded: &'a Loaded,
@@ -32,6 +35,7 @@ impl<'a> Checks<'a> {
         checks.limits();
         checks.memory();
         checks.session();
+        checks.messages();
         checks.store();
         checks.cassandra();
         checks.cluster();
@@ -173,6 +177,20 @@ impl<'a> Checks<'a> {
             fanout.coalesce_ms_max <= 1_000,
             "fanout.coalesce_ms_max",
             "must be at most 1000",
+        );
+    }
+
+    fn messages(&mut self) {
+        let Config { messages, .. } = &self.loaded.config;
+        self.check(
+            messages.edit_window_s <= EDIT_WINDOW_S_MAX,
+            "messages.edit_window_s",
+            "must be at most 315360000 (ten years); 0 means for ever",
+        );
+        self.check(
+            (10..=10_000).contains(&messages.reactions_coalesce_ms),
+            "messages.reactions_coalesce_ms",
+            "must be at least 10 and at most 10000",
         );
     }
 

@@ -4,8 +4,9 @@
 
 mod checks;
 mod loaded;
+mod settings;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
 use checks::Checks;
 use figment::{
@@ -14,8 +15,6 @@ use figment::{
 };
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-
-use crate::{chat, fanout::Coalesce, memory, store};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -30,6 +29,7 @@ pub struct Config {
     pub session: Session,
     pub fanout: Fanout,
     pub conversation: Conversation,
+    pub messages: Messages,
     pub drain: Drain,
     pub log: Log,
 }
@@ -243,7 +243,7 @@ pub struct Limits {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// MiB. The default is [`memory::default_mib`].
+    /// MiB. The default is [`crate::memory::default_mib`].
     pub mib: Option<u64>,
 }
 
@@ -266,6 +266,15 @@ pub struct Fanout {
 #[serde(default, deny_unknown_fields)]
 pub struct Conversation {
     pub idle_s: u64,
+}
+
+/// Changes of messages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Messages {
+    /// Seconds in which a message may be edited. 0 means for ever.
+    pub edit_window_s: u64,
+    pub reactions_coalesce_ms: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -415,6 +424,15 @@ impl Default for Conversation {
     }
 }
 
+impl Default for Messages {
+    fn default() -> Self {
+        Self {
+            edit_window_s: 0,
+            reactions_coalesce_ms: 250,
+        }
+    }
+}
+
 impl Default for Drain {
     fn default() -> Self {
         Self {
@@ -497,101 +515,5 @@ impl Config {
             loaded.development_implied = true;
         }
         Ok(loaded)
-    }
-}
-
-impl Fanout {
-    #[must_use]
-    pub fn coalesce(&self) -> Coalesce {
-        Coalesce {
-            per_socket: Duration::from_micros(self.coalesce_us_per_socket),
-            max: Duration::from_millis(self.coalesce_ms_max),
-        }
-    }
-}
-
-impl Limits {
-    /// Returns the approximate bytes of a page of history. Other frames must fit into the same outbox.
-    #[must_use]
-    pub fn page_bytes(&self) -> usize {
-        self.outbox_bytes / 4
-    }
-
-    /// Returns the bytes that a user may request at once: the setting, but at least a connect and one page.
-    #[must_use]
-    pub fn bytes_burst(&self) -> u32 {
-        let least = crate::model::limits::CONNECT_BYTES + self.page_bytes();
-        let least = u32::try_from(least).unwrap_or(u32::MAX);
-        self.request_bytes_burst.max(least)
-    }
-
-    #[must_use]
-    pub fn protocol(&self) -> crate::protocol::Limits {
-        use crate::model::limits::{ATTACHMENTS_MAX, CURSORS_MAX, PAGE_ENTRIES_MAX, WATCHED_MAX};
-        crate::protocol::Limits {
-            frame_bytes: self.frame_bytes,
-            body_bytes: self.body_bytes,
-            attachments: ATTACHMENTS_MAX,
-            group_participants: self.group_participants,
-            page_entries: PAGE_ENTRIES_MAX,
-            requests_per_second: self.requests_per_second,
-            requests_burst: self.requests_burst,
-            watched_users: WATCHED_MAX,
-            cursors: CURSORS_MAX,
-        }
-    }
-}
-
-impl Cassandra {
-    #[must_use]
-    pub fn settings(&self) -> store::cassandra::Settings {
-        use store::cassandra::{Settings, TlsFiles, schema::Keyspace};
-        let identity = self
-            .tls_certificate_file
-            .clone()
-            .zip(self.tls_key_file.clone());
-        let tls = self.tls_authority_file.clone().map(|authority| TlsFiles {
-            authority,
-            identity,
-        });
-        Settings {
-            nodes: self.nodes.clone(),
-            keyspace: Keyspace {
-                name: self.keyspace.clone(),
-                replication: self.replication.clone(),
-            },
-            datacenter: self.datacenter.clone(),
-            consistency: match self.consistency {
-                Consistency::LocalQuorum => scylla::statement::Consistency::LocalQuorum,
-                Consistency::Quorum => scylla::statement::Consistency::Quorum,
-            },
-            user: self.username.clone().zip(self.password.clone()),
-            tls,
-            timeout: Duration::from_millis(self.timeout_ms),
-            in_flight_max: self.requests_in_flight,
-            create_schema: self.create_schema,
-        }
-    }
-}
-
-impl Config {
-    /// Returns the memory for conversations, homes and caches.
-    #[must_use]
-    pub fn memory(&self) -> memory::Memory {
-        memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
-    }
-
-    /// Returns the settings of conversations.
-    #[must_use]
-    pub fn conversations(&self) -> chat::Settings {
-        chat::Settings {
-            body_bytes_max: self.limits.body_bytes,
-            group_participants_max: self.limits.group_participants,
-            idle: Duration::from_secs(self.conversation.idle_s),
-            operation_timeout: Duration::from_millis(self.session.request_timeout_ms),
-            open_max: self.limits.open_conversations,
-            memory: self.memory(),
-            page_bytes_max: self.limits.page_bytes(),
-        }
     }
 }

@@ -130,6 +130,11 @@ impl Encoded {
 fn room(event: &Event) -> usize {
     match event {
         Event::Message(message) => FRAME_BYTES + message.body.len(),
+        Event::Changed(changed) => {
+            let items = changed.items.iter();
+            let items = items.map(|item| FRAME_BYTES + item.body.as_ref().map_or(0, String::len));
+            FRAME_BYTES + items.sum::<usize>()
+        }
         _ => FRAME_BYTES,
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::protocol::{InboxItem, ParticipantItem, PublicItem};
+use crate::protocol::{InboxItem, ParticipantItem, PublicItem, ReactorItem};
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct InboxPage {
@@ -21,6 +21,12 @@ pub(super) struct PublicPage {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ParticipantsPage {
     items: Vec<ParticipantItem>,
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ReactionsPage {
+    items: Vec<ReactorItem>,
     next: Option<String>,
 }
 

@@ -1,6 +1,8 @@
 //! The public port: the WebSocket, and the same requests over HTTP for back ends. Their bearer token has `role:
 //! service`; the header `chat-user` names the user for whom they act.
 
+pub(super) mod changes;
+
 use std::sync::Arc;
 
 use axum::{
@@ -69,6 +71,7 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
             "/v1/conversations/{conversation}/delivered",
             post(delivered),
         )
+        .merge(changes::routes())
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
@@ -88,8 +91,8 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
 type At = State<Arc<Gateway>>;
 type Of = Path<ConversationId>;
 
-async fn ask<S>(gateway: &Gateway, service: Service<S>, request: Request) -> Response {
-    let answer = requests::handle(gateway, service.acting, request).await;
+async fn ask(gateway: &Gateway, acting: UserId, request: Request) -> Response {
+    let answer = requests::handle(gateway, acting, request).await;
     respond(answer.unwrap_or(crate::protocol::Answer::Ok(Default::default())))
 }
 
@@ -112,7 +115,7 @@ pub(super) async fn inbox(
     let InboxQuery { limit, before } = query;
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Inbox(InboxRequest { limit, before }),
     )
     .await
@@ -138,7 +141,7 @@ pub(super) async fn public(
     let PublicQuery { limit, after } = query;
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Public(PublicRequest { after, limit }),
     )
     .await
@@ -183,7 +186,7 @@ pub(super) async fn create(
     service: Service<ConversationsWrite>,
     Body(create): Body<Create>,
 ) -> Response {
-    ask(&gateway, service, Request::Create(create)).await
+    ask(&gateway, service.acting, Request::Create(create)).await
 }
 
 /// Returns the details of a conversation and its numbers of participants and messages.
@@ -197,7 +200,7 @@ pub(super) async fn conversation(
 ) -> Response {
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Conversation(Named { conversation }),
     )
     .await
@@ -230,7 +233,7 @@ pub(super) async fn update(
         posting,
         public,
     };
-    ask(&gateway, service, Request::Update(update)).await
+    ask(&gateway, service.acting, Request::Update(update)).await
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -264,7 +267,7 @@ pub(super) async fn history(
         around,
         limit,
     };
-    ask(&gateway, service, Request::History(request)).await
+    ask(&gateway, service.acting, Request::History(request)).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -304,7 +307,7 @@ pub(super) async fn send(
         reply_to,
         retry,
     };
-    ask(&gateway, service, Request::Send(send)).await
+    ask(&gateway, service.acting, Request::Send(send)).await
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -331,7 +334,7 @@ pub(super) async fn participants(
         after,
         limit,
     };
-    ask(&gateway, service, Request::Participants(request)).await
+    ask(&gateway, service.acting, Request::Participants(request)).await
 }
 
 /// Adds a user.
@@ -346,7 +349,7 @@ pub(super) async fn add(
 ) -> Response {
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Add(NamedUser { conversation, user }),
     )
     .await
@@ -363,7 +366,7 @@ pub(super) async fn remove(
 ) -> Response {
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Remove(NamedUser { conversation, user }),
     )
     .await
@@ -386,7 +389,7 @@ pub(super) async fn set_role(
 ) -> Response {
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::SetRole(SetRole {
             conversation,
             user,
@@ -405,7 +408,12 @@ pub(super) async fn join(
     service: Service<ConversationsWrite>,
     Path(conversation): Of,
 ) -> Response {
-    ask(&gateway, service, Request::Join(Named { conversation })).await
+    ask(
+        &gateway,
+        service.acting,
+        Request::Join(Named { conversation }),
+    )
+    .await
 }
 
 /// Removes the acting user from the conversation.
@@ -417,7 +425,12 @@ pub(super) async fn leave(
     service: Service<ConversationsWrite>,
     Path(conversation): Of,
 ) -> Response {
-    ask(&gateway, service, Request::Leave(Named { conversation })).await
+    ask(
+        &gateway,
+        service.acting,
+        Request::Leave(Named { conversation }),
+    )
+    .await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -435,7 +448,12 @@ pub(super) async fn read(
     Path(conversation): Of,
     Body(MarkBody { seq }): Body<MarkBody>,
 ) -> Response {
-    ask(&gateway, service, Request::Read(Mark { conversation, seq })).await
+    ask(
+        &gateway,
+        service.acting,
+        Request::Read(Mark { conversation, seq }),
+    )
+    .await
 }
 
 /// Marks everything up to `seq` as delivered to the acting user.
@@ -450,7 +468,7 @@ pub(super) async fn delivered(
 ) -> Response {
     ask(
         &gateway,
-        service,
+        service.acting,
         Request::Delivered(Mark { conversation, seq }),
     )
     .await

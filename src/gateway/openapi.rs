@@ -24,6 +24,8 @@ use super::{development, http};
         development::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
         http::conversation, http::update, http::history, http::send, http::participants, http::add,
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
+        http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
+        http::changes::unreact, http::changes::reactions, http::changes::changes,
     ),
     modifiers(&Bearer),
 )]

@@ -3,20 +3,60 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    chat::LogRange,
-    model::{Content, Entry},
+    chat::{ChangedItem, LogRange},
+    model::{Attachment, Content, ContentState, ConversationId, Entry, EntryState, Reactions},
+    protocol::Message,
 };
+
+/// An entry of a page, with its changes and the reactions of the user who reads it.
+pub(super) struct Shown {
+    pub(super) entry: Arc<Entry>,
+    pub(super) state: Option<Arc<EntryState>>,
+    pub(super) mine: Option<Vec<String>>,
+}
+
+impl Shown {
+    pub(super) fn message(self, conversation: ConversationId) -> Message {
+        let entry = Entry::clone(&self.entry);
+        Message::of(conversation, entry, self.state.as_deref(), self.mine)
+    }
+
+    /// Returns the bytes in memory.
+    pub(super) fn weight(&self) -> usize {
+        let state = self.state.as_deref();
+        let content = state.and_then(|state| state.content.as_ref());
+        let reactions = state.and_then(|state| state.reactions.as_ref());
+        self.entry.weight()
+            + content.map_or(0, content_bytes)
+            + reactions.map_or(0, |state| reactions_bytes(&state.reactions))
+    }
+
+    /// Returns the approximate size in JSON. The text of a changed entry does not count.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        let Some(state) = &self.state else {
+            return encoded_bytes(&self.entry);
+        };
+        let content = match &state.content {
+            None => encoded_bytes(&self.entry),
+            Some(content) => FRAME + content_bytes(content),
+        };
+        let reactions = state.reactions.as_ref();
+        content
+            + reactions.map_or(0, |state| reactions_bytes(&state.reactions))
+            + mine_bytes(self.mine.as_deref())
+    }
+}
 
 /// Keeps the entries of a page that are nearest to the requested position, up to `bytes_max` of encoded bytes, but at
 /// least one. It looks only at these and one more, because many more may have been read.
-pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, bytes_max: usize) {
+pub(super) fn cut_to_fit(entries: &mut VecDeque<Shown>, range: LogRange, bytes_max: usize) {
     let begin = match range {
         LogRange::Newest | LogRange::Before(_) => entries.len(),
         LogRange::After(_) => 0,
-        LogRange::Around(seq) => entries.partition_point(|entry| entry.seq < seq),
+        LogRange::Around(seq) => entries.partition_point(|shown| shown.entry.seq < seq),
     };
-    let distance = |entry: &Arc<Entry>| match range {
-        LogRange::Around(seq) => entry.seq.abs_diff(seq),
+    let distance = |shown: &Shown| match range {
+        LogRange::Around(seq) => shown.entry.seq.abs_diff(seq),
         LogRange::Newest | LogRange::Before(_) | LogRange::After(_) => 0,
     };
     let (mut kept, mut bytes) = (begin..begin, 0);
@@ -30,7 +70,7 @@ pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, by
         } else {
             kept.start - 1
         };
-        bytes += encoded_bytes(&entries[next]);
+        bytes += entries[next].encoded_bytes();
         if bytes > bytes_max && !kept.is_empty() {
             break;
         }
@@ -44,20 +84,57 @@ pub(super) fn cut_to_fit(entries: &mut VecDeque<Arc<Entry>>, range: LogRange, by
     entries.drain(..kept.start);
 }
 
+/// Bytes of the field names, ids and numbers of an entry.
+const FRAME: usize = 400;
+/// Bytes of the field names, ids and numbers of a changed item.
+const ITEM: usize = 200;
+
+/// Returns the approximate size of a changed item in JSON.
+pub(super) fn item_bytes(item: &ChangedItem) -> usize {
+    ITEM + item.content.as_ref().map_or(0, content_bytes)
+        + item.reactions.as_ref().map_or(0, reactions_bytes)
+        + item.by.as_ref().map_or(0, |by| text_bytes(&by.emoji))
+        + mine_bytes(item.mine.as_deref())
+}
+
+fn content_bytes(state: &ContentState) -> usize {
+    let edited = state.content.as_ref();
+    edited.map_or(0, |edited| {
+        text_bytes(&edited.body) + links_bytes(&edited.attachments)
+    })
+}
+
+fn reactions_bytes(reactions: &Reactions) -> usize {
+    /// Bytes of a count and of what surrounds an emoji.
+    const COUNT: usize = 24;
+    reactions
+        .keys()
+        .map(|emoji| text_bytes(emoji) + COUNT)
+        .sum()
+}
+
+fn mine_bytes(mine: Option<&[String]>) -> usize {
+    let mine = mine.unwrap_or_default().iter();
+    mine.map(|emoji| text_bytes(emoji) + 3).sum()
+}
+
+fn text_bytes(text: &str) -> usize {
+    text.len() + escapes(text)
+}
+
+fn links_bytes(attachments: &[Attachment]) -> usize {
+    let optional = |t: &Option<String>| t.as_deref().map_or(0, text_bytes);
+    let links = attachments.iter();
+    let links = links.map(|a| text_bytes(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
+    links.sum()
+}
+
 /// Returns the approximate size of an entry in JSON, the longer of the two encodings.
-pub(super) fn encoded_bytes(entry: &Entry) -> usize {
-    /// Bytes of field names, ids and numbers.
-    const FRAME: usize = 400;
-    let text = |text: &str| text.len() + escapes(text);
-    let optional = |t: &Option<String>| t.as_deref().map_or(0, text);
+fn encoded_bytes(entry: &Entry) -> usize {
     match &entry.content {
         Content::Text {
             body, attachments, ..
-        } => {
-            let links = attachments.iter();
-            let links = links.map(|a| text(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
-            FRAME + text(body) + links.sum::<usize>()
-        }
+        } => FRAME + text_bytes(body) + links_bytes(attachments),
         // The creation of a group is the longest one, because it lists all participants.
         Content::System(change) => FRAME + serde_json::to_vec(change).map_or(0, |json| json.len()),
     }
@@ -80,20 +157,23 @@ mod tests {
     use super::*;
     use crate::{
         clock,
-        model::{ClientId, UserId},
+        model::{ClientId, EditedContent, UserId},
     };
 
     /// Entries from seq 1 on, with bodies of these lengths.
-    fn page(lengths: &[usize]) -> VecDeque<Arc<Entry>> {
-        let entry = |(seq, &length): (u64, &usize)| {
-            Arc::new(Entry {
+    fn page(lengths: &[usize]) -> VecDeque<Shown> {
+        let entry = |(seq, &length): (u64, &usize)| Shown {
+            entry: Arc::new(Entry {
                 seq,
                 message_id: clock::message_id(1),
                 client_id: ClientId(uuid::Uuid::nil()),
                 sender: UserId::new("alice").unwrap(),
                 at: 1,
                 content: Content::text("x".repeat(length)),
-            })
+                texts: None,
+            }),
+            state: None,
+            mine: None,
         };
         (1..).zip(lengths).map(entry).collect()
     }
@@ -101,7 +181,35 @@ mod tests {
     fn kept(lengths: &[usize], range: LogRange, bytes_max: usize) -> Vec<u64> {
         let mut entries = page(lengths);
         cut_to_fit(&mut entries, range, bytes_max);
-        entries.iter().map(|entry| entry.seq).collect()
+        entries.iter().map(|shown| shown.entry.seq).collect()
+    }
+
+    /// The state of an entry that was edited by the change `rev`.
+    fn edited(rev: u64, length: usize) -> ContentState {
+        ContentState {
+            rev,
+            by: UserId::new("alice").unwrap(),
+            at: 1,
+            content: Some(EditedContent {
+                body: "x".repeat(length),
+                attachments: Vec::new(),
+            }),
+            edits: vec![rev],
+        }
+    }
+
+    #[test]
+    fn the_newest_text_of_an_entry_counts() {
+        let mut entries = page(&[10, 10, 9_000]);
+        let set = |shown: &mut Shown, content| {
+            let reactions = None;
+            shown.state = Some(Arc::new(EntryState { content, reactions }));
+        };
+        set(&mut entries[0], Some(edited(1, 9_000)));
+        set(&mut entries[2], Some(edited(2, 10)));
+        cut_to_fit(&mut entries, LogRange::Newest, 2_000);
+        let kept: Vec<u64> = entries.iter().map(|shown| shown.entry.seq).collect();
+        assert_eq!(kept, [2, 3]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The index of the protocol: maps each request to a call and its result to an answer, for sessions and HTTP alike.
 
-use std::{collections::VecDeque, sync::Arc};
+mod changes;
+
+use std::{collections::HashMap, sync::Arc};
 
 use futures_util::{
     FutureExt, TryFutureExt,
@@ -9,18 +11,21 @@ use futures_util::{
 use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
 
-use super::{Gateway, pages::cut_to_fit};
+use super::{
+    Gateway,
+    pages::{Shown, cut_to_fit},
+};
 use crate::{
     chat::{self, Creation, LogRange},
     fanout::Subscriber,
     model::{
-        Content, ConversationId, Draft, Entry, Kind, Seq, UserId,
+        Content, ConversationId, Draft, Kind, Seq, UserId,
         limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, PAGE_ITEMS_MAX},
     },
     protocol::{
         Answer, ConversationAnswer, Create, ErrorCode, HistoryPage, HistoryRequest, InboxRequest,
-        Message, Okay, ParticipantItem, ParticipantsRequest, PublicItem, PublicRequest, Refusal,
-        Request, Send, Sent,
+        Okay, ParticipantItem, ParticipantsRequest, PublicItem, PublicRequest, Refusal, Request,
+        Send, Sent,
     },
 };
 
@@ -55,6 +60,8 @@ pub(super) fn asks_for_a_page(request: &Request) -> bool {
             | Request::History(_)
             | Request::Public(_)
             | Request::Subscribe(_)
+            | Request::Reactions(_)
+            | Request::Changes(_)
     )
 }
 
@@ -126,7 +133,12 @@ fn answer(
             tell(gateway, user, r.conversation, delivered).boxed()
         }
         Request::Typing(r) => tell(gateway, user, r.conversation, chat::ShowTyping).boxed(),
-        Request::Unsupported => invalid("not supported"),
+        Request::Edit(r) => changes::edit(gateway, user, r),
+        Request::Delete(r) => changes::delete(gateway, user, r),
+        Request::React(r) => changes::react(gateway, user, r, true),
+        Request::Unreact(r) => changes::react(gateway, user, r, false),
+        Request::Reactions(r) => changes::reactions(gateway, user, r).boxed(),
+        Request::Changes(r) => changes::changes(gateway, user, r).boxed(),
         Request::Connect(_)
         | Request::Cursors(_)
         | Request::Refresh(_)
@@ -206,7 +218,10 @@ async fn details(
         conversation,
         details: view.details,
         participant_count: view.participant_count,
-        message_count: view.head,
+        // A gateway of an earlier build does not count messages. The newest seq is the number of all entries.
+        message_count: view.message_count.unwrap_or(view.head),
+        head: view.head,
+        rev: view.rev,
         role: view.role,
     })))
 }
@@ -247,7 +262,7 @@ async fn change<A: chat::Ask<Output = Seq>>(
     let seq = gateway.router.ask(conversation, user, change).await?;
     Ok(Answer::Ok(Okay {
         seq: Some(seq),
-        head: None,
+        ..Okay::default()
     }))
 }
 
@@ -332,12 +347,19 @@ async fn history(
         limit: limit.min(PAGE_ENTRIES_MAX),
     };
     let page = gateway.router.ask(r.conversation, user, asked).await?;
-    let mut entries = VecDeque::from(page.entries);
-    cut_to_fit(&mut entries, range, gateway.limits.page_bytes());
-    let message = |e: &Arc<Entry>| Message::of(r.conversation, Entry::clone(e));
+    let mut states: HashMap<_, _> = page.states.into_iter().collect();
+    let mut mine: HashMap<_, _> = page.mine.into_iter().collect();
+    let shown = page.entries.into_iter().map(|entry| Shown {
+        state: states.remove(&entry.seq),
+        mine: mine.remove(&entry.seq),
+        entry,
+    });
+    let mut shown = shown.collect();
+    cut_to_fit(&mut shown, range, gateway.limits.page_bytes());
+    let messages = shown.into_iter().map(|shown| shown.message(r.conversation));
     Ok(Answer::History(HistoryPage {
-        messages: entries.iter().map(message).collect(),
-        rev: 0,
+        messages: messages.collect(),
+        rev: page.rev,
         head: page.head,
     }))
 }

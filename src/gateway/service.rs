@@ -46,10 +46,12 @@ macro_rules! scopes {
 }
 
 scopes! {
-    /// Read inboxes and history.
+    /// Read inboxes, history, reactions and changes.
     MessagesRead "messages:read",
-    /// Send messages, mark them as read or delivered.
+    /// Send, edit and delete messages, react to them, mark them as read or delivered.
     MessagesWrite "messages:write",
+    /// Delete messages of anyone.
+    MessagesModerate "messages:moderate",
     /// Read details, participants and public conversations.
     ConversationsRead "conversations:read",
     /// Create and change conversations and their participants.
@@ -75,6 +77,8 @@ struct Who {
     service: UserId,
     claims: auth::Service,
     acting: Option<UserId>,
+    /// The scope that the route requires.
+    scope: &'static str,
 }
 
 impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
@@ -93,6 +97,7 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
                 service,
                 claims,
                 acting,
+                scope: S::NAME,
             });
         }
         if !claims.trusted {
@@ -219,6 +224,7 @@ pub(super) async fn audit(mut request: Request, next: Next) -> Response {
         token = who.claims.token,
         key = who.claims.key,
         user = who.acting.as_ref().map(tracing::field::display),
+        scope = who.scope,
         request = %format_args!("{method} {}", route.as_ref().map_or("", MatchedPath::as_str)),
         conversation = conversation.as_ref().map(tracing::field::display),
         result = said.and_then(|said| said.error).map_or("ok", super::requests::code_label),

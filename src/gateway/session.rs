@@ -22,7 +22,7 @@ use self::{
 use super::{
     Gateway,
     admission::Place,
-    rates::{UserRate, Wait},
+    rates::{UserRate, Wait, work_bytes},
     requests, resume,
 };
 use crate::{
@@ -47,12 +47,6 @@ const WRITES_IN_A_ROW: u32 = 4;
 const REFUSED_REST: Duration = Duration::from_millis(5);
 /// The size up to which frames and replies count by their number only.
 const SMALL_BYTES: usize = 1 << 10;
-/// The cost of watching a user, because their last-seen time is read.
-const WATCH_BYTES: usize = 512;
-/// The cost of a page of an inbox, because the whole inbox is read.
-const INBOX_BYTES: usize = 64 << 10;
-/// The cost of a page of public conversations or participants, even if few rows are returned.
-const LISTING_BYTES: usize = 16 << 10;
 
 #[derive(Clone)]
 pub(super) struct Counters {
@@ -452,7 +446,7 @@ impl Session {
             self.rest_if_owing(live);
         }
         let holds_places = is_page || matches!(request, Request::Watch(_));
-        self.charge(live, read_for(&request));
+        self.charge(live, work_bytes(&request));
         let asked_bytes = if is_page {
             gateway.limits.page_bytes()
         } else {
@@ -561,16 +555,6 @@ impl LoopState {
         }
         let begins = self.leave_at.is_none() && gateway.tasks.is_draining();
         begins.then_some(Step::Draining)
-    }
-}
-
-/// Returns the bytes that the store reads for a request in addition to its answer.
-fn read_for(request: &Request) -> usize {
-    match request {
-        Request::Watch(Users { users }) => users.len() * WATCH_BYTES,
-        Request::Inbox(_) => INBOX_BYTES,
-        Request::Public(_) | Request::Participants(_) => LISTING_BYTES,
-        _ => 0,
     }
 }
 

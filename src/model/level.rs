@@ -14,14 +14,23 @@ pub type Level = u32;
 /// read the ring's row. Nothing else differs from level 0.
 pub const LEVEL_STATED: Level = 1;
 
+/// The level of messages that change: edits, deletions, reactions, and unread counts without system entries.
+pub const LEVEL_CHANGES: Level = 2;
+
 /// The highest level that this build supports.
-pub const LEVEL_MAX: Level = LEVEL_STATED;
+pub const LEVEL_MAX: Level = LEVEL_CHANGES;
 
 /// The level of the ring that this gateway has read last. It never falls. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentLevel(Arc<AtomicU32>);
 
 impl CurrentLevel {
+    /// Returns a level that was read.
+    #[must_use]
+    pub fn of(level: Level) -> Self {
+        Self(Arc::new(AtomicU32::new(level)))
+    }
+
     /// Returns the level. It is one atomic read.
     #[must_use]
     pub fn get(&self) -> Level {

@@ -95,6 +95,56 @@ pub const ATTACHMENTS_MAX: usize = 10;
 /// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 
+/// Entries that one request deletes.
+pub const DELETE_SEQS_MAX: usize = 256;
+
+/// Edits of one entry. The state of the entry names them all, because deleting it erases them.
+pub const EDITS_MAX: usize = 1_000;
+
+/// Edits of all entries that one request deletes, if it deletes several. The change names them all.
+pub const DELETED_EDITS_MAX: usize = 4 * EDITS_MAX;
+
+/// Different emoji among the reactions to one entry.
+pub const EMOJI_MAX: usize = 32;
+
+/// Bytes of one emoji.
+pub const EMOJI_BYTES_MAX: usize = 64;
+
+/// The highest deleted seqs that a conversation and each inbox row keep. With more deletions in the unread part, the
+/// unread count is too high until the user reads.
+pub const DELETED_SEQS_KEPT: usize = 64;
+
+/// Entries that an owner keeps in memory because somebody changed them or asked to. It is more than one request deletes, so
+/// that all of them are there at once.
+pub const ENTRIES_KNOWN_MAX: usize = 4 * DELETE_SEQS_MAX;
+
+/// Users of whom an owner remembers the reactions to one entry.
+pub const REACTORS_KNOWN_MAX: usize = 4_096;
+
+/// The newest applied changes that an owner keeps in memory, and their bytes. Clients that were away for some seconds get
+/// what they missed from there.
+pub const RECENT_CHANGES: usize = 1_024;
+pub const RECENT_CHANGES_BYTES: usize = 1 << 20;
+
+/// Emoji with which one user has ever reacted to one entry, also those that they removed. The store keeps a row of each.
+pub const EMOJI_OF_USER_MAX: usize = 64;
+
+/// Changes of which an owner has not told yet. At this number it does not wait for more.
+pub const CHANGES_UNTOLD_MAX: u64 = 1_024;
+
+/// Changes that a client may be behind. Above this, it is told to read again.
+pub const CHANGES_BEHIND_MAX: u64 = 5_000;
+
+/// Changes of one page, whatever the client asks for.
+pub const CHANGES_PAGE_MAX: usize = 256;
+
+/// Bytes of the items of one `changed` event. Above this, clients are told to ask for the changes.
+pub const CHANGED_BYTES_MAX: usize = 64 << 10;
+
+/// Participants of the largest group in which a change is settled only when it was delivered. In larger groups and in
+/// channels, gateways and clients that missed it ask for it.
+pub const CHANGES_CONFIRMED_PARTICIPANTS_MAX: usize = 40;
+
 /// Characters of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 

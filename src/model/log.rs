@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientId, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS};
+use super::{ClientId, EntryState, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS};
 
 /// The position of an entry in its conversation: 1, 2, 3 … without gaps.
 pub type Seq = u64;
@@ -128,9 +128,19 @@ pub struct Entry {
     pub sender: UserId,
     pub at: Millis,
     pub content: Content,
+    /// The number of people's messages in the log up to this entry, see [`Self::texts`]. `None` if the entry was appended
+    /// below [`super::LEVEL_CHANGES`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub texts: Option<u64>,
 }
 
 impl Entry {
+    /// Returns the number of people's messages up to this entry. Up to the level of changes, system entries count too.
+    #[must_use]
+    pub fn texts(&self) -> u64 {
+        self.texts.unwrap_or(self.seq)
+    }
+
     /// Returns the text that the inbox shows for this entry: at most [`PREVIEW_CHARS`] characters.
     #[must_use]
     pub fn preview(&self) -> String {
@@ -155,6 +165,21 @@ impl Entry {
         first.to_owned()
     }
 
+    /// Returns the entry as inboxes show it, with the changes in `state`.
+    #[must_use]
+    pub fn newest(&self, state: Option<&EntryState>) -> Newest {
+        let mut last = match state {
+            Some(state) if state.content.is_some() => self.as_changed(state).last(),
+            Some(_) | None => self.last(),
+        };
+        last.deleted = state.is_some_and(EntryState::is_deleted);
+        Newest {
+            last,
+            changes: state.map_or(0, EntryState::changes),
+            texts: self.texts,
+        }
+    }
+
     #[must_use]
     pub fn last(&self) -> Last {
         Last {
@@ -167,6 +192,7 @@ impl Entry {
                 Content::System(_) => EntryKind::System,
             },
             preview: self.preview(),
+            deleted: false,
         }
     }
 }
@@ -190,4 +216,27 @@ pub struct Last {
     pub kind: EntryKind,
     /// The first 100 characters of the body.
     pub preview: String,
+    /// Whether the entry was deleted. Its preview is empty then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
+}
+
+/// The newest entry of a conversation, with the rest of what inbox rows keep of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Newest {
+    pub last: Last,
+    /// How often the entry's content changed.
+    #[serde(default)]
+    pub changes: u32,
+    /// See [`Entry::texts`].
+    #[serde(default)]
+    pub texts: Option<u64>,
+}
+
+impl Newest {
+    /// Returns the version of what inboxes show. The highest one replaces the others.
+    #[must_use]
+    pub fn version(&self) -> (Seq, u32) {
+        (self.last.seq, self.changes)
+    }
 }

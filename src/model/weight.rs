@@ -1,6 +1,9 @@
 //! The memory that values use, in bytes. Estimates are high: every holder of a shared value counts all of it.
 
-use super::{Attachment, Content, Entry, Last, Participant, SystemChange, UserId};
+use super::{
+    Attachment, Change, ChangeOp, Content, ContentState, DeletedSeqs, EditedContent, Entry,
+    EntryState, Last, Participant, Reactions, Rev, Seq, SystemChange, UserId,
+};
 
 /// The overhead of one allocation: the counters of an `Arc`, rounding, and the allocator's own records.
 pub const ALLOCATION_BYTES: usize = 32;
@@ -86,6 +89,76 @@ impl Last {
     }
 }
 
+impl EditedContent {
+    fn weight(&self) -> usize {
+        text(&self.body)
+            + self
+                .attachments
+                .iter()
+                .map(Attachment::weight)
+                .sum::<usize>()
+    }
+}
+
+impl ContentState {
+    /// Returns the bytes used in addition to the value itself.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let content = self.content.as_ref().map_or(0, EditedContent::weight);
+        self.by.weight() + content + self.edits.len() * size_of::<Rev>()
+    }
+}
+
+fn reactions(reactions: &Reactions) -> usize {
+    let each = reactions
+        .keys()
+        .map(|emoji| text(emoji) + 2 * size_of::<String>());
+    each.sum()
+}
+
+impl EntryState {
+    /// Returns the bytes that a state in an `Arc` uses.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let content = self.content.as_ref().map_or(0, ContentState::weight);
+        let reacted = self.reactions.as_ref();
+        let reacted = reacted.map_or(0, |state| reactions(&state.reactions));
+        ALLOCATION_BYTES + size_of::<Self>() + content + reacted
+    }
+}
+
+impl DeletedSeqs {
+    /// Returns the bytes used in addition to the value itself.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.highest.len() * size_of::<Seq>()
+    }
+}
+
+impl Change {
+    /// Returns the bytes that a change in an `Arc` uses.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let op = match &self.op {
+            ChangeOp::Edit { content, edits, .. } => {
+                content.as_ref().map_or(0, EditedContent::weight) + edits.len() * size_of::<Rev>()
+            }
+            ChangeOp::Delete { entries, deleted } => {
+                let edits = entries.iter().map(|entry| {
+                    size_of_val(entry) + ALLOCATION_BYTES + entry.edits.len() * size_of::<Rev>()
+                });
+                edits.sum::<usize>() + deleted.weight()
+            }
+            ChangeOp::React {
+                emoji,
+                reactions: after,
+                ..
+            } => text(emoji) + reactions(after),
+        };
+        ALLOCATION_BYTES + size_of::<Self>() + self.by.weight() + op
+    }
+}
+
 impl Participant {
     /// Returns the bytes that a participant uses in a map keyed by user.
     #[must_use]
@@ -108,6 +181,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content,
+            texts: None,
         };
         entry.weight()
     }

@@ -311,14 +311,29 @@ mod tests {
         let watch = r#"{"type":"watch","id":1,"users":[LIST]}"#;
         let send = r#"{"type":"send","id":1,"conversation":"0199c0de-0000-7000-8000-000000000001",
             "client_id":"0199c0de-0000-4000-8000-000000000002","body":"","attachments":[LIST]}"#;
+        let edit = r#"{"type":"edit","id":1,"conversation":"0199c0de-0000-7000-8000-000000000001",
+            "seq":4,"body":"","attachments":[LIST]}"#;
+        let delete = r#"{"type":"delete","id":1,"as_moderator":true,
+            "conversation":"0199c0de-0000-7000-8000-000000000001","seqs":[LIST]}"#;
         let (user, link) = (r#""a""#, r#"{"url":"https://a"}"#);
-        for (frame, item, max) in [(watch, user, 500), (create, user, 10_000), (send, link, 10)] {
+        for (frame, item, max) in [
+            (watch, user, 500),
+            (create, user, 10_000),
+            (send, link, 10),
+            (edit, link, 10),
+            (delete, "7", 256),
+        ] {
             for (count, kept) in [(0, 0), (max, max), (max + 1, max + 1), (max + 999, max + 1)] {
                 for (codec, bytes) in both(&frame.replace("LIST", &list(item, count))) {
                     let decoded = match codec.decode(&bytes).unwrap().request.unwrap() {
                         Request::Watch(users) => users.users.len(),
                         Request::Create(create) => create.participants.len(),
                         Request::Send(send) => send.attachments.len(),
+                        Request::Edit(edit) => edit.attachments.len(),
+                        Request::Delete(delete) => {
+                            assert!(!delete.as_moderator, "no client is a moderator");
+                            delete.seqs.len()
+                        }
                         other => panic!("{other:?}"),
                     };
                     assert_eq!(decoded, kept, "{codec:?}");

@@ -8,11 +8,16 @@ use serde::{
 };
 use utoipa::ToSchema;
 
-use super::{codes::ErrorCode, list::at_most};
+use super::{
+    changed::{ChangedEvent, Changes, ReactorItem},
+    codes::ErrorCode,
+    list::at_most,
+    message::Message,
+};
 use crate::model::{
-    Attachment, ClientId, Content, ConversationId, Cursor, Details, Entry, EntryKind, Kind, Last,
-    MessageId, Millis, Posting, Rev, Role, Seq, SystemChange, UserId,
-    limits::{ATTACHMENTS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
+    Attachment, ClientId, ConversationId, Cursor, Details, Kind, Last, MessageId, Millis, Posting,
+    Rev, Role, Seq, UserId,
+    limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
 };
 
 /// A frame from a client, with a valid header.
@@ -35,15 +40,10 @@ pub(super) trait EncodedRequest: Copy {
 
 /// Makes [`Request`] from the table of requests: its decoder, and the names of requests in metrics.
 macro_rules! requests {
-    (
-        $($name:literal => $request:ident $(($fields:ty))?,)*
-        unsupported: $($unsupported:literal),*
-    ) => {
+    ($($name:literal => $request:ident $(($fields:ty))?,)*) => {
         #[derive(Debug)]
         pub enum Request {
             $($request $(($fields))?,)*
-            /// A request of the protocol that this version of the gateway does not support.
-            Unsupported,
         }
 
         impl Request {
@@ -51,7 +51,6 @@ macro_rules! requests {
             pub(super) fn decode(name: &str, encoded: impl EncodedRequest) -> Option<Result<Self, String>> {
                 Some(match name {
                     $($name => requests!(@decode encoded, $request $(($fields))?),)*
-                    $($unsupported)|* => requests!(@decode encoded, Unsupported),
                     _ => return None,
                 })
             }
@@ -61,7 +60,6 @@ macro_rules! requests {
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$request { .. } => $name,)*
-                    Self::Unsupported => "unsupported",
                 }
             }
         }
@@ -99,7 +97,12 @@ requests! {
     "unsubscribe" => Unsubscribe(Named),
     "public" => Public(PublicRequest),
     "ping" => Ping,
-    unsupported: "edit", "delete", "react", "unreact", "changes"
+    "edit" => Edit(Edit),
+    "delete" => Delete(Delete),
+    "react" => React(Reaction),
+    "unreact" => Unreact(Reaction),
+    "reactions" => Reactions(ReactionsRequest),
+    "changes" => Changes(ChangesRequest),
 }
 
 #[derive(Debug, Deserialize)]
@@ -222,6 +225,56 @@ pub struct HistoryRequest {
 }
 
 #[derive(Debug, Deserialize)]
+pub struct Edit {
+    pub conversation: ConversationId,
+    pub seq: Seq,
+    pub body: String,
+    #[serde(default, deserialize_with = "at_most::<_, _, ATTACHMENTS_MAX>")]
+    pub attachments: Vec<Attachment>,
+    /// The rev of the content that the client has seen.
+    #[serde(default)]
+    pub base_rev: Option<Rev>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Delete {
+    pub conversation: ConversationId,
+    #[serde(deserialize_with = "at_most::<_, _, DELETE_SEQS_MAX>")]
+    pub seqs: Vec<Seq>,
+    /// Whether a back end deletes the messages of others. It is never part of a frame.
+    #[serde(skip)]
+    pub as_moderator: bool,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Reaction {
+    pub conversation: ConversationId,
+    pub seq: Seq,
+    pub emoji: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ReactionsRequest {
+    pub conversation: ConversationId,
+    pub seq: Seq,
+    #[serde(default)]
+    pub emoji: Option<String>,
+    /// The `next` of the previous page.
+    #[serde(default)]
+    pub after: Option<String>,
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ChangesRequest {
+    pub conversation: ConversationId,
+    pub after: Rev,
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
 pub struct Mark {
     pub conversation: ConversationId,
     pub seq: Seq,
@@ -238,6 +291,9 @@ pub struct Subscribe {
     pub conversation: ConversationId,
     #[serde(default)]
     pub after: Option<Seq>,
+    /// The rev up to which the client has all changes.
+    #[serde(default)]
+    pub rev: Option<Rev>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -274,6 +330,12 @@ pub enum Answer {
     Ok(Okay),
     Sent(Sent),
     History(HistoryPage),
+    Reactions {
+        items: Vec<ReactorItem>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    },
+    Changes(Changes),
     Presence {
         items: Vec<PresenceItem>,
     },
@@ -305,6 +367,9 @@ pub struct Okay {
     /// The newest seq of the conversation that was subscribed to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<Seq>,
+    /// The rev of a change of messages, or the newest rev of the conversation that was subscribed to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rev: Option<Rev>,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -338,6 +403,12 @@ pub struct Limits {
     pub requests_burst: u32,
     pub watched_users: usize,
     pub cursors: usize,
+    /// The seconds in which a message may be edited. 0 means for ever.
+    pub edit_window_s: u64,
+    /// Different emoji among the reactions to one message.
+    pub reactions: usize,
+    /// Messages that one request deletes.
+    pub delete_seqs: usize,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -362,8 +433,12 @@ pub struct ConversationAnswer {
     #[serde(flatten)]
     pub details: Details,
     pub participant_count: u64,
-    /// The number of entries, including system entries. It equals the newest seq.
+    /// The number of people's messages that are not deleted.
     pub message_count: u64,
+    /// The newest seq, which counts system entries and deleted messages too.
+    pub head: Seq,
+    /// The rev of the newest change.
+    pub rev: Rev,
     /// The role of the requesting user. Absent if the user is not a participant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
@@ -396,65 +471,10 @@ pub struct Sent {
 pub struct HistoryPage {
     /// The entries, oldest first.
     pub messages: Vec<Message>,
+    /// The rev that the fields of changed messages are at least as new as.
     pub rev: Rev,
     /// The newest seq of the conversation.
     pub head: Seq,
-}
-
-/// An entry as clients see it.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct Message {
-    #[schema(value_type = String, format = Uuid)]
-    pub conversation: ConversationId,
-    pub seq: Seq,
-    #[schema(value_type = String, format = Uuid)]
-    pub message_id: MessageId,
-    #[schema(value_type = String, format = Uuid)]
-    pub client_id: ClientId,
-    #[schema(value_type = String)]
-    pub sender: UserId,
-    pub kind: EntryKind,
-    pub body: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub attachments: Vec<Attachment>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reply_to: Option<Seq>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub system: Option<SystemChange>,
-    pub at: Millis,
-}
-
-impl Message {
-    #[must_use]
-    pub fn of(conversation: ConversationId, entry: Entry) -> Self {
-        let (kind, body, attachments, reply_to, system) = match entry.content {
-            Content::Text {
-                body,
-                attachments,
-                reply_to,
-            } => (EntryKind::Text, body, attachments, reply_to, None),
-            Content::System(change) => (
-                EntryKind::System,
-                String::new(),
-                Vec::new(),
-                None,
-                Some(change),
-            ),
-        };
-        Self {
-            conversation,
-            seq: entry.seq,
-            message_id: entry.message_id,
-            client_id: entry.client_id,
-            sender: entry.sender,
-            kind,
-            body,
-            attachments,
-            reply_to,
-            system,
-            at: entry.at,
-        }
-    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -495,6 +515,16 @@ pub enum Event {
         user: UserId,
     },
     Presence(PresenceItem),
+    /// Messages changed.
+    Changed(ChangedEvent),
+    /// The user added or removed a reaction. Only the user's own sessions get it.
+    Reacted {
+        conversation: ConversationId,
+        seq: Seq,
+        emoji: String,
+        on: bool,
+        rev: Rev,
+    },
     /// The user's membership in a conversation, or its details, changed.
     Conversation(ConversationEvent),
     Resync {

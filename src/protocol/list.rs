@@ -9,7 +9,7 @@ use serde::{
 
 /// Reads a list but keeps only its first `MAX` + 1 items, so that the check of the limit sees that there are too many.
 /// The others are skipped without being decoded.
-pub(super) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(crate) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,

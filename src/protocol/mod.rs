@@ -1,11 +1,16 @@
 //! The client protocol, version 1: frames as types, their two encodings, and all codes that clients see. No I/O.
 //! `docs/protocol.md` describes it.
 
+mod changed;
 pub mod codec;
 pub mod codes;
 mod frame;
 mod list;
+mod message;
 
+pub use changed::*;
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};
 pub use frame::*;
+pub(crate) use list::at_most;
+pub use message::Message;

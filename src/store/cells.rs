@@ -2,7 +2,14 @@
 //! This is Cassandra's model. Through this one mapping, the embedded and the simulated store follow the same rules as
 //! the cluster.
 
+mod changes;
+mod erase;
 mod keys;
+#[cfg(test)]
+mod pinned;
+mod sends;
+mod states;
+mod summaries;
 mod values;
 
 use async_trait::async_trait;
@@ -11,24 +18,25 @@ use keys::{
     RING, SENDS, SETTLED, after, inbox_key, log_key, participant_key,
 };
 pub(super) use keys::{LOG, Range, immutable};
+use sends::SENDS_DAYS;
+use states::log_page;
+use summaries::{inbox_cells, inbox_rows, read_value};
 use values::{
-    conversation_cells, conversation_row, decode, encode, inbox_cells, inbox_rows, log_cells,
-    log_row, participant_cells, participant_rows, public_row, ring_row, stored_ring, take,
-    take_conversation, take_u64,
+    conversation_cells, conversation_row, decode, encode, log_cells, participant_cells,
+    participant_rows, public_row, ring_row, stored_ring, take, take_conversation, take_u64,
 };
 
 use super::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
-    ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+    Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
+    InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage, ReactorsPage,
+    Result, RingRow, SendRow, Store, Tail,
     public::{PublicScan, Step},
 };
 use crate::{
     clock,
-    model::{ClientId, ConversationId, Entry, GatewayId, Kind, Millis, Seq, UserId},
+    model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId},
 };
 
-/// Days for which a client id is kept.
-const SENDS_DAYS: u32 = 7;
 /// Minutes for which activity is kept.
 const ACTIVITY_MINUTES: u32 = 60;
 /// Keys that a sweep scans in one step.
@@ -38,10 +46,20 @@ fn today() -> u32 {
     u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
 }
 
+fn activity_cell(conversation: ConversationId, activity: Activity) -> Cell {
+    let Activity { gateway, minute } = activity;
+    Key::new(ACTIVITY)
+        .bytes(gateway.0.as_bytes())
+        .u32(minute)
+        .conversation(conversation)
+        .cell(0, Vec::new())
+}
+
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub key: Vec<u8>,
-    /// The write timestamp; 0 for cells whose content never changes.
+    /// The write timestamp; 0 for cells whose content never changes. Two cells of one key with the same timestamp have
+    /// the same content; if not, the greater content wins, as in Cassandra.
     pub timestamp: u64,
     pub value: Vec<u8>,
 }
@@ -60,6 +78,11 @@ pub trait Cells: Send + Sync + 'static {
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool>;
 
     async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()>;
+
+    /// Notes that cells were overwritten whose earlier content must leave the disk.
+    async fn erased(&self) -> Result<()> {
+        Ok(())
+    }
 
     fn measure(&self) {}
 
@@ -85,15 +108,7 @@ impl<C: Cells> Store for CellStore<C> {
         activity: Option<Activity>,
     ) -> Result<()> {
         let mut cells = log_cells(conversation, rows);
-        if let Some(Activity { gateway, minute }) = activity {
-            cells.push(
-                Key::new(ACTIVITY)
-                    .bytes(gateway.0.as_bytes())
-                    .u32(minute)
-                    .conversation(conversation)
-                    .cell(0, Vec::new()),
-            );
-        }
+        cells.extend(activity.map(|activity| activity_cell(conversation, activity)));
         self.0.write("append", cells, true).await
     }
 
@@ -103,52 +118,43 @@ impl<C: Cells> Store for CellStore<C> {
             .await
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         let whole = Range::prefix(&Key::new(LOG).conversation(conversation));
         let newest = self.0.scan(whole.clone(), 1, true).await?;
-        let rows = match newest.first() {
-            None => Vec::new(),
+        let LogPage { rows, states } = match newest.first() {
+            None => LogPage::default(),
             Some(cell) => {
                 let first = (take_u64("tail", &cell.key, 17)? + 1).saturating_sub(seqs);
                 let range = Range {
                     from: log_key(conversation, first).0,
                     to: whole.to,
                 };
-                let cells = self.0.scan(range, usize::MAX, false).await?;
-                cells
-                    .iter()
-                    .map(|c| log_row("tail", c))
-                    .collect::<Result<_>>()?
+                log_page("tail", &self.0.scan(range, usize::MAX, false).await?)?
             }
         };
-        let settled = Range::prefix(&Key::new(SETTLED).conversation(conversation));
-        let settled = self
-            .0
-            .scan(settled, 1, false)
-            .await?
-            .first()
-            .map_or(0, |c| c.timestamp);
-        Ok(Tail { rows, settled })
+        let marks = changes::marks(&self.0, "tail", conversation).await?;
+        Ok(LogTail {
+            tail: Tail {
+                rows,
+                settled: marks.settled,
+            },
+            states,
+            may_have_changes: marks.changes_settled.is_some(),
+        })
     }
 
-    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage> {
         let range = Range {
             from: log_key(conversation, from).0,
             to: log_key(conversation, to.saturating_add(1)).0,
         };
-        let mut rows: Vec<LogRow> = Vec::new();
-        for cell in self.0.scan(range, usize::MAX, false).await? {
-            let row = log_row("log", &cell)?;
-            // Rows of one seq are adjacent, and the highest epoch is the last of them.
-            if rows
-                .last()
-                .is_some_and(|previous| previous.record.seq == row.record.seq)
-            {
-                rows.pop();
-            }
-            rows.push(row);
-        }
-        Ok(rows)
+        let cells = self.0.scan(range, usize::MAX, false).await?;
+        let mut page = log_page("log", &cells)?;
+        // Rows of one seq are adjacent, and the highest epoch is the last of them.
+        page.rows.reverse();
+        page.rows.dedup_by_key(|row| row.record.seq);
+        page.rows.reverse();
+        Ok(page)
     }
 
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
@@ -158,29 +164,83 @@ impl<C: Cells> Store for CellStore<C> {
         self.0.write("set_settled", vec![cell], false).await
     }
 
+    async fn append_changes(
+        &self,
+        conversation: ConversationId,
+        rows: &[ChangeRow],
+        activity: Option<Activity>,
+    ) -> Result<()> {
+        let mut cells = changes::cells_of(conversation, rows);
+        cells.extend(activity.map(|activity| activity_cell(conversation, activity)));
+        self.0.write("append_changes", cells, true).await
+    }
+
+    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()> {
+        let cells = changes::cells_of(conversation, rows);
+        self.0.write("settle_changes", cells, true).await
+    }
+
+    async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail> {
+        changes::tail(&self.0, conversation, revs).await
+    }
+
+    async fn changes(
+        &self,
+        conversation: ConversationId,
+        from: Rev,
+        to: Rev,
+    ) -> Result<Vec<ChangeRow>> {
+        changes::read(&self.0, conversation, from, to).await
+    }
+
+    async fn set_changes_settled(&self, conversation: ConversationId, rev: Rev) -> Result<()> {
+        let cell = changes::settled_cell(conversation, rev);
+        self.0.write("set_changes_settled", vec![cell], false).await
+    }
+
+    async fn apply_changes(
+        &self,
+        conversation: ConversationId,
+        _: Kind,
+        applied: &AppliedChanges,
+    ) -> Result<()> {
+        let cells = changes::effects(conversation, applied);
+        self.0.write("apply_changes", cells, true).await
+    }
+
+    async fn erase(&self, conversation: ConversationId, erasures: &[Erasure]) -> Result<()> {
+        erase::erase(&self.0, conversation, erasures).await
+    }
+
+    async fn reactors(
+        &self,
+        conversation: ConversationId,
+        _: Kind,
+        seq: Seq,
+        emoji: Option<&str>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ReactorsPage> {
+        changes::reactors(&self.0, conversation, seq, emoji, after, limit).await
+    }
+
+    async fn reactions_of(
+        &self,
+        conversation: ConversationId,
+        user: &UserId,
+        from: Seq,
+        to: Seq,
+    ) -> Result<Vec<(Seq, String, bool)>> {
+        changes::reactions_of(&self.0, conversation, user, from, to).await
+    }
+
     async fn sends(
         &self,
         conversation: ConversationId,
         sender: &UserId,
         client_id: ClientId,
     ) -> Result<Vec<SendRow>> {
-        let mut found = Vec::new();
-        let today = today();
-        for day in today.saturating_sub(SENDS_DAYS)..=today {
-            let key = Key::new(SENDS)
-                .u32(day)
-                .conversation(conversation)
-                .user(sender)
-                .bytes(client_id.0.as_bytes());
-            let epoch_at = key.0.len();
-            for cell in self.0.scan(Range::prefix(&key), usize::MAX, false).await? {
-                found.push(SendRow {
-                    epoch: take_u64("sends", &cell.key, epoch_at)?,
-                    seq: take_u64("sends", &cell.value, 0)?,
-                });
-            }
-        }
-        Ok(found)
+        sends::read(&self.0, conversation, sender, client_id).await
     }
 
     async fn conversation(&self, conversation: ConversationId) -> Result<Option<ConversationRow>> {
@@ -241,7 +301,7 @@ impl<C: Cells> Store for CellStore<C> {
         if let Some(seq) = mark.read_seq {
             cells.push(key().bytes(&[READ]).cell(seq, Vec::new()));
             let key = inbox_key(&mark.user, conversation);
-            cells.push(key.bytes(&[READ]).cell(seq, Vec::new()));
+            cells.push(key.bytes(&[READ]).cell(seq, read_value(mark.read_texts)));
         }
         self.0.write("mark", cells, true).await
     }

@@ -1,8 +1,13 @@
 //! The conformance suite of all backends: `check(&store)` works on an empty or a used store, any number of times. It
 //! panics with the broken promise.
 
+mod changes;
+mod erasure;
+
 use std::{collections::BTreeSet, sync::Arc};
 
+#[cfg(test)]
+pub(super) use erasure::{write_and_erase, write_marked};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{
@@ -45,6 +50,8 @@ pub async fn check(store: &dyn Store) -> Checked {
     a_ring_version_is_taken_once(store).await?;
     a_level_rises_and_never_falls(store).await?;
     a_heartbeat_only_goes_up(store).await?;
+    changes::check(store).await?;
+    erasure::what_is_erased_stays_erased(store).await?;
     store.sweep().await?;
     store.healthy()
 }
@@ -71,6 +78,7 @@ fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
             sender: user("alice"),
             at,
             content: Content::text(body),
+            texts: None,
         }),
         epoch,
         settled: seq.saturating_sub(1),
@@ -83,8 +91,8 @@ fn seqs(rows: &[LogRow]) -> Vec<Seq> {
 
 async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     let id = ConversationId::random();
-    assert_eq!(store.tail(id, 10).await?.rows, []);
-    assert_eq!(store.log(id, 1, 10).await?, []);
+    assert_eq!(store.tail(id, 10).await?.tail.rows, []);
+    assert_eq!(store.log(id, 1, 10).await?.rows, []);
     // The rows cross the border of a bucket, which has 4,096 positions.
     let rows: Vec<_> = (1..=4_200)
         .map(|seq| row(seq, 1, &format!("body {seq}")))
@@ -92,17 +100,17 @@ async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     for chunk in rows.chunks(64) {
         store.append(id, chunk, None).await?;
     }
-    assert_eq!(store.log(id, 1, 3).await?, rows[..3]);
-    assert_eq!(store.log(id, 4_090, 4_100).await?, rows[4_089..4_100]);
-    assert_eq!(store.log(id, 4_199, 9_999).await?, rows[4_198..]);
-    assert_eq!(store.tail(id, 128).await?.rows, rows[4_200 - 128..]);
+    assert_eq!(store.log(id, 1, 3).await?.rows, rows[..3]);
+    assert_eq!(store.log(id, 4_090, 4_100).await?.rows, rows[4_089..4_100]);
+    assert_eq!(store.log(id, 4_199, 9_999).await?.rows, rows[4_198..]);
+    assert_eq!(store.tail(id, 128).await?.tail.rows, rows[4_200 - 128..]);
     // Repeating rows changes nothing.
     store.append(id, &rows[4_000..4_100], None).await?;
-    assert_eq!(store.log(id, 4_000, 4_100).await?, rows[3_999..4_100]);
-    assert_eq!(store.tail(id, 1).await?.settled, 0);
+    assert_eq!(store.log(id, 4_000, 4_100).await?.rows, rows[3_999..4_100]);
+    assert_eq!(store.tail(id, 1).await?.tail.settled, 0);
     store.set_settled(id, 4_200).await?;
     store.set_settled(id, 4_100).await?;
-    assert_eq!(store.tail(id, 1).await?.settled, 4_200);
+    assert_eq!(store.tail(id, 1).await?.tail.settled, 4_200);
     Ok(())
 }
 
@@ -112,7 +120,7 @@ async fn the_highest_epoch_is_read(store: &dyn Store) -> Checked {
     let new = [row(2, 3, "new 2")];
     store.settle(id, &new).await?;
     store.append(id, &old, None).await?;
-    let read = store.log(id, 1, 3).await?;
+    let read = store.log(id, 1, 3).await?.rows;
     assert_eq!(read, [old[0].clone(), new[0].clone(), old[2].clone()]);
     Ok(())
 }
@@ -125,8 +133,8 @@ async fn the_tail_holds_every_epoch(store: &dyn Store) -> Checked {
     store
         .append(id, &[row(3, 2, "d"), row(5, 2, "e")], None)
         .await?;
-    assert_eq!(seqs(&store.tail(id, 3).await?.rows), [3, 3, 5]);
-    assert_eq!(seqs(&store.tail(id, 100).await?.rows), [1, 2, 3, 3, 5]);
+    assert_eq!(seqs(&store.tail(id, 3).await?.tail.rows), [3, 3, 5]);
+    assert_eq!(seqs(&store.tail(id, 100).await?.tail.rows), [1, 2, 3, 3, 5]);
     Ok(())
 }
 
@@ -173,7 +181,7 @@ async fn many_appends_at_once_all_land(store: &dyn Store) -> Checked {
         .await
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
-    assert_eq!(store.log(id, 1, 1_000).await?, rows);
+    assert_eq!(store.log(id, 1, 1_000).await?.rows, rows);
     Ok(())
 }
 
@@ -205,6 +213,7 @@ fn mark(user: &UserId, read_seq: Option<Seq>, delivered_seq: Option<Seq>) -> Mar
     Mark {
         user: user.clone(),
         read_seq,
+        read_texts: None,
         delivered_seq,
     }
 }
@@ -274,15 +283,15 @@ async fn a_late_inbox_row_changes_nothing(store: &dyn Store) -> Checked {
             name: Some(name.into()),
             joined_seq: 2,
             last,
+            changes: 0,
+            texts: None,
         })
     };
     let write = |summary, read_seq, left_seq| InboxWrite {
-        user: bob.clone(),
-        conversation: id,
-        kind: Kind::Group,
         summary,
         read_seq,
         left_seq,
+        ..InboxWrite::of(bob.clone(), id, Kind::Group)
     };
     store
         .mark(id, Kind::Group, &mark(&bob, Some(9), None))
@@ -361,18 +370,17 @@ async fn an_inbox_is_one_read(store: &dyn Store) -> Checked {
     let carol = somebody();
     let ids: Vec<_> = (0..40).map(|_| ConversationId::random()).collect();
     let writes = ids.iter().map(|&conversation| InboxWrite {
-        user: carol.clone(),
-        conversation,
-        kind: Kind::Channel,
         summary: Some(InboxSummary {
             seq: 1,
             kind: Kind::Channel,
             name: None,
             joined_seq: 1,
             last: None,
+            changes: 0,
+            texts: None,
         }),
         read_seq: Some(1),
-        left_seq: None,
+        ..InboxWrite::of(carol.clone(), conversation, Kind::Channel)
     });
     store.write_inbox(writes.collect()).await?;
     let read: BTreeSet<_> = store

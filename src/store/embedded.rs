@@ -4,15 +4,20 @@
 //! only then. fjall may stall a writer by sleeping, and reads may touch the disk, so neither runs on a thread of the
 //! runtime.
 
+mod compaction;
+
 use std::{
-    collections::HashMap,
+    cell::RefCell,
+    collections::{HashMap, HashSet},
     path::Path,
     sync::{Arc, OnceLock},
     thread,
 };
 
 use async_trait::async_trait;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use compaction::Compactor;
+pub use compaction::compact;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, UserValue};
 use metrics::{counter, histogram};
 use tokio::sync::{mpsc, oneshot};
 
@@ -28,6 +33,8 @@ const WRITES_QUEUED_MAX: usize = 4_096;
 const GROUP_BYTES_MAX: usize = 4 << 20;
 /// Bytes of all journals above which fjall makes writers wait for a flush.
 const JOURNAL_BYTES_MAX: u64 = 256 << 20;
+/// Conversations with erased rows that the writer thread remembers. Above this, it treats every conversation as one.
+const ERASED_CONVERSATIONS_MAX: usize = 65_536;
 
 pub type Embedded = CellStore<Fjall>;
 
@@ -38,6 +45,7 @@ pub struct Fjall {
     rows: Keyspace,
     writes: mpsc::Sender<Command>,
     poisoned: Arc<OnceLock<String>>,
+    compactor: Compactor,
 }
 
 enum Command {
@@ -76,19 +84,7 @@ impl Embedded {
             },
         };
         std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
-        let database = Database::builder(path)
-            .cache_size(cache_bytes)
-            .max_cached_files(Some(crate::model::limits::STORE_FILES_OPEN_MAX))
-            .max_journaling_size(JOURNAL_BYTES_MAX)
-            .manual_journal_persist(true)
-            .open()
-            .map_err(failed)?;
-        let log = database
-            .keyspace("log", KeyspaceCreateOptions::default)
-            .map_err(failed)?;
-        let rows = database
-            .keyspace("rows", KeyspaceCreateOptions::default)
-            .map_err(failed)?;
+        let (database, [log, rows]) = open_database(path, cache_bytes).map_err(failed)?;
         let poisoned = Arc::new(OnceLock::new());
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
         let writer = Writer {
@@ -96,7 +92,9 @@ impl Embedded {
             log: log.clone(),
             rows: rows.clone(),
             poisoned: poisoned.clone(),
+            erased: RefCell::default(),
         };
+        let compactor = Compactor::start(path, &database, [&log, &rows]).map_err(failed)?;
         thread::Builder::new()
             .name("store-writer".into())
             .spawn(move || writer.run(commands))
@@ -107,8 +105,22 @@ impl Embedded {
             rows,
             writes,
             poisoned,
+            compactor,
         }))
     }
+}
+
+/// Opens or creates the database, with the keyspaces of the log and of all other rows.
+fn open_database(path: &Path, cache_bytes: u64) -> fjall::Result<(Database, [Keyspace; 2])> {
+    let database = Database::builder(path)
+        .cache_size(cache_bytes)
+        .max_cached_files(Some(crate::model::limits::STORE_FILES_OPEN_MAX))
+        .max_journaling_size(JOURNAL_BYTES_MAX)
+        .manual_journal_persist(true)
+        .open()?;
+    let log = database.keyspace("log", KeyspaceCreateOptions::default)?;
+    let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
+    Ok((database, [log, rows]))
 }
 
 impl Fjall {
@@ -178,6 +190,10 @@ impl Cells for Fjall {
             .await
     }
 
+    async fn erased(&self) -> Result<()> {
+        self.compactor.request().await
+    }
+
     fn measure(&self) {
         metrics::gauge!("chat_store_journal_bytes")
             .set(self.database.journal_disk_space().unwrap_or_default() as f64);
@@ -193,7 +209,9 @@ impl Cells for Fjall {
     }
 
     async fn close(&self) -> Result<()> {
-        self.command("close", |done| Command::Close { done }).await
+        let closed = self.command("close", |done| Command::Close { done }).await;
+        self.compactor.stop().await;
+        closed
     }
 }
 
@@ -220,6 +238,29 @@ struct Writer {
     log: Keyspace,
     rows: Keyspace,
     poisoned: Arc<OnceLock<String>>,
+    erased: RefCell<Erased>,
+}
+
+/// The conversations with rows that were erased since the start. Their rows are compared with the stored ones, because
+/// a late write must not bring back what was erased. No write of an earlier process can come late.
+#[derive(Default)]
+struct Erased(HashSet<Vec<u8>>);
+
+impl Erased {
+    /// Returns the part of a key that names the conversation.
+    fn conversation(key: &[u8]) -> &[u8] {
+        key.get(1..17).unwrap_or_default()
+    }
+
+    fn add(&mut self, key: &[u8]) {
+        if self.0.len() < ERASED_CONVERSATIONS_MAX {
+            self.0.insert(Self::conversation(key).to_vec());
+        }
+    }
+
+    fn may_contain(&self, key: &[u8]) -> bool {
+        self.0.len() >= ERASED_CONVERSATIONS_MAX || self.0.contains(Self::conversation(key))
+    }
 }
 
 impl Writer {
@@ -273,6 +314,18 @@ impl Writer {
         })
     }
 
+    /// Whether a cell must be compared with the stored one.
+    fn is_compared(&self, cell: &Cell) -> bool {
+        if !immutable(&cell.key) {
+            return true;
+        }
+        if cell.timestamp > 0 {
+            self.erased.borrow_mut().add(&cell.key);
+            return true;
+        }
+        cell.key.first() == Some(&LOG) && self.erased.borrow().may_contain(&cell.key)
+    }
+
     fn keyspace(&self, key: &[u8]) -> &Keyspace {
         if key.first() == Some(&LOG) {
             &self.log
@@ -286,8 +339,8 @@ impl Writer {
 struct Group<'a> {
     writer: &'a Writer,
     batch: fjall::OwnedWriteBatch,
-    /// Timestamps that this batch writes. The database does not return them before the commit.
-    newer: HashMap<Vec<u8>, u64>,
+    /// Values that this batch writes. The database does not return them before the commit.
+    newer: HashMap<Vec<u8>, UserValue>,
     /// Whether a command must be durable before it is answered.
     sync: bool,
     rows: u64,
@@ -359,7 +412,7 @@ impl<'a> Group<'a> {
     }
 
     fn swap(&mut self, expected: Option<u64>, cell: Cell) -> fjall::Result<bool> {
-        if self.stored(&cell.key)? != expected {
+        if self.stored(&cell.key)?.map(|value| timestamp(&value)) != expected {
             return Ok(false);
         }
         self.put(cell)?;
@@ -367,33 +420,36 @@ impl<'a> Group<'a> {
     }
 
     fn put(&mut self, cell: Cell) -> fjall::Result<()> {
-        if !immutable(&cell.key) {
-            if self
-                .stored(&cell.key)?
-                .is_some_and(|stored| stored > cell.timestamp)
-            {
-                return Ok(());
-            }
-            self.newer.insert(cell.key.clone(), cell.timestamp);
-        }
         let mut value = Vec::with_capacity(8 + cell.value.len());
         value.extend_from_slice(&cell.timestamp.to_be_bytes());
         value.extend_from_slice(&cell.value);
-        self.batch
-            .insert(self.writer.keyspace(&cell.key), cell.key, value);
+        let keyspace = self.writer.keyspace(&cell.key);
+        if !self.writer.is_compared(&cell) {
+            self.batch.insert(keyspace, cell.key, value);
+            return Ok(());
+        }
+        // The timestamp comes first, so this compares it, and the content only if the timestamps are equal.
+        if self
+            .stored(&cell.key)?
+            .is_some_and(|stored| *stored > *value)
+        {
+            return Ok(());
+        }
+        let value = UserValue::from(value);
+        self.newer.insert(cell.key.clone(), value.clone());
+        self.batch.insert(keyspace, cell.key, value);
         Ok(())
     }
 
-    /// Returns the timestamp of the newest cell of this key, here or in the database.
-    fn stored(&self, key: &[u8]) -> fjall::Result<Option<u64>> {
-        if let Some(&timestamp) = self.newer.get(key) {
-            return Ok(Some(timestamp));
+    /// Returns the newest value of this key, here or in the database.
+    fn stored(&self, key: &[u8]) -> fjall::Result<Option<UserValue>> {
+        if let Some(value) = self.newer.get(key) {
+            return Ok(Some(value.clone()));
         }
         if cfg!(test) && broken(Mutation::Read) {
             return Err(std::io::Error::other("no more files").into());
         }
-        let stored = self.writer.keyspace(key).get(key)?;
-        Ok(stored.map(|value| timestamp(&value)))
+        self.writer.keyspace(key).get(key)
     }
 
     /// Writes the batch and answers all commands.
@@ -444,6 +500,7 @@ mod tests {
             log: log.clone(),
             rows: rows.clone(),
             poisoned: poisoned.clone(),
+            erased: RefCell::default(),
         };
         (writer, store)
     }
@@ -454,6 +511,14 @@ mod tests {
             timestamp,
             value: Vec::new(),
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn it_keeps_the_promises_of_stores() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Embedded::open(folder.path(), 1 << 20).unwrap();
+        crate::store::conformance::check(&store).await.unwrap();
+        store.0.close().await.unwrap();
     }
 
     #[tokio::test]

@@ -9,16 +9,18 @@ mod cells;
 pub mod conformance;
 pub mod embedded;
 mod public;
+mod reactors;
 mod rows;
 pub mod simulated;
 
 use async_trait::async_trait;
 pub use rows::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxRow, InboxSummary, InboxWrite, LogRow,
-    Mark, ParticipantRow, PublicPage, PublicRow, RingRow, Row, SendRow, Tail,
+    Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
+    InboxRow, InboxSummary, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage,
+    PublicRow, ReactorRow, ReactorsPage, RingRow, Row, SendRow, Tail,
 };
 
-use crate::model::{ClientId, ConversationId, Entry, GatewayId, Kind, Millis, Seq, UserId};
+use crate::model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -57,13 +59,75 @@ pub trait Store: Send + Sync + 'static {
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>>;
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail>;
 
-    /// Returns the rows from `from` to `to` inclusive, with the highest epoch at each seq, oldest first.
-    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>>;
+    /// Returns the entries from `from` to `to` inclusive with their states. It is one read of at most two partitions.
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage>;
 
     /// Records that everything up to `seq` is committed and applied. The value only increases.
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()>;
+
+    /// Writes rows of the log of changes, and `activity` if given. Durable when it returns.
+    async fn append_changes(
+        &self,
+        conversation: ConversationId,
+        rows: &[ChangeRow],
+        activity: Option<Activity>,
+    ) -> Result<()>;
+
+    /// Writes rows like `append_changes`, but atomically, as `settle` does.
+    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()>;
+
+    /// Returns the rows of the newest `revs` positions of the log of changes, of all epochs, oldest first.
+    async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail>;
+
+    /// Returns the changes from `from` to `to` inclusive, with the highest epoch at each rev, oldest first.
+    async fn changes(
+        &self,
+        conversation: ConversationId,
+        from: Rev,
+        to: Rev,
+    ) -> Result<Vec<ChangeRow>>;
+
+    /// Records that all changes up to `rev` are committed and applied. The value only increases.
+    async fn set_changes_settled(&self, conversation: ConversationId, rev: Rev) -> Result<()>;
+
+    /// Writes the effects of committed changes. Durable when it returns.
+    async fn apply_changes(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        applied: &AppliedChanges,
+    ) -> Result<()>;
+
+    /// Erases the texts of deleted entries: in the rows of all epochs at each seq (rule [epochs]), in copies at other
+    /// seqs that `sends` names (rule [sends]), and in the changes that edited it (rule [edits]). Durable when it returns.
+    async fn erase(&self, conversation: ConversationId, erasures: &[Erasure]) -> Result<()>;
+
+    /// Returns at most `limit` users who reacted to an entry, of one emoji or of all, after the position `after`, in the
+    /// store's own order.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] never because of `after`: a position that is none reads from the start.
+    async fn reactors(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        seq: Seq,
+        emoji: Option<&str>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ReactorsPage>;
+
+    /// Returns the reactions of one user to the entries from `from` to `to` inclusive, each with whether it is on. The owner
+    /// bounds their number for each entry.
+    async fn reactions_of(
+        &self,
+        conversation: ConversationId,
+        user: &UserId,
+        from: Seq,
+        to: Seq,
+    ) -> Result<Vec<(Seq, String, bool)>>;
 
     /// Returns the rows of this client id, one for each epoch that wrote it in the last seven days.
     async fn sends(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    ConversationId, Details, Entry, Epoch, GatewayId, Kind, LEVEL_MAX, Last, Level, Millis,
-    Participant, Seq, UserId,
+    Change, ClientId, ConversationId, DeletedSeqs, Details, Entry, EntryState, Epoch, GatewayId,
+    Kind, LEVEL_MAX, Last, Level, Millis, Participant, Rev, Seq, UserId,
 };
 
 /// A position of a log as one owner wrote it. The key is conversation, position, epoch.
@@ -30,6 +30,77 @@ impl<T> Clone for Row<T> {
 
 /// A row of the log of messages. Its position is the seq.
 pub type LogRow = Row<Entry>;
+
+/// A row of the log of changes. Its position is the rev.
+pub type ChangeRow = Row<Change>;
+
+/// The entries that a page is made of, with the changes of their content and reactions.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LogPage {
+    /// The row with the highest epoch at each seq, oldest first.
+    pub rows: Vec<LogRow>,
+    /// The states of those entries that changed, oldest first.
+    pub states: Vec<(Seq, EntryState)>,
+}
+
+/// The end of the log of entries, which a takeover reads.
+#[derive(PartialEq, Eq, Debug)]
+pub struct LogTail {
+    pub tail: Tail<Entry>,
+    /// The states of those entries that changed, oldest first.
+    pub states: Vec<(Seq, EntryState)>,
+    /// Whether the conversation may have changes. If not, its log of changes is empty.
+    pub may_have_changes: bool,
+}
+
+/// The end of the log of changes, which a takeover reads.
+#[derive(PartialEq, Eq, Debug)]
+pub struct ChangesTail {
+    pub tail: Tail<Change>,
+    /// The deleted entries of the conversation as of a rev (rule [x-kept]).
+    pub deleted: (Rev, DeletedSeqs),
+}
+
+/// The effects of committed changes. Each row wins over those of lower revs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AppliedChanges {
+    /// The parts of states that changed.
+    pub states: Vec<(Seq, EntryState)>,
+    pub reactors: Vec<ReactorRow>,
+    pub inbox: Vec<InboxWrite>,
+    /// The deleted entries of the conversation as of a rev.
+    pub deleted: Option<(Rev, DeletedSeqs)>,
+}
+
+/// A user's reaction to an entry. It is stored by entry and by user.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReactorRow {
+    pub seq: Seq,
+    pub emoji: String,
+    pub user: UserId,
+    pub rev: Rev,
+    pub on: bool,
+    pub at: Millis,
+}
+
+/// A page of the users who reacted to an entry.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReactorsPage {
+    pub items: Vec<ReactorRow>,
+    /// The position after which the next page begins. `None` at the end.
+    pub next: Option<String>,
+}
+
+/// A deleted entry whose texts are erased wherever they are stored.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Erasure {
+    pub seq: Seq,
+    /// The entry's sender and client id, by which copies at other seqs are found (rule [sends]).
+    pub sender: UserId,
+    pub client_id: ClientId,
+    /// The revs of its edits (rule [edits]).
+    pub edits: Vec<Rev>,
+}
 
 /// The end of a log, which a takeover reads.
 #[derive(PartialEq, Eq, Debug)]
@@ -73,10 +144,12 @@ pub struct Applied {
 pub struct Mark {
     pub user: UserId,
     pub read_seq: Option<Seq>,
+    /// [`Entry::texts`] of the entry at `read_seq` (rule [read-texts]).
+    pub read_texts: Option<u64>,
     pub delivered_seq: Option<Seq>,
 }
 
-/// The inbox's view of a conversation. The one with the highest `seq` replaces the others completely.
+/// The inbox's view of a conversation. The one with the highest version replaces the others completely.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxSummary {
     pub seq: Seq,
@@ -85,6 +158,21 @@ pub struct InboxSummary {
     pub joined_seq: Seq,
     /// The newest entry. Absent for channels, whose heads are looked up when the inbox is read.
     pub last: Option<Last>,
+    /// How often the content of the newest entry changed. Of two summaries with the same `seq`, the one with more
+    /// changes is newer (rule [face-k]).
+    #[serde(default)]
+    pub changes: u32,
+    /// [`Entry::texts`] of the newest entry.
+    #[serde(default)]
+    pub texts: Option<u64>,
+}
+
+impl InboxSummary {
+    /// Returns the version of the summary. The highest one replaces the others.
+    #[must_use]
+    pub fn version(&self) -> (Seq, u32) {
+        (self.seq, self.changes)
+    }
 }
 
 /// An insert or update of one inbox row. `read_seq` also raises the participant's watermark.
@@ -97,7 +185,34 @@ pub struct InboxWrite {
     #[serde(rename = "face")]
     pub summary: Option<InboxSummary>,
     pub read_seq: Option<Seq>,
+    /// [`Entry::texts`] of the entry at `read_seq`.
+    #[serde(default)]
+    pub read_texts: Option<u64>,
     pub left_seq: Option<Seq>,
+    /// The deleted entries as of a rev.
+    #[serde(default)]
+    pub deleted: Option<(Rev, DeletedSeqs)>,
+    /// The newest rev.
+    #[serde(default)]
+    pub rev: Option<Rev>,
+}
+
+impl InboxWrite {
+    /// Returns a write that changes nothing yet.
+    #[must_use]
+    pub fn of(user: UserId, conversation: ConversationId, kind: Kind) -> Self {
+        Self {
+            user,
+            conversation,
+            kind,
+            summary: None,
+            read_seq: None,
+            read_texts: None,
+            left_seq: None,
+            deleted: None,
+            rev: None,
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -107,7 +222,16 @@ pub struct InboxRow {
     #[serde(rename = "face")]
     pub summary: Option<InboxSummary>,
     pub read_seq: Seq,
+    /// [`Entry::texts`] of the entry at `read_seq`.
+    #[serde(default)]
+    pub read_texts: Option<u64>,
     pub left_seq: Option<Seq>,
+    /// The deleted entries as of a rev.
+    #[serde(default)]
+    pub deleted: (Rev, DeletedSeqs),
+    /// The newest rev.
+    #[serde(default)]
+    pub rev: Rev,
 }
 
 impl InboxRow {
@@ -117,27 +241,49 @@ impl InboxRow {
             conversation,
             summary: None,
             read_seq: 0,
+            read_texts: None,
             left_seq: None,
+            deleted: (0, DeletedSeqs::default()),
+            rev: 0,
         }
     }
 
     /// Applies a write to the row, by the rules of the store.
-    pub fn merge(
-        &mut self,
-        summary: Option<InboxSummary>,
-        read_seq: Option<Seq>,
-        left_seq: Option<Seq>,
-    ) {
-        if let Some(summary) = summary
+    pub fn merge(&mut self, write: &InboxWrite) {
+        if let Some(summary) = &write.summary
             && self
                 .summary
                 .as_ref()
-                .is_none_or(|mine| mine.seq <= summary.seq)
+                .is_none_or(|mine| mine.version() <= summary.version())
         {
-            self.summary = Some(summary);
+            self.summary = Some(summary.clone());
         }
-        self.read_seq = self.read_seq.max(read_seq.unwrap_or_default());
-        self.left_seq = self.left_seq.max(left_seq);
+        if let Some(seq) = write.read_seq
+            && seq >= self.read_seq
+        {
+            let before = self.read_texts.filter(|_| seq == self.read_seq);
+            self.read_texts = write.read_texts.or(before);
+            self.read_seq = seq;
+        }
+        self.left_seq = self.left_seq.max(write.left_seq);
+        if let Some((rev, deleted)) = &write.deleted
+            && *rev > self.deleted.0
+        {
+            self.deleted = (*rev, deleted.clone());
+        }
+        self.rev = self.rev.max(write.rev.unwrap_or_default());
+    }
+
+    /// Returns the number of people's messages that the user has not read, given the newest entry. Deleted ones do not
+    /// count.
+    #[must_use]
+    pub fn unread(&self, joined_seq: Seq, last_seq: Seq, last_texts: u64, deleted: &[Seq]) -> u64 {
+        let read_seq = self.read_seq.max(joined_seq);
+        let texts = self.read_texts.filter(|_| self.read_seq == read_seq);
+        let is_unread = |seq: &&Seq| **seq > read_seq && **seq <= last_seq;
+        let gone = deleted.iter().filter(is_unread).count() as u64;
+        let since = last_texts.saturating_sub(texts.unwrap_or(read_seq));
+        since.saturating_sub(gone)
     }
 }
 

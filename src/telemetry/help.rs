@@ -43,6 +43,10 @@ pub(super) const COUNTERS: &[Help] = &[
         "Conversations that left memory to make room for others",
     ),
     (
+        "chat_changes_committed_total",
+        "Edits, deletions and reactions that were acknowledged",
+    ),
+    (
         "chat_entries_committed_total",
         "Entries committed in all conversations",
     ),

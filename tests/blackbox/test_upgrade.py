@@ -5,6 +5,7 @@ import tarfile
 
 import pytest
 
+from changes import all_ok, delete, edit, entry, react, sends
 from support import UNLIMITED
 from test_messages import refused
 
@@ -17,7 +18,7 @@ async def test_a_directory_of_the_first_build_opens_and_works(start, tmp_path):
         archive.extractall(tmp_path, filter="data")
     found = json.loads((tmp_path / "found.json").read_text())
     gateway = start(str(tmp_path), **UNLIMITED)
-    assert gateway.metrics()["chat_cluster_level"] == 1, "the level rises by itself"
+    assert gateway.metrics()["chat_cluster_level"] == 2, "the level rises by itself"
     for restarts in range(2):
         alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
         if restarts == 0:
@@ -38,3 +39,38 @@ async def test_a_directory_of_the_first_build_opens_and_works(start, tmp_path):
             gateway = start(str(tmp_path), **UNLIMITED)
         for client in (alice, bob, carol):
             await client.close()
+
+
+@pytest.mark.embedded
+async def test_messages_of_the_first_build_can_change(start, tmp_path):
+    """Its rows do not say how many messages of people are before them: each entry counts as one."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    found = json.loads((tmp_path / "found.json").read_text())
+    gateway = start(str(tmp_path), **UNLIMITED)
+    dm, group = found["dm"], found["group"]
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    assert await edit(alice, dm, 1, "edited after the upgrade") == 1
+    assert await react(bob, dm, 40, "👍") == 2
+    assert (await entry(bob, dm, 1))["body"] == "edited after the upgrade"
+    assert (await bob.inbox(dm))["unread"] == 10
+    assert await delete(alice, dm, 40, 35, 2) == 3
+    item = await bob.inbox(dm)
+    assert (item["unread"], item["last_message"]["preview"], item["last_message"]["deleted"]) == (8, "", True)
+    assert await edit(alice, group, 2, "a dog") == 1
+    assert not (await entry(bob, group, 2)).get("attachments")
+    for kill in (False, True):
+        for client in (alice, bob):
+            await client.close()
+        gateway.kill() if kill else gateway.stop()
+        gateway = start(str(tmp_path), **UNLIMITED)
+        alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+        details = await bob.ask("conversation", conversation=dm)
+        assert (details["message_count"], details["head"], details["rev"]) == (37, 40, 3)
+        assert (await bob.inbox(dm))["unread"] == 8
+        assert [("deleted" in await entry(bob, dm, seq)) for seq in (2, 35, 40, 1)] == [True, True, True, False]
+    await bob.ask("read", conversation=dm, seq=40)
+    await all_ok(alice, sends(dm, "one more"))
+    assert (await bob.inbox(dm))["unread"] == 1
+    for client in (alice, bob):
+        await client.close()

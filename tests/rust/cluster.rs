@@ -6,11 +6,14 @@
 //! 2. histories are prefixes of one sequence, without gaps;
 //! 3. no client id is in the log twice;
 //! 4. at a quiet point every connected user has every message, without another message and without a reconnect;
-//! 5. at a quiet point every inbox agrees with the log, and what each home remembers agrees with the inbox.
+//! 5. at a quiet point every inbox agrees with the log, and what each home remembers agrees with the inbox;
+//! 6. edits, deletions and reactions are in the log of changes as `simulation.rs` says, and at a quiet point every
+//!    connected user shows each message as it is stored, and every inbox has the right rev, preview and unread count.
 //!
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
 
+mod changed;
 mod quiet;
 mod world;
 
@@ -19,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use changed::check_changes;
 use chat_gateway::{
     chat::{Creation, LogRange, Operation, Outcome},
     clock::simulate as simulate_clock,
@@ -39,33 +43,52 @@ use tokio::{
     time::{Instant, sleep},
 };
 use uuid::Uuid;
-use world::{Device, USERS, World, create, spawn, user};
+use world::{ClientRule, Device, USERS, World, create, spawn, user};
 
 /// Quiet points of one run.
 const ROUNDS: usize = 3;
 
-/// Runs one seed. Returns the findings and the number of acknowledged messages.
-async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
-    let world = World::new(seed, Faults::BAD_DAY, evicting);
+/// The rule that is broken on purpose, if any, which the checker must find.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Kept,
+    /// Messages do not change, so that the seeds stay which find it.
+    Broken(Mutation),
+    BrokenWithChanges(Mutation),
+    OfClients(ClientRule),
+}
+
+/// Runs one seed. Returns the findings and the numbers of acknowledged messages and changes.
+async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
+    let evicting = matches!(rules, Rules::Kept | Rules::BrokenWithChanges(_));
+    let changing = !matches!(rules, Rules::Broken(_));
+    let broken = match rules {
+        Rules::OfClients(rule) => Some(rule),
+        _ => None,
+    };
+    let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken);
     for _ in 0..3 {
         world.start();
     }
     create(&world).await;
-    let devices: Vec<Arc<Device>> = (0..USERS)
-        .map(|user| {
-            Arc::new(Device {
-                user,
-                got: Mutex::default(),
-                connected: Mutex::default(),
-                reconnect: Notify::new(),
-            })
+    let device = |user| {
+        Arc::new(Device {
+            user,
+            got: Mutex::default(),
+            held: Mutex::default(),
+            connected: Mutex::default(),
+            reconnect: Notify::new(),
         })
-        .collect();
+    };
+    let devices: Vec<Arc<Device>> = (0..USERS).map(device).collect();
     for device in &devices {
         spawn(device.clone().live(world.clone()));
     }
     for sender in 0..USERS {
         spawn(world.clone().send(sender));
+        if changing {
+            spawn(world.clone().change(sender));
+        }
     }
     spawn(world.clone().churn());
     spawn(world.clone().visit());
@@ -83,14 +106,18 @@ async fn run(seed: u64, evicting: bool) -> (Vec<String>, usize) {
         check_quiet(&world, &devices, round).await;
         check_places(&world, round).await;
         check_secrets(&world).await;
+        if changing {
+            check_changes(&world, &devices, round).await;
+        }
         if !world.checker.lock().unwrap().findings.is_empty() {
             break;
         }
     }
     let messages = *world.messages.lock().unwrap();
+    let changes = *world.changes.lock().unwrap();
     (
         std::mem::take(&mut world.checker.lock().unwrap().findings),
-        messages,
+        (messages, changes),
     )
 }
 
@@ -126,15 +153,18 @@ fn paused<T>(seed: u64, run: impl Future<Output = T>) -> T {
     })
 }
 
-fn simulate(seed: u64, broken: Option<Mutation>) -> (Vec<String>, usize) {
+fn simulate(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
     if std::env::var("SIM_LOG").is_ok() {
         let _ = tracing_subscriber::fmt()
             .with_env_filter("trace")
             .with_ansi(false)
             .try_init();
     }
-    break_rule(broken);
-    let found = paused(seed, run(seed, broken.is_none()));
+    break_rule(match rules {
+        Rules::Broken(mutation) | Rules::BrokenWithChanges(mutation) => Some(mutation),
+        Rules::Kept | Rules::OfClients(_) => None,
+    });
+    let found = paused(seed, run(seed, rules));
     break_rule(None);
     found
 }
@@ -148,13 +178,14 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn a_cluster_loses_and_duplicates_nothing() {
     let (from, seeds) = (setting("CLUSTER_FROM", 0), setting("CLUSTER_SEEDS", 300));
-    let mut messages = 0;
+    let (mut messages, mut changes) = (0, 0);
     for seed in from..from + seeds {
-        let (findings, sent) = simulate(seed, None);
+        let (findings, (sent, changed)) = simulate(seed, Rules::Kept);
         messages += sent;
+        changes += changed;
         assert!(findings.is_empty(), "seed {seed}: {findings:#?}");
     }
-    println!("{seeds} seeds, {messages} messages acknowledged");
+    println!("{seeds} seeds, {messages} messages and {changes} changes acknowledged");
     assert!(
         messages as u64 > seeds * 20,
         "too few messages were acknowledged: {messages}"
@@ -178,11 +209,38 @@ fn each_broken_rule_of_the_cluster_is_found() {
     ] {
         let from = setting("CLUSTER_FROM", near);
         let found = (from..from + setting("CLUSTER_SEEDS", 2_000)).find_map(|seed| {
-            let (findings, _) = simulate(seed, Some(broken));
+            let (findings, _) = simulate(seed, Rules::Broken(broken));
             findings.into_iter().next().map(|finding| (seed, finding))
         });
         println!("broken rule {broken:?}: {found:?}");
         assert!(found.is_some(), "no seed finds the broken rule {broken:?}");
+    }
+}
+
+#[test]
+fn each_broken_rule_of_changes_is_found() {
+    let rules = [
+        Rules::OfClients(ClientRule::Gap),
+        Rules::OfClients(ClientRule::PageRev),
+        Rules::OfClients(ClientRule::Resume),
+        Rules::BrokenWithChanges(Mutation::InboxCorrection),
+        Rules::BrokenWithChanges(Mutation::ReadTexts),
+        Rules::BrokenWithChanges(Mutation::ChangePublish),
+        Rules::BrokenWithChanges(Mutation::Subscribe),
+    ];
+    for rules in rules {
+        let name = match rules {
+            Rules::OfClients(rule) => format!("{rule:?}"),
+            Rules::Broken(rule) | Rules::BrokenWithChanges(rule) => format!("{rule:?}"),
+            Rules::Kept => unreachable!(),
+        };
+        let from = setting("CLUSTER_FROM", 0);
+        let found = (from..from + setting("CLUSTER_SEEDS", 500)).find_map(|seed| {
+            let (findings, _) = simulate(seed, rules);
+            findings.into_iter().next().map(|finding| (seed, finding))
+        });
+        println!("broken rule {name}: {found:?}");
+        assert!(found.is_some(), "no seed finds the broken rule {name}");
     }
 }
 
@@ -209,7 +267,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
 
 /// A world with this many gateways, without faults, in which the conversations are created.
 async fn gateways(number: usize) -> Arc<World> {
-    let world = World::new(1, Faults::NONE, false);
+    let world = World::new(1, Faults::NONE, false, false, None);
     for _ in 0..number {
         world.start();
     }
@@ -225,9 +283,6 @@ async fn long_inbox() {
     const ROWS: u128 = 30_000;
     let world = gateways(2).await;
     let row = |number: u128| InboxWrite {
-        user: user(3),
-        conversation: ConversationId(Uuid::from_u128(number)),
-        kind: Kind::Group,
         summary: Some(InboxSummary {
             seq: 7,
             kind: Kind::Group,
@@ -240,10 +295,16 @@ async fn long_inbox() {
                 sender: user(0),
                 kind: EntryKind::Text,
                 preview: "\u{1f600}".repeat(100),
+                deleted: false,
             }),
+            changes: 0,
+            texts: None,
         }),
-        read_seq: None,
-        left_seq: None,
+        ..InboxWrite::of(
+            user(3),
+            ConversationId(Uuid::from_u128(number)),
+            Kind::Group,
+        )
     };
     let rows = (0..ROWS).map(row).collect();
     world.store.write_inbox(rows).await.unwrap();

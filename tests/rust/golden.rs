@@ -2,7 +2,7 @@
 //! (`client-js/test/golden.test.ts`) read the same file, so neither side can change alone. The SDK writes the requests,
 //! the gateway the replies and events: after an intended change `GOLDEN=write` rewrites a side's own part.
 
-use std::{fmt::Write as _, fs, path::PathBuf};
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
 use chat_gateway::{
     model::{
@@ -10,9 +10,10 @@ use chat_gateway::{
         Role, SystemChange, UserId,
     },
     protocol::{
-        Answer, Codec, Connected, ConversationAnswer, ConversationChange, ConversationEvent,
-        ErrorCode, Event, HistoryPage, InboxItem, Limits, Message, Okay, ParticipantItem,
-        PresenceItem, PublicItem, Refusal, Reply, Sent,
+        Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
+        ConversationEvent, Deleted, ErrorCode, Event, HistoryPage, InboxItem, Item, Limits,
+        Message, Okay, ParticipantItem, PresenceItem, PublicItem, ReactionBy, ReactorItem, Refusal,
+        Reply, Sent,
     },
 };
 use serde::Serialize;
@@ -71,6 +72,11 @@ fn message(seq: u64, system: Option<SystemChange>) -> Message {
         reply_to: None,
         system,
         at: AT,
+        edited_at: None,
+        deleted: None,
+        reactions: BTreeMap::new(),
+        mine: None,
+        rev: 0,
     }
 }
 
@@ -84,6 +90,79 @@ fn full_message() -> Message {
         }],
         reply_to: Some(3),
         ..message(4, None)
+    }
+}
+
+fn reactions() -> BTreeMap<String, u64> {
+    BTreeMap::from([("👍".into(), 3), (":party:".into(), 1)])
+}
+
+fn deleted() -> Deleted {
+    Deleted {
+        by: user("bob"),
+        at: AT,
+    }
+}
+
+fn edited_message() -> Message {
+    Message {
+        body: "See you at 13:00".into(),
+        edited_at: Some(AT),
+        reactions: reactions(),
+        mine: Some(vec!["👍".into()]),
+        rev: 70_000,
+        ..full_message()
+    }
+}
+
+fn deleted_message() -> Message {
+    Message {
+        body: String::new(),
+        deleted: Some(deleted()),
+        rev: 8,
+        ..message(6, None)
+    }
+}
+
+fn item(seq: u64, rev: u64) -> Item {
+    Item {
+        seq,
+        rev,
+        body: None,
+        attachments: None,
+        edited_at: None,
+        deleted: None,
+        reactions: None,
+        by: None,
+        mine: None,
+    }
+}
+
+fn edited_item() -> Item {
+    Item {
+        body: Some("See you at 13:00".into()),
+        attachments: Some(Vec::new()),
+        edited_at: Some(AT),
+        ..item(3, 7)
+    }
+}
+
+fn deleted_item() -> Item {
+    Item {
+        deleted: Some(deleted()),
+        ..item(6, 8)
+    }
+}
+
+fn reacted_item() -> Item {
+    Item {
+        reactions: Some(reactions()),
+        by: Some(ReactionBy {
+            user: user("bob"),
+            emoji: "👍".into(),
+            on: true,
+        }),
+        ..item(4, 9)
     }
 }
 
@@ -124,6 +203,18 @@ fn system_changes() -> Vec<SystemChange> {
     ]
 }
 
+fn last() -> Last {
+    Last {
+        seq: 4,
+        message_id: MESSAGE.parse().unwrap(),
+        at: AT,
+        sender: user("bob"),
+        kind: EntryKind::Text,
+        preview: "See you".into(),
+        deleted: false,
+    }
+}
+
 #[expect(clippy::too_many_lines, reason = "a table: one answer of each kind")]
 fn answers() -> Vec<Answer> {
     let connected = Connected {
@@ -142,6 +233,9 @@ fn answers() -> Vec<Answer> {
             requests_burst: 200,
             watched_users: 500,
             cursors: 5_000,
+            edit_window_s: 900,
+            reactions: 32,
+            delete_seqs: 256,
         },
         time: AT,
     };
@@ -156,13 +250,14 @@ fn answers() -> Vec<Answer> {
         unread: 3,
         joined_seq: 0,
     };
-    let last = Last {
-        seq: 4,
-        message_id: MESSAGE.parse().unwrap(),
-        at: AT,
-        sender: user("bob"),
-        kind: EntryKind::Text,
-        preview: "See you".into(),
+    let gone = InboxItem {
+        rev: 8,
+        unread: 0,
+        ..item(Some(Last {
+            preview: String::new(),
+            deleted: true,
+            ..last()
+        }))
     };
     let present = PresenceItem {
         user: user("bob"),
@@ -178,7 +273,7 @@ fn answers() -> Vec<Answer> {
         Answer::Connected(Box::new(connected)),
         Answer::Refreshed { expires_at: AT },
         Answer::Inbox {
-            items: vec![item(Some(last)), item(None)],
+            items: vec![item(Some(last())), item(None), gone],
             next: Some("1795000000123.7".into()),
         },
         Answer::Created {
@@ -190,6 +285,8 @@ fn answers() -> Vec<Answer> {
             details: details(),
             participant_count: 2,
             message_count: 4,
+            head: 6,
+            rev: 9,
             role: Some(Role::Owner),
         })),
         Answer::Participants {
@@ -205,11 +302,16 @@ fn answers() -> Vec<Answer> {
         Answer::Ok(Okay::default()),
         Answer::Ok(Okay {
             seq: Some(5),
-            head: None,
+            ..Okay::default()
         }),
         Answer::Ok(Okay {
-            seq: None,
             head: Some(5),
+            rev: Some(9),
+            ..Okay::default()
+        }),
+        Answer::Ok(Okay {
+            rev: Some(9),
+            ..Okay::default()
         }),
         Answer::Sent(Sent {
             seq: 5,
@@ -221,6 +323,39 @@ fn answers() -> Vec<Answer> {
             messages: vec![message(3, None), full_message()],
             rev: 0,
             head: 4,
+        }),
+        Answer::History(HistoryPage {
+            messages: vec![message(3, None), edited_message(), deleted_message()],
+            rev: 70_000,
+            head: 6,
+        }),
+        Answer::Reactions {
+            items: vec![ReactorItem {
+                user: user("bob"),
+                emoji: "👍".into(),
+                at: AT,
+            }],
+            next: Some("👍 bob".into()),
+        },
+        Answer::Changes(Changes {
+            after: 6,
+            rev: 9,
+            items: vec![edited_item(), deleted_item(), {
+                let mine = Some(Vec::new());
+                Item {
+                    mine,
+                    ..reacted_item()
+                }
+            }],
+            more: true,
+            reset: false,
+        }),
+        Answer::Changes(Changes {
+            after: 6,
+            rev: 70_000,
+            items: Vec::new(),
+            more: false,
+            reset: true,
         }),
         Answer::Presence {
             items: vec![present, away],
@@ -243,10 +378,43 @@ fn answers() -> Vec<Answer> {
     ]
 }
 
+fn changed_events() -> Vec<Event> {
+    vec![
+        Event::Changed(ChangedEvent {
+            conversation: conversation(),
+            after: 6,
+            rev: 9,
+            items: vec![edited_item(), deleted_item(), reacted_item()],
+        }),
+        Event::Changed(ChangedEvent {
+            conversation: conversation(),
+            after: 9,
+            rev: 10,
+            items: vec![Item {
+                reactions: Some(BTreeMap::new()),
+                ..item(4, 10)
+            }],
+        }),
+        Event::Changed(ChangedEvent::gap(conversation(), 70_000)),
+        Event::Reacted {
+            conversation: conversation(),
+            seq: 4,
+            emoji: "👍".into(),
+            on: true,
+            rev: 9,
+        },
+    ]
+}
+
 fn events() -> Vec<Event> {
     let mut events = vec![
         Event::Message(Box::new(message(3, None))),
         Event::Message(Box::new(full_message())),
+        Event::Message(Box::new(Message {
+            mine: None,
+            ..edited_message()
+        })),
+        Event::Message(Box::new(deleted_message())),
     ];
     events.extend(
         system_changes()
@@ -283,6 +451,9 @@ fn events() -> Vec<Event> {
             conversation: conversation(),
             head: 1_000,
         },
+    ]);
+    events.extend(changed_events());
+    events.extend([
         Event::Reconnect { after_ms: 20_000 },
         Event::Error(Refusal {
             code: ErrorCode::BadRequest,

@@ -3,11 +3,22 @@
 //! sees only what clients see: an acknowledged message stays at its seq, once; every history is a prefix of one
 //! sequence; in the end the participants are those of the log.
 //!
+//! Clients also edit, delete and react, as in `tests/models/model_changes.py`: an acknowledged change is in the log of
+//! changes, once, in the order of time; pages, answers and events show states that the log has, and at least those
+//! acknowledged before. In the end the stored states, reactions and inbox rows are those of the log, unread counts are
+//! those counted by hand, and deleted texts are erased.
+//!
 //! Time is paused and every choice comes from the seed. A failing seed is printed, and `SEEDS=1 FROM=<seed>` replays
 //! it. `SEEDS=2000 cargo test --release --test all simulation` runs more seeds.
 
+mod changing;
+mod checker;
+pub(crate) mod replay;
+mod rows;
+pub(crate) mod seen;
+
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -17,8 +28,8 @@ use std::{
 
 use chat_gateway::{
     chat::{
-        Body, Confirmation, Conversations, Creation, InboxWriter, Lease, LogRange, Operation,
-        Outcome, Publication, Publish, Settings,
+        Audience, Body, Confirmation, Conversations, Creation, Guarantee, InboxWriter, Lease,
+        LogRange, Operation, Outcome, Page, Publication, Publish, RedeliveryGuard, Settings,
     },
     memory::Memory,
     model::{
@@ -26,14 +37,18 @@ use chat_gateway::{
         SystemChange, UserId,
     },
     mutation::{Mutation, break_rule},
-    store::{
-        Store,
-        simulated::{Faults, Simulated},
-    },
+    store::simulated::{Faults, Simulated},
     tasks::Tasks,
 };
+use checker::Checker;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tokio::time::{Instant, sleep, timeout};
+use replay::Replay;
+use rows::Whole;
+use seen::{Seen, Told};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
 use uuid::Uuid;
 
 const CLIENTS: usize = 3;
@@ -43,88 +58,69 @@ const GUESTS: u64 = 4;
 /// Additions and removals of one run.
 const CHANGES: usize = 20;
 
-/// What clients saw, and what was wrong with it.
-#[derive(Default)]
-struct Checker {
-    acknowledged: HashMap<ClientId, Seq>,
-    /// The sequence that every history must be a prefix of.
-    canon: Vec<ClientId>,
-    findings: Vec<String>,
-}
-
-impl Checker {
-    fn acknowledge(&mut self, client: ClientId, seq: Seq) {
-        let first = *self.acknowledged.entry(client).or_insert(seq);
-        if first != seq {
-            self.findings
-                .push(format!("{client} acknowledged at {first} and at {seq}"));
-        }
-    }
-
-    /// Checks the entries from `first` on that a reader or a subscriber saw.
-    fn saw<'a>(&mut self, first: Seq, entries: impl Iterator<Item = &'a Arc<Entry>>) {
-        for (seq, entry) in (first..).zip(entries) {
-            if entry.seq != seq {
-                self.findings
-                    .push(format!("expected {seq}, saw {}", entry.seq));
-                return;
-            }
-            let index = usize::try_from(seq - 1).unwrap();
-            match self.canon.get(index) {
-                Some(known) if *known != entry.client_id => {
-                    self.findings
-                        .push(format!("{seq} was {known}, now {}", entry.client_id));
-                }
-                Some(_) => {}
-                None if index == self.canon.len() => self.canon.push(entry.client_id),
-                // A live entry after a gap is compared once its predecessors have been read.
-                None => {}
-            }
-        }
-    }
-
-    /// Checks the whole log, and the participants that its last owner returned.
-    fn end(&mut self, entries: &[Arc<Entry>], present: &BTreeSet<UserId>) {
-        self.saw(1, entries.iter());
-        let expected = participants_of(entries);
-        if *present != expected {
-            let finding =
-                format!("the owner says that {present:?} are in the group, the log {expected:?}");
-            self.findings.push(finding);
-        }
-        let ids: Vec<ClientId> = entries.iter().map(|e| e.client_id).collect();
-        if ids.iter().collect::<HashSet<_>>().len() != ids.len() {
-            self.findings.push("a client id is in the log twice".into());
-        }
-        for (client, seq) in &self.acknowledged {
-            let at = ids.get(usize::try_from(seq - 1).unwrap());
-            if at != Some(client) {
-                self.findings
-                    .push(format!("{client} acknowledged at {seq}, found {at:?}"));
-            }
-        }
-    }
-}
-
 /// Passes publications, which subscribers see, to the checker.
-struct Watching(Arc<Mutex<Checker>>);
+struct Watching {
+    checker: Arc<Mutex<Checker>>,
+    seen: Arc<Mutex<Seen>>,
+    random: Mutex<StdRng>,
+    tasks: Tasks,
+}
 
 impl Publish for Watching {
     fn publish(&self, publication: Publication) -> Confirmation {
-        if let Body::Entry(entry) = publication.body {
-            self.0
-                .lock()
-                .unwrap()
-                .saw(entry.seq, std::iter::once(&entry));
+        let confirmed = publication.guarantee == Guarantee::Confirmed;
+        match (publication.body, publication.audience) {
+            (Body::Entry(entry), _) => {
+                let mut checker = self.checker.lock().unwrap();
+                checker.saw(entry.seq, std::iter::once(&entry));
+            }
+            (Body::Changed(changed), _) => {
+                let told = Told {
+                    after: changed.after,
+                    rev: publication.at.1,
+                    items: changed.items.clone(),
+                };
+                self.seen.lock().unwrap().told.push(told);
+            }
+            (Body::Reacted(reacted), Audience::User(user)) => {
+                let reacted = (user, reacted.as_ref().clone());
+                self.seen.lock().unwrap().reacted.push(reacted);
+            }
+            _ => {}
         }
-        Confirmation::Immediate
+        self.confirm(confirmed)
+    }
+}
+
+impl Watching {
+    /// Confirms some publications later.
+    fn confirm(&self, confirmed: bool) -> Confirmation {
+        let draw = self.random.lock().unwrap().random_range(0..400);
+        if !confirmed || draw >= 100 {
+            return Confirmation::Immediate;
+        }
+        let (arrived, pending) = oneshot::channel();
+        self.tasks.spawn(async move {
+            sleep(Duration::from_millis(2 * draw)).await;
+            drop(arrived.send(RedeliveryGuard(Arc::new(()))));
+        });
+        Confirmation::Pending(pending)
     }
 }
 
 struct World {
     conversation: ConversationId,
-    store: Arc<dyn Store>,
+    store: Arc<Simulated>,
     checker: Arc<Mutex<Checker>>,
+    seen: Arc<Mutex<Seen>>,
+    /// The acknowledged messages, with their texts and senders.
+    messages: Mutex<Vec<(Seq, String, UserId)>>,
+    /// The longest time between two depositions, in ms. A takeover takes long while the replicas differ.
+    tenure: u64,
+    /// Whether clients change messages.
+    changing: bool,
+    /// Whether most messages are deleted at the end, and nothing is read before.
+    purges: bool,
     /// All owners so far. The newest is the last.
     owners: Mutex<Vec<(Conversations, Lease)>>,
     random: Mutex<StdRng>,
@@ -140,6 +136,17 @@ enum Rules {
     /// A lease that has ended is resumed under its old epoch.
     OldEpoch,
     Broken(Mutation),
+}
+
+impl Rules {
+    /// Whether clients change messages. The rules of the log of messages are found sooner without that.
+    fn with_changes(self) -> bool {
+        match self {
+            Self::Kept => true,
+            Self::OldEpoch => false,
+            Self::Broken(mutation) => !BROKEN_RULES_OF_THE_LOG.contains(&mutation),
+        }
+    }
 }
 
 impl World {
@@ -158,12 +165,24 @@ impl World {
             open_max: 10,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
+        };
+        let inbox = Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64)));
+        let flushing = inbox.clone();
+        tasks.spawn(async move { flushing.run().await });
+        let watching = Watching {
+            checker: self.checker.clone(),
+            seen: self.seen.clone(),
+            random: Mutex::new(StdRng::seed_from_u64(self.random(u64::MAX - 1))),
+            tasks: tasks.clone(),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(owners.len() as u128 + 1)),
             self.store.clone(),
-            Arc::new(Watching(self.checker.clone())),
-            Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64))),
+            Arc::new(watching),
+            inbox,
             lease.clone(),
             settings,
             tasks.clone(),
@@ -184,32 +203,41 @@ impl World {
 
     async fn client(self: Arc<Self>, name: usize) {
         let sender = user(name);
-        for _ in 0..MESSAGES_EACH {
-            let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
-            let mut retry = false;
-            loop {
-                let content = Content::text("x");
-                let draft = Draft {
-                    sender: sender.clone(),
-                    client_id,
-                    content,
-                    at: None,
-                    retry,
-                };
-                retry = true;
-                if let Ok(sent) = self.some_owner().send(self.conversation, draft).await {
-                    self.checker
-                        .lock()
-                        .unwrap()
-                        .acknowledge(client_id, sent.seq);
-                    break;
-                }
-                sleep(Duration::from_millis(5 + self.random(60))).await;
-                if self.random(19) == 0 {
-                    break; // The client gives up.
-                }
-            }
+        let more = if self.purges { MESSAGES_EACH / 4 } else { 0 };
+        for _ in 0..MESSAGES_EACH + more {
+            self.say(&sender).await;
             sleep(Duration::from_millis(self.random(80))).await;
+        }
+    }
+
+    /// Sends a message, and repeats it until it is acknowledged or given up.
+    async fn say(&self, sender: &UserId) {
+        let client_id = ClientId(Uuid::from_u128(self.random.lock().unwrap().random()));
+        let text = self.marker();
+        let mut retry = false;
+        loop {
+            let content = Content::text(&text);
+            let draft = Draft {
+                sender: sender.clone(),
+                client_id,
+                content,
+                at: None,
+                retry,
+            };
+            retry = true;
+            if let Ok(sent) = self.some_owner().send(self.conversation, draft).await {
+                self.checker
+                    .lock()
+                    .unwrap()
+                    .acknowledge(client_id, sent.seq);
+                let message = (sent.seq, text, sender.clone());
+                self.messages.lock().unwrap().push(message);
+                break;
+            }
+            sleep(Duration::from_millis(5 + self.random(60))).await;
+            if self.random(19) == 0 {
+                break; // The client gives up.
+            }
         }
     }
 
@@ -231,8 +259,10 @@ impl World {
     async fn reader(self: Arc<Self>) {
         loop {
             let owner = self.some_owner();
-            if let Some(entries) = history(&owner, self.conversation).await {
-                self.checker.lock().unwrap().saw(1, entries.iter());
+            let floor = self.seen.lock().unwrap().newest;
+            if let Ok(page) = history(&owner, self.conversation).await {
+                self.checker.lock().unwrap().saw(1, page.entries.iter());
+                self.seen.lock().unwrap().page(floor, &page);
             }
             sleep(Duration::from_millis(10 + self.random(90))).await;
         }
@@ -242,7 +272,7 @@ impl World {
     /// gateway.
     async fn ring(self: Arc<Self>, tasks: Tasks) {
         loop {
-            sleep(Duration::from_millis(20 + self.random(380))).await;
+            sleep(Duration::from_millis(20 + self.random(self.tenure))).await;
             let ends = Instant::now() + Duration::from_millis(self.random(120));
             self.owners.lock().unwrap().last().unwrap().1.end_at(ends);
             sleep(ends - Instant::now() + Duration::from_millis(1)).await;
@@ -266,14 +296,14 @@ fn user(name: usize) -> UserId {
     UserId::new(&format!("client-{name}")).unwrap()
 }
 
-async fn history(owner: &Conversations, conversation: ConversationId) -> Option<Vec<Arc<Entry>>> {
+async fn history(owner: &Conversations, conversation: ConversationId) -> Result<Page, String> {
     let operation = Operation::History {
         range: LogRange::After(0),
         limit: 1000,
     };
     match owner.ask(conversation, user(0), operation).await {
-        Ok(Outcome::History(page)) => Some(page.entries),
-        _ => None,
+        Ok(Outcome::History(page)) => Ok(page),
+        other => Err(format!("{other:?}")),
     }
 }
 
@@ -309,10 +339,20 @@ fn participants_of(entries: &[Arc<Entry>]) -> BTreeSet<UserId> {
 }
 
 async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
+    let changing = rules.with_changes();
     let world = Arc::new(World {
         conversation: ConversationId(Uuid::from_u128(0x4000_8000_0000_0000_0000_0000)),
         store: Arc::new(Simulated::new(seed, Faults::BAD_DAY)),
         checker: Arc::default(),
+        seen: Arc::default(),
+        messages: Mutex::default(),
+        tenure: if changing {
+            [1_000, 1_500, 2_000, 3_000][seed as usize % 4]
+        } else {
+            380
+        },
+        changing,
+        purges: changing && seed % 8 == 7,
         owners: Mutex::default(),
         random: Mutex::new(StdRng::seed_from_u64(seed)),
         epoch: AtomicU64::new(0),
@@ -321,27 +361,58 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     let tasks = Tasks::default();
     world.new_owner(&tasks);
     create(&world).await;
-    let ring = tasks.spawn(world.clone().ring(tasks.clone()));
-    let reader = tasks.spawn(world.clone().reader());
+    let background = [
+        tasks.spawn(world.clone().ring(tasks.clone())),
+        tasks.spawn(world.clone().reader()),
+        tasks.spawn(world.clone().look()),
+    ];
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|c| tasks.spawn(world.clone().client(c)))
         .collect();
     clients.push(tasks.spawn(world.clone().host()));
+    let devices = World::devices().into_iter().filter(|_| changing);
+    clients.extend(devices.map(|device| tasks.spawn(world.clone().change(device))));
     for client in clients {
         client.await.unwrap();
     }
-    ring.abort();
-    reader.abort();
-    let whole = end(&world, &tasks).await;
+    if world.purges {
+        world.purge().await;
+    }
+    if changing {
+        world.say(&user(0)).await;
+        world.change_newest().await;
+    }
+    background.iter().for_each(|task| task.abort());
+    let findings = check(&world, &tasks).await;
+    let acknowledged = world.checker.lock().unwrap().acknowledged.len();
+    (findings, acknowledged)
+}
+
+/// Compares everything that clients saw with what a last owner and the store have.
+async fn check(world: &World, tasks: &Tasks) -> Vec<String> {
     let mut checker = std::mem::take(&mut *world.checker.lock().unwrap());
-    let Some((entries, present)) = whole else {
-        checker
-            .findings
-            .push("the last owner did not serve within 60 s".into());
-        return (checker.findings, 0);
+    let (whole, present) = match end(world, tasks).await {
+        Ok(whole) => whole,
+        Err(error) => {
+            let finding = format!("the last owner does not serve: {error}");
+            checker.findings.push(finding);
+            return checker.findings;
+        }
     };
-    checker.end(&entries, &present);
-    (checker.findings, checker.acknowledged.len())
+    checker.end(&whole.entries, &present);
+    let replayed = {
+        let mut seen = world.seen.lock().unwrap();
+        let mut replay = Replay::of(&whole.changes, &whole.entries);
+        replay.check(&seen);
+        checker.findings.append(&mut seen.findings);
+        checker.findings.append(&mut replay.findings);
+        replay
+    };
+    checker
+        .findings
+        .extend(world.check_stored(&whole, &replayed).await);
+    world.checker.lock().unwrap().acknowledged = checker.acknowledged;
+    checker.findings
 }
 
 /// Creates the group.
@@ -365,8 +436,10 @@ async fn create(world: &World) {
     }
 }
 
-/// Reads the whole log and the participants from a last owner. `None` if it does not serve within 60 s.
-async fn end(world: &World, tasks: &Tasks) -> Option<(Vec<Arc<Entry>>, BTreeSet<UserId>)> {
+/// Reads everything from a last owner, when nothing is in progress any more. It has 60 s to begin.
+async fn end(world: &World, tasks: &Tasks) -> Result<(Whole, BTreeSet<UserId>), String> {
+    /// Late writes land, and queued inbox rows are written.
+    const QUIET: Duration = Duration::from_secs(6);
     world
         .owners
         .lock()
@@ -377,16 +450,20 @@ async fn end(world: &World, tasks: &Tasks) -> Option<(Vec<Arc<Entry>>, BTreeSet<
         .end_at(Instant::now());
     world.new_owner(tasks);
     let last = world.owners.lock().unwrap().last().unwrap().0.clone();
-    let whole = timeout(Duration::from_secs(60), async {
-        loop {
-            if let Some(entries) = history(&last, world.conversation).await
-                && let Some(present) = participants(&last, world.conversation).await
-            {
-                break (entries, present);
-            }
-        }
+    let begins = timeout(Duration::from_secs(60), async {
+        while history(&last, world.conversation).await.is_err() {}
     });
-    whole.await.ok()
+    drop(begins.await);
+    world.store.set_faults(Faults::NONE);
+    sleep(QUIET).await;
+    let whole = world.whole(&last).await?;
+    let present = participants(&last, world.conversation).await;
+    Ok((whole, present.ok_or("no participants")?))
+}
+
+/// A number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
@@ -400,6 +477,12 @@ fn simulate(seed: u64, rules: Rules) -> (Vec<String>, usize) {
 }
 
 fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
+    if std::env::var("SIM_LOG").is_ok() {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter("trace")
+            .with_ansi(false)
+            .try_init();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -408,14 +491,46 @@ fn simulate_as_is(seed: u64, rules: Rules) -> (Vec<String>, usize) {
     runtime.block_on(run(seed, rules))
 }
 
+const BROKEN_RULES_OF_THE_LOG: [Mutation; 4] = [
+    Mutation::Lease,
+    Mutation::Epoch,
+    Mutation::Settle,
+    Mutation::Apply,
+];
+
+#[test]
+fn each_broken_rule_of_changes_is_found() {
+    let mut not_found = Vec::new();
+    for broken in [
+        Mutation::ChangeSettle,
+        Mutation::ChangeEpoch,
+        Mutation::ChangeEffects,
+        Mutation::ChangeReapply,
+        Mutation::ChangeApplied,
+        Mutation::ChangeCache,
+        Mutation::BaseRev,
+        Mutation::Erase,
+        Mutation::InboxCorrection,
+        Mutation::ReadTexts,
+        Mutation::DeletedSeqs,
+        Mutation::DeletedKept,
+    ] {
+        let first = setting("FROM").unwrap_or(0);
+        let found = (first..first + setting("SEEDS").unwrap_or(200)).find_map(|seed| {
+            let (findings, _) = simulate(seed, Rules::Broken(broken));
+            findings.into_iter().next().map(|finding| (seed, finding))
+        });
+        println!("broken rule {broken:?}: found at seed {found:?}");
+        if found.is_none() {
+            not_found.push(broken);
+        }
+    }
+    assert!(not_found.is_empty(), "no seed finds {not_found:?}");
+}
+
 #[test]
 fn each_broken_rule_of_the_log_is_found() {
-    for broken in [
-        Mutation::Lease,
-        Mutation::Epoch,
-        Mutation::Settle,
-        Mutation::Apply,
-    ] {
+    for broken in BROKEN_RULES_OF_THE_LOG {
         let found = (0..1_000).find(|&seed| !simulate(seed, Rules::Broken(broken)).0.is_empty());
         println!("broken rule {broken:?}: found at seed {found:?}");
         assert!(found.is_some(), "no seed finds the broken rule {broken:?}");
@@ -431,18 +546,18 @@ fn a_lease_resumed_under_its_old_epoch_is_found() {
 
 #[test]
 fn nothing_is_lost_duplicated_or_reordered_when_owners_change() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first: u64 = number("FROM").unwrap_or(0);
-    let seeds: u64 = number("SEEDS").unwrap_or(200);
+    let first: u64 = setting("FROM").unwrap_or(0);
+    let seeds: u64 = setting("SEEDS").unwrap_or(200);
     let (mut acknowledged, mut failed) = (0, Vec::new());
     for seed in first..first + seeds {
         let (findings, messages) = simulate(seed, Rules::Kept);
         acknowledged += messages;
-        if let Some(finding) = findings.into_iter().next() {
+        if let Some(finding) = findings.first() {
+            println!("seed {seed}: {findings:#?}");
             failed.push(format!("seed {seed}: {finding}"));
         }
     }
-    println!("{seeds} seeds, {acknowledged} acknowledged messages");
+    println!("{seeds} seeds, {acknowledged} acknowledged messages and changes");
     assert!(
         failed.is_empty(),
         "{} of {seeds} seeds fail: {:?}",

@@ -1,10 +1,10 @@
 /** The list of messages. It loads ten at a time in both directions and keeps some hundreds in the document. The messages in
  * sight do not move when others are added or removed above them. */
-import { Fragment, memo, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
-import type { ChatMessage, Conversation } from '../../src/index.js';
+import { Fragment, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import type { ConversationView } from '../../src/react.js';
-import { Avatar, Icon, Skeleton } from './parts.js';
-import { bodyOf, dayName, dayOf, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+import { Icon, Skeleton } from './parts.js';
+import { type Actions, Row } from './Row.js';
+import { dayName, dayOf } from './words.js';
 
 /** The time within which messages of one sender form a group. */
 const GROUP_MS = 5 * 60 * 1000;
@@ -21,12 +21,16 @@ interface Props {
   withSenders: boolean;
   /** The message to scroll to. A new object scrolls to it again. */
   target: { seq: number } | undefined;
-  onReply: (message: ChatMessage) => void;
+  /** Whether the user may react and edit. */
+  may: boolean;
+  /** The time in seconds within which a message may be edited; 0 is for ever. */
+  editWindowS: number;
+  actions: Actions;
   onSeenAll: () => void;
 }
 
 /** The messages of a conversation, in a box that scrolls. */
-export function MessageList({ user, view, connected, unreadFrom, withSenders, target, onReply, onSeenAll }: Props) {
+export function MessageList({ user, view, connected, unreadFrom, withSenders, target, may, editWindowS, actions, onSeenAll }: Props) {
   const { conversation, messages } = view;
   const box = useRef<HTMLDivElement>(null);
   /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
@@ -195,7 +199,9 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
                   follows={follows}
                   withSender={withSenders}
                   user={user}
-                  onReply={onReply}
+                  may={may}
+                  editWindowS={editWindowS}
+                  actions={actions}
                   onJump={jump}
                 />
               </Fragment>
@@ -238,115 +244,3 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
 
 /** Returns where a row ends inside the scrolled content. `offsetTop` would be rounded to whole pixels. */
 const endOf = (row: HTMLElement, scroller: HTMLElement) => row.getBoundingClientRect().bottom + scroller.scrollTop;
-
-interface RowProps {
-  conversation: Conversation;
-  message: ChatMessage;
-  own: boolean;
-  follows: boolean;
-  withSender: boolean;
-  user: string;
-  onReply: (message: ChatMessage) => void;
-  onJump: (seq: number) => void;
-}
-
-const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'seen', failed: 'alert' } as const;
-
-const Row = memo(function Row({ conversation, message, own, follows, withSender, user, onReply, onJump }: RowProps) {
-  const { key, seq, sender, kind, body, attachments, replyTo, system, at, state, error } = message;
-  if (kind === 'system') {
-    return (
-      <p className="system" data-key={key} data-seq={seq}>
-        <span title={exactly(at)}>{system && systemText(sender, system, user)}</span>
-      </p>
-    );
-  }
-  const failed = state === 'failed';
-  return (
-    <article className={`message${own ? ' own' : ''}${follows ? ' follows' : ''}`} data-key={key} data-seq={seq} data-state={state}>
-      {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
-      <div className="bubble">
-        {withSender && !own && !follows ? (
-          <p className="sender" data-hue={hueOf(sender)}>
-            <Name of={sender} />
-          </p>
-        ) : (
-          // Its side and the message above show the sender; a screen reader needs the name.
-          <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
-        )}
-        {replyTo && (
-          <button type="button" className="quote" onClick={() => onJump(replyTo)}>
-            <Quote conversation={conversation} seq={replyTo} />
-          </button>
-        )}
-        <div className="body" dir="auto">
-          {bodyOf(body)}
-        </div>
-        {attachments?.map(({ url, name, size }) => (
-          <a
-            key={url}
-            className="attachment"
-            href={/^https?:/i.test(url) ? url : undefined}
-            target="_blank"
-            rel="noopener noreferrer nofollow ugc"
-          >
-            <bdi>{name ?? url}</bdi>
-            {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
-          </a>
-        ))}
-        <span className="meta">
-          <time dateTime={new Date(at).toISOString()} title={exactly(at)}>
-            {timeOf(at)}
-          </time>
-          {state && (
-            <span className="state" title={stateText[state]}>
-              <Icon name={ticks[state]} />
-              <span className="sr-only">{stateText[state]}</span>
-            </span>
-          )}
-        </span>
-        {failed && (
-          <p className="failed" role="alert">
-            {error?.message ?? 'Not sent.'}{' '}
-            <button type="button" onClick={() => conversation.retry(key)}>
-              Try again
-            </button>
-            <button type="button" onClick={() => conversation.discard(key)}>
-              Discard
-            </button>
-          </p>
-        )}
-      </div>
-      {seq !== undefined && conversation.item && (
-        <button type="button" className="quiet reply" aria-label="Reply" title="Reply" onClick={() => onReply(message)}>
-          <Icon name="reply" />
-        </button>
-      )}
-    </article>
-  );
-});
-
-/** The message that another one answers. Loaded if it is not in the list. */
-function Quote({ conversation, seq }: { conversation: Conversation; seq: number }) {
-  const here = conversation.messages.find((message) => message.seq === seq);
-  const [read, setRead] = useState<{ sender: string; body: string } | undefined>(here);
-  useEffect(() => {
-    if (read) return;
-    const stop = new AbortController();
-    conversation.history({ around: seq, limit: 1 }, stop.signal).then(
-      ({ messages }) => setRead(messages.find((message) => message.seq === seq)),
-      () => {},
-    );
-    return () => stop.abort();
-  }, [conversation, seq, read]);
-  return read ? (
-    <>
-      <b>
-        <Name of={read.sender} />
-      </b>
-      <bdi>{read.body.slice(0, 200)}</bdi>
-    </>
-  ) : (
-    <>Message {seq}</>
-  );
-}

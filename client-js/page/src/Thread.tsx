@@ -1,11 +1,12 @@
-import { memo, useCallback, useEffect, useRef, useState } from 'react';
+import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import type { ChatClient, ChatMessage } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { Composer } from './Composer.js';
 import { Details, Panel } from './Details.js';
-import { headingOf, isOutside, kindOf, maySend } from './facts.js';
+import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
-import { Avatar, Icon, Skeleton, useMedia } from './parts.js';
+import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
+import type { Actions } from './Row.js';
 import { Name, presenceText, typingText } from './words.js';
 
 interface Props {
@@ -42,7 +43,28 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
     };
   }, [conversation, outside, details?.kind]);
 
-  const reply = useCallback((message: ChatMessage) => setReplyTo(message), []);
+  const [editingKey, setEditingKey] = useState<string>();
+  const [removing, setRemoving] = useState<ChatMessage>();
+  const actions = useMemo<Actions>(
+    () => ({
+      reply: (message) => {
+        setEditingKey(undefined);
+        setReplyTo(message);
+      },
+      edit: ({ key }) => setEditingKey(key),
+      remove: setRemoving,
+    }),
+    [],
+  );
+  const limits = chat.session?.limits;
+  // A gateway that names no limit for reactions is an older one, which refuses all changes.
+  const may = mayChange(conversation) && (!limits || limits.reactions !== undefined);
+  const editWindowS = limits?.editWindowS ?? 0;
+  const editing = view.messages.find(({ key }) => key === editingKey);
+  const edit = (which: 'last' | undefined) => {
+    const own = may && which ? [...view.messages].reverse().find((message) => mayEdit(message, user, editWindowS)) : undefined;
+    setEditingKey(own?.key);
+  };
   const attempt = async (what: Promise<unknown>) => {
     try {
       setProblem(undefined);
@@ -132,7 +154,9 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
           target={target}
           unreadFrom={unreadFrom}
           withSenders={kind !== 'dm'}
-          onReply={reply}
+          may={may}
+          editWindowS={editWindowS}
+          actions={actions}
           onSeenAll={() => setUnreadFrom(undefined)}
         />
         {removed || outside ? (
@@ -154,6 +178,8 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
             conversation={conversation}
             bodyBytes={chat.session?.limits.bodyBytes ?? 16384}
             replyTo={replyTo}
+            editing={editing}
+            onEdit={edit}
             onCancelReply={() => setReplyTo(undefined)}
             onSent={() => {
               setReplyTo(undefined);
@@ -167,6 +193,25 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
           </footer>
         )}
       </main>
+      {removing && (
+        <Confirm
+          title="Delete this message?"
+          action="Delete"
+          onConfirm={async () => {
+            // Without a connection it is deleted later. A refusal is shown at the message.
+            conversation.delete(removing.seq!).catch(() => {});
+          }}
+          onClose={() => {
+            setRemoving(undefined);
+            // The menu that had the focus may be gone.
+            requestAnimationFrame(
+              () => document.activeElement === document.body && document.querySelector<HTMLElement>('.messages')?.focus(),
+            );
+          }}
+        >
+          It disappears for everybody, and cannot be restored.
+        </Confirm>
+      )}
       {showsDetails && (
         <>
           {isNarrow && <div className="scrim" onClick={closeDetails} aria-hidden="true" />}

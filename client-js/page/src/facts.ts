@@ -1,5 +1,5 @@
 /** Facts about a conversation, from its inbox item or its details, whichever is loaded. */
-import type { Conversation, Kind } from '../../src/index.js';
+import type { ChatMessage, Conversation, Kind } from '../../src/index.js';
 import { titleOf } from './words.js';
 
 export const kindOf = ({ item, details }: Conversation): Kind | undefined => item?.kind ?? details?.kind;
@@ -20,4 +20,22 @@ export function maySend(conversation: Conversation): boolean | undefined {
   if (removed || isOutside(conversation)) return false;
   if (kindOf(conversation) === 'dm') return true;
   return details && (details.posting !== 'admins' || details.role !== 'member');
+}
+
+/** Whether the user may edit messages of their own, and react to all: as a member. */
+export const mayChange = (conversation: Conversation): boolean =>
+  !conversation.removed && conversation.item !== undefined && !isOutside(conversation);
+
+/** Whether the user may edit this message.
+ * @param windowS The time in seconds within which it is allowed; 0 is for ever. */
+export function mayEdit({ sender, kind, deleted, state, at }: ChatMessage, me: string, windowS: number): boolean {
+  if (sender !== me || kind !== 'text' || deleted || state === 'failed') return false;
+  return !windowS || Date.now() < at + windowS * 1000;
+}
+
+/** Whether the user may delete this message: their own, or as an admin any in a group or channel. */
+export function mayDelete(conversation: Conversation, { sender, kind, deleted, seq }: ChatMessage, me: string): boolean {
+  if (kind !== 'text' || deleted || seq === undefined) return false;
+  const role = conversation.details?.role;
+  return sender === me || (kindOf(conversation) !== 'dm' && (role === 'admin' || role === 'owner'));
 }

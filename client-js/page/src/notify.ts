@@ -9,18 +9,18 @@ const BODY_MAX = 150;
 
 const keyOf = (user: string) => `chat-notify ${base.pathname} ${user}`;
 
-/** The notifications of this page that are shown now. */
-const shown = new Set<Notification>();
+/** The notifications of this page that are shown now, with their messages. */
+const shown = new Map<Notification, Message | undefined>();
 
-function show(title: string, options: NotificationOptions): Notification {
+function show(title: string, options: NotificationOptions, message?: Message): Notification {
   const notification = new Notification(title, { ...options, icon: new URL('icon.svg', base).href });
-  shown.add(notification);
+  shown.set(notification, message);
   notification.onclose = () => shown.delete(notification);
   return notification;
 }
 
 function closeAll(): void {
-  for (const notification of shown) notification.close();
+  for (const notification of shown.keys()) notification.close();
 }
 
 /** Deletes this user's choice to get notifications. */
@@ -80,7 +80,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
         const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
         const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
         // The tag makes a later notification of a conversation replace the earlier one.
-        const notification = show(title, { body, tag: message.conversation });
+        const notification = show(title, { body, tag: message.conversation }, message);
         notification.onclick = () => {
           focus();
           onOpen(message.conversation);
@@ -90,9 +90,16 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
       waiting.clear();
     };
     const off = chat.on('message', (message) => {
-      if (message.sender === user || message.kind !== 'text' || !document.hidden) return;
+      if (message.sender === user || message.kind !== 'text' || message.deleted || !document.hidden) return;
       waiting.set(message.conversation, message);
       timer ??= setTimeout(showWaiting, GATHER_MS);
+    });
+    // The text of a deleted message must not be shown, nor stay there.
+    const offChanged = chat.on('changed', ({ conversation, items }) => {
+      const deleted = new Set(items.filter((item) => item.deleted).map(({ seq }) => seq));
+      if (deleted.has(waiting.get(conversation)?.seq ?? 0)) waiting.delete(conversation);
+      for (const [notification, message] of shown)
+        if (message?.conversation === conversation && deleted.has(message.seq)) notification.close();
     });
     const seen = () => {
       if (!document.hidden) closeAll();
@@ -102,6 +109,7 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
     addEventListener('pagehide', closeAll);
     return () => {
       off();
+      offChanged();
       clearTimeout(timer);
       closeAll();
       document.removeEventListener('visibilitychange', seen);

@@ -1,6 +1,6 @@
 /** Texts for names, times and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
-import type { ChatMessage, InboxItem, Presence, SystemChange } from '../../src/index.js';
+import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
@@ -131,6 +131,7 @@ export function systemText(sender: string, system: SystemChange, me: string): Re
 export function previewOf(item: InboxItem, me: string): ReactNode {
   const last = item.lastMessage;
   if (!last) return 'No messages yet';
+  if (last.deleted) return <i>a deleted message</i>;
   if (last.kind === 'system') return <i>changes to this {item.kind === 'channel' ? 'channel' : 'group'}</i>;
   const text = <bdi>{last.preview || 'an attachment'}</bdi>;
   if (last.sender === me) return <>You: {text}</>;
@@ -139,6 +140,17 @@ export function previewOf(item: InboxItem, me: string): ReactNode {
   ) : (
     <>
       <Name of={last.sender} />: {text}
+    </>
+  );
+}
+
+/** Returns the text in the place of a deleted message. */
+export function deletedText({ by }: Deletion, sender: string, me: string): ReactNode {
+  if (by === me) return 'You deleted this message';
+  if (by === sender) return 'This message was deleted';
+  return (
+    <>
+      Deleted by <Name of={by} />
     </>
   );
 }

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Command, Done, Owner, OwnerReply, Reply, effects::PendingEntry, retry_while_owner};
+use super::{
+    Command, Done, Owner, OwnerReply, ReadLog, Reply, effects::PendingEntry, retry_while_owner,
+};
 use crate::{
     chat::{
         error::Error,
@@ -18,7 +20,7 @@ use crate::{
     },
     clock,
     model::{
-        Attachment, Content, ConversationId, Details, Draft, Entry, Kind, Millis, Seq,
+        Attachment, Content, ConversationId, Details, Draft, Entry, Kind, Millis, Newest, Seq,
         SystemChange, UserId,
         limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, MAILBOX_OPERATIONS_MAX},
     },
@@ -64,12 +66,23 @@ impl Owner {
                 drop(reply.send(self.list(actor, after, limit)));
             }
             Operation::History { range, limit } => {
-                drop(reply.send(self.history(&actor, range, limit)));
+                drop(reply.send(self.history(actor, range, limit)));
             }
             Operation::Typing => drop(reply.send(self.typing(actor).map(OwnerReply::Ready))),
             Operation::Head => drop(reply.send(self.head(&actor).map(OwnerReply::Ready))),
             Operation::CatchUp { after, limit } => {
-                drop(reply.send(self.catch_up(after, limit)));
+                drop(reply.send(self.catch_up(actor, after, limit)));
+            }
+            Operation::Edit(_) | Operation::Delete(_) | Operation::React(_) => {
+                self.change_entry(actor, &operation, reply);
+            }
+            Operation::Reactors(asked) => drop(reply.send(self.reactors(&actor, asked))),
+            Operation::Changes { after, limit } => {
+                let may = self.view().and_then(|view| view.check_reading(&actor));
+                drop(reply.send(may.and_then(|()| self.changes_after(actor, after, limit))));
+            }
+            Operation::CatchUpChanges { after, limit } => {
+                drop(reply.send(self.changes_after(actor, after, limit)));
             }
             // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
@@ -77,12 +90,12 @@ impl Owner {
     }
 
     /// The participants as of the newest appended entry.
-    fn known(&self) -> Result<&Participants, Error> {
+    pub(super) fn known(&self) -> Result<&Participants, Error> {
         self.participants.as_ref().ok_or(Error::UnknownConversation)
     }
 
     /// The committed state, which replies may contain.
-    fn view(&self) -> Result<Committed<'_>, Error> {
+    pub(super) fn view(&self) -> Result<Committed<'_>, Error> {
         let committed = self.known()?.committed();
         committed.ok_or(Error::UnknownConversation)
     }
@@ -166,6 +179,8 @@ impl Owner {
     /// Appends a draft as the next entry. Its row is written at the end of this round.
     fn append(&mut self, draft: Draft, reply: Reply) {
         let at = draft.at.unwrap_or_else(clock::wall);
+        let is_text = matches!(draft.content, Content::Text { .. });
+        let texts = self.has_changes().then(|| self.texts + u64::from(is_text));
         let (id, participants) = (self.id, &mut self.participants);
         let appended = self.log.append(|seq| {
             let entry = Arc::new(Entry {
@@ -175,6 +190,7 @@ impl Owner {
                 sender: draft.sender,
                 at,
                 content: draft.content,
+                texts,
             });
             if participants.is_none() {
                 *participants = Participants::of_first_entry(id, &entry);
@@ -192,6 +208,7 @@ impl Owner {
             return drop(reply.send(Err(Error::BUSY)));
         };
         self.client_ids.remember(&row.record);
+        self.texts = row.record.texts();
         if let Some(pending) = self.log.get_mut(row.record.seq) {
             pending.replies.push(reply);
         }
@@ -210,7 +227,7 @@ impl Owner {
         drop(reply.send(Ok(answer)));
     }
 
-    fn check_content(&self, content: &Content) -> Result<(), Error> {
+    pub(super) fn check_content(&self, content: &Content) -> Result<(), Error> {
         let Content::Text {
             body,
             attachments,
@@ -297,6 +314,13 @@ impl Owner {
             Ok(kind) => kind,
             Err(error) => return drop(reply.send(Err(error))),
         };
+        let known = self
+            .known()
+            .ok()
+            .and_then(|participants| participants.get(&user));
+        if read.is_some_and(|seq| known.is_some_and(|known| seq < known.read_seq)) {
+            return drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
+        }
         if self.marks >= MAILBOX_OPERATIONS_MAX {
             return drop(reply.send(Err(Error::BUSY)));
         }
@@ -306,6 +330,7 @@ impl Owner {
         let mark = Mark {
             user,
             read_seq: read,
+            read_texts: read.and_then(|seq| self.texts_at(seq)),
             // A message that was read has been delivered.
             delivered_seq: read.max(delivered),
         };
@@ -320,6 +345,25 @@ impl Owner {
         }));
     }
 
+    /// The number of people's messages up to an entry, from the level of changes on. The entry is known by now.
+    fn texts_at(&self, seq: Seq) -> Option<u64> {
+        if !self.has_changes() {
+            return None;
+        }
+        if broken(Mutation::ReadTexts) {
+            return self.texts_at_head();
+        }
+        let recent = self.recent.range(seq, seq);
+        let recent = recent.and_then(|entries| entries.first().map(|entry| entry.texts()));
+        let known = || {
+            self.changes
+                .states
+                .entry(seq)
+                .map(|known| known.entry.texts())
+        };
+        recent.or_else(known)
+    }
+
     fn details(&self, actor: &UserId) -> Answered {
         let committed = self.view()?;
         committed.check_reading(actor)?;
@@ -327,6 +371,10 @@ impl Owner {
             details: committed.details.clone(),
             participant_count: committed.count,
             head: self.log.head(),
+            rev: self.changes.applied,
+            message_count: self
+                .texts_at_head()
+                .map(|texts| texts.saturating_sub(self.changes.deleted_applied.1.count)),
             role: committed.get(actor).map(|p| p.role),
         }))
     }
@@ -361,38 +409,72 @@ impl Owner {
         })))
     }
 
-    fn history(&self, actor: &UserId, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
-        self.view()?.check_reading(actor)?;
-        self.page(range, limit)
+    fn history(&self, actor: UserId, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
+        self.view()?.check_reading(&actor)?;
+        self.page(actor, range, limit)
     }
 
-    fn page(&self, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
-        let head = self.log.head();
+    fn page(&self, actor: UserId, range: LogRange, limit: usize) -> Result<OwnerReply, Error> {
+        let (head, rev) = (self.log.head(), self.changes.applied);
         let (from, to) = range.within(head, limit);
-        Ok(match self.recent.range(from, to) {
-            Some(entries) => OwnerReply::Ready(Outcome::History(Page { entries, head })),
-            None if from > to => OwnerReply::Ready(Outcome::History(Page {
-                entries: Vec::new(),
+        let Some(entries) = self.recent.range(from, to) else {
+            return Ok(OwnerReply::ReadLog(Box::new(ReadLog {
+                actor,
+                from,
+                to,
                 head,
-            })),
-            None => OwnerReply::ReadLog { from, to, head },
-        })
+                rev,
+                touched: self.changes.touched(from, to),
+            })));
+        };
+        let states = if from > to {
+            Vec::new()
+        } else {
+            self.changes.states.applied(from, to)
+        };
+        let page = Page {
+            entries,
+            head,
+            rev,
+            states,
+            mine: Vec::new(),
+        };
+        Ok(OwnerReply::Page { actor, page })
     }
 
     /// Answers a gateway. It needs no check of a user, because the gateway checked each subscription.
-    fn catch_up(&self, after: Seq, limit: usize) -> Result<OwnerReply, Error> {
+    fn catch_up(&self, actor: UserId, after: Seq, limit: usize) -> Result<OwnerReply, Error> {
         self.view()?;
-        self.page(LogRange::After(after), limit)
+        self.page(actor, LogRange::After(after), limit)
     }
 
     fn head(&self, actor: &UserId) -> Answered {
         let committed = self.view()?;
         committed.check_reading(actor)?;
-        Ok(Outcome::Head(Head {
+        Ok(Outcome::Head(Box::new(Head {
             details: committed.details.clone(),
             head: self.log.head(),
-            last: self.recent.newest().map(|entry| entry.last()),
-        }))
+            last: self.recent.newest().map(|entry| self.shown(entry).last),
+            rev: self.changes.applied,
+            texts: self.texts_at_head(),
+            deleted: self.changes.deleted_applied.1.clone(),
+        })))
+    }
+
+    /// An entry with its applied state.
+    pub(super) fn shown(&self, entry: &Entry) -> Newest {
+        let known = self.changes.states.entry(entry.seq);
+        let newest = entry.newest(known.map(|known| known.applied.as_ref()));
+        Newest {
+            texts: self.has_changes().then(|| entry.texts()),
+            ..newest
+        }
+    }
+
+    /// The number of people's messages in the committed log, from the level of changes on.
+    fn texts_at_head(&self) -> Option<u64> {
+        let newest = self.recent.newest().map_or(0, |newest| newest.texts());
+        self.has_changes().then_some(newest)
     }
 
     /// Publishes a typing event, except in channels. It is stored nowhere.

@@ -68,7 +68,7 @@ impl Owner {
     /// Reports the owner's weight to the table. It is called in each round, so it only adds known numbers.
     pub(super) fn weigh(&self) {
         let participants = self.participants.as_ref().map_or(0, Participants::weight);
-        let entries = self.log.weight() + self.recent.weight();
+        let entries = self.log.weight() + self.recent.weight() + self.changes.weight();
         let bytes = OWNER_BYTES + entries + self.client_ids.weight() + participants;
         self.held.weighs(bytes);
     }

@@ -22,7 +22,7 @@ impl Owner {
                 biased;
                 () = revoked.cancelled() => return,
                 done = self.work.next() => match done {
-                    Some(Done::Written(_)) => self.writing -= 1,
+                    Some(Done::Written(_) | Done::ChangesWritten(_)) => self.writing -= 1,
                     Some(Done::Lost(_)) | None => return,
                     Some(_) => {}
                 }

@@ -2,7 +2,10 @@
 //! or an earlier message with the same client id. Others wait until a change is committed. Only the operations of the
 //! same users wait; all others continue, however slow the store is.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::Arc,
+};
 
 use futures_util::future::join_all;
 
@@ -10,10 +13,10 @@ use super::{Command, Done, Owner, takeover::find_sent};
 use crate::{
     chat::{error::Error, operation::Operation},
     model::{
-        ClientId, Kind, Seq, UserId,
-        limits::{LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
+        ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId,
+        limits::{DELETE_SEQS_MAX, LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
     },
-    store::{self, ParticipantRow},
+    store::{self, ParticipantRow, Store},
 };
 
 /// The parked operations of one conversation.
@@ -33,12 +36,18 @@ enum Lookup {
     Participant(UserId),
     /// The entry with a client id that is not in memory. It is looked up in `sends` if the frame says `retry`.
     Sent(UserId, ClientId),
+    /// An entry that is not in memory, with its state.
+    Entry(Seq),
+    /// The reactions of a user to an entry.
+    Reactions(Seq, UserId),
 }
 
 /// The answer to one lookup.
 enum Found {
     Participant(Option<ParticipantRow>),
     Sent(Option<Seq>),
+    Entry(Box<(Arc<Entry>, EntryState)>),
+    Reactions(Vec<(String, bool)>),
 }
 
 /// The answers to lookups that were made together.
@@ -57,6 +66,7 @@ impl Owner {
     pub(super) fn park(&mut self, command: Command) -> Option<Command> {
         let waits = self.parked.actors.contains(&command.actor)
             || self.awaits_commit(&command)
+            || self.awaits_room(&command)
             || !self.lookups(&command).is_empty();
         if !waits {
             return Some(command);
@@ -89,6 +99,9 @@ impl Owner {
             | Operation::Participants { .. }
             | Operation::History { .. }
             | Operation::Head
+            | Operation::Reactors(_)
+            | Operation::Changes { .. }
+            | Operation::CatchUpChanges { .. }
             | Operation::CatchUp { .. } => participants.awaits_commit(&command.actor, false),
             // Changes are checked against what is appended.
             Operation::Add { .. }
@@ -97,8 +110,20 @@ impl Owner {
             | Operation::Leave
             | Operation::SetRole { .. }
             | Operation::Update { .. }
+            | Operation::Edit(_)
+            | Operation::Delete(_)
+            | Operation::React(_)
             | Operation::Repair => false,
         }
+    }
+
+    /// Whether the command is a change, and the log of changes is full.
+    fn awaits_room(&self, command: &Command) -> bool {
+        let is_change = matches!(
+            command.operation,
+            Operation::Edit(_) | Operation::Delete(_) | Operation::React(_)
+        );
+        is_change && !self.changes.log.can_append()
     }
 
     /// Puts all parked commands before the later ones in the backlog. Those that must still wait are parked again.
@@ -138,7 +163,53 @@ impl Owner {
         {
             lookups.push(Lookup::Sent(draft.sender.clone(), draft.client_id));
         }
+        if lookups.is_empty() && self.has_changes() {
+            self.entry_lookups(command, &mut lookups);
+        }
         lookups
+    }
+
+    /// The entries and reactions that must be known before the command can be handled.
+    fn entry_lookups(&self, command: &Command, lookups: &mut Vec<Lookup>) {
+        let Some(participants) = &self.participants else {
+            return;
+        };
+        // Nothing is read for a user who is refused anyway.
+        let actor = participants.get(&command.actor);
+        let is_moderator =
+            matches!(&command.operation, Operation::Delete(delete) if delete.as_moderator);
+        if actor.is_none() && !is_moderator {
+            return;
+        }
+        let is_unknown = |seq: &Seq| {
+            let exists = (1..=self.log.head()).contains(seq);
+            exists && !self.recent.has(*seq) && self.changes.states.entry(*seq).is_none()
+        };
+        let mut entry = |seq: Seq| {
+            if is_unknown(&seq) {
+                lookups.push(Lookup::Entry(seq));
+            }
+        };
+        match &command.operation {
+            Operation::Edit(edit) => entry(edit.seq),
+            Operation::Delete(delete) => {
+                let seqs = delete.seqs.iter().take(DELETE_SEQS_MAX);
+                seqs.for_each(|&seq| entry(seq));
+            }
+            // The mark is stored with the number of messages up to it (rule [read-texts]).
+            Operation::Read { seq } if actor.is_some_and(|actor| *seq >= actor.read_seq) => {
+                entry(*seq);
+            }
+            Operation::React(react) => {
+                entry(react.seq);
+                let states = &self.changes.states;
+                let exists = (1..=self.log.head()).contains(&react.seq);
+                if exists && states.reactions_of(react.seq, &command.actor).is_none() {
+                    lookups.push(Lookup::Reactions(react.seq, command.actor.clone()));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Starts the lookups that the parked commands need, up to the limit.
@@ -173,6 +244,12 @@ impl Owner {
                         let seq = find_sent(&*store, id, sender, *client, head).await;
                         seq.map(Found::Sent)
                     }
+                    Lookup::Entry(seq) => find_entry(&*store, id, *seq).await,
+                    Lookup::Reactions(seq, user) => {
+                        let found = store.reactions_of(id, user, *seq, *seq).await;
+                        let emoji = |(_, emoji, on)| (emoji, on);
+                        found.map(|found| Found::Reactions(found.into_iter().map(emoji).collect()))
+                    }
                 };
                 (lookup, found)
             });
@@ -185,7 +262,7 @@ impl Owner {
         let mut unparked = self.parked.take();
         // Commands that were unparked for another reason may need these lookups too.
         unparked.append(&mut self.backlog);
-        let mut failed = 0;
+        let mut failed = HashMap::new();
         for (lookup, found) in results {
             self.parked.in_flight.remove(&lookup);
             match (&lookup, found) {
@@ -207,20 +284,29 @@ impl Owner {
                         }
                     }
                 }
+                (Lookup::Entry(_), Ok(Found::Entry(found))) => {
+                    let (entry, state) = *found;
+                    self.changes.states.know(entry, state);
+                }
+                (Lookup::Reactions(seq, user), Ok(Found::Reactions(emoji))) => {
+                    self.changes.states.know_reactions(*seq, user, emoji);
+                }
                 (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {
-                    failed += 1;
-                    let error = Error::from(error);
-                    for command in std::mem::take(&mut unparked) {
-                        if self.lookups(&command).contains(&lookup) {
-                            drop(command.reply.send(Err(error.clone())));
-                        } else {
-                            unparked.push_back(command);
-                        }
-                    }
+                    failed.insert(lookup, Error::from(error));
                 }
             }
         }
+        if !failed.is_empty() {
+            for command in std::mem::take(&mut unparked) {
+                let lookups = self.lookups(&command);
+                match lookups.iter().find_map(|lookup| failed.get(lookup)) {
+                    Some(error) => drop(command.reply.send(Err(error.clone()))),
+                    None => unparked.push_back(command),
+                }
+            }
+        }
+        let failed = failed.len();
         if failed > 0 {
             crate::seldom::seldom!(
                 WARN,
@@ -234,9 +320,23 @@ impl Owner {
     }
 }
 
+/// Reads one entry with its state.
+async fn find_entry(store: &dyn Store, id: ConversationId, seq: Seq) -> store::Result<Found> {
+    let page = store.log(id, seq, seq).await?;
+    let state = page.states.into_iter().next();
+    let state = state.map_or_else(EntryState::default, |(_, state)| state);
+    match page.rows.into_iter().next() {
+        Some(row) => Ok(Found::Entry(Box::new((row.record, state)))),
+        None => Err(store::Error::Corrupt {
+            operation: "find_entry",
+            reason: format!("{id}: entry {seq} is not there"),
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
     use futures_util::FutureExt as _;
     use tokio::select;
@@ -250,7 +350,7 @@ mod tests {
         },
         memory::Memory,
         model::{
-            Content, ConversationId, Draft, GatewayId, Kind, Posting,
+            Content, ConversationId, CurrentLevel, Draft, GatewayId, Kind, LEVEL_CHANGES, Posting,
             limits::CHANNEL_PARTICIPANTS_KNOWN_MAX,
         },
         store::simulated::{Faults, Simulated},
@@ -276,6 +376,9 @@ mod tests {
             open_max: 10,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            level: CurrentLevel::of(LEVEL_CHANGES),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

@@ -8,7 +8,7 @@ use crate::{
     chat::publish::{
         Audience, Body, Confirmation, MembershipChange, Publication, Receipt, RedeliveryGuard,
     },
-    model::Seq,
+    model::{Content, Entry, Seq, SystemChange, UserId},
     mutation::{Mutation, broken},
     store::{Applied, Mark},
 };
@@ -25,6 +25,7 @@ impl Owner {
         };
         let Effects { rows, publications } = std::mem::take(&mut pending.effects);
         let sender = pending.entry.sender.clone();
+        let joined = joined(&pending.entry).cloned();
         match rows {
             None => pending.answer(),
             Some(rows) => self.store_rows(seq, *rows),
@@ -34,6 +35,9 @@ impl Owner {
         }
         for publication in publications.into_iter().flatten() {
             self.publish(seq, publication);
+        }
+        if let Some(joined) = joined {
+            self.tell_rev(&joined);
         }
         self.log.release(seq);
     }
@@ -63,7 +67,11 @@ impl Owner {
                 let is_removal = notice.change == MembershipChange::Removed;
                 (false, is_removal && !broken(Mutation::Private))
             }
-            Body::Receipt(_) | Body::Typing(_) | Body::Read => (false, false),
+            Body::Receipt(_)
+            | Body::Changed(_)
+            | Body::Reacted(_)
+            | Body::Typing(_)
+            | Body::Read => (false, false),
         };
         match self.environment.publish.publish(publication) {
             // Rule [flush]: an inbox row is written only when its entry was delivered, so no row is ahead of the
@@ -108,12 +116,15 @@ impl Owner {
     }
 
     /// Queues the inbox rows of an entry.
-    fn queue_inbox(&self, seq: Seq) {
+    fn queue_inbox(&mut self, seq: Seq) {
+        self.queued = self.queued.max(seq);
         if let Some(pending) = self.log.get(seq) {
             let recipients = pending.recipients.clone();
+            let newest = self.shown_in_round(&pending.entry);
+            let sender = Some(&pending.entry.sender);
             self.environment
                 .inbox
-                .queue(self.id, recipients, &pending.entry);
+                .queue(self.id, recipients, sender, newest);
         }
     }
 
@@ -164,6 +175,7 @@ impl Owner {
             user,
             read_seq,
             delivered_seq,
+            ..
         } = mark;
         let Some(participants) = &mut self.participants else {
             return;
@@ -196,9 +208,18 @@ impl Owner {
     }
 }
 
+/// The user who joins a group by this entry.
+fn joined(entry: &Entry) -> Option<&UserId> {
+    match &entry.content {
+        Content::System(SystemChange::Added { user }) => Some(user),
+        Content::System(SystemChange::Joined) => Some(&entry.sender),
+        Content::System(_) | Content::Text { .. } => None,
+    }
+}
+
 /// Waits until a publication was delivered. If the delivery is never confirmed, this waits for ever, and a successor
 /// publishes it again.
-async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
+pub(super) async fn arrived(delivered: oneshot::Receiver<RedeliveryGuard>) -> RedeliveryGuard {
     match delivered.await {
         Ok(guard) => guard,
         Err(_) => std::future::pending().await,

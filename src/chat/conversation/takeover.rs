@@ -11,7 +11,10 @@ use futures_util::stream::FuturesUnordered;
 use metrics::counter;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry};
+use super::{
+    Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry,
+    taking_changes::TakenChanges,
+};
 use crate::{
     chat::{
         client_ids::ClientIds,
@@ -23,11 +26,11 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Entry, Kind, Seq, UserId,
+        ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
-    store::{self, ConversationRow, LogRow, ParticipantRow, Store, Tail},
+    store::{self, ChangesTail, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail},
 };
 
 impl Owner {
@@ -44,11 +47,11 @@ impl Owner {
         loading: &mut Loading,
     ) -> Result<Self, Error> {
         let store = environment.store.clone();
-        let tail = loading
-            .read(&ownership, || store.tail(id, TAIL_ENTRIES))
-            .await?;
-        let read = tail.rows.iter().map(|row| row.record.weight()).sum();
-        loading.has_read(read);
+        let Ends {
+            tail,
+            states,
+            changes,
+        } = read_ends(id, &*store, &ownership, loading).await?;
         let row = loading.read(&ownership, || store.conversation(id)).await?;
         let Takeover {
             log,
@@ -67,10 +70,13 @@ impl Owner {
                 .and_then(|row| Participants::of_first_entry(id, &row.record)),
         };
         let (mut recent, mut client_ids) = (RecentEntries::default(), ClientIds::default());
+        let texts = records.last().map_or(0, |newest| newest.texts());
         for entry in records {
             client_ids.remember(&entry);
             recent.push(entry);
         }
+        let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
+        let queued = log.settled();
         let mut owner = Self {
             id,
             held,
@@ -80,6 +86,9 @@ impl Owner {
             recent,
             client_ids,
             participants,
+            changes,
+            texts,
+            queued,
             unwritten: Vec::new(),
             backlog: VecDeque::new(),
             parked: Parked::default(),
@@ -92,6 +101,7 @@ impl Owner {
             failed: None,
         };
         owner.settle_again(settle, loading).await?;
+        owner.settle_changes_again(settle_changes, loading).await?;
         counter!("chat_takeovers_total").increment(1);
         Ok(owner)
     }
@@ -144,6 +154,43 @@ impl Owner {
     }
 }
 
+/// The ends of the two logs that a previous owner left.
+struct Ends {
+    tail: Tail<Entry>,
+    states: Vec<(Seq, EntryState)>,
+    changes: Option<ChangesTail>,
+}
+
+async fn read_ends(
+    id: ConversationId,
+    store: &dyn Store,
+    ownership: &Ownership,
+    loading: &mut Loading,
+) -> store::Result<Ends> {
+    let LogTail {
+        tail,
+        states,
+        may_have_changes,
+    } = loading
+        .read(ownership, || store.tail(id, TAIL_ENTRIES))
+        .await?;
+    let changes = if may_have_changes {
+        let tail = loading.read(ownership, || store.changes_tail(id, TAIL_ENTRIES));
+        Some(tail.await?)
+    } else {
+        None
+    };
+    let read = tail.rows.iter().map(|row| row.record.weight());
+    let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
+    let read = read.chain(changed.map(|row| row.record.weight())).sum();
+    loading.has_read(read);
+    Ok(Ends {
+        tail,
+        states,
+        changes,
+    })
+}
+
 /// Returns the valid log of a tail.
 fn take_over(
     id: ConversationId,
@@ -176,7 +223,7 @@ where
 
 impl Loading {
     /// As [`retry_while_owner`]. Between two attempts, other conversations are loaded.
-    async fn retry_while_owner<T, F>(
+    pub(super) async fn retry_while_owner<T, F>(
         &mut self,
         ownership: &Ownership,
         operation: impl Fn() -> F,
@@ -296,7 +343,7 @@ pub(super) async fn find_sent(
     for send in store.sends(id, sender, client_id).await? {
         // Rule [sends-epoch]: a row of a deposed epoch may point at a seq that another entry took.
         if send.seq <= head
-            && let [row] = &store.log(id, send.seq, send.seq).await?[..]
+            && let [row] = &store.log(id, send.seq, send.seq).await?.rows[..]
             && row.record.client_id == client_id
             && row.record.sender == *sender
         {

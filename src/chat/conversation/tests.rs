@@ -1,5 +1,6 @@
 //! Tests of an owner with a simulated store. This file has what they share.
 
+mod changes;
 mod lifetime;
 mod visibility;
 
@@ -20,7 +21,10 @@ use crate::{
         Publication, Publish, Settings, operation::fresh_client_id,
     },
     memory::Memory,
-    model::{Content, ConversationId, Draft, GatewayId, Kind, Posting, UserId},
+    model::{
+        Content, ConversationId, CurrentLevel, Draft, GatewayId, Kind, LEVEL_CHANGES, Posting,
+        UserId,
+    },
     store::simulated::{Faults, Simulated},
     tasks::{Tasks, lock},
 };
@@ -57,6 +61,9 @@ impl Fixture {
             open_max: 100,
             memory: Memory::of_mib(64),
             page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            level: CurrentLevel::of(LEVEL_CHANGES),
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

@@ -1,22 +1,32 @@
 //! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
 //! conversation.
 
+use std::{collections::BTreeMap, ops::Range};
+
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Conversations;
 use crate::{
     chat::{
-        conversation::OwnerReply,
+        changed,
+        conversation::{OwnerReply, ReadLog},
         error::Error,
         lease::Ownership,
-        operation::{Listed, LogRange, Outcome, Page, ParticipantsPage, SendAck},
+        operation::{
+            Changes, GetReactors, Listed, LogRange, Outcome, Page, ParticipantsPage, Reactor,
+            Reactors, SendAck,
+        },
     },
     model::{
-        ConversationId, Kind, UserId,
+        ConversationId, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
-    store::ParticipantRow,
+    store::{ParticipantRow, ReactorsPage},
 };
+
+/// Reads for one request that are in progress at once.
+const READS_AT_ONCE: usize = 8;
 
 impl Conversations {
     /// Turns an owner's reply into the outcome. `asked` is the range and the limit of the request.
@@ -27,15 +37,39 @@ impl Conversations {
         asked: (LogRange, usize),
         reply: OwnerReply,
     ) -> Result<Outcome, Error> {
-        let history = &self.shared.history;
         let outcome = match reply {
             OwnerReply::Ready(outcome) => return Ok(outcome),
-            OwnerReply::ReadLog { from, to, head } => {
-                let entries = history.read(conversation, (from, to), asked).await?;
-                Outcome::History(Page { entries, head })
+            OwnerReply::ReadLog(part) => {
+                let actor = part.actor.clone();
+                let page = self.read_log(conversation, *part, asked).await?;
+                Outcome::History(self.with_own(conversation, &actor, page).await?)
+            }
+            OwnerReply::Page { page, .. } if page.states.is_empty() => {
+                return Ok(Outcome::History(page));
+            }
+            OwnerReply::Page { actor, page } => {
+                Outcome::History(self.with_own(conversation, &actor, page).await?)
+            }
+            OwnerReply::Changes { actor, page } => {
+                Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
+            }
+            OwnerReply::ReadChanges {
+                actor,
+                after,
+                revs,
+                applied,
+            } => {
+                let read = self.read_changes(conversation, after, revs, applied);
+                let page = read.await?;
+                Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
+            }
+            OwnerReply::ReadReactors { kind, asked } => {
+                Outcome::Reactors(self.read_reactors(conversation, kind, asked).await?)
             }
             OwnerReply::ReadSent { seq } => {
-                let entries = history.read(conversation, (seq, seq), asked).await?;
+                let history = &self.shared.history;
+                let read = history.read(conversation, (seq, seq), asked, 0);
+                let (entries, _) = read.await?;
                 let entry = entries.first().ok_or(Error::Closed)?;
                 Outcome::Sent(SendAck::of(entry, true))
             }
@@ -54,6 +88,172 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    async fn read_log(
+        &self,
+        conversation: ConversationId,
+        part: ReadLog,
+        asked: (LogRange, usize),
+    ) -> Result<Page, Error> {
+        let ReadLog {
+            actor: _,
+            from,
+            to,
+            head,
+            rev,
+            touched,
+        } = part;
+        let history = &self.shared.history;
+        let read = history.read(conversation, (from, to), asked, touched);
+        let (entries, states) = read.await?;
+        Ok(Page {
+            entries,
+            head,
+            rev,
+            states,
+            mine: Vec::new(),
+        })
+    }
+
+    async fn read_reactors(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        asked: GetReactors,
+    ) -> Result<Reactors, Error> {
+        let GetReactors {
+            seq,
+            emoji,
+            after,
+            limit,
+        } = asked;
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+        let (emoji, after) = (emoji.as_deref(), after.as_deref());
+        let store = &self.shared.environment.store;
+        let read = store.reactors(conversation, kind, seq, emoji, after, limit);
+        let ReactorsPage { items, next } = read.await?;
+        let items = items.into_iter().map(|row| Reactor {
+            user: row.user,
+            emoji: row.emoji,
+            at: row.at,
+        });
+        Ok(Reactors {
+            items: items.collect(),
+            next,
+        })
+    }
+
+    /// Reads changes from the store, up to the bytes of a page.
+    async fn read_changes(
+        &self,
+        conversation: ConversationId,
+        after: Rev,
+        revs: Range<Rev>,
+        applied: Rev,
+    ) -> Result<Changes, Error> {
+        /// Changes that are read at once. The size of further ones is not known before.
+        const AT_ONCE: Rev = 32;
+        let environment = &self.shared.environment;
+        let bytes_max = environment.settings.page_bytes_max;
+        let mut rows = Vec::new();
+        loop {
+            let from = revs.start + rows.len() as Rev;
+            let to = (from + AT_ONCE).min(revs.end);
+            let _permits = self.shared.history.reserve(to - from).await;
+            let read = environment
+                .store
+                .changes(conversation, from, to - 1)
+                .await?;
+            if !read.iter().map(|row| row.record.rev).eq(from..to) {
+                return Err(Error::unavailable("the log of changes is damaged"));
+            }
+            rows.extend(read.into_iter().map(|row| row.record));
+            let fitting = changed::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
+            if fitting < rows.len() || to == revs.end {
+                rows.truncate(fitting);
+                break;
+            }
+        }
+        let upto = after + rows.len() as Rev;
+        Ok(Changes {
+            after,
+            rev: upto,
+            items: changed::items(rows.iter().map(AsRef::as_ref)),
+            more: upto < applied,
+            reset: false,
+        })
+    }
+
+    /// Adds the reactions of the user who asks to a page.
+    async fn with_own(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        mut page: Page,
+    ) -> Result<Page, Error> {
+        let reacted = page.states.iter().filter(|(_, state)| {
+            let reactions = state.reactions.as_ref();
+            reactions.is_some_and(|state| !state.reactions.is_empty())
+        });
+        let reacted: Vec<Seq> = reacted.map(|(seq, _)| *seq).collect();
+        let mut own = self.own_reactions(conversation, actor, &reacted).await?;
+        let mine = reacted.iter().filter_map(|seq| own.remove_entry(seq));
+        page.mine = mine.collect();
+        Ok(page)
+    }
+
+    /// Adds the reactions of the user who asks to changes.
+    async fn with_own_in(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        mut page: Changes,
+    ) -> Result<Changes, Error> {
+        let reacted = page.items.iter().filter(|item| item.reactions.is_some());
+        let reacted: Vec<Seq> = reacted.map(|item| item.seq).collect();
+        let mut own = self.own_reactions(conversation, actor, &reacted).await?;
+        if *actor != UserId::gateway() {
+            for item in page
+                .items
+                .iter_mut()
+                .filter(|item| item.reactions.is_some())
+            {
+                item.mine = Some(own.remove(&item.seq).unwrap_or_default());
+            }
+        }
+        Ok(page)
+    }
+
+    /// Reads the reactions of a user to some entries, in ascending order. Entries near each other cost one read.
+    async fn own_reactions(
+        &self,
+        conversation: ConversationId,
+        actor: &UserId,
+        seqs: &[Seq],
+    ) -> Result<BTreeMap<Seq, Vec<String>>, Error> {
+        const APART_MAX: Seq = 64;
+        let mut own: BTreeMap<Seq, Vec<String>> = BTreeMap::new();
+        if *actor == UserId::gateway() {
+            return Ok(own);
+        }
+        let store = &self.shared.environment.store;
+        let near = seqs.chunk_by(|a, b| b - a <= APART_MAX);
+        let ends: Vec<(Seq, Seq)> = near
+            .filter_map(|near| Some((*near.first()?, *near.last()?)))
+            .collect();
+        for ends in ends.chunks(READS_AT_ONCE) {
+            let read = |&(from, to): &(Seq, Seq)| store.reactions_of(conversation, actor, from, to);
+            let reads: Vec<_> = ends.iter().map(read).collect();
+            for read in join_all(reads).await {
+                for (seq, emoji, on) in read? {
+                    if on {
+                        own.entry(seq).or_default().push(emoji);
+                    }
+                }
+            }
+        }
+        Ok(own)
     }
 
     /// Reads a page of a channel's participants. (Those of groups and dms are in their owner's memory.) It skips the rows

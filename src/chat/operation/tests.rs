@@ -105,6 +105,7 @@ fn outcomes() -> Vec<Outcome> {
         sender: user("alice"),
         at: 5,
         content: Content::text("hi"),
+        texts: None,
     };
     vec![
         Outcome::Created { existed: true },
@@ -113,6 +114,8 @@ fn outcomes() -> Vec<Outcome> {
             participant_count: 2,
             head: 7,
             role: Some(Role::Owner),
+            rev: 0,
+            message_count: None,
         }),
         Outcome::Participants(ParticipantsPage {
             items: vec![
@@ -131,8 +134,11 @@ fn outcomes() -> Vec<Outcome> {
         Outcome::History(Page {
             entries: vec![Arc::new(entry)],
             head: 7,
+            rev: 0,
+            states: Vec::new(),
+            mine: Vec::new(),
         }),
-        Outcome::Head(Head {
+        Outcome::Head(Box::new(Head {
             details,
             head: 7,
             last: Some(Last {
@@ -142,8 +148,12 @@ fn outcomes() -> Vec<Outcome> {
                 sender: user("alice"),
                 kind: EntryKind::Text,
                 preview: "hi".into(),
+                deleted: false,
             }),
-        }),
+            rev: 0,
+            texts: None,
+            deleted: Default::default(),
+        })),
         Outcome::Done,
     ]
 }

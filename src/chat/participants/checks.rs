@@ -33,7 +33,7 @@ impl Participants {
     ///
     /// # Errors
     /// When `user` is not a participant.
-    fn check_in(&self, user: &UserId) -> Result<&Participant, Error> {
+    pub(in crate::chat) fn check_in(&self, user: &UserId) -> Result<&Participant, Error> {
         self.get(user).ok_or_else(|| self.refusal(user))
     }
 

@@ -1,18 +1,23 @@
-//! Sends the entries of a channel that other gateways have missed, as its owner.
+//! Sends the entries and changes of a channel that other gateways have missed, as its owner.
 
 use futures_util::{StreamExt, stream};
 
 use super::{Exchange, REPAIRS_AT_ONCE};
 use crate::{
-    chat::{Audience, Operation, Outcome, Page, Publication},
+    chat::{CatchUp, CatchUpChanges, Error, Publication, output},
     cluster::{
+        changed::{gap, missed, missed_changes, missed_entries},
         lock,
         message::{Delivered, PeerMessage, encode},
     },
-    model::{ConversationId, Cursor, GatewayId, UserId, limits::RESUME_ENTRIES_MAX},
+    model::{
+        ConversationId, Cursor, GatewayId, Rev, UserId,
+        limits::{CHANGES_PAGE_MAX, RESUME_ENTRIES_MAX},
+    },
 };
 
-/// The bytes of entries that are sent to a gateway that has missed them. If there are more, it gets a `resync`.
+/// The bytes of entries that are sent to a gateway that has missed them. If there are more, it gets a `resync`. The same
+/// number of bytes of changes is sent; if there are more, it gets a gap, and its clients ask for the changes.
 const CATCH_UP_BYTES_MAX: usize = 4 << 20;
 
 impl Exchange {
@@ -36,43 +41,81 @@ impl Exchange {
         &self,
         channel: ConversationId,
         gateway: GatewayId,
-        Cursor(after, _): Cursor,
+        passed: Cursor,
     ) -> bool {
         if self.members.ring().load().owner(channel) != Some(self.me) {
             return true; // The gateway announces its interest to the new owner by itself.
         }
-        if gateway != self.me && !self.peers.has_room(gateway) {
+        let has_room = || gateway == self.me || self.peers.has_room(gateway);
+        if !has_room() {
             return false;
         }
-        let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
-        let operation = Operation::CatchUp { after, limit };
-        match self
-            .router
-            .ask_owner_here(channel, UserId::gateway(), operation)
-            .await
-        {
-            Ok(Outcome::History(page)) => {
-                let is_whole = page.reaches_head(after);
-                let Page { entries, head } = page;
-                let entry = |entry| {
-                    Delivered::Publication(Publication::entry(channel, entry, Audience::Channel))
-                };
-                let entries: Vec<_> = entries.into_iter().map(entry).collect();
-                let too_many = head - after.min(head) > RESUME_ENTRIES_MAX;
-                if too_many || !is_whole || encoded_bytes(&entries) > CATCH_UP_BYTES_MAX {
-                    self.deliver(gateway, &Delivered::Resync { channel, head });
-                } else if gateway != self.me && !self.peers.has_room(gateway) {
-                    return false; // Other messages have taken the room meanwhile.
-                } else {
-                    entries
-                        .iter()
-                        .for_each(|entry| self.deliver(gateway, entry));
-                }
+        match self.missed(channel, passed).await {
+            // Other messages have taken the room meanwhile.
+            Ok(_) if !has_room() => false,
+            Ok(missed) => {
+                missed.iter().for_each(|one| self.deliver(gateway, one));
                 true
             }
-            Err(error) if error.is_unavailable() => false,
-            Ok(_) | Err(_) => true,
+            Err(error) => !error.is_unavailable(),
         }
+    }
+
+    /// Reads what a gateway that has passed this position has missed: the entries first, then the changes.
+    async fn missed(
+        &self,
+        channel: ConversationId,
+        Cursor(after, rev): Cursor,
+    ) -> Result<Vec<Delivered>, Error> {
+        let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
+        let missed = CatchUp { after, limit };
+        let asked = self
+            .router
+            .ask_owner_here(channel, UserId::gateway(), missed.into());
+        let page = output::<CatchUp>(asked.await)?;
+        let (head, newest_rev, is_whole) = (page.head, page.rev, page.reaches_head(after));
+        let too_many = head - after.min(head) > RESUME_ENTRIES_MAX;
+        let entries = missed_entries(channel, page).into_iter();
+        let mut missed: Vec<_> = entries.map(Delivered::Publication).collect();
+        if too_many || !is_whole || encoded_bytes(&missed) > CATCH_UP_BYTES_MAX {
+            missed = vec![Delivered::Resync { channel, head }];
+        }
+        if newest_rev > rev {
+            let changes = self.missed_changes(channel, rev, newest_rev).await?;
+            missed.extend(changes.into_iter().map(Delivered::Publication));
+        }
+        Ok(missed)
+    }
+
+    /// Reads the changes after a rev, up to `newest` at least. If they are too many, it returns a gap.
+    async fn missed_changes(
+        &self,
+        channel: ConversationId,
+        mut after: Rev,
+        mut newest: Rev,
+    ) -> Result<Vec<Publication>, Error> {
+        let (mut all, mut bytes) = (Vec::new(), 0);
+        let limit = CHANGES_PAGE_MAX;
+        while after < newest {
+            let ask = CatchUpChanges { after, limit }.into();
+            let asked = self
+                .router
+                .ask_owner_here(channel, UserId::gateway(), ask)
+                .await;
+            let changes = output::<CatchUpChanges>(asked)?;
+            newest = newest.max(changes.rev);
+            if changes.reset || changes.rev <= after {
+                return Ok(vec![missed_changes(channel, (newest, gap(newest)))]);
+            }
+            after = changes.rev;
+            let changes = missed_changes(channel, missed(changes));
+            bytes += encode(&Delivered::Publication(changes.clone())).len();
+            all.push(changes);
+            if bytes > CATCH_UP_BYTES_MAX {
+                return Ok(vec![missed_changes(channel, (newest, gap(newest)))]);
+            }
+        }
+        Ok(all)
     }
 
     fn deliver(&self, gateway: GatewayId, delivered: &Delivered) {

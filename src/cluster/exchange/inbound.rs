@@ -4,7 +4,7 @@ use metrics::counter;
 
 use super::Exchange;
 use crate::{
-    chat::{Guarantee, Publication},
+    chat::Guarantee,
     cluster::{
         answers::Asked,
         link::Token,
@@ -12,7 +12,7 @@ use crate::{
         message::{Delivered, Interest, PeerMessage, PeerRequest, encode},
         peers::Receive,
     },
-    model::{Cursor, Epoch, GatewayId, Topic},
+    model::{Epoch, GatewayId, Topic},
 };
 
 impl Receive for Exchange {
@@ -30,10 +30,12 @@ impl Receive for Exchange {
                 self.home.deliver(publication, done);
             }
             PeerMessage::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
-            PeerMessage::ReadBySender { user, channel, seq } => {
-                self.home
-                    .record(&Publication::read(channel, Cursor(seq, 0), user));
-            }
+            PeerMessage::ReadBySender {
+                user,
+                channel,
+                seq,
+                texts,
+            } => self.home.record_read(channel, &user, (seq, texts)),
             PeerMessage::Deliver(delivered) => {
                 if let Delivered::Publication(publication) = &delivered {
                     tracing::trace!(me = %self.me, %from, %publication, "received");

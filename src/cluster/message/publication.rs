@@ -6,8 +6,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::Error};
 
 use crate::{
-    chat::{Audience, Body, MembershipChange, MembershipNotice, Publication, Receipt},
-    model::{ConversationId, Details, Entry, Seq, UserId},
+    chat::{
+        Audience, Body, Changed, Guarantee, MembershipChange, MembershipNotice, Publication,
+        Reacted, Receipt,
+    },
+    model::{ConversationId, Cursor, Details, Entry, Seq, UserId},
 };
 
 #[derive(Serialize, Deserialize)]
@@ -35,6 +38,20 @@ enum Encoded {
         place: MembershipChange,
         details: Details,
         audience: Audience,
+    },
+    /// From the level of changes on.
+    Changed {
+        conversation: ConversationId,
+        at: Cursor,
+        changed: Arc<Changed>,
+        audience: Audience,
+        confirmed: bool,
+    },
+    /// From the level of changes on.
+    Reacted {
+        conversation: ConversationId,
+        reacted: Reacted,
+        user: UserId,
     },
 }
 
@@ -69,6 +86,23 @@ pub(super) fn serialize<S: Serializer>(
             details: notice.details.clone(),
             audience,
         },
+        Body::Changed(changed) => Encoded::Changed {
+            conversation,
+            at: publication.at,
+            changed: changed.clone(),
+            audience,
+            confirmed: publication.guarantee == Guarantee::Confirmed,
+        },
+        Body::Reacted(reacted) => {
+            let Audience::User(user) = audience else {
+                return Err(S::Error::custom("a reaction is published to its user"));
+            };
+            Encoded::Reacted {
+                conversation,
+                reacted: reacted.as_ref().clone(),
+                user,
+            }
+        }
         Body::Read => {
             return Err(S::Error::custom(
                 "`PeerMessage::ReadBySender` says what a sender has read",
@@ -114,6 +148,18 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publicat
             let notice = Arc::new(MembershipNotice { change, details });
             Publication::membership(conversation, seq, notice, audience)
         }
+        Encoded::Changed {
+            conversation,
+            at,
+            changed,
+            audience,
+            confirmed,
+        } => Publication::changed(conversation, at, changed, audience, confirmed),
+        Encoded::Reacted {
+            conversation,
+            reacted,
+            user,
+        } => Publication::reacted(conversation, reacted, user),
     })
 }
 

@@ -7,13 +7,16 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     chat::{
-        Audience, Creation, LogRange, MembershipChange, MembershipNotice, Page, Receipt, Recipients,
+        Audience, Changed, ChangedItem, Creation, DeleteMessages, EditMessage, LogRange,
+        MembershipChange, MembershipNotice, Page, Reacted, Receipt, Recipients,
     },
     cluster::exchange::TOPICS_AT_ONCE,
     model::{
-        Attachment, ClientId, Content, Details, Draft, Entry, Kind, Posting, SystemChange,
+        Attachment, ClientId, Content, ContentState, DeletedSeqs, Details, Draft, EditedContent,
+        Entry, EntryKind, Kind, Last, Newest, Posting, SystemChange,
         limits::{
-            ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, NAME_BYTES_MAX, RESUME_ENTRIES_MAX,
+            ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, CHANGED_BYTES_MAX, DELETE_SEQS_MAX,
+            DELETED_SEQS_KEPT, EMOJI_BYTES_MAX, NAME_BYTES_MAX, PREVIEW_CHARS, RESUME_ENTRIES_MAX,
             USER_ID_BYTES_MAX,
         },
     },
@@ -48,6 +51,7 @@ fn entry(content: Content) -> Arc<Entry> {
         sender: user(),
         at: i64::MAX,
         content,
+        texts: None,
     })
 }
 
@@ -62,6 +66,50 @@ fn text() -> Content {
         body: "b".repeat(BODY_BYTES_MAX),
         attachments: vec![link; ATTACHMENTS_MAX],
         reply_to: Some(Seq::MAX),
+    }
+}
+
+/// Changes whose items are as large as an event may be.
+fn changes() -> Changed {
+    let content = ContentState {
+        rev: Rev::MAX,
+        by: user(),
+        at: i64::MAX,
+        content: Some(EditedContent {
+            body: "b".repeat(CHANGED_BYTES_MAX),
+            attachments: Vec::new(),
+        }),
+        edits: Vec::new(),
+    };
+    let item = ChangedItem {
+        seq: Seq::MAX,
+        rev: Rev::MAX,
+        content: Some(content),
+        reactions: None,
+        by: None,
+        mine: None,
+    };
+    let last = Last {
+        seq: Seq::MAX,
+        message_id: crate::clock::message_id(1),
+        at: i64::MAX,
+        sender: user(),
+        kind: EntryKind::Text,
+        preview: "😀".repeat(PREVIEW_CHARS),
+        deleted: true,
+    };
+    Changed {
+        after: Rev::MAX,
+        items: vec![item],
+        newest: Some(Arc::new(Newest {
+            last,
+            changes: u32::MAX,
+            texts: Some(u64::MAX),
+        })),
+        deleted: Some(Arc::new(DeletedSeqs {
+            highest: vec![Seq::MAX; DELETED_SEQS_KEPT],
+            count: u64::MAX,
+        })),
     }
 }
 
@@ -95,7 +143,23 @@ fn largest() -> Vec<PeerMessage> {
             public: true,
         },
     });
+    let reacted = Reacted {
+        seq: Seq::MAX,
+        emoji: "e".repeat(EMOJI_BYTES_MAX),
+        on: true,
+        rev: Rev::MAX,
+    };
+    let at = Cursor(Seq::MAX, Rev::MAX);
+    let (changed, members) = (Arc::new(changes()), audience.clone());
+    let Content::Text {
+        body, attachments, ..
+    } = text()
+    else {
+        unreachable!()
+    };
     let publications = [
+        Publication::changed(conversation(), at, changed, members, true),
+        Publication::reacted(conversation(), reacted, user()),
         Publication::entry(conversation(), entry(created), audience.clone()),
         Publication::entry(conversation(), entry(text()), audience.clone()),
         Publication::receipt(conversation(), receipt, audience.clone()),
@@ -121,10 +185,21 @@ fn largest() -> Vec<PeerMessage> {
             range: LogRange::Around(Seq::MAX),
             limit: usize::MAX,
         },
+        Operation::Edit(EditMessage {
+            seq: Seq::MAX,
+            content: EditedContent { body, attachments },
+            base_rev: Some(Rev::MAX),
+            at: Some(i64::MAX),
+        }),
+        Operation::Delete(DeleteMessages {
+            seqs: vec![Seq::MAX; DELETE_SEQS_MAX],
+            as_moderator: true,
+            at: Some(i64::MAX),
+        }),
     ];
     let interest = Interest {
         topic: Topic::Presence(user()),
-        passed: Some(Cursor(Seq::MAX, 0)),
+        passed: Some(Cursor(Seq::MAX, Rev::MAX)),
     };
     let id = u64::MAX;
     let part = u64::MAX;
@@ -175,6 +250,9 @@ fn a_page_of_the_largest_entries_can_be_answered() {
     let answer = PeerResponse::Outcome(Ok(Outcome::History(Page {
         entries,
         head: Seq::MAX,
+        rev: 0,
+        states: Vec::new(),
+        mine: Vec::new(),
     })));
     let bytes = encode(&PeerMessage::Answer { id: 1, answer }).len();
     assert!(
@@ -231,6 +309,66 @@ fn a_version_of_the_ring_needs_no_level() {
     assert_eq!(decode::<Before>(&encode(&row)).unwrap(), before);
     let read: RingRow = decode(&encode(&before)).unwrap();
     assert_eq!(read, RingRow { level: 0, ..row });
+}
+
+/// Earlier builds know of a channel's position only the seq, and get a rev where they ignore it.
+#[test]
+fn earlier_builds_understand_an_interest_and_a_reference() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Before {
+        topic: Topic,
+        passed: Option<Seq>,
+    }
+    let topic = Topic::Channel(conversation());
+    let interest = |passed| Interest {
+        topic: topic.clone(),
+        passed,
+    };
+    for (now, seq) in [
+        (Some(Cursor(7, 5)), Some(7)),
+        (Some(Cursor(7, 0)), Some(7)),
+        (None, None),
+    ] {
+        let encoded = encode(&interest(now));
+        assert_eq!(decode::<Interest>(&encoded).unwrap(), interest(now));
+        let before: Before = decode(&encoded).unwrap();
+        assert_eq!(before.passed, seq);
+        let without_rev = now.map(|Cursor(seq, _)| Cursor(seq, 0));
+        let read: Interest = decode(&encode(&before)).unwrap();
+        assert_eq!(read, interest(without_rev));
+    }
+    #[derive(Serialize, Deserialize)]
+    struct RefBefore {
+        conversation: ConversationId,
+        kind: Kind,
+        last_seq: Option<Seq>,
+    }
+    let reference = InboxRef {
+        conversation: conversation(),
+        kind: Kind::Group,
+        last_seq: Some(7),
+        rev: 5,
+    };
+    let encoded = encode(&reference);
+    assert_eq!(decode::<InboxRef>(&encoded).unwrap(), reference);
+    let before: RefBefore = decode(&encoded).unwrap();
+    let unchanged = InboxRef {
+        rev: 0,
+        ..reference
+    };
+    assert_eq!(decode::<InboxRef>(&encode(&before)).unwrap(), unchanged);
+    assert_eq!(encode(&before), encode(&unchanged));
+}
+
+/// There are no revs below the level of changes, so gateways of earlier builds get the form that they know.
+#[test]
+fn the_answer_to_follow_has_a_rev_only_if_there_is_one() {
+    let without = PeerResponse::position(Ok(Cursor(7, 0)));
+    assert!(matches!(without, PeerResponse::Head(Ok(7))));
+    let with = PeerResponse::position(Ok(Cursor(7, 5)));
+    let read: PeerResponse = decode(&encode(&with)).unwrap();
+    assert!(matches!(read, PeerResponse::Position(Cursor(7, 5))));
+    assert!(PeerResponse::position(Err(Error::Moved)).is_moved());
 }
 
 /// A newer build's messages hold up nothing else.
@@ -291,10 +429,15 @@ fn an_inbox_row_is_encoded_as_in_earlier_builds() {
         name: name(),
         joined_seq: 1,
         last: None,
+        changes: 0,
+        texts: None,
     };
-    row.merge(Some(summary.clone()), Some(3), None);
+    row.summary = Some(summary.clone());
+    row.read_seq = 3;
     let before: Before = decode(&encode(&row)).unwrap();
     assert_eq!(before.face, Some(summary));
     assert_eq!(decode::<InboxRow>(&encode(&before)).unwrap(), row);
-    assert_eq!(encode(&before), encode(&row));
+    // Earlier builds ignore what they do not know.
+    (row.rev, row.read_texts) = (9, Some(2));
+    assert_eq!(decode::<Before>(&encode(&row)).unwrap(), before);
 }

@@ -6,13 +6,13 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     auth::Tokens,
-    chat::{Conversations, Creation},
+    chat::{Conversations, Creation, DeleteMessages, EditMessage, React},
     cluster::{Cluster, MembershipAgent},
     config::Config,
     fanout::Hub,
     gateway::requests,
-    model::{ClientId, Content, Draft, Posting, SessionId, UserId},
-    protocol::{Codec, Request, Send},
+    model::{ClientId, Content, Draft, EditedContent, Posting, SessionId, UserId},
+    protocol::{ChangedEvent, Codec, Message, Request, Send},
     store::{
         Store,
         simulated::{Faults, Simulated},
@@ -58,7 +58,8 @@ impl Fixture {
             &tasks,
             |publish, inbox, lease| {
                 let (me, store) = (members.me(), store.clone());
-                let settings = config.conversations();
+                let mut settings = config.conversations();
+                settings.level = members.level();
                 Conversations::new(me, store, publish, inbox, lease, settings, tasks.clone())
             },
         );
@@ -105,21 +106,66 @@ impl Fixture {
 
     /// Reads what a cursor misses: the seqs of each page, and the event at the end if there is one.
     async fn missed(&self, place: InboxRef, after: Seq) -> (Vec<Vec<Seq>>, Option<Event>) {
-        let cursors = HashMap::from([(place.conversation, Cursor(after, 0))]);
+        let (pages, mut events) = self.missed_after(place, Cursor(after, 0)).await;
+        let pages = pages.into_iter();
+        let seqs = |page: Vec<Message>| page.iter().map(|message| message.seq).collect();
+        assert!(events.len() <= 1, "{events:?}");
+        (pages.map(seqs).collect(), events.pop())
+    }
+
+    /// Reads what a cursor misses: the messages of each page, and the events that follow them.
+    async fn missed_after(
+        &self,
+        place: InboxRef,
+        cursor: Cursor,
+    ) -> (Vec<Vec<Message>>, Vec<Event>) {
+        let conversation = place.conversation;
+        let cursors = HashMap::from([(conversation, cursor)]);
         let mut missed = Missed::new(&self.gateway, &self.bob, &cursors, vec![place]);
-        let (mut pages, mut other) = (Vec::new(), None);
+        let (mut pages, mut events) = (Vec::new(), Vec::new());
         while let Some((_, missing)) = missed.next().await {
-            assert!(other.is_none(), "nothing follows {other:?}");
             match missing {
                 Missing::Entries(entries) => {
-                    let weight: usize = entries.iter().map(|e| e.weight()).sum();
+                    assert!(events.is_empty(), "no messages follow {events:?}");
+                    let weight: usize = entries.iter().map(Shown::weight).sum();
                     assert!(weight <= self.gateway.limits.page_bytes(), "{weight}");
-                    pages.push(entries.iter().map(|e| e.seq).collect());
+                    let entries = entries.into_iter();
+                    pages.push(entries.map(|shown| shown.message(conversation)).collect());
                 }
-                Missing::Other(event) => other = Some(event),
+                Missing::Changes(changes, _) => events.extend(changes),
+                Missing::Other(event) => events.push(event),
             }
         }
-        (pages, other)
+        (pages, events)
+    }
+
+    /// Edits the second entry, reacts to the third one and deletes the fourth one: the revs 1, 2 and 3.
+    async fn change(&self, conversation: ConversationId) {
+        let router = &self.gateway.router;
+        let edit = EditMessage {
+            seq: 2,
+            content: EditedContent {
+                body: "new".into(),
+                attachments: Vec::new(),
+            },
+            base_rev: None,
+            at: None,
+        };
+        let react = React {
+            seq: 3,
+            emoji: "a".into(),
+            on: true,
+            at: None,
+        };
+        let delete = DeleteMessages {
+            seqs: vec![4],
+            as_moderator: false,
+            at: None,
+        };
+        let alice = || user("alice");
+        assert_eq!(router.ask(conversation, alice(), edit).await, Ok(1));
+        assert_eq!(router.ask(conversation, alice(), react).await, Ok(2));
+        assert_eq!(router.ask(conversation, alice(), delete).await, Ok(3));
     }
 
     fn frames(&self) -> Vec<serde_json::Value> {
@@ -140,6 +186,7 @@ fn place(conversation: ConversationId, kind: Kind, last_seq: Option<Seq>) -> Inb
         conversation,
         kind,
         last_seq,
+        rev: 0,
     }
 }
 
@@ -184,6 +231,95 @@ async fn more_than_may_be_pushed_is_not_read() {
     assert_eq!((pages.len(), resync(other)), (1, 502));
 }
 
+/// Returns `after`, `rev` and the seqs of each `changed` event.
+fn changed(events: Vec<Event>) -> Vec<(Rev, Rev, Vec<Seq>)> {
+    let read = |event| match event {
+        Event::Changed(ChangedEvent {
+            after, rev, items, ..
+        }) => (after, rev, items.iter().map(|item| item.seq).collect()),
+        other => panic!("{other:?}"),
+    };
+    events.into_iter().map(read).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changed_follows_the_missed_messages() {
+    let fixture = Fixture::new().await;
+    let group = fixture.conversation(Kind::Group, 6, 7).await;
+    let channel = fixture.conversation(Kind::Channel, 6, 7).await;
+    fixture.change(group).await;
+    fixture.change(channel).await;
+    let bob = &fixture.bob;
+    let channel = place(channel, Kind::Channel, None);
+    follow_channels(&fixture.gateway, bob, std::slice::from_ref(&channel)).await;
+    let group = InboxRef {
+        rev: 3,
+        ..place(group, Kind::Group, Some(6))
+    };
+    for place in [group, channel] {
+        let missed = |cursor| fixture.missed_after(place.clone(), cursor);
+        let (pages, events) = missed(Cursor(2, 0)).await;
+        let texts = pages.concat().into_iter();
+        let texts: Vec<_> = texts.map(|m| (m.seq, m.body.len(), m.rev)).collect();
+        assert_eq!(texts, [(3, 7, 2), (4, 0, 3), (5, 7, 0), (6, 7, 0)]);
+        assert_eq!(changed(events), [(0, 3, vec![2, 3, 4])]);
+        let (pages, events) = missed(Cursor(6, 2)).await;
+        assert!(pages.is_empty());
+        assert_eq!(changed(events), [(2, 3, vec![4])]);
+        let (pages, events) = missed(Cursor(6, 3)).await;
+        assert!(pages.is_empty() && events.is_empty(), "nothing is missing");
+    }
+}
+
+/// The owner does not know the rev that the home has seen, which stands for an owner that cannot be asked.
+#[tokio::test(start_paused = true)]
+async fn changes_that_cannot_be_read_are_a_gap() {
+    let fixture = Fixture::new().await;
+    let group = fixture.conversation(Kind::Group, 3, 1).await;
+    let place = InboxRef {
+        rev: 5,
+        ..place(group, Kind::Group, Some(3))
+    };
+    let missed = |cursor| fixture.missed_after(place.clone(), cursor);
+    let (pages, events) = missed(Cursor(3, 3)).await;
+    assert!(pages.is_empty());
+    assert_eq!(changed(events), [(5, 5, vec![])]);
+    let (pages, events) = missed(Cursor(1, 3)).await;
+    assert_eq!(pages.concat().len(), 2);
+    assert_eq!(changed(events), [(5, 5, vec![])]);
+    let (pages, events) = missed(Cursor(3, 5)).await;
+    assert!(pages.is_empty() && events.is_empty(), "nothing is missing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_brings_the_changes_after_its_rev() {
+    let fixture = Fixture::new().await;
+    let conversation = fixture.conversation(Kind::Channel, 6, 1).await;
+    fixture.change(conversation).await;
+    let subscribed = async |after, rev| {
+        let request = Subscribe {
+            conversation,
+            after,
+            rev,
+        };
+        let (answer, _) = subscribe(&fixture.gateway, &fixture.bob, &request).await;
+        let Answer::Ok(okay) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!((okay.head, okay.rev), (Some(6), Some(3)));
+        let frames = fixture.frames().into_iter();
+        let kinds = frames.map(|frame| (frame["type"].as_str() == Some("changed"), frame));
+        kinds
+            .map(|(is_changed, frame)| (is_changed, frame["rev"].as_u64()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(subscribed(None, None).await, []);
+    assert_eq!(subscribed(None, Some(3)).await, []);
+    assert_eq!(subscribed(None, Some(1)).await, [(true, Some(3))]);
+    let both = [(false, None), (false, None), (true, Some(3))];
+    assert_eq!(subscribed(Some(4), Some(0)).await, both);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let fixture = Fixture::new().await;
@@ -193,6 +329,7 @@ async fn a_subscription_that_cannot_be_caught_up_says_so_and_stays() {
     let request = Subscribe {
         conversation,
         after,
+        rev: None,
     };
     let (gateway, bob) = (&fixture.gateway, &fixture.bob);
     let (answer, _) = subscribe(gateway, bob, &request).await;

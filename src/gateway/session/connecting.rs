@@ -19,7 +19,8 @@ use crate::{
     cluster::InboxRef,
     fanout::{Closing, Frame, Subscriber},
     gateway::{
-        Gateway, pages,
+        Gateway,
+        pages::Shown,
         rates::{BYTES_WAIT_MAX, Connecting, Rates, UserRate, Wait},
         requests,
         resume::{self, Missing},
@@ -255,7 +256,7 @@ impl Session {
             gateway: gateway.router.me().to_string(),
             expires_at: identity.expires_at,
             ping_interval_ms: gateway.session.ping_interval_ms,
-            limits: gateway.limits.protocol(),
+            limits: gateway.limits.protocol(&gateway.messages),
             time: clock::wall(),
         };
         let reply = Reply {
@@ -288,16 +289,19 @@ impl Session {
             gateway.rates.charge(&accepted.rate, counted);
         };
         while let Some((conversation, missing)) = missed.next().await {
-            let (entries, other) = match missing {
-                Missing::Entries(entries) => (entries, None),
-                Missing::Other(event) => (Vec::new(), Some(event)),
+            let (entries, others, read) = match missing {
+                Missing::Entries(entries) => {
+                    let read = entries.iter().map(Shown::encoded_bytes).sum();
+                    (entries, Vec::new(), read)
+                }
+                Missing::Changes(events, read) => (Vec::new(), events, read),
+                Missing::Other(event) => (Vec::new(), vec![event], 0),
             };
-            let read = entries.iter().map(|e| pages::encoded_bytes(e)).sum();
             charge(read);
             let events = entries
                 .into_iter()
-                .map(|entry| resume::message(conversation, &entry));
-            for event in events.chain(other) {
+                .map(|entry| resume::message(conversation, entry));
+            for event in events.chain(others) {
                 let frame = Frame::encode(self.codec, &event);
                 if read == 0 {
                     charge(frame.bytes().len());

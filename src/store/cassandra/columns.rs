@@ -6,20 +6,20 @@ use scylla::{
     DeserializeRow,
     value::{CqlTimestamp, CqlTimeuuid, MaybeUnset},
 };
-use serde::{Deserialize, Serialize, de::value::StrDeserializer};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, value::StrDeserializer},
+};
 use uuid::Uuid;
 
 use super::{
-    super::{
-        ConversationRow, Error, InboxRow, InboxSummary, InboxWrite, LogRow, ParticipantRow,
-        PublicRow, Result,
-    },
+    super::{Activity, ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result},
     batches::Unit,
-    statements::{Statements, Write},
+    statements::Statements,
 };
 use crate::model::{
-    Attachment, ClientId, Content, ConversationId, Details, Entry, EntryKind, Kind, Last,
-    MessageId, Participant, Seq, UserId,
+    Attachment, ClientId, Content, ContentState, ConversationId, Details, Entry, EntryKind,
+    EntryState, Kind, MessageId, Participant, ReactionState, Seq, UserId,
 };
 
 /// Positions of one partition of `messages`.
@@ -29,7 +29,7 @@ const CHANNEL_SHARDS: i32 = 64;
 /// Partitions of the public listing.
 pub(super) const PUBLIC_SHARDS: i32 = 16;
 /// The estimated size of a statement without its text.
-const STATEMENT_BYTES: usize = 100;
+pub(super) const STATEMENT_BYTES: usize = 100;
 
 pub(super) fn bucket_of(seq: Seq) -> u64 {
     seq / BUCKET
@@ -76,13 +76,17 @@ pub(super) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
+pub(super) fn small(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
 /// Leaves an absent column unset, because writing a null would create a tombstone.
-fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
+pub(super) fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
     value.map_or(MaybeUnset::Unset, MaybeUnset::Set)
 }
 
 /// Returns the name of an enumeration's value, as in the protocol.
-fn name_of<T: Serialize>(value: &T) -> String {
+pub(super) fn name_of<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
         other => {
@@ -99,12 +103,23 @@ pub(super) fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
     }
 }
 
-fn named<'a, T: Deserialize<'a>>(operation: &'static str, name: &'a str) -> Result<T> {
+/// Returns the JSON of a value that always has one. Equal values have equal texts.
+pub(super) fn json<T: Serialize>(value: &T) -> String {
+    let text = serde_json::to_string(value);
+    debug_assert!(text.is_ok(), "a value must always encode: {text:?}");
+    text.unwrap_or_default()
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(operation: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|e| corrupt(operation, e))
+}
+
+pub(super) fn named<'a, T: Deserialize<'a>>(operation: &'static str, name: &'a str) -> Result<T> {
     T::deserialize(StrDeserializer::<serde::de::value::Error>::new(name))
         .map_err(|e| corrupt(operation, e))
 }
 
-fn user(operation: &'static str, name: &str) -> Result<UserId> {
+pub(super) fn user(operation: &'static str, name: &str) -> Result<UserId> {
     UserId::new(name).map_err(|e| corrupt(operation, e))
 }
 
@@ -150,6 +165,7 @@ impl Statements {
             unset(reply_to),
             CqlTimestamp(entry.at),
             big(*settled),
+            unset(entry.texts.map(big)),
         ));
         Unit::one(&self.insert_message, values, bytes)
     }
@@ -179,6 +195,18 @@ impl Statements {
             values,
             STATEMENT_BYTES + entry.sender.as_str().len(),
         )
+    }
+
+    /// Returns the units that record that a gateway wrote to a conversation.
+    pub(super) fn activity(&self, conversation: ConversationId, activity: Activity) -> [Unit; 2] {
+        let Activity { gateway, minute } = activity;
+        let minute = i32::try_from(minute).unwrap_or(i32::MAX);
+        let row = Box::new((gateway.0, minute, conversation.0));
+        let minute = Box::new((gateway.0, minute));
+        [
+            Unit::one(&self.insert_activity, row, 100),
+            Unit::one(&self.insert_activity_minute, minute, 50),
+        ]
     }
 
     pub(super) fn head_bucket(&self, conversation: ConversationId, bucket: u64) -> Unit {
@@ -268,106 +296,97 @@ impl Statements {
         unit.extend(delivered.map(|seq| mark(&self.set_participant_delivered, seq)));
         (!unit.statements.is_empty()).then_some(unit)
     }
-
-    /// Returns the unit that raises a watermark of an inbox row with this statement.
-    pub(super) fn inbox_mark(
-        statement: &Arc<Write>,
-        conversation: ConversationId,
-        user: &UserId,
-        seq: Seq,
-    ) -> Unit {
-        let name = user.as_str().to_owned();
-        let values = Box::new((big(seq), big(seq), name, conversation.0));
-        Unit::one(statement, values, STATEMENT_BYTES)
-    }
-
-    /// Returns the units for an inbox row and for the participant's watermark.
-    pub(super) fn inbox_write(&self, write: &InboxWrite) -> Vec<Unit> {
-        let InboxWrite {
-            user,
-            conversation,
-            kind,
-            summary,
-            read_seq,
-            left_seq,
-        } = write;
-        let mut row = Unit::default();
-        if let Some(summary) = summary {
-            let last = summary.last.as_ref();
-            let bytes = STATEMENT_BYTES
-                + summary.name.as_ref().map_or(0, String::len)
-                + last.map_or(0, |l| l.preview.len());
-            let values = (
-                big(summary.seq),
-                name_of(&summary.kind),
-                unset(summary.name.clone()),
-                big(summary.joined_seq),
-                big(summary.seq),
-                unset(last.map(|l| big(l.seq))),
-                unset(last.map(|l| CqlTimeuuid::from(l.message_id.0))),
-                unset(last.map(|l| CqlTimestamp(l.at))),
-                unset(last.map(|l| l.sender.as_str().to_owned())),
-                unset(last.map(|l| name_of(&l.kind))),
-                unset(last.map(|l| l.preview.clone())),
-                user.as_str().to_owned(),
-                conversation.0,
-            );
-            row.extend([Unit::one(&self.set_inbox_summary, Box::new(values), bytes)]);
-        }
-        let mark = |statement, seq| Self::inbox_mark(statement, *conversation, user, seq);
-        row.extend(read_seq.map(|seq| mark(&self.set_inbox_read, seq)));
-        row.extend(left_seq.map(|seq| mark(&self.set_inbox_left, seq)));
-        let mut units = Vec::with_capacity(2);
-        if !row.statements.is_empty() {
-            units.push(row);
-        }
-        units.extend(self.marks(*conversation, *kind, user, *read_seq, None));
-        units
-    }
 }
 
+/// Reads the state of an entry from its columns.
+pub(super) fn state_of(
+    operation: &'static str,
+    content: Option<&str>,
+    reactions: Option<&str>,
+) -> Result<EntryState> {
+    let content: Option<ContentState> = content.map(|t| from_json(operation, t)).transpose()?;
+    let reactions: Option<ReactionState> =
+        reactions.map(|t| from_json(operation, t)).transpose()?;
+    Ok(EntryState { content, reactions })
+}
+
+/// A row of `messages`: an entry as an owner wrote it, or with epoch 0 the state of an entry.
 #[derive(DeserializeRow)]
 pub(super) struct MessageColumns {
     seq: i64,
     epoch: i64,
-    message_id: CqlTimeuuid,
-    sender: String,
-    client_id: Uuid,
-    kind: String,
-    body: String,
+    message_id: Option<CqlTimeuuid>,
+    sender: Option<String>,
+    client_id: Option<Uuid>,
+    kind: Option<String>,
+    body: Option<String>,
     attachments: Option<String>,
     reply_to: Option<i64>,
-    at: CqlTimestamp,
-    committed: i64,
+    at: Option<CqlTimestamp>,
+    committed: Option<i64>,
+    texts: Option<i64>,
+    content_state: Option<String>,
+    reaction_state: Option<String>,
 }
 
 impl MessageColumns {
-    pub(super) fn row(self, operation: &'static str) -> Result<LogRow> {
+    /// Returns the state of the row's entry, if the row is a state.
+    pub(super) fn state(&self, operation: &'static str) -> Result<Option<(Seq, EntryState)>> {
+        let parts = (
+            self.content_state.as_deref(),
+            self.reaction_state.as_deref(),
+        );
+        match parts {
+            (None, None) => Ok(None),
+            (content, reactions) => {
+                let state = state_of(operation, content, reactions)?;
+                Ok(Some((unsigned(self.seq), state)))
+            }
+        }
+    }
+
+    /// Returns the row of the log. `None` if the row is no entry.
+    pub(super) fn row(self, operation: &'static str) -> Result<Option<LogRow>> {
+        let Self {
+            message_id: Some(message_id),
+            sender: Some(sender),
+            client_id: Some(client_id),
+            kind: Some(kind),
+            body: Some(body),
+            at: Some(at),
+            committed: Some(committed),
+            ..
+        } = self
+        else {
+            return Ok(None);
+        };
         let json = |e: serde_json::Error| corrupt(operation, e);
-        let content = match named(operation, &self.kind)? {
+        let content = match named(operation, &kind)? {
             EntryKind::Text => Content::Text {
-                body: self.body,
-                attachments: match self.attachments {
+                body,
+                // The attachments of an erased message are an empty text.
+                attachments: match self.attachments.filter(|text| !text.is_empty()) {
                     Some(text) => serde_json::from_str::<Vec<Attachment>>(&text).map_err(json)?,
                     None => Vec::new(),
                 },
                 reply_to: self.reply_to.map(unsigned),
             },
-            EntryKind::System => Content::System(serde_json::from_str(&self.body).map_err(json)?),
+            EntryKind::System => Content::System(serde_json::from_str(&body).map_err(json)?),
         };
         let entry = Arc::new(Entry {
             seq: unsigned(self.seq),
-            message_id: MessageId(self.message_id.into()),
-            client_id: ClientId(self.client_id),
-            sender: user(operation, &self.sender)?,
-            at: self.at.0,
+            message_id: MessageId(message_id.into()),
+            client_id: ClientId(client_id),
+            sender: user(operation, &sender)?,
+            at: at.0,
             content,
+            texts: self.texts.map(unsigned),
         });
-        Ok(LogRow {
+        Ok(Some(LogRow {
             record: entry,
             epoch: unsigned(self.epoch),
-            settled: unsigned(self.committed),
-        })
+            settled: unsigned(committed),
+        }))
     }
 }
 
@@ -452,63 +471,6 @@ impl ParticipantColumns {
             participant,
             seq: unsigned(seq),
         }))
-    }
-}
-
-#[derive(DeserializeRow)]
-pub(super) struct InboxColumns {
-    conversation_id: Uuid,
-    kind: Option<String>,
-    name: Option<String>,
-    joined_seq: Option<i64>,
-    seq: Option<i64>,
-    last_seq: Option<i64>,
-    last_message_id: Option<CqlTimeuuid>,
-    last_at: Option<CqlTimestamp>,
-    last_sender: Option<String>,
-    last_kind: Option<String>,
-    last_preview: Option<String>,
-    read_seq: Option<i64>,
-    left_seq: Option<i64>,
-}
-
-impl InboxColumns {
-    pub(super) fn row(self, operation: &'static str) -> Result<InboxRow> {
-        let last = match self {
-            Self {
-                last_seq: Some(seq),
-                last_message_id: Some(message_id),
-                last_at: Some(CqlTimestamp(at)),
-                last_sender: Some(sender),
-                last_kind: Some(kind),
-                last_preview: Some(preview),
-                ..
-            } => Some(Last {
-                seq: unsigned(seq),
-                message_id: MessageId(message_id.into()),
-                at,
-                sender: user(operation, &sender)?,
-                kind: named(operation, &kind)?,
-                preview,
-            }),
-            _ => None,
-        };
-        let summary = match (self.kind, self.joined_seq, self.seq) {
-            (Some(kind), Some(joined_seq), Some(seq)) => Some(InboxSummary {
-                seq: unsigned(seq),
-                kind: named(operation, &kind)?,
-                name: self.name,
-                joined_seq: unsigned(joined_seq),
-                last,
-            }),
-            _ => None,
-        };
-        Ok(InboxRow {
-            conversation: ConversationId(self.conversation_id),
-            summary,
-            read_seq: self.read_seq.map_or(0, unsigned),
-            left_seq: self.left_seq.map(unsigned),
-        })
     }
 }
 

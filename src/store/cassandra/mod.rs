@@ -4,9 +4,13 @@
 //! timestamp. So a caller simply retries a request with an unknown outcome.
 
 mod batches;
+mod changes;
 mod columns;
 mod connect;
+mod erase;
+mod inbox;
 mod operations;
+mod reads;
 mod ring;
 pub mod schema;
 mod statements;
@@ -36,14 +40,15 @@ use uuid::Uuid;
 pub use self::connect::{Settings, TlsFiles, connect};
 use self::{
     batches::Batches,
+    changes::ChangeColumns,
     columns::{MessageColumns, big, bucket_of, corrupt, opens_bucket},
     connect::{READ_SPECULATION, WRITE_SPECULATION, profile, serial},
     ring::RingColumns,
     statements::{Profiles, Statements},
 };
-use super::{Error, LogRow, Result};
+use super::{ChangeRow, Error, LogPage, LogRow, Result};
 use crate::{
-    model::{ConversationId, Seq},
+    model::{ConversationId, Rev, Seq},
     tasks::{Tasks, lock},
 };
 
@@ -164,9 +169,9 @@ impl Cassandra {
             .use_keyspace(&keyspace.name, false)
             .await
             .map_err(|e| failed(&e))?;
-        let mut statements = Statements::prepare(&session, profiles)
-            .await
-            .map_err(|e| failed(&e))?;
+        // Boxed, because the future of so many statements is large.
+        let prepared = Box::pin(Statements::prepare(&session, profiles));
+        let mut statements = prepared.await.map_err(|e| failed(&e))?;
         let short = settings.timeout.min(RING_TIMEOUT);
         statements.ring.set_request_timeout(Some(short));
         Ok((Arc::new(session), statements))
@@ -260,33 +265,61 @@ impl Cassandra {
         }
     }
 
-    /// Returns the rows of one bucket, newest first.
-    async fn bucket(
-        &self,
-        operation: &'static str,
-        conversation: ConversationId,
-        bucket: u64,
-        from: Seq,
-        to: Seq,
-    ) -> Result<Vec<LogRow>> {
-        let values = (conversation.0, big(bucket), big(from), big(to));
-        let rows: Vec<MessageColumns> = self
-            .read(operation, &self.statements.messages, values)
-            .await?;
-        rows.into_iter().map(|r| r.row(operation)).collect()
-    }
-
-    /// Returns the rows of all epochs from `from` to `to`, newest first.
+    /// Returns the rows of all epochs from `from` to `to`, newest first, with the states of the entries, oldest first.
     async fn range(
         &self,
         operation: &'static str,
         conversation: ConversationId,
         from: Seq,
         to: Seq,
-    ) -> Result<Vec<LogRow>> {
+    ) -> Result<LogPage> {
         let buckets = (bucket_of(from)..=bucket_of(to)).rev();
-        let parts = buckets.map(|bucket| self.bucket(operation, conversation, bucket, from, to));
-        Ok(try_join_all(parts).await?.concat())
+        let parts = buckets.map(|bucket| {
+            let values = (conversation.0, big(bucket), big(from), big(to));
+            self.read(operation, &self.statements.messages, values)
+        });
+        let parts: Vec<Vec<MessageColumns>> = try_join_all(parts).await?;
+        let mut page = LogPage::default();
+        for columns in parts.into_iter().flatten() {
+            page.states.extend(columns.state(operation)?);
+            page.rows.extend(columns.row(operation)?);
+        }
+        page.states.reverse();
+        Ok(page)
+    }
+
+    /// Returns the changes of all epochs from `from` to `to`, newest first.
+    async fn change_range(
+        &self,
+        operation: &'static str,
+        conversation: ConversationId,
+        from: Rev,
+        to: Rev,
+    ) -> Result<Vec<ChangeRow>> {
+        let buckets = (bucket_of(from)..=bucket_of(to)).rev();
+        let parts = buckets.map(|bucket| {
+            let values = (conversation.0, big(bucket), big(from), big(to));
+            self.read(operation, &self.statements.changes, values)
+        });
+        let parts: Vec<Vec<ChangeColumns>> = try_join_all(parts).await?;
+        let columns = parts.into_iter().flatten();
+        columns.map(|c| c.row(operation)).collect()
+    }
+
+    /// Records each bucket that rows of changes open, before its first row is written.
+    async fn open_change_buckets(
+        &self,
+        operation: &'static str,
+        conversation: ConversationId,
+        rows: &[ChangeRow],
+    ) -> Result<()> {
+        let revs = rows.iter().map(|row| row.record.rev);
+        for rev in revs.filter(|rev| changes::opens_bucket(*rev)) {
+            let bucket = bucket_of(rev);
+            let unit = self.statements.changes_bucket(conversation, bucket);
+            self.batches.write(operation, vec![unit]).await?;
+        }
+        Ok(())
     }
 
     /// Records each bucket that `rows` open, before its first row is written.

@@ -9,32 +9,31 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        Activity, Applied, ConversationRow, Error, Heartbeat, InboxRow, InboxWrite, LogRow, Mark,
-        ParticipantRow, PublicPage, Result, RingRow, SendRow, Store, Tail,
+        Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Error,
+        Heartbeat, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
+        PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail,
         public::{PublicScan, Step},
+        reactors::Position,
     },
     Cassandra,
     batches::Unit,
     columns::{
-        ConversationColumns, InboxColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big,
-        first_of, public_shard_of, shard_of, shards_of, unsigned,
+        ConversationColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big, first_of,
+        public_shard_of, shard_of, shards_of, small, unsigned,
     },
+    erase::last_due,
+    inbox::InboxColumns,
     ring::{RingColumns, level_column, level_of},
-    statements::Statements,
     unavailable,
 };
 use crate::model::{
-    ClientId, ConversationId, Entry, GatewayId, Kind, LEVEL_STATED, Millis, Seq, UserId,
+    ClientId, ConversationId, GatewayId, Kind, LEVEL_STATED, Millis, Rev, Seq, UserId,
 };
 
 /// Partitions of one listing that are read concurrently.
 const SHARDS_AT_ONCE: usize = 16;
 /// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
 const ACTIVITY_MINUTES: usize = 3;
-
-fn small(number: usize) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
 
 #[async_trait]
 impl Store for Cassandra {
@@ -49,13 +48,11 @@ impl Store for Cassandra {
         let s = &self.statements;
         let mut units = s.messages(conversation, rows);
         units.extend(rows.iter().map(|row| s.send(conversation, row)));
-        if let Some(Activity { gateway, minute }) = activity {
-            let minute = i32::try_from(minute).unwrap_or(i32::MAX);
-            let values = Box::new((gateway.0, minute, conversation.0));
-            units.push(Unit::one(&s.insert_activity, values, 100));
-            let values = Box::new((gateway.0, minute));
-            units.push(Unit::one(&s.insert_activity_minute, values, 50));
-        }
+        units.extend(
+            activity
+                .into_iter()
+                .flat_map(|a| s.activity(conversation, a)),
+        );
         self.batches.write(OPERATION, units).await
     }
 
@@ -72,12 +69,12 @@ impl Store for Cassandra {
         Ok(())
     }
 
-    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<Tail<Entry>> {
+    async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         const OPERATION: &str = "tail";
         let s = &self.statements;
-        let head: Option<(Option<i64>, Option<i64>)> =
+        let head: Option<(Option<i64>, Option<i64>, Option<i64>)> =
             self.read_one(OPERATION, &s.head, (conversation.0,)).await?;
-        let (bucket, settled) = head.unwrap_or_default();
+        let (bucket, settled, changes_bucket) = head.unwrap_or_default();
         let bucket = bucket.map_or(0, unsigned);
         let settled = settled.map_or(0, unsigned);
         let newest: Option<(i64,)> = self
@@ -89,27 +86,134 @@ impl Store for Cassandra {
             None => first_of(bucket).saturating_sub(1),
         };
         let first = (newest + 1).saturating_sub(seqs);
-        let mut rows = if newest == 0 {
-            Vec::new()
+        let LogPage { mut rows, states } = if newest == 0 {
+            LogPage::default()
         } else {
             self.range(OPERATION, conversation, first, newest).await?
         };
         rows.reverse();
-        Ok(Tail { rows, settled })
+        Ok(LogTail {
+            tail: Tail { rows, settled },
+            states,
+            may_have_changes: changes_bucket.is_some(),
+        })
     }
 
-    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<Vec<LogRow>> {
-        let mut rows = self.range("log", conversation, from, to).await?;
+    async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage> {
+        let mut page = self.range("log", conversation, from, to).await?;
         // Rows are newest first, the highest epoch first.
-        rows.dedup_by_key(|row| row.record.seq);
-        rows.reverse();
-        Ok(rows)
+        page.rows.dedup_by_key(|row| row.record.seq);
+        page.rows.reverse();
+        Ok(page)
     }
 
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
         let values = Box::new((big(seq), big(seq), conversation.0));
         let unit = Unit::one(&self.statements.set_settled, values, 50);
         self.batches.write("set_settled", vec![unit]).await
+    }
+
+    async fn append_changes(
+        &self,
+        conversation: ConversationId,
+        rows: &[ChangeRow],
+        activity: Option<Activity>,
+    ) -> Result<()> {
+        const OPERATION: &str = "append_changes";
+        self.open_change_buckets(OPERATION, conversation, rows)
+            .await?;
+        let s = &self.statements;
+        let mut units = s.changes(conversation, rows);
+        units.extend(
+            activity
+                .into_iter()
+                .flat_map(|a| s.activity(conversation, a)),
+        );
+        self.batches.write(OPERATION, units).await
+    }
+
+    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()> {
+        const OPERATION: &str = "settle_changes";
+        self.open_change_buckets(OPERATION, conversation, rows)
+            .await?;
+        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
+        for unit in self.statements.changes(conversation, rows) {
+            self.batches.write(OPERATION, vec![unit]).await?;
+        }
+        Ok(())
+    }
+
+    async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail> {
+        self.newest_changes(conversation, revs).await
+    }
+
+    async fn changes(
+        &self,
+        conversation: ConversationId,
+        from: Rev,
+        to: Rev,
+    ) -> Result<Vec<ChangeRow>> {
+        let mut rows = self.change_range("changes", conversation, from, to).await?;
+        // Rows are newest first, the highest epoch first.
+        rows.dedup_by_key(|row| row.record.rev);
+        rows.reverse();
+        Ok(rows)
+    }
+
+    async fn set_changes_settled(&self, conversation: ConversationId, rev: Rev) -> Result<()> {
+        let values = Box::new((big(rev), big(rev), conversation.0));
+        let unit = Unit::one(&self.statements.set_changes_settled, values, 50);
+        self.batches.write("set_changes_settled", vec![unit]).await
+    }
+
+    async fn apply_changes(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        applied: &AppliedChanges,
+    ) -> Result<()> {
+        let s = &self.statements;
+        let mut units = Vec::new();
+        let states = applied.states.iter();
+        units.extend(states.map(|(seq, state)| s.state(conversation, *seq, state)));
+        units.retain(|unit| !unit.statements.is_empty());
+        let reactors = applied.reactors.iter();
+        units.extend(reactors.flat_map(|row| s.reactor(conversation, kind, row)));
+        for write in &applied.inbox {
+            units.extend(s.inbox_write(write));
+            units.extend(s.clear_old_preview(write));
+        }
+        let deleted = applied.deleted.iter();
+        units.extend(deleted.map(|deleted| s.deleted(conversation, deleted)));
+        self.batches.write("apply_changes", units).await
+    }
+
+    async fn erase(&self, conversation: ConversationId, erasures: &[Erasure]) -> Result<()> {
+        self.erase_entries(conversation, erasures).await
+    }
+
+    async fn reactors(
+        &self,
+        conversation: ConversationId,
+        kind: Kind,
+        seq: Seq,
+        emoji: Option<&str>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ReactorsPage> {
+        let after = after.and_then(|text| Position::read(text, emoji));
+        self.reactors_page(conversation, kind, seq, emoji, after, limit)
+            .await
+    }
+
+    async fn reactions_of(
+        &self,
+        conversation: ConversationId,
+        user: &UserId,
+        from: Seq,
+        to: Seq,
+    ) -> Result<Vec<(Seq, String, bool)>> {
+        self.user_reactions(conversation, user, from, to).await
     }
 
     async fn sends(
@@ -216,12 +320,13 @@ impl Store for Cassandra {
         let Mark {
             user,
             read_seq,
+            read_texts,
             delivered_seq,
         } = mark;
         let s = &self.statements;
         let mut units = Vec::with_capacity(2);
         units.extend(s.marks(conversation, kind, user, *read_seq, *delivered_seq));
-        let read = |seq| Statements::inbox_mark(&s.set_inbox_read, conversation, user, seq);
+        let read = |seq| s.inbox_read(conversation, user, seq, *read_texts);
         units.extend(read_seq.map(read));
         self.batches.write("mark", units).await
     }
@@ -405,7 +510,8 @@ impl Store for Cassandra {
     }
 
     async fn sweep(&self) -> Result<()> {
-        Ok(()) // Rows that expire have a time to live.
+        // All other rows that expire have a time to live.
+        self.repeat_erasures(last_due()).await
     }
 
     fn is_shared(&self) -> bool {

@@ -73,10 +73,45 @@ fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> Prepare
 
 statements! {
     write insert_message: "INSERT INTO messages (conversation_id, bucket, seq, epoch, message_id, sender, client_id, kind, body, \
-        attachments, reply_to, at, committed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
-    read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed \
-        FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
+        attachments, reply_to, at, committed, texts) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    /// The states of entries are in the same partition, so a page with its states is one read.
+    read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
+        content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
     read newest_seq: "SELECT seq FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+
+    write set_content_state: "UPDATE messages USING TIMESTAMP ? SET content_state = ? \
+        WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = 0",
+    write set_reaction_state: "UPDATE messages USING TIMESTAMP ? SET reaction_state = ? \
+        WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = 0",
+    write erase_message: "UPDATE messages USING TIMESTAMP 1 SET body = ?, attachments = ? \
+        WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = ?",
+
+    write insert_change: "INSERT INTO changes (conversation_id, bucket, rev, epoch, author, at, settled, change) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    read changes: "SELECT rev, epoch, author, at, settled, change FROM changes \
+        WHERE conversation_id = ? AND bucket = ? AND rev >= ? AND rev <= ?",
+    read newest_rev: "SELECT rev FROM changes WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+    write erase_change: "UPDATE changes USING TIMESTAMP 1 SET change = ? \
+        WHERE conversation_id = ? AND bucket = ? AND rev = ? AND epoch = ?",
+
+    write set_reactor: "UPDATE reactors USING TIMESTAMP ? SET active = ?, at = ?, rev = ? \
+        WHERE conversation_id = ? AND seq = ? AND shard = ? AND emoji = ? AND user_id = ?",
+    read reactors: "SELECT emoji, user_id, rev, active, at FROM reactors \
+        WHERE conversation_id = ? AND seq = ? AND shard = ? AND (emoji, user_id) > (?, ?) LIMIT ?",
+    read reactors_of_emoji: "SELECT emoji, user_id, rev, active, at FROM reactors \
+        WHERE conversation_id = ? AND seq = ? AND shard = ? AND emoji = ? AND user_id > ? LIMIT ?",
+    write set_user_reaction: "UPDATE user_reactions USING TIMESTAMP ? SET active = ? \
+        WHERE conversation_id = ? AND bucket = ? AND user_id = ? AND seq = ? AND emoji = ?",
+    read user_reactions: "SELECT seq, emoji, active FROM user_reactions \
+        WHERE conversation_id = ? AND bucket = ? AND user_id = ? AND seq >= ? AND seq <= ?",
+
+    write insert_erasure: "INSERT INTO erasures (day, shard, conversation_id, place, position, sender, client_id) \
+        VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    /// Scans a table that has at most 256 partitions per day since the hint window.
+    read erasure_partitions: "SELECT DISTINCT day, shard FROM erasures",
+    read erasures: "SELECT conversation_id, place, position, sender, client_id FROM erasures WHERE day = ? AND shard = ?",
+    /// Nothing is written to the partition of a day that is over.
+    write delete_erasures: "DELETE FROM erasures USING TIMESTAMP 1 WHERE day = ? AND shard = ?",
 
     write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 0",
     read sends: "SELECT epoch, seq FROM sends WHERE conversation_id = ? AND sender = ? AND client_id = ?",
@@ -87,7 +122,11 @@ statements! {
     write set_settled: "UPDATE conversations USING TIMESTAMP ? SET settled = ? WHERE conversation_id = ?",
     read conversation: "SELECT kind, name, created_at, created_by, posting, public, participant_count, seq \
         FROM conversations WHERE conversation_id = ?",
-    read head: "SELECT head_bucket, settled FROM conversations WHERE conversation_id = ?",
+    read head: "SELECT head_bucket, settled, changes_head_bucket FROM conversations WHERE conversation_id = ?",
+    write set_changes_head_bucket: "UPDATE conversations USING TIMESTAMP ? SET changes_head_bucket = ? WHERE conversation_id = ?",
+    write set_changes_settled: "UPDATE conversations USING TIMESTAMP ? SET changes_settled = ? WHERE conversation_id = ?",
+    write set_deleted: "UPDATE conversations USING TIMESTAMP ? SET deleted = ? WHERE conversation_id = ?",
+    read changes_head: "SELECT changes_head_bucket, changes_settled, deleted FROM conversations WHERE conversation_id = ?",
 
     write set_membership: "UPDATE participants USING TIMESTAMP ? SET role = ?, joined_seq = ?, left_seq = ?, seq = ? \
         WHERE conversation_id = ? AND shard = ? AND user_id = ?",
@@ -100,12 +139,19 @@ statements! {
     read participant: "SELECT user_id, role, joined_seq, left_seq, seq, delivered_seq, read_seq FROM participants \
         WHERE conversation_id = ? AND shard = ? AND user_id = ?",
 
-    write set_inbox_summary: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
+    write set_inbox_old_summary: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
         last_message_id = ?, last_at = ?, last_sender = ?, last_kind = ?, last_preview = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_summary: "UPDATE user_conversations USING TIMESTAMP ? SET summary = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_preview: "UPDATE user_conversations USING TIMESTAMP ? SET last_preview = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_read: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_read_texts: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ?, read_texts = ? \
+        WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_deleted: "UPDATE user_conversations USING TIMESTAMP ? SET deleted = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_rev: "UPDATE user_conversations USING TIMESTAMP ? SET rev = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_left: "UPDATE user_conversations USING TIMESTAMP ? SET left_seq = ? WHERE user_id = ? AND conversation_id = ?",
     read inbox: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
-        last_preview, read_seq, left_seq FROM user_conversations WHERE user_id = ?",
+        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev \
+        FROM user_conversations WHERE user_id = ?",
 
     write set_public: "UPDATE public_conversations USING TIMESTAMP ? SET public = ?, kind = ?, name = ?, created_at = ? \
         WHERE shard = ? AND conversation_id = ?",

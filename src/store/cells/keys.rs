@@ -1,7 +1,7 @@
 //! The keys of cells. They sort in the order of reading, and numbers are big endian. This layout is the on-disk format.
 
 use super::Cell;
-use crate::model::{ConversationId, Seq, UserId};
+use crate::model::{ConversationId, Rev, Seq, UserId};
 
 /// The first byte of all keys of the log. All other keys are those of rows.
 pub(in crate::store) const LOG: u8 = b'm';
@@ -15,11 +15,27 @@ pub(super) const ACTIVITY: u8 = b'a';
 pub(super) const LAST_SEEN: u8 = b'u';
 pub(super) const RING: u8 = b'v';
 pub(super) const HEARTBEAT: u8 = b'h';
+pub(super) const CHANGES: u8 = b'r';
+pub(super) const REACTORS: u8 = b'e';
+pub(super) const MINE: u8 = b'y';
+
+/// Columns of the state of an entry.
+pub(super) const CONTENT: u8 = b's';
+pub(super) const REACTIONS: u8 = b'r';
+
+/// Columns of the marks of a conversation.
+pub(super) const CHANGES_SETTLED: u8 = b'r';
+/// The deleted seqs, in the marks of a conversation and in an inbox row.
+pub(super) const DELETED: u8 = b'x';
 
 pub(super) const MEMBERSHIP: u8 = b'm';
 pub(super) const READ: u8 = b'r';
 pub(super) const DELIVERED: u8 = b'd';
-pub(super) const SUMMARY: u8 = b'f';
+/// A summary of level 1.
+pub(super) const OLD_SUMMARY: u8 = b'f';
+/// A summary with a version.
+pub(super) const SUMMARY: u8 = b'g';
+pub(super) const REV: u8 = b'v';
 pub(super) const LEFT: u8 = b'l';
 
 /// The initial capacity of a key, enough for most users.
@@ -38,9 +54,14 @@ impl Key {
         self.bytes(id.0.as_bytes())
     }
 
-    /// Appends a user id and a zero. User ids contain no control characters, so the zero ends them.
+    /// Appends a user id and a zero.
     pub(super) fn user(self, user: &UserId) -> Self {
-        self.bytes(user.as_str().as_bytes()).bytes(&[0])
+        self.text(user.as_str())
+    }
+
+    /// Appends a user id or an emoji and a zero. They contain no control characters, so the zero ends them.
+    pub(super) fn text(self, text: &str) -> Self {
+        self.bytes(text.as_bytes()).bytes(&[0])
     }
 
     pub(super) fn u64(self, number: u64) -> Self {
@@ -67,6 +88,29 @@ impl Key {
 
 pub(super) fn log_key(conversation: ConversationId, seq: Seq) -> Key {
     Key::new(LOG).conversation(conversation).u64(seq)
+}
+
+pub(super) fn change_key(conversation: ConversationId, rev: Rev) -> Key {
+    Key::new(CHANGES).conversation(conversation).u64(rev)
+}
+
+/// Returns the prefix of the users who reacted to an entry.
+pub(super) fn reactors_key(conversation: ConversationId, seq: Seq) -> Key {
+    Key::new(REACTORS).conversation(conversation).u64(seq)
+}
+
+pub(super) fn reactor_key(
+    conversation: ConversationId,
+    seq: Seq,
+    emoji: &str,
+    user: &UserId,
+) -> Key {
+    reactors_key(conversation, seq).text(emoji).user(user)
+}
+
+/// Returns the prefix of a user's reactions in a conversation.
+pub(super) fn mine_key(conversation: ConversationId, user: &UserId) -> Key {
+    Key::new(MINE).conversation(conversation).user(user)
 }
 
 pub(super) fn participant_key(conversation: ConversationId, user: &UserId) -> Key {
@@ -104,7 +148,17 @@ pub(super) fn after(prefix: &[u8]) -> Vec<u8> {
     vec![u8::MAX; 64]
 }
 
-/// Whether cells of this key never change, so that they are written without reading the stored timestamp.
+/// Bytes of the key of a row of the log: the letter, the conversation, the seq and the epoch.
+const LOG_ROW_BYTES: usize = 33;
+/// The position of the epoch in the key of a row of the log.
+const LOG_EPOCH_AT: usize = 25;
+
+/// Whether cells of this key do not change, so that they are written without reading the stored timestamp. Rows of the
+/// log change once, if they are erased: then their timestamp is 1. States of entries, which have epoch 0, do change.
 pub(in crate::store) fn immutable(key: &[u8]) -> bool {
-    matches!(key.first(), Some(&(LOG | SENDS | ACTIVITY)))
+    match key.first() {
+        Some(&(SENDS | ACTIVITY)) => true,
+        Some(&LOG) => key.len() == LOG_ROW_BYTES && key[LOG_EPOCH_AT..] != [0; 8],
+        _ => false,
+    }
 }

@@ -7,20 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::{
     Cell,
     keys::{
-        CONVERSATION, DELIVERED, Key, LEFT, MEMBERSHIP, PUBLIC, READ, SENDS, SUMMARY, inbox_key,
-        log_key, participant_key,
+        CONVERSATION, DELIVERED, Key, MEMBERSHIP, PUBLIC, READ, SENDS, log_key, participant_key,
     },
     today,
 };
 use crate::{
     model::{
-        Attachment, ClientId, Content, ConversationId, Details, Entry, EntryKind, GatewayId, Kind,
-        LEVEL_STATED, Last, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
+        Attachment, ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind,
+        LEVEL_STATED, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
     },
-    store::{
-        ConversationRow, Error, InboxRow, InboxSummary, InboxWrite, LogRow, ParticipantRow,
-        PublicRow, Result, RingRow,
-    },
+    store::{ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result, RingRow},
 };
 
 /// The initial capacity of a value, enough for most messages.
@@ -30,7 +26,8 @@ fn number(number: u64) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
-/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
+/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end, and left out while
+/// they are absent, so that earlier builds can read the value.
 pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(VALUE_BYTES);
     let encoded = rmp_serde::encode::write(&mut bytes, value);
@@ -38,7 +35,7 @@ pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     bytes
 }
 
-fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
+pub(super) fn corrupt(operation: &'static str, reason: impl ToString) -> Error {
     Error::Corrupt {
         operation,
         reason: reason.to_string(),
@@ -83,6 +80,7 @@ struct StoredEntry<'a>(
     Millis,
     Seq, // settled
     #[serde(borrow)] StoredContent<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<u64>, // texts
 );
 
 #[derive(Serialize, Deserialize)]
@@ -99,7 +97,27 @@ enum StoredContent<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredAttachment(String, Option<String>, Option<String>, Option<u64>);
+pub(super) struct StoredAttachment(String, Option<String>, Option<String>, Option<u64>);
+
+pub(super) fn stored_attachments(attachments: &[Attachment]) -> Vec<StoredAttachment> {
+    attachments
+        .iter()
+        .cloned()
+        .map(|a| StoredAttachment(a.url, a.name, a.mime, a.size))
+        .collect()
+}
+
+pub(super) fn attachments(stored: Vec<StoredAttachment>) -> Vec<Attachment> {
+    stored
+        .into_iter()
+        .map(|StoredAttachment(url, name, mime, size)| Attachment {
+            url,
+            name,
+            mime,
+            size,
+        })
+        .collect()
+}
 
 pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {
     let day = today();
@@ -111,15 +129,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
                 body,
                 attachments,
                 reply_to,
-            } => StoredContent::Text(
-                body.into(),
-                attachments
-                    .iter()
-                    .cloned()
-                    .map(|a| StoredAttachment(a.url, a.name, a.mime, a.size))
-                    .collect(),
-                *reply_to,
-            ),
+            } => StoredContent::Text(body.into(), stored_attachments(attachments), *reply_to),
             Content::System(change) => {
                 StoredContent::System(serde_json::to_string(change).unwrap_or_default())
             }
@@ -131,6 +141,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
             entry.at,
             row.settled,
             content,
+            entry.texts,
         );
         cells.push(
             log_key(conversation, entry.seq)
@@ -153,20 +164,12 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
 pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
     let seq = take_u64(operation, &cell.key, 17)?;
     let epoch = take_u64(operation, &cell.key, 25)?;
-    let StoredEntry(message_id, client_id, sender, at, settled, content) =
+    let StoredEntry(message_id, client_id, sender, at, settled, content, texts) =
         decode(operation, &cell.value)?;
     let content = match content {
-        StoredContent::Text(body, attachments, reply_to) => Content::Text {
+        StoredContent::Text(body, stored, reply_to) => Content::Text {
             body: body.into_owned(),
-            attachments: attachments
-                .into_iter()
-                .map(|StoredAttachment(url, name, mime, size)| Attachment {
-                    url,
-                    name,
-                    mime,
-                    size,
-                })
-                .collect(),
+            attachments: attachments(stored),
             reply_to,
         },
         StoredContent::System(json) => {
@@ -180,6 +183,7 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         sender,
         at,
         content,
+        texts,
     });
     Ok(LogRow {
         record: entry,
@@ -188,17 +192,26 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
     })
 }
 
+/// Returns the cell that erases the text and the attachments of a row. `None` if the row is no message.
+pub(super) fn erased_row(operation: &'static str, cell: &Cell) -> Result<Option<Cell>> {
+    let mut stored: StoredEntry<'_> = decode(operation, &cell.value)?;
+    let StoredContent::Text(body, attachments, _) = &mut stored.5 else {
+        return Ok(None);
+    };
+    *body = "".into();
+    attachments.clear();
+    Ok(Some(Cell {
+        key: cell.key.clone(),
+        timestamp: 1,
+        value: encode(&stored),
+    }))
+}
+
 #[derive(Serialize, Deserialize)]
 struct StoredConversation(Kind, Option<String>, Millis, UserId, Posting, bool, u64);
 
 #[derive(Serialize, Deserialize)]
 struct StoredMembership(Role, Seq, Option<Seq>);
-
-#[derive(Serialize, Deserialize)]
-struct StoredSummary(Kind, Option<String>, Seq, Option<StoredLast>);
-
-#[derive(Serialize, Deserialize)]
-struct StoredLast(Seq, MessageId, Millis, UserId, EntryKind, String);
 
 #[derive(Serialize, Deserialize)]
 struct StoredPublic(bool, Kind, Option<String>, Millis);
@@ -281,26 +294,6 @@ pub(super) fn participant_cells(
     cells.push(key().bytes(&[DELIVERED]).cell(p.delivered_seq, Vec::new()));
 }
 
-pub(super) fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
-    let key = || inbox_key(&write.user, write.conversation);
-    if let Some(summary) = &write.summary {
-        let last = summary
-            .last
-            .clone()
-            .map(|l| StoredLast(l.seq, l.message_id, l.at, l.sender, l.kind, l.preview));
-        let stored = StoredSummary(summary.kind, summary.name.clone(), summary.joined_seq, last);
-        cells.push(key().bytes(&[SUMMARY]).cell(summary.seq, encode(&stored)));
-    }
-    if let Some(seq) = write.read_seq {
-        cells.push(key().bytes(&[READ]).cell(seq, Vec::new()));
-        let participant = participant_key(write.conversation, &write.user);
-        cells.push(participant.bytes(&[READ]).cell(seq, Vec::new()));
-    }
-    if let Some(seq) = write.left_seq {
-        cells.push(key().bytes(&[LEFT]).cell(seq, Vec::new()));
-    }
-}
-
 /// Groups the cells of participants, in key order, into rows. A row has at most three cells, so a scan of three times
 /// the limit contains enough whole rows.
 pub(super) fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<ParticipantRow>> {
@@ -335,48 +328,6 @@ pub(super) fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<Par
             read_seq,
         };
         rows.push(ParticipantRow { participant, seq });
-    }
-    Ok(rows)
-}
-
-/// Groups the cells of an inbox, in key order, into rows.
-pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> {
-    let mut rows: Vec<InboxRow> = Vec::new();
-    for cell in cells {
-        let conversation = take_conversation("inbox", &cell.key, id_at)?;
-        if rows
-            .last()
-            .is_none_or(|row| row.conversation != conversation)
-        {
-            rows.push(InboxRow::empty(conversation));
-        }
-        let Some(row) = rows.last_mut() else { continue };
-        match cell.key.last().copied() {
-            Some(SUMMARY) => {
-                let StoredSummary(kind, name, joined_seq, last) = decode("inbox", &cell.value)?;
-                let last =
-                    last.map(
-                        |StoredLast(seq, message_id, at, sender, kind, preview)| Last {
-                            seq,
-                            message_id,
-                            at,
-                            sender,
-                            kind,
-                            preview,
-                        },
-                    );
-                row.summary = Some(InboxSummary {
-                    seq: cell.timestamp,
-                    kind,
-                    name,
-                    joined_seq,
-                    last,
-                });
-            }
-            Some(READ) => row.read_seq = cell.timestamp,
-            Some(LEFT) => row.left_seq = Some(cell.timestamp),
-            _ => return Err(corrupt("inbox", "unknown column")),
-        }
     }
     Ok(rows)
 }

@@ -7,16 +7,13 @@ use std::{
 };
 
 use chat_gateway::{
-    chat::{LogRange, Operation, Outcome},
+    chat::{LogRange, Operation, Outcome, Page},
     model::{ClientId, Content, Seq, SystemChange},
     store::InboxRow,
 };
 use tokio::time::{sleep, timeout};
 
 use super::world::{Device, VISITOR, World, contiguous, user, visitor};
-
-/// The entries of a conversation, oldest first.
-type Entries = Vec<(Seq, ClientId)>;
 
 /// Checks that every client has every message and that every inbox agrees with the log.
 pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
@@ -27,14 +24,15 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
     }
     let mut heads = [0; 3];
     for (conversation, head) in heads.iter_mut().enumerate() {
-        let Some((entries, newest)) = whole_history(world, conversation).await else {
+        let Some(page) = whole_history(world, conversation).await else {
             let text =
                 format!("round {round}: conversation {conversation} is not served within 30 s");
             world.checker.lock().unwrap().find(text);
             return;
         };
-        *head = newest;
-        check_history(world, conversation, &entries, newest, round);
+        *head = page.head;
+        let entries: Vec<_> = page.entries.iter().map(|e| (e.seq, e.client_id)).collect();
+        check_history(world, conversation, &entries, page.head, round);
     }
     for device in devices {
         if device.connected.lock().unwrap().is_none() {
@@ -48,8 +46,8 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
     }
 }
 
-/// Reads the entries and the head of a conversation. `None` if it is not served within 30 s.
-async fn whole_history(world: &World, conversation: usize) -> Option<(Entries, Seq)> {
+/// Reads the whole page of a conversation. `None` if it is not served within 30 s.
+pub(super) async fn whole_history(world: &World, conversation: usize) -> Option<Page> {
     let whole = timeout(Duration::from_secs(30), async {
         loop {
             if let Some(read) = world.history(conversation, 0).await {

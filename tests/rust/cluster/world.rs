@@ -1,8 +1,10 @@
 //! The simulated world: gateways, network, store and clients.
 
+mod changing;
 mod checker;
 mod clients;
 mod gateways;
+mod held;
 mod network;
 
 use std::{
@@ -12,15 +14,18 @@ use std::{
 
 use chat_gateway::{
     fanout::Subscriber,
-    model::{ConversationId, Kind, SessionId, UserId},
+    model::{ConversationId, Kind, Seq, SessionId, UserId},
     protocol::Codec,
     store::simulated::{Faults, Simulated},
 };
 use checker::{Checker, Secrets};
 pub(super) use clients::{Device, contiguous, create};
 use gateways::Gateway;
+pub(super) use held::{ClientRule, expected};
 use network::Wire;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::simulation::seen::Seen;
 
 pub(super) const USERS: usize = 4;
 /// Number of one more user, who is added to conversations and removed again.
@@ -47,12 +52,28 @@ pub(super) struct World {
     pub(super) churning: AtomicBool,
     /// Acknowledged messages.
     pub(super) messages: Mutex<usize>,
-    /// Messages that are sent and neither acknowledged nor given up.
+    /// Messages and changes that are requested and neither acknowledged nor given up.
     pub(super) waiting: Mutex<usize>,
+    /// Whether users change messages.
+    pub(super) changing: bool,
+    /// Acknowledged changes.
+    pub(super) changes: Mutex<usize>,
+    /// The acknowledged messages of each conversation, with their senders.
+    pub(super) texts: Mutex<[Vec<(Seq, usize)>; 3]>,
+    /// What clients asked for and were told of changes.
+    pub(super) seen: Mutex<[Seen; 3]>,
+    /// The rule that clients break on purpose.
+    pub(super) broken: Option<ClientRule>,
 }
 
 impl World {
-    pub(super) fn new(seed: u64, faults: Faults, evicting: bool) -> Arc<Self> {
+    pub(super) fn new(
+        seed: u64,
+        faults: Faults,
+        evicting: bool,
+        changing: bool,
+        broken: Option<ClientRule>,
+    ) -> Arc<Self> {
         let mut random = StdRng::seed_from_u64(seed);
         let conversations = KINDS.map(|kind| {
             let bytes: u128 = random.random();
@@ -87,6 +108,11 @@ impl World {
             churning: AtomicBool::new(false),
             messages: Mutex::default(),
             waiting: Mutex::default(),
+            changing,
+            changes: Mutex::default(),
+            texts: Mutex::default(),
+            seen: Mutex::default(),
+            broken,
         })
     }
 

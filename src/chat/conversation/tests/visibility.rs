@@ -158,7 +158,7 @@ async fn the_first_message_of_a_dm_waits_until_the_dm_is_stored() {
     let mut sent = fixture.ask_of(dm, "alice", sent).await;
     sleep(Duration::from_secs(1)).await;
     assert!(pending(&mut made) && pending(&mut sent));
-    assert!(fixture.store.log(dm, 1, 1).await.unwrap().is_empty());
+    assert!(fixture.store.log(dm, 1, 1).await.unwrap().rows.is_empty());
     fixture.store.set_faults(Faults::NONE);
     made.await.unwrap();
     let sent = sent.await.unwrap();

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    chat::Recipients,
+    chat::{ChangedItem, ReactedBy, Recipients},
     cluster::message::{Delivered, Interest, PeerMessage, decode, encode},
     model::{Attachment, ClientId, Content, Cursor, Kind, MessageId, Posting, SystemChange, Topic},
 };
@@ -29,6 +29,7 @@ fn messages() -> Vec<PeerMessage> {
             sender: user("ann"),
             at: 1_795_000_000_123,
             content,
+            texts: None,
         })
     };
     let text = Content::Text {
@@ -101,6 +102,7 @@ fn messages() -> Vec<PeerMessage> {
         user: user("ann"),
         channel: conversation,
         seq: 7,
+        texts: None,
     });
     let topic = Topic::Channel(conversation);
     messages.push(PeerMessage::Interests {
@@ -145,6 +147,64 @@ const EARLIER: &[&[u8]] = &[
     b"\x81\xa9Interests\x82\xa7version\x03\xa6topics\x92\x82\xa5topic\x81\xa7Channel\xc4\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\xa6passed\x07\x82\xa5topic\x81\xa4User\xa3ann\xa6passed\xc0",
     b"\x81\xa9Published\x82\xa4part\x00\xa5taken\xc3",
 ];
+
+/// From the level of changes on, all gateways read these.
+#[test]
+fn changes_are_read_as_they_were_written() {
+    let conversation = ConversationId(Uuid::from_u128(1));
+    let bob = UserId::new("bob").unwrap();
+    let members = Audience::Members(Arc::new(Recipients {
+        kind: Kind::Group,
+        name: None,
+        users: vec![(bob.clone(), 2)],
+    }));
+    let item = ChangedItem {
+        seq: 4,
+        rev: 9,
+        content: None,
+        reactions: Some([("👍".to_owned(), 2)].into()),
+        by: Some(ReactedBy {
+            user: bob.clone(),
+            emoji: "👍".into(),
+            on: true,
+        }),
+        mine: None,
+    };
+    let changed = Arc::new(Changed {
+        after: 8,
+        items: vec![item],
+        newest: None,
+        deleted: None,
+    });
+    let reacted = Reacted {
+        seq: 4,
+        emoji: "👍".into(),
+        on: true,
+        rev: 9,
+    };
+    let changes = |audience, is_confirmed| {
+        let at = Cursor(7, 9);
+        Publication::changed(conversation, at, changed.clone(), audience, is_confirmed)
+    };
+    for publication in [
+        changes(members.clone(), true),
+        changes(members, false),
+        changes(Audience::Channel, false),
+        Publication::reacted(conversation, reacted, bob),
+    ] {
+        let message = Delivered::Publication(publication);
+        let read: Delivered = decode(&encode(&message)).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{message:?}"));
+    }
+    let read = PeerMessage::ReadBySender {
+        user: UserId::new("ann").unwrap(),
+        channel: conversation,
+        seq: 7,
+        texts: Some(5),
+    };
+    let again: PeerMessage = decode(&encode(&read)).unwrap();
+    assert_eq!(format!("{again:?}"), format!("{read:?}"));
+}
 
 #[test]
 fn publications_are_encoded_as_in_earlier_builds() {

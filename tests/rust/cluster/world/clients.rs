@@ -8,7 +8,8 @@ use std::{
 };
 
 use chat_gateway::{
-    chat::{Creation, LogRange, Operation, Outcome},
+    chat::{Creation, LogRange, Operation, Outcome, Page},
+    cluster::InboxRef,
     fanout::Subscriber,
     model::{ClientId, Content, Draft, Kind, Posting, Seq, SessionId},
     protocol::Codec,
@@ -22,7 +23,12 @@ use tokio::{
 use tokio_tungstenite::tungstenite::protocol::frame::FrameSocket;
 use uuid::Uuid;
 
-use super::{KINDS, USERS, VISITOR, World, gateways::Gateway, user, visitor};
+use super::{
+    KINDS, USERS, VISITOR, World,
+    gateways::Gateway,
+    held::{ClientRule, Held},
+    user, visitor,
+};
 
 impl World {
     /// Sends messages, and repeats each until it is acknowledged or given up.
@@ -47,7 +53,7 @@ impl World {
                 let draft = Draft {
                     sender: user(sender),
                     client_id,
-                    content: Content::text("x"),
+                    content: Content::text(format!("<{client_id}>")),
                     at: None,
                     retry,
                 };
@@ -67,6 +73,7 @@ impl World {
                         .lock()
                         .unwrap()
                         .acknowledge(conversation, client_id, sent.seq);
+                    self.texts.lock().unwrap()[conversation].push((sent.seq, sender));
                     break;
                 }
                 sleep(self.millis(10, 300)).await;
@@ -78,30 +85,19 @@ impl World {
         }
     }
 
-    /// Reads the entries after `after`, and the head, through some gateway.
-    pub(crate) async fn history(
-        &self,
-        conversation: usize,
-        after: Seq,
-    ) -> Option<(Vec<(Seq, ClientId)>, Seq)> {
-        let gateway = self.some_gateway()?;
-        let cluster = gateway.cluster()?;
-        let (id, operation) = (
-            self.conversations[conversation],
-            Operation::History {
-                range: LogRange::After(after),
-                limit: 10_000,
-            },
-        );
-        let asked = gateway.ask(async move { cluster.router.ask(id, user(0), operation).await });
-        match asked.await {
+    /// Reads the page of the entries after `after` through some gateway.
+    pub(crate) async fn history(&self, conversation: usize, after: Seq) -> Option<Page> {
+        let operation = Operation::History {
+            range: LogRange::After(after),
+            limit: 10_000,
+        };
+        let floor = self.seen.lock().unwrap()[conversation].newest;
+        match self.ask(conversation, user(0), operation).await {
             Some(Ok(Outcome::History(page))) => {
-                let entries: Vec<_> = page.entries.iter().map(|e| (e.seq, e.client_id)).collect();
-                self.checker
-                    .lock()
-                    .unwrap()
-                    .saw(conversation, entries.iter().copied());
-                Some((entries, page.head))
+                let entries = page.entries.iter().map(|e| (e.seq, e.client_id));
+                self.checker.lock().unwrap().saw(conversation, entries);
+                self.seen.lock().unwrap()[conversation].page(floor, &page);
+                Some(page)
             }
             _ => None,
         }
@@ -236,6 +232,8 @@ pub(crate) struct Device {
     pub(crate) user: usize,
     /// For each conversation, the seqs that it has.
     pub(crate) got: Mutex<[BTreeSet<Seq>; 3]>,
+    /// For each conversation, its messages with their changes.
+    pub(crate) held: Mutex<[Held; 3]>,
     pub(crate) connected: Mutex<Option<Arc<Gateway>>>,
     pub(crate) reconnect: Notify,
 }
@@ -274,23 +272,36 @@ impl Device {
             };
             *self.connected.lock().unwrap() = Some(gateway.clone());
             places.sort_unstable_by_key(|place| place.conversation);
-            // It reads up to what its inbox says, and the channel up to what the owner says.
-            let mut to_read: VecDeque<(usize, Seq)> = VecDeque::new();
-            for place in places {
-                let conversation = world
-                    .conversations
-                    .iter()
-                    .position(|c| *c == place.conversation);
-                if let (Some(conversation), Some(last)) = (conversation, place.last_seq) {
-                    to_read.push_back((conversation, last));
-                }
-            }
-            to_read.push_back((2, Seq::MAX));
-            self.listen(&world, &gateway, &subscriber, to_read).await;
+            let missed = self.missed(&world, &places);
+            self.listen(&world, &gateway, &subscriber, missed).await;
             *self.connected.lock().unwrap() = None;
             let (leaving, router) = (subscriber.clone(), cluster.router.clone());
             gateway.tasks.spawn(async move { router.leave(&leaving) });
         }
+    }
+
+    /// What the user missed while they were not connected, as far as their inbox says, and of the channel as far as the
+    /// owner will say.
+    fn missed(&self, world: &World, places: &[InboxRef]) -> Missed {
+        let mut missed = Missed::default();
+        for place in places {
+            let position = |id| world.conversations.iter().position(|c| *c == id);
+            let Some(conversation) = position(place.conversation) else {
+                continue;
+            };
+            if let Some(last) = place.last_seq {
+                missed.to_read.push_back((conversation, last));
+            }
+            let cursor = self.held.lock().unwrap()[conversation].cursor;
+            if place.rev > cursor && world.broken != Some(ClientRule::Resume) {
+                missed.to_ask.insert(conversation);
+            }
+        }
+        missed.to_read.push_back((2, Seq::MAX));
+        if world.changing && world.broken != Some(ClientRule::Resume) {
+            missed.to_ask.insert(2);
+        }
+        missed
     }
 
     async fn listen(
@@ -298,17 +309,12 @@ impl Device {
         world: &World,
         gateway: &Gateway,
         subscriber: &Subscriber,
-        mut to_read: VecDeque<(usize, Seq)>,
+        mut missed: Missed,
     ) {
         let mut frames = VecDeque::new();
         loop {
-            if let Some((conversation, upto)) = to_read.pop_front()
-                && !self.catch_up(world, conversation, upto).await
-            {
-                to_read.push_back((conversation, upto));
-                sleep(Duration::from_millis(100)).await;
-            }
-            let wait = if to_read.is_empty() { 500 } else { 1 };
+            self.read_missed(world, &mut missed).await;
+            let wait = if missed.is_empty() { 500 } else { 1 };
             let taken = tokio::select! {
                 biased;
                 () = self.reconnect.notified() => return,
@@ -327,31 +333,69 @@ impl Device {
             let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
             while let Some(read) = wire.read(None).unwrap() {
                 let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
-                to_read.extend(self.sees(world, &event));
+                self.sees(world, &event, &mut missed);
             }
         }
     }
 
-    /// Reads the messages up to `upto` that the user missed, from any gateway. Returns false if it must be repeated.
-    async fn catch_up(&self, world: &World, conversation: usize, upto: Seq) -> bool {
+    /// Reads some of what the user missed, from any gateway.
+    async fn read_missed(&self, world: &World, missed: &mut Missed) {
+        if let Some((conversation, upto)) = missed.to_read.pop_front()
+            && !self.catch_up(world, conversation, upto, missed).await
+        {
+            missed.to_read.push_back((conversation, upto));
+            sleep(Duration::from_millis(100)).await;
+        }
+        if let Some(conversation) = missed.to_ask.pop_first()
+            && !self.ask_changes(world, conversation).await
+        {
+            missed.to_ask.insert(conversation);
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Reads the messages up to `upto` that the user missed. Returns false if it must be repeated.
+    async fn catch_up(
+        &self,
+        world: &World,
+        conversation: usize,
+        upto: Seq,
+        missed: &mut Missed,
+    ) -> bool {
         let have = contiguous(&self.got.lock().unwrap()[conversation]);
         if have >= upto {
             return true;
         }
-        let Some((entries, _)) = world.history(conversation, have).await else {
+        let Some(page) = world.history(conversation, have).await else {
             return false;
         };
-        let seqs = entries.iter().map(|(seq, _)| *seq);
+        let seqs = page.entries.iter().map(|entry| entry.seq);
         self.got.lock().unwrap()[conversation].extend(seqs);
+        let mut held = self.held.lock().unwrap();
+        if held[conversation].page(&page, world.broken) {
+            missed.to_ask.insert(conversation);
+        }
         true
     }
 
-    /// Notes the message of an event. Returns the conversation to read, and up to which seq, if messages before it are
-    /// missing.
-    fn sees(&self, world: &World, event: &serde_json::Value) -> Option<(usize, Seq)> {
+    /// Asks for the changes after the cursor. Returns false if it must be repeated.
+    async fn ask_changes(&self, world: &World, conversation: usize) -> bool {
+        let after = self.held.lock().unwrap()[conversation].cursor;
+        let floor = world.seen.lock().unwrap()[conversation].newest;
+        let operation = Operation::Changes { after, limit: 20 };
+        let asked = world.ask(conversation, user(self.user), operation);
+        let Some(Ok(Outcome::Changes(changes))) = asked.await else {
+            return false;
+        };
+        world.seen.lock().unwrap()[conversation].answered(floor, changes.clone());
+        !self.held.lock().unwrap()[conversation].answered(changes)
+    }
+
+    /// Notes the message or the changes of an event, and what the user missed if something before it is missing.
+    fn sees(&self, world: &World, event: &serde_json::Value, missed: &mut Missed) {
         let id = event["conversation"].as_str().unwrap_or_default();
         let position = world.conversations.iter().position(|c| c.to_string() == id);
-        let conversation = position?;
+        let Some(conversation) = position else { return };
         match event["type"].as_str() {
             Some("message") => {
                 let seq = event["seq"].as_u64().unwrap();
@@ -361,13 +405,40 @@ impl Device {
                     .lock()
                     .unwrap()
                     .saw(conversation, std::iter::once((seq, client)));
+                self.held.lock().unwrap()[conversation].message(event);
                 let mut got = self.got.lock().unwrap();
                 got[conversation].insert(seq);
-                (contiguous(&got[conversation]) < seq).then_some((conversation, seq))
+                if contiguous(&got[conversation]) < seq {
+                    missed.to_read.push_back((conversation, seq));
+                }
             }
-            Some("resync") => Some((conversation, event["head"].as_u64().unwrap())),
-            _ => None,
+            Some("changed") => {
+                let mut held = self.held.lock().unwrap();
+                if held[conversation].changed(event, world.broken) {
+                    missed.to_ask.insert(conversation);
+                }
+            }
+            Some("resync") => {
+                let head = event["head"].as_u64().unwrap();
+                missed.to_read.push_back((conversation, head));
+            }
+            _ => {}
         }
+    }
+}
+
+/// What a client must read.
+#[derive(Default)]
+struct Missed {
+    /// The conversations with missing messages, and up to which seq they are read.
+    to_read: VecDeque<(usize, Seq)>,
+    /// The conversations with missing changes.
+    to_ask: BTreeSet<usize>,
+}
+
+impl Missed {
+    fn is_empty(&self) -> bool {
+        self.to_read.is_empty() && self.to_ask.is_empty()
     }
 }
 

@@ -142,6 +142,9 @@ fn settings(open_max: usize) -> Settings {
         open_max,
         memory: Memory::of_mib(64),
         page_bytes_max: 1 << 20,
+        edit_window: None,
+        reactions_coalesce: Duration::from_millis(250),
+        level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
     }
 }
 

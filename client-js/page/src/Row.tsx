@@ -1,0 +1,226 @@
+/** One entry of the list: a message with its menu and its reactions, a deleted one, or a system entry. */
+import { memo, useState } from 'react';
+import type { ChatMessage, Conversation } from '../../src/index.js';
+import { useMessage } from '../../src/react.js';
+import { mayDelete, mayEdit } from './facts.js';
+import { Menu } from './Popup.js';
+import { Avatar, Icon } from './parts.js';
+import { Picker, Reactions } from './Reactions.js';
+import { bodyOf, deletedText, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+
+/** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
+export interface Actions {
+  reply: (message: ChatMessage) => void;
+  edit: (message: ChatMessage) => void;
+  remove: (message: ChatMessage) => void;
+}
+
+interface Props {
+  conversation: Conversation;
+  message: ChatMessage;
+  own: boolean;
+  follows: boolean;
+  withSender: boolean;
+  user: string;
+  /** Whether the user may react and edit. */
+  may: boolean;
+  editWindowS: number;
+  actions: Actions;
+  onJump: (seq: number) => void;
+}
+
+const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'seen', failed: 'alert' } as const;
+
+export const Row = memo(function Row(props: Props) {
+  const { conversation, message, own, follows, withSender, user, may, actions, onJump } = props;
+  const { key, seq, sender, kind, body, attachments, replyTo, system, at, state, deleted } = message;
+  if (kind === 'system') {
+    return (
+      <p className="system" data-key={key} data-seq={seq}>
+        <span title={exactly(at)}>{system && systemText(sender, system, user)}</span>
+      </p>
+    );
+  }
+  const names = `message${own ? ' own' : ''}${follows ? ' follows' : ''}${deleted ? ' deleted' : ''}`;
+  return (
+    <article className={names} data-key={key} data-seq={seq} data-state={state}>
+      {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
+      <div className="column">
+        <div className="bubble">
+          {withSender && !own && !follows ? (
+            <p className="sender" data-hue={hueOf(sender)}>
+              <Name of={sender} />
+            </p>
+          ) : (
+            // Its side and the message above show the sender; a screen reader needs the name.
+            <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
+          )}
+          {replyTo && !deleted && (
+            <button type="button" className="quote" onClick={() => onJump(replyTo)}>
+              <Quote conversation={conversation} seq={replyTo} />
+            </button>
+          )}
+          {deleted ? (
+            <p className="stub">{deletedText(deleted, sender, user)}</p>
+          ) : (
+            <div className="body" dir="auto">
+              {bodyOf(body)}
+            </div>
+          )}
+          {attachments?.map(({ url, name, size }) => (
+            <a
+              key={url}
+              className="attachment"
+              href={/^https?:/i.test(url) ? url : undefined}
+              target="_blank"
+              rel="noopener noreferrer nofollow ugc"
+            >
+              <bdi>{name ?? url}</bdi>
+              {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
+            </a>
+          ))}
+          <Meta message={message} />
+          <Failures conversation={conversation} message={message} />
+        </div>
+        <Reactions conversation={conversation} message={message} user={user} may={may && seq !== undefined} />
+      </div>
+      {seq !== undefined && conversation.item && !deleted && <MessageActions {...props} actions={actions} />}
+    </article>
+  );
+});
+
+/** The time of a message, whether it was edited, and its state. */
+function Meta({ message: { at, editedAt, deleted, state, pending } }: { message: ChatMessage }) {
+  return (
+    <span className="meta">
+      {editedAt !== undefined && !deleted && (
+        <span className="edited" title={`edited ${exactly(editedAt)}`}>
+          edited
+        </span>
+      )}
+      <time dateTime={new Date(at).toISOString()} title={exactly(at)}>
+        {timeOf(at)}
+      </time>
+      {pending ? (
+        <span className="state" title="waiting to be changed">
+          <Icon name="clock" />
+          <span className="sr-only">waiting to be changed</span>
+        </span>
+      ) : (
+        state &&
+        !deleted && (
+          <span className="state" title={stateText[state]}>
+            <Icon name={ticks[state]} />
+            <span className="sr-only">{stateText[state]}</span>
+          </span>
+        )
+      )}
+    </span>
+  );
+}
+
+const refused = { edit: 'Not changed', delete: 'Not deleted', react: 'No reaction added', unreact: 'Reaction not removed' } as const;
+
+const CONFLICT = 'it was changed on another device meanwhile. Your text:';
+
+/** Why a message was not sent, or a change of it was refused. */
+function Failures({ conversation, message: { key, state, error, failedChange } }: { conversation: Conversation; message: ChatMessage }) {
+  const failed = state === 'failed' ? { key, text: error?.message ?? 'Not sent.' } : undefined;
+  const why = failedChange?.error.code === 'conflict' ? CONFLICT : failedChange?.error.message;
+  const problem = failedChange ? { key: failedChange.key, text: `${refused[failedChange.type]}: ${why}` } : failed;
+  if (!problem) return null;
+  return (
+    <div className="failed" role="alert">
+      {problem.text}
+      {failedChange?.body !== undefined && <bdi className="lost">{failedChange.body}</bdi>}{' '}
+      <button type="button" onClick={() => conversation.retry(problem.key)}>
+        Try again
+      </button>
+      <button type="button" onClick={() => conversation.discard(problem.key)}>
+        Discard
+      </button>
+    </div>
+  );
+}
+
+/** The buttons beside a message. The menu has everything, for keyboards and fingers. */
+function MessageActions({ conversation, message, user, may, editWindowS, actions }: Props) {
+  const [open, setOpen] = useState<{ what: 'menu' | 'picker'; anchor: HTMLElement }>();
+  const close = () => setOpen(undefined);
+  const item = (name: string, act: () => void, danger = false) => (
+    <button
+      type="button"
+      role="menuitem"
+      tabIndex={-1}
+      className={danger ? 'danger' : undefined}
+      onClick={() => {
+        close();
+        act();
+      }}
+    >
+      {name}
+    </button>
+  );
+  return (
+    <div className={open ? 'actions open' : 'actions'}>
+      {may && (
+        <button
+          type="button"
+          className="quiet hovered"
+          tabIndex={-1}
+          aria-label="React"
+          title="React"
+          onClick={({ currentTarget }) => setOpen(open ? undefined : { what: 'picker', anchor: currentTarget })}
+        >
+          <Icon name="smile" />
+        </button>
+      )}
+      <button
+        type="button"
+        className="quiet hovered reply"
+        tabIndex={may ? -1 : undefined}
+        aria-label="Reply"
+        title="Reply"
+        onClick={() => actions.reply(message)}
+      >
+        <Icon name="reply" />
+      </button>
+      {may && (
+        <button
+          type="button"
+          className="quiet more"
+          aria-label="Message menu"
+          title="Message menu"
+          aria-haspopup="menu"
+          aria-expanded={open?.what === 'menu'}
+          onClick={({ currentTarget }) => setOpen(open ? undefined : { what: 'menu', anchor: currentTarget })}
+        >
+          <Icon name="more" />
+        </button>
+      )}
+      {open?.what === 'menu' && (
+        <Menu anchor={open.anchor} label="Message menu" onClose={close}>
+          {item('React', () => setOpen({ ...open, what: 'picker' }))}
+          {item('Reply', () => actions.reply(message))}
+          {mayEdit(message, user, editWindowS) && item('Edit', () => actions.edit(message))}
+          {mayDelete(conversation, message, user) && item('Delete', () => actions.remove(message), true)}
+        </Menu>
+      )}
+      {open?.what === 'picker' && <Picker anchor={open.anchor} conversation={conversation} message={message} onClose={close} />}
+    </div>
+  );
+}
+
+/** The message that another one answers. Loaded if it is not in the list, and kept up to date. */
+function Quote({ conversation, seq }: { conversation: Conversation; seq: number }) {
+  const message = useMessage(conversation, seq);
+  if (!message) return <>Message {seq}</>;
+  return (
+    <>
+      <b>
+        <Name of={message.sender} />
+      </b>
+      {message.deleted ? <i>a deleted message</i> : <bdi>{message.body.slice(0, 200) || 'an attachment'}</bdi>}
+    </>
+  );
+}

@@ -1,0 +1,81 @@
+//! The parts that all owners of a gateway share.
+
+use std::{sync::Arc, time::Duration};
+
+use metrics::{Counter, counter};
+
+use crate::{
+    chat::{inbox::InboxWriter, lease::Lease, publish::Publish, unfinished::Unfinished},
+    clock,
+    memory::Memory,
+    model::{CurrentLevel, GatewayId},
+    store::{Activity, Store},
+};
+
+/// The part of the configuration that owners of conversations use.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub body_bytes_max: usize,
+    pub group_participants_max: usize,
+    /// The time without operations after which an owner closes its conversation.
+    pub idle: Duration,
+    /// The time after which an operation is answered with `unavailable`. An entry that it appended may still be committed.
+    pub operation_timeout: Duration,
+    /// Conversations open at once. Above this, the least recently used one is evicted.
+    pub open_max: usize,
+    /// The memory that all open conversations and the pages of their history may use.
+    pub memory: Memory,
+    /// Bytes after which a page of history ends.
+    pub page_bytes_max: usize,
+    /// The time in which a message may be edited. `None` means for ever.
+    pub edit_window: Option<Duration>,
+    /// The time for which reactions in channels and large groups are gathered before they are published.
+    pub reactions_coalesce: Duration,
+    /// The level of the ring, below which messages do not change.
+    pub level: CurrentLevel,
+}
+
+/// The parts that all owners of this gateway share.
+pub(in crate::chat) struct Environment {
+    pub gateway: GatewayId,
+    pub store: Arc<dyn Store>,
+    pub publish: Arc<dyn Publish>,
+    pub inbox: Arc<InboxWriter>,
+    pub lease: Lease,
+    pub settings: Settings,
+    pub entries_committed: Counter,
+    pub changes_committed: Counter,
+    pub unfinished: Unfinished,
+}
+
+impl Environment {
+    pub(in crate::chat) fn new(
+        gateway: GatewayId,
+        store: Arc<dyn Store>,
+        publish: Arc<dyn Publish>,
+        inbox: Arc<InboxWriter>,
+        lease: Lease,
+        settings: Settings,
+    ) -> Self {
+        let entries_committed = counter!("chat_entries_committed_total");
+        Self {
+            gateway,
+            store,
+            publish,
+            inbox,
+            lease,
+            settings,
+            entries_committed,
+            changes_committed: counter!("chat_changes_committed_total"),
+            unfinished: Unfinished::default(),
+        }
+    }
+
+    /// The row that records that this gateway writes to a conversation in the current minute.
+    pub(super) fn activity(&self) -> Activity {
+        Activity {
+            gateway: self.gateway,
+            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The settings in the form in which other modules use them.
+
+use std::time::Duration;
+
+use super::{Cassandra, Config, Consistency, Fanout, Limits, Messages};
+use crate::{
+    chat,
+    fanout::Coalesce,
+    memory,
+    model::limits::{
+        ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
+        WATCHED_MAX,
+    },
+    protocol, store,
+};
+
+impl Fanout {
+    #[must_use]
+    pub fn coalesce(&self) -> Coalesce {
+        Coalesce {
+            per_socket: Duration::from_micros(self.coalesce_us_per_socket),
+            max: Duration::from_millis(self.coalesce_ms_max),
+        }
+    }
+}
+
+impl Limits {
+    /// Returns the approximate bytes of a page of history. Other frames must fit into the same outbox.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.outbox_bytes / 4
+    }
+
+    /// Returns the bytes that a user may request at once: the setting, but at least a connect and one page.
+    #[must_use]
+    pub fn bytes_burst(&self) -> u32 {
+        let least = CONNECT_BYTES + self.page_bytes();
+        let least = u32::try_from(least).unwrap_or(u32::MAX);
+        self.request_bytes_burst.max(least)
+    }
+
+    #[must_use]
+    pub fn protocol(&self, messages: &Messages) -> protocol::Limits {
+        protocol::Limits {
+            frame_bytes: self.frame_bytes,
+            body_bytes: self.body_bytes,
+            attachments: ATTACHMENTS_MAX,
+            group_participants: self.group_participants,
+            page_entries: PAGE_ENTRIES_MAX,
+            requests_per_second: self.requests_per_second,
+            requests_burst: self.requests_burst,
+            watched_users: WATCHED_MAX,
+            cursors: CURSORS_MAX,
+            edit_window_s: messages.edit_window_s,
+            reactions: EMOJI_MAX,
+            delete_seqs: DELETE_SEQS_MAX,
+        }
+    }
+}
+
+impl Messages {
+    /// Returns the time in which a message may be edited. `None` means for ever.
+    #[must_use]
+    pub fn edit_window(&self) -> Option<Duration> {
+        (self.edit_window_s > 0).then(|| Duration::from_secs(self.edit_window_s))
+    }
+}
+
+impl Cassandra {
+    #[must_use]
+    pub fn settings(&self) -> store::cassandra::Settings {
+        use store::cassandra::{Settings, TlsFiles, schema::Keyspace};
+        let identity = self
+            .tls_certificate_file
+            .clone()
+            .zip(self.tls_key_file.clone());
+        let tls = self.tls_authority_file.clone().map(|authority| TlsFiles {
+            authority,
+            identity,
+        });
+        Settings {
+            nodes: self.nodes.clone(),
+            keyspace: Keyspace {
+                name: self.keyspace.clone(),
+                replication: self.replication.clone(),
+            },
+            datacenter: self.datacenter.clone(),
+            consistency: match self.consistency {
+                Consistency::LocalQuorum => scylla::statement::Consistency::LocalQuorum,
+                Consistency::Quorum => scylla::statement::Consistency::Quorum,
+            },
+            user: self.username.clone().zip(self.password.clone()),
+            tls,
+            timeout: Duration::from_millis(self.timeout_ms),
+            in_flight_max: self.requests_in_flight,
+            create_schema: self.create_schema,
+        }
+    }
+}
+
+impl Config {
+    /// Returns the memory for conversations, homes and caches.
+    #[must_use]
+    pub fn memory(&self) -> memory::Memory {
+        memory::Memory::of_mib(self.memory.mib.unwrap_or_else(memory::default_mib))
+    }
+
+    /// Returns the settings of conversations.
+    #[must_use]
+    pub fn conversations(&self) -> chat::Settings {
+        chat::Settings {
+            body_bytes_max: self.limits.body_bytes,
+            group_participants_max: self.limits.group_participants,
+            idle: Duration::from_secs(self.conversation.idle_s),
+            operation_timeout: Duration::from_millis(self.session.request_timeout_ms),
+            open_max: self.limits.open_conversations,
+            memory: self.memory(),
+            page_bytes_max: self.limits.page_bytes(),
+            edit_window: self.messages.edit_window(),
+            reactions_coalesce: Duration::from_millis(self.messages.reactions_coalesce_ms),
+            level: crate::model::CurrentLevel::default(),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Erasing the texts of deleted entries, and erasing them again after the hint window.
+
+use std::collections::BTreeSet;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use rand::seq::SliceRandom as _;
+use scylla::DeserializeRow;
+use uuid::Uuid;
+
+use super::{
+    super::{Erasure, Result, Store as _},
+    Cassandra,
+    batches::Unit,
+    changes::ChangeColumns,
+    columns::{STATEMENT_BYTES, big, bucket_of, corrupt, unsigned, user},
+    statements::Statements,
+};
+use crate::{
+    clock,
+    model::{ClientId, Content, ConversationId, Rev, Seq, UserId},
+    store::LogRow,
+};
+
+const OPERATION: &str = "erase";
+/// Places of one conversation that are read and erased concurrently.
+const PLACES_AT_ONCE: usize = 16;
+/// Full days after which an erasure is repeated. Cassandra replays hints of a node for at most `max_hint_window` after
+/// it failed, 3 hours by default, and a node that comes back later is repaired within `gc_grace_seconds`, 10 days.
+const REPEAT_AFTER_DAYS: i32 = 10;
+/// Partitions of the erasures of one day.
+const SHARDS: u64 = 256;
+/// Partitions that one sweep repeats. Each has about a 256th of what was erased on one day.
+const PARTITIONS_AT_ONCE: usize = 8;
+
+/// A place with a text to erase.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Place {
+    /// All rows at the seq, and the state of the entry.
+    Entry(Seq),
+    /// The rows at the seq that have this sender and this client id.
+    Copy(Seq, UserId, ClientId),
+    /// All rows at the rev.
+    Edit(Rev),
+}
+
+impl Place {
+    fn position(&self) -> u64 {
+        match self {
+            Self::Entry(at) | Self::Copy(at, ..) | Self::Edit(at) => *at,
+        }
+    }
+}
+
+fn today() -> i32 {
+    i32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
+}
+
+/// Returns the last day whose erasures are repeated.
+pub(super) fn last_due() -> i32 {
+    today() - REPEAT_AFTER_DAYS - 1
+}
+
+/// Returns the partition of an erasure within its day. Erasures of neighbouring entries have the same one.
+fn shard_of(conversation: ConversationId, position: u64) -> i32 {
+    let first = u64::from(conversation.0.as_bytes()[0]);
+    i32::try_from((first + position / SHARDS) % SHARDS).unwrap_or_default()
+}
+
+/// A record of an erasure. The columns are the key of its row.
+#[derive(DeserializeRow)]
+struct ErasureColumns {
+    conversation_id: Uuid,
+    place: String,
+    position: i64,
+    sender: String,
+    client_id: Uuid,
+}
+
+impl ErasureColumns {
+    fn place(&self) -> Result<Place> {
+        let at = unsigned(self.position);
+        match self.place.as_str() {
+            "entry" => Ok(Place::Entry(at)),
+            "copy" => {
+                let sender = user(OPERATION, &self.sender)?;
+                Ok(Place::Copy(at, sender, ClientId(self.client_id)))
+            }
+            "edit" => Ok(Place::Edit(at)),
+            other => Err(corrupt(OPERATION, format!("unknown place {other:?}"))),
+        }
+    }
+}
+
+impl Statements {
+    fn erase_message(&self, conversation: ConversationId, row: &LogRow) -> Unit {
+        let seq = row.record.seq;
+        let (bucket, seq, epoch) = (big(bucket_of(seq)), big(seq), big(row.epoch));
+        let values = Box::new((
+            String::new(),
+            String::new(),
+            conversation.0,
+            bucket,
+            seq,
+            epoch,
+        ));
+        Unit::one(&self.erase_message, values, STATEMENT_BYTES)
+    }
+
+    fn record(&self, conversation: ConversationId, day: i32, place: &Place) -> Unit {
+        let position = place.position();
+        let (name, sender, client_id) = match place {
+            Place::Entry(_) => ("entry", String::new(), Uuid::nil()),
+            Place::Copy(_, sender, id) => ("copy", sender.as_str().to_owned(), id.0),
+            Place::Edit(_) => ("edit", String::new(), Uuid::nil()),
+        };
+        let values = Box::new((
+            day,
+            shard_of(conversation, position),
+            conversation.0,
+            name.to_owned(),
+            big(position),
+            sender,
+            client_id,
+        ));
+        Unit::one(&self.insert_erasure, values, STATEMENT_BYTES)
+    }
+}
+
+impl Cassandra {
+    /// Records the erasures, so that a later sweep repeats them, and does them.
+    pub(super) async fn erase_entries(
+        &self,
+        conversation: ConversationId,
+        erasures: &[Erasure],
+    ) -> Result<()> {
+        let found = stream::iter(erasures.to_vec());
+        let found = found.map(|erasure| self.places(conversation, erasure));
+        let mut found = found.buffer_unordered(PLACES_AT_ONCE);
+        let mut places = BTreeSet::new();
+        while let Some(some) = found.try_next().await? {
+            places.extend(some);
+        }
+        let day = today();
+        let record = |place| self.statements.record(conversation, day, place);
+        let records = places.iter().map(record).collect();
+        self.batches.write(OPERATION, records).await?;
+        let erasing = places.into_iter().map(|place| (conversation, place));
+        self.erase_places(erasing.collect()).await
+    }
+
+    async fn places(&self, conversation: ConversationId, erasure: Erasure) -> Result<Vec<Place>> {
+        let Erasure {
+            seq,
+            sender,
+            client_id,
+            edits,
+        } = erasure;
+        let copies = self.sends(conversation, &sender, client_id).await?;
+        let copies = copies.into_iter().map(|send| send.seq);
+        let copies = copies.filter(|copy| *copy != seq);
+        let mut places = vec![Place::Entry(seq)];
+        places.extend(copies.map(|copy| Place::Copy(copy, sender.clone(), client_id)));
+        places.extend(edits.into_iter().map(Place::Edit));
+        Ok(places)
+    }
+
+    async fn erase_places(&self, places: Vec<(ConversationId, Place)>) -> Result<()> {
+        let erased = stream::iter(places).map(|(id, place)| self.erase_place(id, place));
+        let erased = erased.buffer_unordered(PLACES_AT_ONCE);
+        erased.try_collect().await
+    }
+
+    async fn erase_place(&self, id: ConversationId, place: Place) -> Result<()> {
+        let s = &self.statements;
+        let mut unit = Unit::default();
+        if let Place::Edit(rev) = place {
+            let values = (id.0, big(bucket_of(rev)), big(rev), big(rev));
+            let rows: Vec<ChangeColumns> = self.read(OPERATION, &s.changes, values).await?;
+            for row in rows {
+                unit.extend(s.erase_change(id, &row.row(OPERATION)?));
+            }
+        } else {
+            let seq = place.position();
+            let page = self.range(OPERATION, id, seq, seq).await?;
+            let which = |row: &&LogRow| match &place {
+                Place::Copy(_, sender, client_id) => {
+                    row.record.client_id == *client_id && row.record.sender == *sender
+                }
+                Place::Entry(_) | Place::Edit(_) => true,
+            };
+            let texts = page
+                .rows
+                .iter()
+                .filter(|row| matches!(row.record.content, Content::Text { .. }));
+            unit.extend(texts.filter(which).map(|row| s.erase_message(id, row)));
+            let states = page
+                .states
+                .iter()
+                .filter(|_| matches!(place, Place::Entry(_)));
+            unit.extend(states.filter_map(|(seq, state)| s.erase_state(id, *seq, state)));
+        }
+        if unit.statements.is_empty() {
+            return Ok(());
+        }
+        self.batches.write(OPERATION, vec![unit]).await
+    }
+
+    /// Repeats the erasures up to a day, which is before the hint window, and removes their records (rule [sweep]). A
+    /// dead node's hints may have brought a text to a place at which no row was when it was erased.
+    pub(super) async fn repeat_erasures(&self, last: i32) -> Result<()> {
+        let s = &self.statements;
+        let partitions: Vec<(i32, i32)> = self
+            .read_pages(OPERATION, &s.erasure_partitions, ())
+            .await?;
+        let mut due: Vec<_> = partitions
+            .into_iter()
+            .filter(|(day, _)| *day <= last)
+            .collect();
+        // Gateways sweep at the same time. In random order they seldom repeat the same partition.
+        due.shuffle(&mut rand::rng());
+        for partition in due.into_iter().take(PARTITIONS_AT_ONCE) {
+            let rows: Vec<ErasureColumns> =
+                self.read_pages(OPERATION, &s.erasures, partition).await?;
+            let mut places = Vec::with_capacity(rows.len());
+            for row in &rows {
+                places.push((ConversationId(row.conversation_id), row.place()?));
+            }
+            self.erase_places(places).await?;
+            let removed = Unit::one(&s.delete_erasures, Box::new(partition), STATEMENT_BYTES);
+            self.batches.write(OPERATION, vec![removed]).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// These values are part of the stored format: they must never change.
+    #[test]
+    fn partitions_of_erasures_stay_where_they_are() {
+        let id = ConversationId(Uuid::from_bytes([250; 16]));
+        let shards = [1, 255, 256, 256 * 6].map(|position| shard_of(id, position));
+        assert_eq!(shards, [250, 250, 251, 0]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    #[ignore = "needs a cluster: run tests/cassandra/cassandra start 3 and set CASSANDRA_NODES=127.0.0.1:9042,…"]
+    async fn erasures_are_repeated_once() {
+        use crate::{store::conformance, tasks::Tasks};
+        let nodes = std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES must name the nodes");
+        let keyspace = super::super::schema::Keyspace {
+            name: format!("erasures_{}", Uuid::new_v4().simple()),
+            replication: [("replication_factor".to_owned(), 3)].into(),
+        };
+        let settings = super::super::Settings {
+            nodes: nodes.split(',').map(Into::into).collect(),
+            keyspace,
+            datacenter: None,
+            consistency: scylla::statement::Consistency::LocalQuorum,
+            user: None,
+            tls: None,
+            timeout: std::time::Duration::from_secs(5),
+            in_flight_max: 32,
+            create_schema: true,
+        };
+        let store = Cassandra::open(&settings, &Tasks::default()).await.unwrap();
+        let marked = conformance::write_marked(&store, "marker").await.unwrap();
+        let erasures = std::slice::from_ref(&marked.erasure);
+        store.erase(marked.id, erasures).await.unwrap();
+        // A row of a dead owner, which comes when the seq was already erased.
+        let late = LogRow {
+            epoch: 9,
+            ..marked.rows[0].clone()
+        };
+        store.append(marked.id, &[late], None).await.unwrap();
+        let has_marker = async || {
+            let log = store.tail(marked.id, 100).await.unwrap();
+            format!("{log:?}").contains("marker")
+        };
+        store.repeat_erasures(last_due()).await.unwrap();
+        assert!(has_marker().await, "it is not due yet");
+        for _ in 0..8 {
+            store.repeat_erasures(today()).await.unwrap();
+        }
+        assert!(!has_marker().await);
+        let s = &store.statements;
+        let left: Vec<(i32, i32)> = store
+            .read_pages(OPERATION, &s.erasure_partitions, ())
+            .await
+            .unwrap();
+        assert_eq!(left, []);
+        let name = &settings.keyspace.name;
+        let drop = format!("DROP KEYSPACE {name}");
+        store.session.query_unpaged(drop, ()).await.unwrap();
+        store.close().await.unwrap();
+    }
+}

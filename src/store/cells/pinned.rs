@@ -1,0 +1,130 @@
+//! Pins the bytes that level 1 stores, which earlier builds must be able to read.
+
+use std::sync::Arc;
+
+use super::{
+    Cell,
+    states::log_page,
+    summaries::{inbox_cells, inbox_rows},
+    values::log_cells,
+};
+use crate::{
+    model::{
+        Attachment, ClientId, Content, ConversationId, Entry, EntryKind, Kind, Last, MessageId,
+        UserId,
+    },
+    store::{InboxSummary, InboxWrite, LogRow},
+};
+
+/// The key, the timestamp and the value of a log row, of an inbox row's summary, of its read watermark, of that of the
+/// participant, and of the left seq. A build of level 1 wrote them.
+const LEVEL_1: [&str; 5] = [
+    "6d09090909090909090909090909090909000000000000012c0000000000000005 0 96c41001010101010101010101010101010101c41002020202020202020202020202020202a5616c696365cf0000018bcfe56800cd012a81a17493a568656c6c6f9194ab68747470733a2f2f612f62a162c00703",
+    "69626f62000909090909090909090909090909090966 300 94a567726f7570a47465616d0296cd012cc41001010101010101010101010101010101cf0000018bcfe56800a5616c696365a474657874a568656c6c6f",
+    "69626f62000909090909090909090909090909090972 299 ",
+    "7009090909090909090909090909090909626f620072 299 ",
+    "69626f6200090909090909090909090909090909096c 298 ",
+];
+
+fn hex(cells: &[Cell]) -> Vec<String> {
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    cells
+        .iter()
+        .map(|c| format!("{} {} {}", hex(&c.key), c.timestamp, hex(&c.value)))
+        .collect()
+}
+
+fn unhex(line: &str) -> Cell {
+    let unhex = |text: &str| -> Vec<u8> {
+        let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+        (0..text.len()).step_by(2).map(digits).collect()
+    };
+    let parts: Vec<&str> = line.split(' ').collect();
+    Cell {
+        key: unhex(parts[0]),
+        timestamp: parts[1].parse().unwrap(),
+        value: unhex(parts[2]),
+    }
+}
+
+fn id(byte: u8) -> uuid::Uuid {
+    uuid::Uuid::from_bytes([byte; 16])
+}
+
+fn entry() -> Entry {
+    let attachment = Attachment {
+        url: "https://a/b".into(),
+        name: Some("b".into()),
+        mime: None,
+        size: Some(7),
+    };
+    Entry {
+        seq: 300,
+        message_id: MessageId(id(1)),
+        client_id: ClientId(id(2)),
+        sender: UserId::new("alice").unwrap(),
+        at: 1_700_000_000_000,
+        content: Content::Text {
+            body: "hello".into(),
+            attachments: vec![attachment],
+            reply_to: Some(3),
+        },
+        texts: None,
+    }
+}
+
+fn row() -> LogRow {
+    LogRow {
+        record: Arc::new(entry()),
+        epoch: 5,
+        settled: 298,
+    }
+}
+
+fn write() -> InboxWrite {
+    let last = Last {
+        seq: 300,
+        message_id: MessageId(id(1)),
+        at: 1_700_000_000_000,
+        sender: UserId::new("alice").unwrap(),
+        kind: EntryKind::Text,
+        preview: "hello".into(),
+        deleted: false,
+    };
+    let conversation = ConversationId(id(9));
+    InboxWrite {
+        summary: Some(InboxSummary {
+            seq: 300,
+            kind: Kind::Group,
+            name: Some("team".into()),
+            joined_seq: 2,
+            last: Some(last),
+            changes: 0,
+            texts: None,
+        }),
+        read_seq: Some(299),
+        left_seq: Some(298),
+        ..InboxWrite::of(UserId::new("bob").unwrap(), conversation, Kind::Group)
+    }
+}
+
+#[test]
+fn level_1_stores_the_same_bytes_as_before() {
+    let mut cells = log_cells(ConversationId(id(9)), &[row()]);
+    cells.truncate(1);
+    inbox_cells(&write(), &mut cells);
+    assert_eq!(hex(&cells), LEVEL_1);
+}
+
+#[test]
+fn rows_of_level_1_are_read() {
+    let cells = LEVEL_1.map(unhex);
+    let page = log_page("test", &cells[..1]).unwrap();
+    assert_eq!((page.rows, page.states), (vec![row()], Vec::new()));
+    let inbox = [cells[1].clone(), cells[4].clone(), cells[2].clone()];
+    let inbox = inbox_rows(&inbox, 5).unwrap();
+    let write = write();
+    assert_eq!(inbox[0].summary, write.summary);
+    assert_eq!((inbox[0].read_seq, inbox[0].read_texts), (299, None));
+    assert_eq!(inbox[0].left_seq, Some(298));
+}

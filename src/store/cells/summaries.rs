@@ -1,0 +1,183 @@
+//! The cells of inbox rows.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Cell,
+    keys::{DELETED, LEFT, OLD_SUMMARY, READ, REV, SUMMARY, inbox_key, participant_key},
+    states::{deleted_seqs, deleted_value},
+    values::{corrupt, decode, encode, take_conversation},
+};
+use crate::{
+    model::{EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
+    store::{InboxRow, InboxSummary, InboxWrite, Result},
+};
+
+const OPERATION: &str = "inbox";
+/// Summaries of one seq, one for each change of the entry's content. The timestamp of a summary is its seq times this,
+/// plus the number of changes.
+const SUMMARY_VERSIONS: u64 = 2_048;
+
+#[derive(Serialize, Deserialize)]
+struct StoredSummary(
+    Kind,
+    Option<String>,
+    Seq,
+    Option<StoredLast>,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<u64>, // texts
+);
+
+#[derive(Serialize, Deserialize)]
+struct StoredLast(
+    Seq,
+    MessageId,
+    Millis,
+    UserId,
+    EntryKind,
+    String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool, // deleted
+);
+
+/// Returns the value of a read watermark: empty without the number of texts, as at level 1.
+pub(super) fn read_value(texts: Option<u64>) -> Vec<u8> {
+    texts.map_or_else(Vec::new, |texts| encode(&(texts,)))
+}
+
+fn read_texts(value: &[u8]) -> Result<Option<u64>> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let (texts,) = decode(OPERATION, value)?;
+    Ok(Some(texts))
+}
+
+fn summary_timestamp(summary: &InboxSummary) -> u64 {
+    let changes = u64::from(summary.changes).min(SUMMARY_VERSIONS - 1);
+    summary
+        .seq
+        .saturating_mul(SUMMARY_VERSIONS)
+        .saturating_add(changes)
+}
+
+pub(super) fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
+    let key = |column| inbox_key(&write.user, write.conversation).bytes(&[column]);
+    if let Some(summary) = &write.summary {
+        let last = summary.last.clone().map(|l| {
+            StoredLast(
+                l.seq,
+                l.message_id,
+                l.at,
+                l.sender,
+                l.kind,
+                l.preview,
+                l.deleted,
+            )
+        });
+        let (joined_seq, texts) = (summary.joined_seq, summary.texts);
+        let stored = StoredSummary(summary.kind, summary.name.clone(), joined_seq, last, texts);
+        let (key, timestamp) = match summary.texts {
+            None => (key(OLD_SUMMARY), summary.seq),
+            Some(_) => (key(SUMMARY), summary_timestamp(summary)),
+        };
+        cells.push(key.cell(timestamp, encode(&stored)));
+    }
+    if let Some(seq) = write.read_seq {
+        cells.push(key(READ).cell(seq, read_value(write.read_texts)));
+        let participant = participant_key(write.conversation, &write.user);
+        cells.push(participant.bytes(&[READ]).cell(seq, Vec::new()));
+    }
+    if let Some(seq) = write.left_seq {
+        cells.push(key(LEFT).cell(seq, Vec::new()));
+    }
+    if let Some((rev, deleted)) = &write.deleted {
+        cells.push(key(DELETED).cell(*rev, deleted_value(deleted)));
+    }
+    if let Some(rev) = write.rev {
+        cells.push(key(REV).cell(rev, Vec::new()));
+    }
+}
+
+/// Empties a summary of level 1 whose preview may be of a deleted entry. The timestamp is above that of every such
+/// summary up to the seq of the new one, or up to the highest deleted seq, late ones included.
+pub(super) fn clear_old_summary(write: &InboxWrite, cells: &mut Vec<Cell>) {
+    let newest = write.summary.as_ref().filter(|s| s.texts.is_some());
+    let newest = newest.map(|summary| summary.seq);
+    let deleted = write.deleted.as_ref();
+    let deleted = deleted.and_then(|(_, deleted)| deleted.highest.last().copied());
+    if let Some(seq) = newest.max(deleted) {
+        let key = inbox_key(&write.user, write.conversation).bytes(&[OLD_SUMMARY]);
+        cells.push(key.cell(seq.saturating_add(1), Vec::new()));
+    }
+}
+
+/// Groups the cells of an inbox, in key order, into rows.
+pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> {
+    let mut rows: Vec<InboxRow> = Vec::new();
+    for cell in cells {
+        let conversation = take_conversation(OPERATION, &cell.key, id_at)?;
+        if rows
+            .last()
+            .is_none_or(|row| row.conversation != conversation)
+        {
+            rows.push(InboxRow::empty(conversation));
+        }
+        let Some(row) = rows.last_mut() else { continue };
+        match cell.key.last().copied() {
+            // A summary of level 1 that was emptied.
+            Some(OLD_SUMMARY) if cell.value.is_empty() => {}
+            Some(OLD_SUMMARY) => take_newer(row, summary(&cell.value, (cell.timestamp, 0))?),
+            Some(SUMMARY) => {
+                let changes = u32::try_from(cell.timestamp % SUMMARY_VERSIONS).unwrap_or_default();
+                let version = (cell.timestamp / SUMMARY_VERSIONS, changes);
+                take_newer(row, summary(&cell.value, version)?);
+            }
+            Some(READ) => {
+                row.read_seq = cell.timestamp;
+                row.read_texts = read_texts(&cell.value)?;
+            }
+            Some(LEFT) => row.left_seq = Some(cell.timestamp),
+            Some(DELETED) => {
+                row.deleted = (cell.timestamp, deleted_seqs(OPERATION, &cell.value)?);
+            }
+            Some(REV) => row.rev = cell.timestamp,
+            _ => return Err(corrupt(OPERATION, "unknown column")),
+        }
+    }
+    Ok(rows)
+}
+
+/// Takes over a summary unless the row has a newer one. Of two of the same version, the later cell wins, which has the
+/// number of texts.
+fn take_newer(row: &mut InboxRow, summary: InboxSummary) {
+    if row
+        .summary
+        .as_ref()
+        .is_none_or(|s| s.version() <= summary.version())
+    {
+        row.summary = Some(summary);
+    }
+}
+
+fn summary(value: &[u8], (seq, changes): (Seq, u32)) -> Result<InboxSummary> {
+    let StoredSummary(kind, name, joined_seq, last, texts) = decode(OPERATION, value)?;
+    let last = last.map(
+        |StoredLast(seq, message_id, at, sender, kind, preview, deleted)| Last {
+            seq,
+            message_id,
+            at,
+            sender,
+            kind,
+            preview,
+            deleted,
+        },
+    );
+    Ok(InboxSummary {
+        seq,
+        kind,
+        name,
+        joined_seq,
+        last,
+        changes,
+        texts,
+    })
+}
