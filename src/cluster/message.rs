@@ -389,25 +389,39 @@ pub(super) enum Numbered {
 pub(super) fn decode_batch(
     bytes: &[u8],
 ) -> Result<(Batch, Vec<Result<PeerMessage, Unknown>>), Unreadable> {
-    let unreadable = |e: rmp_serde::decode::Error| Unreadable(e.to_string().into());
-    let mut decoder = rmp_serde::Deserializer::new(bytes);
+    let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
     let batch = Batch::deserialize(&mut decoder).map_err(unreadable)?;
-    let mut messages = Vec::new();
-    for _ in 0..batch.messages {
-        let from = *decoder.get_ref();
-        messages.push(match PeerMessage::deserialize(&mut decoder) {
-            Ok(message) => Ok(message),
-            Err(error) => {
-                decoder = rmp_serde::Deserializer::new(from);
-                IgnoredAny::deserialize(&mut decoder).map_err(unreadable)?;
-                Err(Unknown {
-                    error: error.to_string(),
-                    id: Numbered::deserialize(&mut rmp_serde::Deserializer::new(from)).ok(),
-                })
-            }
-        });
-    }
+    let messages = (0..batch.messages).map(|_| PeerMessage::deserialize(&mut decoder).map(Ok));
+    let messages = match messages.collect::<Result<_, _>>() {
+        Ok(messages) => messages,
+        Err(_) => decode_each(batch.messages, bytes)?,
+    };
     Ok((batch, messages))
+}
+
+/// Reads the messages of a batch one by one, to skip those that cannot be read. This is slower, and a batch has such
+/// messages only while gateways of several builds run.
+fn decode_each(
+    messages: u32,
+    bytes: &[u8],
+) -> Result<Vec<Result<PeerMessage, Unknown>>, Unreadable> {
+    let mut ends = rmp_serde::Deserializer::new(bytes);
+    IgnoredAny::deserialize(&mut ends).map_err(unreadable)?;
+    let mut decoded = Vec::new();
+    for _ in 0..messages {
+        let message = *ends.get_ref();
+        IgnoredAny::deserialize(&mut ends).map_err(unreadable)?;
+        let read = rmp_serde::from_slice(message);
+        decoded.push(read.map_err(|error: rmp_serde::decode::Error| Unknown {
+            error: error.to_string(),
+            id: rmp_serde::from_slice(message).ok(),
+        }));
+    }
+    Ok(decoded)
+}
+
+fn unreadable(error: rmp_serde::decode::Error) -> Unreadable {
+    Unreadable(error.to_string().into())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rmp_serde::decode;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
@@ -127,7 +128,7 @@ impl Codec {
                 drop(decoder.deserialize_map(&mut begun));
             }
             Self::MessagePack => {
-                let mut decoder = rmp_serde::Deserializer::new(bytes);
+                let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
                 decoder.set_max_depth(DEPTH_MAX);
                 drop(decoder.deserialize_map(&mut begun));
             }
@@ -139,11 +140,12 @@ impl Codec {
         match self {
             Self::Json => serde_json::from_slice(bytes).map_err(|e| truncated(&e.to_string())),
             Self::MessagePack => {
-                let mut rest = bytes;
-                let mut decoder = rmp_serde::Deserializer::new(&mut rest);
+                let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
                 decoder.set_max_depth(DEPTH_MAX);
                 let value = T::deserialize(&mut decoder).map_err(|e| truncated(&e.to_string()))?;
-                if rest.is_empty() {
+                // A value without parts, so that only the end of the bytes gives this error.
+                let after = <()>::deserialize(&mut decoder);
+                if matches!(after, Err(decode::Error::InvalidMarkerRead(_))) {
                     Ok(value)
                 } else {
                     Err("bytes after the frame".into())

@@ -38,12 +38,26 @@ macro_rules! statements {
             /// # Errors
             /// The driver's error if a table or column is missing, or the cluster does not answer.
             pub(super) async fn prepare(session: &Session, profiles: &Profiles) -> Result<Self, PrepareError> {
+                let [$($name),+] = prepare_all(session, [$($text),+]).await?;
                 Ok(Self {
-                    $($name: $kind(session.prepare($text).await?, profiles),)+
+                    $($name: $kind($name, profiles),)+
                 })
             }
         }
     };
+}
+
+/// Prepares statements in a loop. An `await` for each of them makes a function that takes seconds to compile.
+async fn prepare_all<const N: usize>(
+    session: &Session,
+    texts: [&str; N],
+) -> Result<[PreparedStatement; N], PrepareError> {
+    let mut prepared = Vec::with_capacity(N);
+    for text in texts {
+        prepared.push(session.prepare(text).await?);
+    }
+    let prepared = prepared.try_into();
+    Ok(prepared.unwrap_or_else(|_| unreachable!("one for each text")))
 }
 
 /// Prepares a read. Every statement is idempotent: reads change nothing, and writes carry their seq as timestamp or
