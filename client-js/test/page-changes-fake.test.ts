@@ -22,6 +22,7 @@ beforeEach(async () => {
   server.id = '0199c0de-0000-4000-8000-000000000001';
   server.changes = { limits: { reactions: 32, edit_window_s: 0, delete_seqs: 256 } };
   target.page = server.page;
+  server.now = Date.now() - 600_000;
   server.write('bob', 'Nine at the station?');
   server.write('alice', 'Perfekt!');
   server.write('bob', 'I bring the thermos');
@@ -293,7 +294,9 @@ test('an older gateway: no menu and no reactions, and replying still works', asy
 test('axe finds nothing, light and dark, on a desk and on a phone', async () => {
   const found: string[] = [];
   server.change('alice', { type: 'edit', seq: 2, body: 'Perfect! '.repeat(12) });
-  for (const emoji of ['👍', '🎉', '❤️', '🚀', ':party_parrot:', '😂', '👀', '🔥']) server.change('bob', { type: 'react', seq: 1, emoji });
+  const long = `:${'party_parrot_'.repeat(4)}:`;
+  for (const emoji of ['👍', '🎉', '❤️', '🚀', ':party_parrot:', long, '😂', '👀', '🔥'])
+    server.change('bob', { type: 'react', seq: 1, emoji });
   server.change('alice', { type: 'react', seq: 1, emoji: '👍' });
   server.change('alice', { type: 'react', seq: 2, emoji: '👍' });
   server.change('bob', { type: 'delete', seqs: [3] });
