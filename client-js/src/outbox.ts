@@ -13,6 +13,8 @@ import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent,
 export const OUTBOX_MAX = 1_000;
 /** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
+/** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
+const NOTE_MS = 1_000;
 /** The time after which a storage that does not answer has failed. */
 const STORAGE_TIMEOUT_MS = 5_000;
 
@@ -37,6 +39,8 @@ interface Local extends Pending {
   unsaved?: boolean;
   /** Whether the storage refused it, so that no other tab can send it. */
   unstored?: boolean;
+  /** Whether another tab removed it from the storage, and has not said why yet. */
+  missing?: boolean;
   /** Whether the gateway closed the connection with 4500 while it was in flight. */
   suspect?: boolean;
 }
@@ -339,6 +343,7 @@ export class Outbox {
           this.#storage.put(entry).catch((error) => this.#host.failed(error));
         }
         const known = this.#entries.get(entry.clientId);
+        if (known) known.missing = false;
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
         // Another tab may have changed it. Its own last change may not be in the storage yet.
@@ -349,23 +354,36 @@ export class Outbox {
         // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
-      // No tab said why these are gone. Sending them again returns their seq, and stores them if no tab sent them.
+      // No tab said yet why these are gone. Its note may still be on the way.
       const gone = before.filter((entry) => this.#waiting.has(entry.clientId) && !now.includes(entry));
       now.push(...gone);
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
-      for (const entry of gone) this.#store(Object.assign(entry, { tried: true }));
+      for (const entry of gone) this.#missed(entry);
       for (const { conversation } of [...before, ...stored]) this.#host.changed(conversation);
     } catch (error) {
       this.#host.failed(error as Error);
     }
   }
 
+  /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
+   * message that another tab sent, and stores one that none sent. */
+  #missed(entry: Local): void {
+    if (entry.missing) return;
+    entry.missing = true;
+    setTimeout(() => {
+      const { clientId, conversation } = entry;
+      if (!entry.missing || this.#entries.get(clientId) !== entry || !this.#waiting.has(clientId)) return;
+      this.#store(Object.assign(entry, { tried: true, missing: false }));
+      this.#send(conversation);
+    }, NOTE_MS);
+  }
+
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
     this.#host.changed(entry.conversation);
     if (!this.#user) return;
-    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, ...plain } = entry;
+    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missing: ______, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
     within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
@@ -419,9 +437,9 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, change }: Local): boolean {
+  #isDue({ failed, sent, unstored, missing, change }: Local): boolean {
     // A change waits until its message has a seq.
-    return !failed && !sent && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
+    return !failed && !sent && !missing && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */

@@ -2,6 +2,7 @@
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { ChatClient, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { ChangingServer } from './support/changing-server.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
 
@@ -109,4 +110,51 @@ test('a message that an earlier attempt stored leaves the outbox', async () => {
   expect((await conversation.send('one')).duplicate).toBe(true);
   expect(conversation.messages).toEqual([]);
   await until(async () => !(await storage.entries('alice')).length);
+});
+
+/** Two tabs, of which the first holds the lock. The notes with a field arrive `ms` after the storage shows what they tell. */
+async function tabsWithLateNotes(ms: number, changing = server) {
+  locks();
+  vi.stubGlobal(
+    'BroadcastChannel',
+    class extends BroadcastChannel {
+      override postMessage(note: object): void {
+        const post = () => this.onmessage && super.postMessage(note);
+        if (Object.keys(note).length) setTimeout(post, ms);
+        else post();
+      }
+      override close(): void {
+        this.onmessage = null;
+        super.close();
+      }
+    },
+  );
+  server = changing;
+  const storage = sharedMemory();
+  const [leader, follower] = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  await leader.connect();
+  await follower.connect();
+  return { storage, leader, follower };
+}
+
+test('a message that another tab sent is not sent again because the note about it is late', async () => {
+  server.answers.send = ({ retry }) => sent(7, retry as boolean);
+  const { follower, storage } = await tabsWithLateNotes(150);
+  expect(await follower.conversation('c').send('one')).toMatchObject({ seq: 7 });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(server.received('send')).toHaveLength(1);
+  expect(await storage.entries('alice')).toEqual([]);
+});
+
+test('a reaction that another tab added does not come back after its removal because the note about it is late', async () => {
+  const changing = new ChangingServer();
+  changing.write('bob', 'one');
+  const { follower, storage } = await tabsWithLateNotes(150, changing);
+  const list = follower.conversation('c');
+  const all = [list.react(1, '👍'), list.unreact(1, '👍')];
+  await Promise.all(all);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(changing.requests.map(({ type }) => type).filter((type) => /react/.test(type))).toEqual(['react', 'unreact']);
+  expect(changing.entries[0]!.who.get('👍')!.size).toBe(0);
+  expect(await storage.entries('alice')).toEqual([]);
 });
