@@ -1,7 +1,7 @@
 /** Several tabs of one browser: one holds the lock and sends, and the others wait for the result of their messages. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { ChatClient, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { ChatClient, type ChatOptions, type Conversation, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
 import { ChangingServer } from './support/changing-server.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
@@ -110,6 +110,42 @@ test('a message that an earlier attempt stored leaves the outbox', async () => {
   expect((await conversation.send('one')).duplicate).toBe(true);
   expect(conversation.messages).toEqual([]);
   await until(async () => !(await storage.entries('alice')).length);
+});
+
+test('an edit of a tab that did not see the edit of another tab is refused with `conflict`', async () => {
+  const changing = new ChangingServer();
+  changing.write('alice', 'one');
+  server = changing;
+  locks();
+  const storage = sharedMemory();
+  const tabs = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  const lists = [];
+  for (const tab of tabs) {
+    await tab.connect();
+    const list = tab.conversation('c');
+    list.open();
+    await list.loaded();
+    lists.push(list);
+  }
+  const [first, second] = lists as [Conversation, Conversation];
+  const from = second.message(1)!;
+  for (const socket of changing.sockets) socket.end(1006);
+  const pending = first.edit(1, 'of the first');
+  await until(() => second.message(1)!.body === 'of the first');
+  // The user of the second tab began before, and does not know it.
+  const unseen = second.edit(1, 'of the second', undefined, { from });
+  const refused = expect(unseen).rejects.toMatchObject({ code: 'conflict' });
+  await pending;
+  await refused;
+  expect(changing.entries[0]!.body).toBe('of the first');
+  expect(second.message(1)).toMatchObject({ body: 'of the first', failedChange: { body: 'of the second' } });
+  // Trying again replaces the text that is shown. An edit of a text that waits replaces that one.
+  for (const socket of changing.sockets) socket.end(1006);
+  second.retry(second.message(1)!.failedChange!.key);
+  await until(() => first.message(1)!.body === 'of the second');
+  const seen = first.edit(1, 'of both', undefined, { from: first.message(1)! });
+  expect((await seen).rev).toBe(3);
+  expect(changing.entries[0]!.body).toBe('of both');
 });
 
 /** Two tabs, of which the first holds the lock. The notes with a field arrive `ms` after the storage shows what they tell. */
