@@ -114,6 +114,40 @@ test('an edit on another device meanwhile is a conflict, and a deletion leaves t
   expect(await field.inputValue()).toBe('a draft');
 });
 
+test('what the user writes stays when the list jumps away from the edited message', async () => {
+  const page = await open();
+  const edited = page.getByLabel('Edited message');
+  await page.getByLabel('Message', { exact: true }).press('ArrowUp');
+  await edited.fill('written before the jump');
+  const jump = async (to: number) => {
+    server.isDeaf = true;
+    while (server.entries.length < to) server.write('bob', `message ${server.entries.length + 1}`);
+    server.isDeaf = false;
+    server.push({ type: 'resync', conversation: server.id, head: to });
+    await row(page, to).waitFor();
+    await until(async () => (await row(page, 2).count()) === 0);
+  };
+  await jump(200);
+  expect(await edited.inputValue()).toBe('written before the jump');
+  await edited.press('Enter');
+  await until(() => server.entries[1]!.body === 'written before the jump');
+  // A deletion of a message that is not in the list is noticed too.
+  await page.getByLabel('Message', { exact: true }).fill('mine');
+  await page.keyboard.press('Enter');
+  await row(page, 201).waitFor();
+  await page.getByLabel('Message', { exact: true }).press('ArrowUp');
+  await edited.fill('mine, longer');
+  server.isDeaf = true;
+  while (server.entries.length < 400) server.write('bob', `message ${server.entries.length + 1}`);
+  server.isDeaf = false;
+  server.push({ type: 'resync', conversation: server.id, head: 400 });
+  await row(page, 400).waitFor();
+  await until(() => server.received('history').some(({ around }) => around === 201));
+  server.change('alice', { type: 'delete', seqs: [201] });
+  await page.getByText('The message was deleted. Your text is kept here as a draft.').waitFor();
+  expect(await page.getByLabel('Message', { exact: true }).inputValue()).toBe('mine, longer');
+});
+
 test('a notification is closed when its message is deleted', async () => {
   const person = await people.person(DESK);
   await person.addInitScript(() => {
