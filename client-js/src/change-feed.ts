@@ -1,5 +1,5 @@
 /** Puts the changes of each conversation in order and without gaps. The rev of the last one is the second part of the cursor. */
-import { retryDelay } from './backoff.js';
+import { backoff, retryDelay } from './backoff.js';
 import { BAD_FRAME, type ChatError } from './codes.js';
 import type { Feed } from './feed.js';
 import type { Changed, ChangedItem, ConversationId, Message, Millis, Replies, Request, Rev, Seq } from './types.js';
@@ -29,6 +29,8 @@ interface Place {
   told: Rev;
   /** The changes of messages that were not accepted yet. */
   early: Map<Seq, ChangedItem[]>;
+  /** The number of answers in a row that were a `reset`. */
+  resets: number;
 }
 
 /** What is to be asked about a conversation. */
@@ -57,7 +59,7 @@ export class ChangeFeed {
   /** Sets the cursor of a conversation, if it has none: the client knows all changes up to `rev`. */
   begin(conversation: ConversationId, rev: Rev = 0): Place {
     let place = this.#places.get(conversation);
-    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map() }));
+    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0 }));
     return place;
   }
 
@@ -73,7 +75,9 @@ export class ChangeFeed {
     const before = place.rev;
     if (rev >= before) return;
     place.rev = rev;
-    this.#ask(conversation, before);
+    // After a `reset` the pages may still be behind, and the next answer be a `reset` again.
+    const { resets } = place;
+    this.#ask(conversation, before, resets && backoff(resets), resets);
   }
 
   /** Applies changes, or asks for those before them.
@@ -160,9 +164,11 @@ export class ChangeFeed {
       if (this.#places.get(conversation) !== place) return;
       if (reset) {
         place.rev = place.told = rev;
+        place.resets++;
         this.passed(conversation, this.#host.feed.seq(conversation));
         this.#host.apply({ conversation, after, rev, items: [], reset }, []);
       } else {
+        place.resets = 0;
         this.receive({ conversation, after, rev, items }, true);
         if (more && rev > before) this.#ask(conversation, rev + 1);
       }

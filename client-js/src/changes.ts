@@ -2,7 +2,7 @@
 import { isSame } from './gather.js';
 import type { ChatMessage, EntryState, FailedChange, Stored } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
-import type { ChangedItem, Message, Millis, Reactions, Rev, Seq, UserId } from './types.js';
+import type { Attachment, ChangedItem, Message, Millis, Reactions, Rev, Seq, UserId } from './types.js';
 
 /** The state of an entry that never changed. */
 const UNCHANGED: EntryState = { rev: 0, content: 0, counts: {}, mine: [], mineRev: 0, toggles: {} };
@@ -102,6 +102,10 @@ export function pending<M extends ChatMessage>(message: M, waiting: readonly Out
   if (failedChange && !next.deleted) next = { ...next, failedChange };
   return names.length ? { ...next, pending: names } : next;
 }
+
+/** Whether two messages or edits have the same text and attachments. */
+export const sameText = (a: Pick<OutboxEntry, 'body'> & { attachments?: Attachment[] | undefined }, b: typeof a): boolean =>
+  a.body === b.body && isSame(a.attachments ?? [], b.attachments ?? []);
 
 /** Returns what a change concerns: seqs, or the key of a message that has none. Changes with a common one are sent in order. */
 export function keysOf(change: OutboxChange): (string | Seq)[] {

@@ -237,11 +237,11 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Replaces the text and the attachments of a message of the user. It is shown at once, and sent when there is a connection.
    * Resolves when the gateway acknowledged it; rejects, and is undone, when it failed for good: with `conflict` if another
-   * device changed the text after the one in `from`.
+   * device, or another tab, changed the text after the one in `from`.
    * @param message The seq, or the key of a message that is not stored yet. */
   edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
     const baseRev = this.#contentRev(message, from);
-    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev });
+    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev }, from);
   }
 
   /** Deletes messages for everybody: at most 256 at once. Resolves, rejects and is undone as `edit`. */
@@ -429,7 +429,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Returns how a change names its message: by its seq, or by its key while it has none. */
   #target(message: Seq | string): ChangeTarget {
     if (typeof message === 'number') return { seq: message };
-    const seq = this.messages.find(({ key }) => key === message)?.seq;
+    const seq = this.messages.find(({ key }) => key === message)?.seq ?? this.#host.outbox.seqOf(message);
     return seq === undefined ? { of: message } : { seq };
   }
 
@@ -438,7 +438,7 @@ export class Conversation extends List<ConversationEvents> {
     const { seq } = this.#target(message);
     const now = from && this.messages.find(({ key }) => key === from.key);
     // The same text counts as seen, whatever its rev: it may be an own edit that was acknowledged meanwhile.
-    if (from && !(now?.body === from.body && isSame(now.attachments, from.attachments))) return changes.contentRev(from as Stored);
+    if (from && !(now && changes.sameText(now, from))) return changes.contentRev(from as Stored);
     if (seq === undefined) return 0;
     const { first = 0, entries } = this.timeline;
     const entry = entries[seq - first] ?? this.#quotes.get(seq);

@@ -3,7 +3,7 @@
  * message has a `clientId` and an edit a `baseRev`, so that sending again does no harm. Among the tabs of a browser, the one
  * that holds the lock sends for all. */
 import { delay, retryDelay, within } from './backoff.js';
-import { keysOf } from './changes.js';
+import { keysOf, sameText } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
@@ -13,6 +13,8 @@ import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent,
 export const OUTBOX_MAX = 1_000;
 /** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
+/** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
+const NOTE_MS = 1_000;
 /** The time after which a storage that does not answer has failed. */
 const STORAGE_TIMEOUT_MS = 5_000;
 
@@ -37,6 +39,8 @@ interface Local extends Pending {
   unsaved?: boolean;
   /** Whether the storage refused it, so that no other tab can send it. */
   unstored?: boolean;
+  /** Whether another tab removed it from the storage, and has not said why yet. */
+  missing?: boolean;
   /** Whether the gateway closed the connection with 4500 while it was in flight. */
   suspect?: boolean;
 }
@@ -52,6 +56,9 @@ interface Waiting {
   resolve(answer: Sent | Accepted): void;
   reject(error: ChatError): void;
 }
+
+/** The text and the attachments of a message. */
+type Text = Pick<Draft, 'body' | 'attachments'>;
 
 /** What the outbox needs of its client. */
 export interface OutboxHost {
@@ -76,6 +83,8 @@ export class Outbox {
   #waiting = new Map<string, Waiting>();
   /** The client ids of the entries that are being sent, or wait to be sent again. */
   #sending = new Set<string>();
+  /** The seqs of the user's own messages that are stored, by client id: a change may still name one by its key. */
+  #seqs = new Map<string, Seq>();
   /** The other users of direct chats that were opened without a connection. The first message creates the chat. */
   readonly dms = new Map<ConversationId, UserId>();
   /** Whether an error between tabs was reported. */
@@ -114,14 +123,29 @@ export class Outbox {
     return this.#add(draft) as Promise<Sent>;
   }
 
-  /** Queues a change of a message. Resolves with its acknowledgement. */
-  change(conversation: ConversationId, change: OutboxChange): Promise<Accepted> {
+  /** Queues a change of a message. Resolves with its acknowledgement.
+   * @param from The text that the user saw when editing. Default: the one of the last waiting edit. */
+  change(conversation: ConversationId, change: OutboxChange, from?: Text): Promise<Accepted> {
     // It takes the place of an equal one that was refused.
     this.#dropFailed(conversation, keysOf(change), whatOf(change));
-    return this.#add({ conversation, body: '', change }) as Promise<Accepted>;
+    return this.#add({ conversation, body: '', change, over: this.#editBefore(conversation, change, from) }) as Promise<Accepted>;
   }
 
-  #add(draft: Draft & { change?: OutboxChange }): Promise<Sent | Accepted> {
+  /** Returns the client id of the last waiting edit of the same message, with the text `from`. */
+  #editBefore(conversation: ConversationId, change: OutboxChange, from?: Text): string | undefined {
+    if (change.type !== 'edit') return;
+    const [key] = keysOf(change);
+    const isBefore = ({ failed, change: other }: Pending) =>
+      !failed && other?.type === 'edit' && keysOf(other)[0] === key && (!from || sameText(other, from));
+    return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId;
+  }
+
+  /** Returns the seq of a message that the user sent, if it is known. */
+  seqOf(clientId: string): Seq | undefined {
+    return this.#seqs.get(clientId);
+  }
+
+  #add(draft: Draft & { change?: OutboxChange; over?: string | undefined }): Promise<Sent | Accepted> {
     const sent = new Promise<Sent | Accepted>((resolve, reject) => {
       if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
       else {
@@ -144,7 +168,8 @@ export class Outbox {
     const { change } = entry;
     this.#entries.delete(clientId);
     if (change?.type === 'edit' && change.seq) entry.change = { ...change, baseRev: contentRev(change.seq) };
-    this.#queue({ ...entry, failed: undefined, suspect: false });
+    const over = change && this.#editBefore(entry.conversation, change);
+    this.#queue({ ...entry, over, failed: undefined, suspect: false });
   }
 
   /** Deletes a failed message with its changes, or a failed change. */
@@ -172,6 +197,9 @@ export class Outbox {
 
   /** Gives the changes of a pending message its seq, so that they can be sent. */
   placed(clientId: string, seq: Seq): void {
+    this.#seqs.set(clientId, seq);
+    const [oldest] = this.#seqs.keys();
+    if (this.#seqs.size > OUTBOX_MAX) this.#seqs.delete(oldest!);
     for (const entry of this.#changesOfPending(clientId)) {
       const { of: _, ...change } = entry.change as OutboxChange & { of: string };
       entry.change = { ...change, seq } as OutboxChange;
@@ -267,6 +295,7 @@ export class Outbox {
   #drop(why: string): void {
     this.reject(new ChatError('closed', why));
     this.#entries.clear();
+    this.#seqs.clear();
     this.dms.clear();
   }
 
@@ -339,6 +368,7 @@ export class Outbox {
           this.#storage.put(entry).catch((error) => this.#host.failed(error));
         }
         const known = this.#entries.get(entry.clientId);
+        if (known) known.missing = false;
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
         // Another tab may have changed it. Its own last change may not be in the storage yet.
@@ -349,23 +379,36 @@ export class Outbox {
         // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
-      // No tab said why these are gone. Sending them again returns their seq, and stores them if no tab sent them.
+      // No tab said yet why these are gone. Its note may still be on the way.
       const gone = before.filter((entry) => this.#waiting.has(entry.clientId) && !now.includes(entry));
       now.push(...gone);
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
-      for (const entry of gone) this.#store(Object.assign(entry, { tried: true }));
+      for (const entry of gone) this.#missed(entry);
       for (const { conversation } of [...before, ...stored]) this.#host.changed(conversation);
     } catch (error) {
       this.#host.failed(error as Error);
     }
   }
 
+  /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
+   * message that another tab sent, and stores one that none sent. */
+  #missed(entry: Local): void {
+    if (entry.missing) return;
+    entry.missing = true;
+    setTimeout(() => {
+      const { clientId, conversation } = entry;
+      if (!entry.missing || this.#entries.get(clientId) !== entry || !this.#waiting.has(clientId)) return;
+      this.#store(Object.assign(entry, { tried: true, missing: false }));
+      this.#send(conversation);
+    }, NOTE_MS);
+  }
+
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
     this.#host.changed(entry.conversation);
     if (!this.#user) return;
-    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, ...plain } = entry;
+    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missing: ______, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
     within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
@@ -419,9 +462,9 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, change }: Local): boolean {
+  #isDue({ failed, sent, unstored, missing, change }: Local): boolean {
     // A change waits until its message has a seq.
-    return !failed && !sent && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
+    return !failed && !sent && !missing && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
@@ -513,14 +556,14 @@ export class Outbox {
     const { clientId, conversation } = entry;
     const { type, ...fields } = change;
     const { rev = 0 } = await this.#host.ask({ type, conversation, ...fields } as ChangeRequest);
-    if (type === 'edit') {
-      // A later edit of the same text was written over this one. Stored before this one is removed, as for `placed`.
-      for (const other of this.changesOf(conversation)) {
-        const later = other.change!;
-        if (other === entry || later.type !== 'edit' || later.seq !== change.seq) continue;
-        other.change = { ...later, baseRev: Math.max(later.baseRev, rev) };
-        this.#store(other);
-      }
+    // The edits that were written over this one, and those over them. Stored before this one is removed, as for `placed`.
+    const before = new Set([clientId]);
+    for (const other of this.changesOf(conversation)) {
+      const later = other.change!;
+      if (later.type !== 'edit' || !other.over || !before.has(other.over)) continue;
+      before.add(other.clientId);
+      other.change = { ...later, baseRev: Math.max(later.baseRev, rev) };
+      this.#store(other);
     }
     this.#accept(entry, rev);
     this.#tell({ accepted: [clientId, rev] });

@@ -28,6 +28,8 @@ export interface OutboxEntry {
   replyTo?: Seq;
   /** The change, if the entry is not a message. `body` is then empty. */
   change?: OutboxChange;
+  /** For an edit: the client id of the waiting edit whose text it replaces. It is no conflict with that one. */
+  over?: string | undefined;
   /** The time when it was written. Entries are sent in this order. */
   at: Millis;
   /** Why it was refused for good. It is kept until the user retries or discards it. */

@@ -128,6 +128,31 @@ describe('one own change', () => {
   });
 });
 
+describe('a repeated reaction', () => {
+  test('never undoes a later removal on the same device: changes of one message keep their order', async () => {
+    const client = await connect();
+    const list = await open(client);
+    // The gateway adds the reaction, its answer is lost, and it refuses the first repetition.
+    const react = server.answers.react!;
+    let attempts = 0;
+    server.answers.react = (request) => {
+      attempts++;
+      if (attempts === 2) return { type: 'error', code: 'unavailable', message: 'not now', retry_after_ms: 30 };
+      const answer = react(request);
+      return attempts === 1 ? void server.socket.end(1006) : answer;
+    };
+    const added = list.react(1, '👍');
+    await until(() => attempts === 1);
+    const removed = list.unreact(1, '👍');
+    expect(list.message(1)).not.toHaveProperty('reactions');
+    await Promise.all([added, removed]);
+    expect(server.requests.map(({ type }) => type).filter((type) => /react/.test(type))).toEqual(['react', 'react', 'react', 'unreact']);
+    expect(server.entries[0]!.who.get('👍')!.size).toBe(0);
+    await settled();
+    expectSame(client);
+  });
+});
+
 describe('an edit that began before the text changed', () => {
   test('is refused, and keeps what the user wrote', async () => {
     const client = await connect();
@@ -159,6 +184,28 @@ describe('an edit that began before the text changed', () => {
 });
 
 describe('several own changes', () => {
+  test('are kept while the list jumps, also those of a message that is not in the list any more', async () => {
+    const client = await connect();
+    const list = await open(client);
+    const sent = list.send('mine');
+    const { key } = list.messages.at(-1)!;
+    await sent;
+    const from = list.message(6)!;
+    server.socket.end(1006);
+    const [early, first] = [list.edit(1, 'offline'), list.edit(key, 'mine, edited', undefined, { from })];
+    server.isDeaf = true;
+    for (let i = 7; i <= 200; i++) server.write('bob', `${i}`);
+    server.isDeaf = false;
+    await until(() => client.state.at === 'connected');
+    server.push({ type: 'resync', conversation: 'c', head: 200 });
+    await until(() => list.messages.at(-1)?.seq === 200 && !list.message(6));
+    // The page may still have the message as it was.
+    const later = list.edit(key, 'mine, edited again');
+    expect(await Promise.race([Promise.all([early, first, later]), settled(1_500)])).toHaveLength(3);
+    expect(server.entries[0]!.body).toBe('offline');
+    expect(server.entries[5]!.body).toBe('mine, edited again');
+  });
+
   test('of one message are sent in order, and an edit after an edit has the rev of the first', async () => {
     const client = await connect();
     const list = await open(client);
@@ -378,6 +425,33 @@ describe('the rules for a client', () => {
     await open(client);
     server.change('bob', { type: 'react', seq: 2, emoji: '👍' });
     expect(list.messages).toHaveLength(5);
+    expectSame(client);
+  });
+
+  test('[reset] a gateway whose inbox stays behind is asked with growing pauses', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    // The rev of the inbox is written behind, and here never catches up.
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 0 }] });
+    server.isDeaf = true;
+    for (const body of ['a', 'b', 'c']) server.change('bob', { type: 'edit', seq: 2, body });
+    server.isDeaf = false;
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 3, items: [] });
+    await settled(600);
+    // Events do not shorten the pauses.
+    for (let i = 0; i < 20; i++) server.push({ type: 'changed', conversation: 'c', after: 3, rev: 3, items: [] });
+    await settled(200);
+    const asked = server.received('changes').length;
+    expect(asked).toBeGreaterThan(1);
+    expect(asked).toBeLessThan(8);
+    expect(server.received('inbox').length).toBeLessThan(10);
+    // It catches up, and the client too.
+    server.answers.inbox = () => ({ type: 'inbox', items: [server.item()] });
+    await until(() => client.cursors().c![1] === 3 && client.inbox.get('c')!.rev === 3);
+    expectSame(client);
+    server.change('bob', { type: 'edit', seq: 2, body: 'd' });
     expectSame(client);
   });
 

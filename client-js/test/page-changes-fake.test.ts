@@ -22,6 +22,7 @@ beforeEach(async () => {
   server.id = '0199c0de-0000-4000-8000-000000000001';
   server.changes = { limits: { reactions: 32, edit_window_s: 0, delete_seqs: 256 } };
   target.page = server.page;
+  server.now = Date.now() - 600_000;
   server.write('bob', 'Nine at the station?');
   server.write('alice', 'Perfekt!');
   server.write('bob', 'I bring the thermos');
@@ -111,6 +112,40 @@ test('an edit on another device meanwhile is a conflict, and a deletion leaves t
   server.change('alice', { type: 'delete', seqs: [4] });
   await page.getByText('The message was deleted.').waitFor();
   expect(await field.inputValue()).toBe('a draft');
+});
+
+test('what the user writes stays when the list jumps away from the edited message', async () => {
+  const page = await open();
+  const edited = page.getByLabel('Edited message');
+  await page.getByLabel('Message', { exact: true }).press('ArrowUp');
+  await edited.fill('written before the jump');
+  const jump = async (to: number) => {
+    server.isDeaf = true;
+    while (server.entries.length < to) server.write('bob', `message ${server.entries.length + 1}`);
+    server.isDeaf = false;
+    server.push({ type: 'resync', conversation: server.id, head: to });
+    await row(page, to).waitFor();
+    await until(async () => (await row(page, 2).count()) === 0);
+  };
+  await jump(200);
+  expect(await edited.inputValue()).toBe('written before the jump');
+  await edited.press('Enter');
+  await until(() => server.entries[1]!.body === 'written before the jump');
+  // A deletion of a message that is not in the list is noticed too.
+  await page.getByLabel('Message', { exact: true }).fill('mine');
+  await page.keyboard.press('Enter');
+  await row(page, 201).waitFor();
+  await page.getByLabel('Message', { exact: true }).press('ArrowUp');
+  await edited.fill('mine, longer');
+  server.isDeaf = true;
+  while (server.entries.length < 400) server.write('bob', `message ${server.entries.length + 1}`);
+  server.isDeaf = false;
+  server.push({ type: 'resync', conversation: server.id, head: 400 });
+  await row(page, 400).waitFor();
+  await until(() => server.received('history').some(({ around }) => around === 201));
+  server.change('alice', { type: 'delete', seqs: [201] });
+  await page.getByText('The message was deleted. Your text is kept here as a draft.').waitFor();
+  expect(await page.getByLabel('Message', { exact: true }).inputValue()).toBe('mine, longer');
 });
 
 test('a notification is closed when its message is deleted', async () => {
@@ -293,7 +328,9 @@ test('an older gateway: no menu and no reactions, and replying still works', asy
 test('axe finds nothing, light and dark, on a desk and on a phone', async () => {
   const found: string[] = [];
   server.change('alice', { type: 'edit', seq: 2, body: 'Perfect! '.repeat(12) });
-  for (const emoji of ['👍', '🎉', '❤️', '🚀', ':party_parrot:', '😂', '👀', '🔥']) server.change('bob', { type: 'react', seq: 1, emoji });
+  const long = `:${'party_parrot_'.repeat(4)}:`;
+  for (const emoji of ['👍', '🎉', '❤️', '🚀', ':party_parrot:', long, '😂', '👀', '🔥'])
+    server.change('bob', { type: 'react', seq: 1, emoji });
   server.change('alice', { type: 'react', seq: 1, emoji: '👍' });
   server.change('alice', { type: 'react', seq: 2, emoji: '👍' });
   server.change('bob', { type: 'delete', seqs: [3] });

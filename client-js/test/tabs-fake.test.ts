@@ -1,7 +1,8 @@
 /** Several tabs of one browser: one holds the lock and sends, and the others wait for the result of their messages. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { ChatClient, type ChatOptions, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { ChatClient, type ChatOptions, type Conversation, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { ChangingServer } from './support/changing-server.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
 
@@ -109,4 +110,87 @@ test('a message that an earlier attempt stored leaves the outbox', async () => {
   expect((await conversation.send('one')).duplicate).toBe(true);
   expect(conversation.messages).toEqual([]);
   await until(async () => !(await storage.entries('alice')).length);
+});
+
+test('an edit of a tab that did not see the edit of another tab is refused with `conflict`', async () => {
+  const changing = new ChangingServer();
+  changing.write('alice', 'one');
+  server = changing;
+  locks();
+  const storage = sharedMemory();
+  const tabs = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  const lists = [];
+  for (const tab of tabs) {
+    await tab.connect();
+    const list = tab.conversation('c');
+    list.open();
+    await list.loaded();
+    lists.push(list);
+  }
+  const [first, second] = lists as [Conversation, Conversation];
+  const from = second.message(1)!;
+  for (const socket of changing.sockets) socket.end(1006);
+  const pending = first.edit(1, 'of the first');
+  await until(() => second.message(1)!.body === 'of the first');
+  // The user of the second tab began before, and does not know it.
+  const unseen = second.edit(1, 'of the second', undefined, { from });
+  const refused = expect(unseen).rejects.toMatchObject({ code: 'conflict' });
+  await pending;
+  await refused;
+  expect(changing.entries[0]!.body).toBe('of the first');
+  expect(second.message(1)).toMatchObject({ body: 'of the first', failedChange: { body: 'of the second' } });
+  // Trying again replaces the text that is shown. An edit of a text that waits replaces that one.
+  for (const socket of changing.sockets) socket.end(1006);
+  second.retry(second.message(1)!.failedChange!.key);
+  await until(() => first.message(1)!.body === 'of the second');
+  const seen = first.edit(1, 'of both', undefined, { from: first.message(1)! });
+  expect((await seen).rev).toBe(3);
+  expect(changing.entries[0]!.body).toBe('of both');
+});
+
+/** Two tabs, of which the first holds the lock. The notes with a field arrive `ms` after the storage shows what they tell. */
+async function tabsWithLateNotes(ms: number, changing = server) {
+  locks();
+  vi.stubGlobal(
+    'BroadcastChannel',
+    class extends BroadcastChannel {
+      override postMessage(note: object): void {
+        const post = () => this.onmessage && super.postMessage(note);
+        if (Object.keys(note).length) setTimeout(post, ms);
+        else post();
+      }
+      override close(): void {
+        this.onmessage = null;
+        super.close();
+      }
+    },
+  );
+  server = changing;
+  const storage = sharedMemory();
+  const [leader, follower] = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  await leader.connect();
+  await follower.connect();
+  return { storage, leader, follower };
+}
+
+test('a message that another tab sent is not sent again because the note about it is late', async () => {
+  server.answers.send = ({ retry }) => sent(7, retry as boolean);
+  const { follower, storage } = await tabsWithLateNotes(150);
+  expect(await follower.conversation('c').send('one')).toMatchObject({ seq: 7 });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(server.received('send')).toHaveLength(1);
+  expect(await storage.entries('alice')).toEqual([]);
+});
+
+test('a reaction that another tab added does not come back after its removal because the note about it is late', async () => {
+  const changing = new ChangingServer();
+  changing.write('bob', 'one');
+  const { follower, storage } = await tabsWithLateNotes(150, changing);
+  const list = follower.conversation('c');
+  const all = [list.react(1, '👍'), list.unreact(1, '👍')];
+  await Promise.all(all);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(changing.requests.map(({ type }) => type).filter((type) => /react/.test(type))).toEqual(['react', 'unreact']);
+  expect(changing.entries[0]!.who.get('👍')!.size).toBe(0);
+  expect(await storage.entries('alice')).toEqual([]);
 });

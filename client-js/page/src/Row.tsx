@@ -45,45 +45,43 @@ export const Row = memo(function Row(props: Props) {
   return (
     <article className={names} data-key={key} data-seq={seq} data-state={state}>
       {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
-      <div className="column">
-        <div className="bubble">
-          {withSender && !own && !follows ? (
-            <p className="sender" data-hue={hueOf(sender)}>
-              <Name of={sender} />
-            </p>
-          ) : (
-            // Its side and the message above show the sender; a screen reader needs the name.
-            <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
-          )}
-          {replyTo && !deleted && (
-            <button type="button" className="quote" onClick={() => onJump(replyTo)}>
-              <Quote conversation={conversation} seq={replyTo} />
-            </button>
-          )}
-          {deleted ? (
-            <p className="stub">{deletedText(deleted, sender, user)}</p>
-          ) : (
-            <div className="body" dir="auto">
-              {bodyOf(body)}
-            </div>
-          )}
-          {attachments?.map(({ url, name, size }) => (
-            <a
-              key={url}
-              className="attachment"
-              href={/^https?:/i.test(url) ? url : undefined}
-              target="_blank"
-              rel="noopener noreferrer nofollow ugc"
-            >
-              <bdi>{name ?? url}</bdi>
-              {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
-            </a>
-          ))}
-          <Meta message={message} />
-          <Failures conversation={conversation} message={message} />
-        </div>
-        <Reactions conversation={conversation} message={message} user={user} may={may && seq !== undefined} />
+      <div className="bubble">
+        {withSender && !own && !follows ? (
+          <p className="sender" data-hue={hueOf(sender)}>
+            <Name of={sender} />
+          </p>
+        ) : (
+          // Its side and the message above show the sender; a screen reader needs the name.
+          <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
+        )}
+        {replyTo && !deleted && (
+          <button type="button" className="quote" onClick={() => onJump(replyTo)}>
+            <Quote conversation={conversation} seq={replyTo} />
+          </button>
+        )}
+        {deleted ? (
+          <p className="stub">{deletedText(deleted, sender, user)}</p>
+        ) : (
+          <div className="body" dir="auto">
+            {bodyOf(body)}
+          </div>
+        )}
+        {attachments?.map(({ url, name, size }) => (
+          <a
+            key={url}
+            className="attachment"
+            href={/^https?:/i.test(url) ? url : undefined}
+            target="_blank"
+            rel="noopener noreferrer nofollow ugc"
+          >
+            <bdi>{name ?? url}</bdi>
+            {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
+          </a>
+        ))}
+        <Meta message={message} />
+        <Failures conversation={conversation} message={message} />
       </div>
+      <Reactions conversation={conversation} message={message} user={user} may={may && seq !== undefined} />
       {seq !== undefined && conversation.item && !deleted && <MessageActions {...props} actions={actions} />}
     </article>
   );
@@ -121,7 +119,7 @@ function Meta({ message: { at, editedAt, deleted, state, pending } }: { message:
 
 const refused = { edit: 'Not changed', delete: 'Not deleted', react: 'No reaction added', unreact: 'Reaction not removed' } as const;
 
-const CONFLICT = 'it was changed on another device meanwhile. Your text:';
+const CONFLICT = 'it was changed on another device meanwhile.';
 
 /** Why a message was not sent, or a change of it was refused. */
 function Failures({ conversation, message: { key, state, error, failedChange } }: { conversation: Conversation; message: ChatMessage }) {
@@ -132,13 +130,19 @@ function Failures({ conversation, message: { key, state, error, failedChange } }
   return (
     <div className="failed" role="alert">
       {problem.text}
-      {failedChange?.body !== undefined && <bdi className="lost">{failedChange.body}</bdi>}{' '}
-      <button type="button" onClick={() => conversation.retry(problem.key)}>
-        Try again
-      </button>
-      <button type="button" onClick={() => conversation.discard(problem.key)}>
-        Discard
-      </button>
+      {failedChange?.body !== undefined && (
+        <p className="lost">
+          Your text: <bdi>{failedChange.body}</bdi>
+        </p>
+      )}
+      <div>
+        <button type="button" onClick={() => conversation.retry(problem.key)}>
+          Try again
+        </button>
+        <button type="button" onClick={() => conversation.discard(problem.key)}>
+          Discard
+        </button>
+      </div>
     </div>
   );
 }

@@ -43,15 +43,16 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
     };
   }, [conversation, outside, details?.kind]);
 
-  const [editingKey, setEditingKey] = useState<string>();
+  /** The message that is being edited, as it was when that began. */
+  const [edited, setEdited] = useState<ChatMessage>();
   const [removing, setRemoving] = useState<ChatMessage>();
   const actions = useMemo<Actions>(
     () => ({
       reply: (message) => {
-        setEditingKey(undefined);
+        setEdited(undefined);
         setReplyTo(message);
       },
-      edit: ({ key }) => setEditingKey(key),
+      edit: setEdited,
       remove: setRemoving,
     }),
     [],
@@ -60,10 +61,17 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   // A gateway that names no limit for reactions is an older one, which refuses all changes.
   const may = mayChange(conversation) && (!limits || limits.reactions !== undefined);
   const editWindowS = limits?.editWindowS ?? 0;
-  const editing = view.messages.find(({ key }) => key === editingKey);
+  const listed = view.messages.find(({ key }) => key === edited?.key);
+  // The list may jump elsewhere, and what the user writes must stay.
+  const editing = listed ?? (edited?.seq === undefined ? edited : (conversation.message(edited.seq) ?? edited));
+  const missing = listed ? undefined : edited?.seq;
+  useEffect(() => {
+    // From then on it has its newest state: it may be deleted or edited meanwhile.
+    if (missing !== undefined) conversation.loadMessage(missing).catch(() => {});
+  }, [conversation, missing]);
   const edit = (which: 'last' | undefined) => {
     const own = may && which ? [...view.messages].reverse().find((message) => mayEdit(message, user, editWindowS)) : undefined;
-    setEditingKey(own?.key);
+    setEdited(own);
   };
   const attempt = async (what: Promise<unknown>) => {
     try {

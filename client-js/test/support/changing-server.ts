@@ -72,9 +72,10 @@ export class ChangingServer extends FakeServer {
         return { type: 'ok' };
       },
       changes: ({ after, limit }: Request) => this.changesAfter(after as number, (limit as number) ?? this.pageRevs),
-      reactions: ({ seq }: Request) => {
+      reactions: ({ seq, emoji: only }: Request) => {
         const { who } = this.entries[(seq as number) - 1]!;
-        return { type: 'reactions', items: [...who].flatMap(([emoji, users]) => [...users].map((user) => ({ user, emoji, at: 1 }))) };
+        const items = [...who].flatMap(([emoji, users]) => [...users].map((user) => ({ user, emoji, at: 1 })));
+        return { type: 'reactions', items: items.filter(({ emoji }) => !only || emoji === only) };
       },
     });
     for (const type of ['edit', 'delete', 'react', 'unreact'])
