@@ -14,7 +14,7 @@ use super::participants_of;
 pub(super) struct Checker {
     pub(super) acknowledged: HashMap<ClientId, Seq>,
     /// The sequence that every history must be a prefix of.
-    canon: Vec<ClientId>,
+    pub(super) canon: Vec<ClientId>,
     pub(super) findings: Vec<String>,
 }
 

@@ -340,6 +340,14 @@ impl Device {
 
     /// Reads some of what the user missed, from any gateway.
     async fn read_missed(&self, world: &World, missed: &mut Missed) {
+        if let Some((conversation, page)) = missed.late.take() {
+            self.take_page(world, conversation, &page, missed);
+        }
+        if world.changing && world.below(40) == 0 {
+            let conversation = if self.user < 2 { world.below(3) } else { 0 };
+            let page = world.history(conversation, 0).await;
+            missed.late = page.map(|page| (conversation, page));
+        }
         if let Some((conversation, upto)) = missed.to_read.pop_front()
             && !self.catch_up(world, conversation, upto, missed).await
         {
@@ -369,13 +377,21 @@ impl Device {
         let Some(page) = world.history(conversation, have).await else {
             return false;
         };
+        if world.changing && missed.late.is_none() && world.below(2) == 0 {
+            missed.late = Some((conversation, page));
+        } else {
+            self.take_page(world, conversation, &page, missed);
+        }
+        true
+    }
+
+    fn take_page(&self, world: &World, conversation: usize, page: &Page, missed: &mut Missed) {
         let seqs = page.entries.iter().map(|entry| entry.seq);
         self.got.lock().unwrap()[conversation].extend(seqs);
         let mut held = self.held.lock().unwrap();
-        if held[conversation].page(&page, world.broken) {
+        if held[conversation].page(page, world.broken) {
             missed.to_ask.insert(conversation);
         }
-        true
     }
 
     /// Asks for the changes after the cursor. Returns false if it must be repeated.
@@ -434,11 +450,13 @@ struct Missed {
     to_read: VecDeque<(usize, Seq)>,
     /// The conversations with missing changes.
     to_ask: BTreeSet<usize>,
+    /// A page that arrives after the events that are already here.
+    late: Option<(usize, Page)>,
 }
 
 impl Missed {
     fn is_empty(&self) -> bool {
-        self.to_read.is_empty() && self.to_ask.is_empty()
+        self.to_read.is_empty() && self.to_ask.is_empty() && self.late.is_none()
     }
 }
 

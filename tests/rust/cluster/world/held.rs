@@ -23,10 +23,11 @@ pub(crate) enum ClientRule {
 pub(crate) type Shown = (Option<String>, BTreeMap<String, u64>);
 
 /// What a client holds of one conversation.
-#[derive(Default)]
 pub(crate) struct Held {
     /// The rev up to which the client has all changes.
     pub(crate) cursor: Rev,
+    /// Whether it keeps the changes of messages that come later.
+    keeps_all: bool,
     messages: BTreeMap<Seq, Message>,
 }
 
@@ -49,6 +50,14 @@ struct Item {
 }
 
 impl Held {
+    pub(crate) fn new(keeps_all: bool) -> Self {
+        Self {
+            keeps_all,
+            cursor: 0,
+            messages: BTreeMap::new(),
+        }
+    }
+
     /// Returns how the client shows a message. `None` if it does not have the message.
     pub(crate) fn shown(&self, seq: Seq) -> Option<Shown> {
         let message = self.messages.get(&seq)?;
@@ -115,6 +124,9 @@ impl Held {
             return true;
         }
         for item in items {
+            if !self.keeps_all && !self.messages.contains_key(&item.seq) {
+                continue;
+            }
             let message = self.messages.entry(item.seq).or_default();
             if item.rev > message.rev {
                 message.rev = item.rev;
