@@ -63,6 +63,9 @@ async def test_a_resume_of_very_large_messages_is_a_resync_on_every_gateway(thre
         # A resume may have as many messages, but not as many bytes: the first are pushed, a `resync` announces the rest.
         await reader.event("resync", lambda e: e["conversation"] == group)
         pushed = [e["seq"] for e in await reader.quiet() if e["type"] == "message" and e["conversation"] == group]
+        # The last message was acknowledged before every gateway had it, so it may also arrive as an ordinary event.
+        live = pushed[-1:] == [501]
+        pushed = pushed[:-1] if live else pushed
         assert pushed == list(range(2, 2 + len(pushed))) and len(pushed) < 499
         assert [m["seq"] for m in await reader.everything(group)] == list(range(1, 502))
         await reader.close()
