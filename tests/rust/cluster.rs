@@ -43,7 +43,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use uuid::Uuid;
-use world::{ClientRule, Device, Held, USERS, World, create, spawn, user};
+use world::{ClientRule, Device, USERS, World, create, spawn, user};
 
 /// Quiet points of one run.
 const ROUNDS: usize = 3;
@@ -75,7 +75,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         Arc::new(Device {
             user,
             got: Mutex::default(),
-            held: Mutex::new([0; 3].map(|_| Held::new(user % 2 == 0))),
+            held: Mutex::default(),
             connected: Mutex::default(),
             reconnect: Notify::new(),
         })

@@ -293,6 +293,9 @@ impl Device {
                 missed.to_read.push_back((conversation, last));
             }
             let cursor = self.held.lock().unwrap()[conversation].cursor;
+            if self.held.lock().unwrap()[conversation].lacks_dropped() {
+                missed.to_read.push_back((conversation, 0));
+            }
             if place.rev > cursor && world.broken != Some(ClientRule::Resume) {
                 missed.to_ask.insert(conversation);
             }
@@ -314,12 +317,12 @@ impl Device {
         let mut frames = VecDeque::new();
         loop {
             self.read_missed(world, &mut missed).await;
-            let wait = if missed.is_empty() { 500 } else { 1 };
+            let wait = missed.wait();
             let taken = tokio::select! {
                 biased;
                 () = self.reconnect.notified() => return,
                 taken = subscriber.outbox.take(&mut frames) => Some(taken),
-                () = sleep(Duration::from_millis(wait)) => None,
+                () = sleep(wait) => None,
             };
             if gateway.over.load(Ordering::Relaxed) || gateway.up.lock().unwrap().is_none() {
                 return; // The connection broke, or the client was told to reconnect.
@@ -340,13 +343,12 @@ impl Device {
 
     /// Reads some of what the user missed, from any gateway.
     async fn read_missed(&self, world: &World, missed: &mut Missed) {
-        if let Some((conversation, page)) = missed.late.take() {
+        if let Some((_, conversation, page)) = missed.late.take_if(|(at, ..)| *at <= Instant::now())
+        {
             self.take_page(world, conversation, &page, missed);
         }
-        if world.changing && world.below(40) == 0 {
-            let conversation = if self.user < 2 { world.below(3) } else { 0 };
-            let page = world.history(conversation, 0).await;
-            missed.late = page.map(|page| (conversation, page));
+        if world.changing && world.sending.load(Ordering::Relaxed) && world.below(20) == 0 {
+            self.drop_messages(world, missed);
         }
         if let Some((conversation, upto)) = missed.to_read.pop_front()
             && !self.catch_up(world, conversation, upto, missed).await
@@ -362,7 +364,19 @@ impl Device {
         }
     }
 
-    /// Reads the messages up to `upto` that the user missed. Returns false if it must be repeated.
+    /// Drops messages of a conversation, and reads them again.
+    fn drop_messages(&self, world: &World, missed: &mut Missed) {
+        let conversation = world.below(3);
+        let upto = contiguous(&self.got.lock().unwrap()[conversation]);
+        let held = &mut self.held.lock().unwrap()[conversation];
+        if upto > 0 && !held.lacks_dropped() && missed.late.is_none() {
+            held.drop_upto(upto);
+            missed.to_read.push_back((conversation, 0));
+        }
+    }
+
+    /// Reads the messages up to `upto` that the user missed, or those that the client dropped. Returns false if it must be
+    /// repeated.
     async fn catch_up(
         &self,
         world: &World,
@@ -371,14 +385,20 @@ impl Device {
         missed: &mut Missed,
     ) -> bool {
         let have = contiguous(&self.got.lock().unwrap()[conversation]);
-        if have >= upto {
+        let after = if self.held.lock().unwrap()[conversation].lacks_dropped() {
+            0
+        } else if have < upto {
+            have
+        } else {
             return true;
-        }
-        let Some(page) = world.history(conversation, have).await else {
+        };
+        let Some(page) = world.history(conversation, after).await else {
             return false;
         };
+        // Events that come before the page may be of changes that the page lacks.
         if world.changing && missed.late.is_none() && world.below(2) == 0 {
-            missed.late = Some((conversation, page));
+            let at = Instant::now() + world.millis(0, 400);
+            missed.late = Some((at, conversation, page));
         } else {
             self.take_page(world, conversation, &page, missed);
         }
@@ -450,13 +470,20 @@ struct Missed {
     to_read: VecDeque<(usize, Seq)>,
     /// The conversations with missing changes.
     to_ask: BTreeSet<usize>,
-    /// A page that arrives after the events that are already here.
-    late: Option<(usize, Page)>,
+    /// A page that arrives at this time, of this conversation.
+    late: Option<(Instant, usize, Page)>,
 }
 
 impl Missed {
-    fn is_empty(&self) -> bool {
-        self.to_read.is_empty() && self.to_ask.is_empty() && self.late.is_none()
+    /// The longest time to wait for events before something is read.
+    fn wait(&self) -> Duration {
+        let late = self.late.as_ref().map(|(at, ..)| *at - Instant::now());
+        let wait = if self.to_read.is_empty() && self.to_ask.is_empty() {
+            Duration::from_millis(500)
+        } else {
+            Duration::from_millis(1)
+        };
+        late.map_or(wait, |late| late.min(wait))
     }
 }
 

@@ -23,11 +23,13 @@ pub(crate) enum ClientRule {
 pub(crate) type Shown = (Option<String>, BTreeMap<String, u64>);
 
 /// What a client holds of one conversation.
+#[derive(Default)]
 pub(crate) struct Held {
     /// The rev up to which the client has all changes.
     pub(crate) cursor: Rev,
-    /// Whether it keeps the changes of messages that come later.
-    keeps_all: bool,
+    /// The seq up to which it dropped its messages, until it has read them again. Above it, changes that come before
+    /// their message are kept.
+    dropped: Seq,
     messages: BTreeMap<Seq, Message>,
 }
 
@@ -50,12 +52,15 @@ struct Item {
 }
 
 impl Held {
-    pub(crate) fn new(keeps_all: bool) -> Self {
-        Self {
-            keeps_all,
-            cursor: 0,
-            messages: BTreeMap::new(),
-        }
+    /// Drops the messages up to a seq, as a client whose user left the conversation. The cursor stays.
+    pub(crate) fn drop_upto(&mut self, seq: Seq) {
+        self.dropped = seq;
+        self.messages = self.messages.split_off(&(seq + 1));
+    }
+
+    /// Whether messages were dropped that were not read again.
+    pub(crate) fn lacks_dropped(&self) -> bool {
+        self.dropped > 0
     }
 
     /// Returns how the client shows a message. `None` if it does not have the message.
@@ -81,6 +86,10 @@ impl Held {
                 message.reactions = state.reactions.map(|r| r.reactions);
             }
         }
+        let (first, last) = (page.entries.first(), page.entries.last());
+        if first.is_some_and(|e| e.seq == 1) && last.is_some_and(|e| e.seq >= self.dropped) {
+            self.dropped = 0;
+        }
         // Rule [page-rev]. If the connection breaks before the answer, the client asks from there when it connects.
         let is_behind = page.rev < self.cursor && broken != Some(ClientRule::PageRev);
         if is_behind {
@@ -91,12 +100,12 @@ impl Held {
 
     /// Takes over a `message` event.
     pub(crate) fn message(&mut self, event: &Value) {
-        let body = event["body"].as_str().unwrap().to_owned();
-        let message = self
-            .messages
-            .entry(event["seq"].as_u64().unwrap())
-            .or_default();
-        message.body.get_or_insert(body);
+        let seq = event["seq"].as_u64().unwrap();
+        if seq > self.dropped {
+            let body = event["body"].as_str().unwrap().to_owned();
+            let message = self.messages.entry(seq).or_default();
+            message.body.get_or_insert(body);
+        }
     }
 
     /// Takes over a `changed` event. Returns whether the client must ask for changes.
@@ -124,7 +133,7 @@ impl Held {
             return true;
         }
         for item in items {
-            if !self.keeps_all && !self.messages.contains_key(&item.seq) {
+            if item.seq <= self.dropped {
                 continue;
             }
             let message = self.messages.entry(item.seq).or_default();
