@@ -1,7 +1,9 @@
 //! Deliberate violations of rules, with which tests show that their checkers find them. A violation applies to one
-//! thread, on which the whole simulation runs. Only tests use this.
+//! thread, on which the whole simulation runs. Tests also let owners die between two steps. Only tests use this.
 
-use std::cell::Cell;
+use std::{cell::Cell, panic::resume_unwind};
+
+use crate::tasks::Process;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
@@ -65,7 +67,69 @@ pub enum Mutation {
     Panic,
 }
 
+/// A step of a change's way, after which a test lets the owner die.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The owner has appended the change in memory.
+    Appended,
+    /// The store has the row of the change.
+    RowWritten,
+    /// The lease held after that, so the change is committed.
+    Committed,
+    /// The store has the states of the changed entries, and nothing else of the effects.
+    StatesWritten,
+    /// The store also has the rows of who reacted.
+    ReactorsWritten,
+    /// The store also has the corrected inbox rows.
+    InboxWritten,
+    /// The store has all rows of the effects. No text is erased.
+    EffectsWritten,
+    /// The texts of deleted entries are erased.
+    Erased,
+    /// The owner shows the change.
+    Applied,
+    /// The change is acknowledged.
+    Acknowledged,
+    /// The change is published.
+    Published,
+    /// The publication was delivered, and the rev is queued for the inbox rows.
+    Delivered,
+    /// A new owner has read what a previous one left.
+    TakeoverRead,
+    /// The uncertain rows are written again.
+    TakeoverSettled,
+    /// The rows of their effects are written again.
+    TakeoverApplied,
+    /// The texts that they delete are erased again.
+    TakeoverErased,
+    /// The changes are published again.
+    TakeoverPublished,
+}
+
+impl Step {
+    pub const ALL: [Self; 17] = [
+        Self::Appended,
+        Self::RowWritten,
+        Self::Committed,
+        Self::StatesWritten,
+        Self::ReactorsWritten,
+        Self::InboxWritten,
+        Self::EffectsWritten,
+        Self::Erased,
+        Self::Applied,
+        Self::Acknowledged,
+        Self::Published,
+        Self::Delivered,
+        Self::TakeoverRead,
+        Self::TakeoverSettled,
+        Self::TakeoverApplied,
+        Self::TakeoverErased,
+        Self::TakeoverPublished,
+    ];
+}
+
 thread_local! {
+    static FATAL: Cell<Option<Step>> = const { Cell::new(None) };
     static BROKEN: Cell<Option<Mutation>> = const { Cell::new(None) };
 }
 
@@ -76,4 +140,27 @@ pub fn break_rule(mutation: Option<Mutation>) {
 
 pub(crate) fn broken(mutation: Mutation) -> bool {
     BROKEN.get() == Some(mutation)
+}
+
+/// Lets the owner die that first takes this step on this thread.
+pub fn die_after(step: Option<Step>) {
+    FATAL.set(step);
+}
+
+/// Whether the owner is to die after this step. It does once.
+pub(crate) fn is_fatal(step: Step) -> bool {
+    FATAL.get() == Some(step) && FATAL.replace(None).is_some()
+}
+
+/// Notes a step of the owner. If it is to die after this one, its process is killed, and this does not return.
+pub(crate) fn took(step: Step) {
+    if is_fatal(step) {
+        die();
+    }
+}
+
+/// Kills the process of this task, and leaves the task.
+pub(crate) fn die() -> ! {
+    Process::kill_current();
+    resume_unwind(Box::new("the owner dies here"))
 }

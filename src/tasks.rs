@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::RefCell,
     fmt::Display,
     future::Future,
     panic::{AssertUnwindSafe, Location, resume_unwind},
@@ -63,6 +64,11 @@ pub struct Tasks {
 #[derive(Clone, Default, Debug)]
 pub struct Process(Arc<Mutex<State>>);
 
+thread_local! {
+    /// The simulated process whose task this thread runs.
+    static CURRENT: RefCell<Option<Process>> = const { RefCell::new(None) };
+}
+
 #[derive(Default, Debug)]
 struct State {
     paused: bool,
@@ -87,6 +93,18 @@ impl Process {
         state.waiting.drain(..).for_each(Waker::wake);
     }
 
+    /// Kills the process of the task that runs on this thread.
+    pub(crate) fn kill_current() {
+        if let Some(process) = CURRENT.with_borrow(Clone::clone) {
+            process.kill();
+        }
+    }
+
+    #[must_use]
+    pub fn is_killed(&self) -> bool {
+        lock(&self.0).killed
+    }
+
     /// Returns a future that runs as part of the process.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
         Running {
@@ -105,8 +123,9 @@ impl<F: Future> Future for Running<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let process = self.process.clone();
         let killed = {
-            let mut state = lock(&self.process.0);
+            let mut state = lock(&process.0);
             if !state.killed && !state.paused {
                 None
             } else {
@@ -115,7 +134,12 @@ impl<F: Future> Future for Running<F> {
             }
         };
         match (killed, &mut self.future) {
-            (None, Some(future)) => future.as_mut().poll(context),
+            (None, Some(future)) => {
+                let before = CURRENT.replace(Some(process));
+                let polled = future.as_mut().poll(context);
+                CURRENT.set(before);
+                polled
+            }
             (Some(true), future) => {
                 *future = None; // This closes its connections.
                 Poll::Pending

@@ -314,19 +314,12 @@ impl Owner {
             Ok(kind) => kind,
             Err(error) => return drop(reply.send(Err(error))),
         };
-        let known = self
-            .known()
-            .ok()
-            .and_then(|participants| participants.get(&user));
-        if read.is_some_and(|seq| known.is_some_and(|known| seq < known.read_seq)) {
-            return drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
-        }
         if self.marks >= MAILBOX_OPERATIONS_MAX {
             return drop(reply.send(Err(Error::BUSY)));
         }
         self.marks += 1;
-        // A mark is stored even if it raises nothing, because an earlier one with the same seq may not be stored yet. It is
-        // published and shown only when it is stored.
+        // A mark is stored even if it raises nothing: an earlier one may not be stored yet, or a dead owner may have stored
+        // a higher one in the participant's row only. It is published and shown only when it is stored.
         let mark = Mark {
             user,
             read_seq: read,

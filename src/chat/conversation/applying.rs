@@ -16,6 +16,7 @@ use crate::{
     chat::{
         changed,
         error::Error,
+        lease::Ownership,
         log::Log,
         participants::Participants,
         publish::{
@@ -24,10 +25,11 @@ use crate::{
         states::States,
     },
     model::{
-        Change, ChangeOp, ConversationId, Cursor, Entry, EntryState, Newest, Rev, Seq, UserId,
+        Change, ChangeOp, ConversationId, Cursor, Entry, EntryState, Kind, Newest, Rev, Seq,
+        UserId,
         limits::{CHANGED_BYTES_MAX, CHANGES_CONFIRMED_PARTICIPANTS_MAX, CHANGES_UNTOLD_MAX},
     },
-    mutation::{Mutation, broken},
+    mutation::{Mutation, Step, broken, die, is_fatal, took},
     store::{self, AppliedChanges, Erasure, InboxWrite, ReactorRow, Store},
 };
 
@@ -116,6 +118,52 @@ impl<'a> Erasing<'a> {
     }
 }
 
+/// Stores the effects of a round, and erases the texts that it deletes.
+async fn store_effects(
+    id: ConversationId,
+    kind: Kind,
+    effects: Effects,
+    store: &dyn Store,
+    ownership: &Ownership,
+) -> store::Result<()> {
+    let Effects {
+        mut applied,
+        erasures,
+    } = effects;
+    let is_last = cut_at_step(&mut applied);
+    retry_while_owner(ownership, || store.apply_changes(id, kind, &applied)).await?;
+    if is_last {
+        die();
+    }
+    took(Step::EffectsWritten);
+    if !erasures.is_empty() && !broken(Mutation::Erase) {
+        let erasing = Erasing::new(&erasures);
+        retry_while_owner(ownership, || erasing.attempt(store, id)).await?;
+        took(Step::Erased);
+    }
+    Ok(())
+}
+
+/// Leaves out the rows that are written after a step, if a test lets the owner die after it. Returns whether it does.
+fn cut_at_step(applied: &mut AppliedChanges) -> bool {
+    let steps = [
+        Step::StatesWritten,
+        Step::ReactorsWritten,
+        Step::InboxWritten,
+    ];
+    let Some(step) = steps.iter().position(|&step| is_fatal(step)) else {
+        return false;
+    };
+    if step < 1 {
+        applied.reactors.clear();
+    }
+    if step < 2 {
+        applied.inbox.clear();
+    }
+    applied.deleted = None;
+    true
+}
+
 /// The changes at these revs, which are not settled yet.
 pub(super) fn changes_at(
     log: &Log<PendingChange>,
@@ -134,6 +182,7 @@ impl Owner {
             self.failed = Some(Error::Closed);
         }
         self.changes.log.commit(holds);
+        took(Step::Committed);
         self.start_round();
     }
 
@@ -158,14 +207,7 @@ impl Owner {
             let Some(kind) = kind else {
                 return Done::ChangesApplied(revs);
             };
-            let store = &environment.store;
-            let Effects { applied, erasures } = effects;
-            let stored = retry_while_owner(&ownership, || store.apply_changes(id, kind, &applied));
-            let mut stored = stored.await;
-            if stored.is_ok() && !broken(Mutation::Erase) {
-                let erasing = Erasing::new(&erasures);
-                stored = retry_while_owner(&ownership, || erasing.attempt(&**store, id)).await;
-            }
+            let stored = store_effects(id, kind, effects, &*environment.store, &ownership).await;
             match stored {
                 Ok(()) => Done::ChangesApplied(revs),
                 Err(error) => Done::Lost(error),
@@ -274,7 +316,9 @@ impl Owner {
         let only_reactions = changes
             .iter()
             .all(|change| matches!(change.op, ChangeOp::React { .. }));
+        took(Step::Applied);
         self.answer_changes(revs.clone());
+        took(Step::Acknowledged);
         self.environment
             .changes_committed
             .increment(changes.len() as u64);
@@ -282,6 +326,7 @@ impl Owner {
             self.tell_reactor(change);
         }
         self.tell(revs, only_reactions);
+        took(Step::Published);
         self.start_round();
     }
 
@@ -469,6 +514,7 @@ impl Owner {
     /// Handles the delivery of changes to every gateway concerned.
     pub(super) fn changes_delivered(&mut self, revs: Range<Rev>, guard: RedeliveryGuard) {
         // The inbox rows with the rev are queued by now.
+        took(Step::Delivered);
         drop(guard);
         self.release_changes(revs);
     }

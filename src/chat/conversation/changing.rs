@@ -15,7 +15,7 @@ use crate::{
         LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, is_emoji,
         limits::{DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX},
     },
-    mutation::{Mutation, broken},
+    mutation::{Mutation, Step, broken, took},
 };
 
 /// What follows from the check of a change.
@@ -88,6 +88,7 @@ impl Owner {
             self.changes.deleted = (change.rev, deleted.clone());
         }
         self.changes.unwritten.push(row);
+        took(Step::Appended);
     }
 
     /// Starts one write of all changes appended in this round.
@@ -106,7 +107,10 @@ impl Owner {
             let store = &environment.store;
             let append = || store.append_changes(id, &rows, activity);
             match retry_while_owner(&ownership, append).await {
-                Ok(()) => Done::ChangesWritten(written),
+                Ok(()) => {
+                    took(Step::RowWritten);
+                    Done::ChangesWritten(written)
+                }
                 Err(error) => Done::Lost(error),
             }
         }));

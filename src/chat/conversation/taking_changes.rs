@@ -18,7 +18,7 @@ use crate::{
         states::States,
     },
     model::{ChangeOp, ConversationId, EntryState, Rev, Seq},
-    mutation::{Mutation, broken},
+    mutation::{Mutation, Step, broken, took},
     store::{ChangeRow, ChangesTail},
 };
 
@@ -104,6 +104,7 @@ impl Owner {
         if settle.is_empty() {
             return Ok(());
         }
+        took(Step::TakeoverRead);
         let (id, ownership, environment) =
             (self.id, self.ownership.clone(), self.environment.clone());
         let store = &environment.store;
@@ -116,6 +117,7 @@ impl Owner {
                 .retry_while_owner(&ownership, || store.settle_changes(id, &settle))
                 .await?;
         }
+        took(Step::TakeoverSettled);
         crate::seldom::seldom!(INFO, "uncertain changes settled", conversation = %id, changes = settle.len());
         for row in settle {
             self.know_changed(&row, loading).await?;
@@ -174,10 +176,14 @@ impl Owner {
             loading
                 .retry_while_owner(&ownership, || store.apply_changes(id, kind, applied))
                 .await?;
+            took(Step::TakeoverApplied);
             let erasing = Erasing::new(&effects.erasures);
             loading
                 .retry_while_owner(&ownership, || erasing.attempt(&*store, id))
                 .await?;
+            if !effects.erasures.is_empty() {
+                took(Step::TakeoverErased);
+            }
         }
         self.changes.applied = revs.end - 1;
         for change in &changes {
@@ -196,6 +202,7 @@ impl Owner {
         let revs = self.changes.log.settled() + 1..self.changes.log.head() + 1;
         if !revs.is_empty() && !broken(Mutation::ChangePublish) {
             self.publish_changes(Some(revs));
+            took(Step::TakeoverPublished);
         }
     }
 }

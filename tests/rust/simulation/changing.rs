@@ -17,6 +17,10 @@ use uuid::Uuid;
 
 use super::{CLIENTS, GUESTS, World, seen::Wish, user};
 
+/// The first byte of the keys of two tables.
+pub(super) const LOG: u8 = b'm';
+const SENDS: u8 = b's';
+
 /// Changes of one device.
 const CHANGES_EACH: usize = 16;
 
@@ -140,11 +144,15 @@ impl World {
             return;
         }
         let texts: HashSet<String> = seen.texts(seq, text).into_iter().collect();
+        let cells = self.store.copies();
+        let named = sends(&cells);
         let with = |(key, copies): (Vec<u8>, Vec<(u64, Vec<u8>)>)| {
             let copies = copies.iter().filter(|(_, v)| holds(v, &texts)).count();
-            (copies >= 2).then_some(key)
+            let (at, epoch) = (number(&key, 17), number(&key, 25));
+            let is_found = key[0] != LOG || at == seq || named.contains(&(at, epoch));
+            (copies >= 2 && is_found).then_some(key)
         };
-        let landed = self.store.copies().into_iter().filter_map(with).collect();
+        let landed = cells.into_iter().filter_map(with).collect();
         seen.landed.insert(seq, landed);
     }
 
@@ -229,6 +237,24 @@ impl World {
             self.carry_out(&device, Wish::Delete { seqs }).await;
         }
     }
+}
+
+/// The seqs and epochs of the rows of the log that `sends` rows name which a quorum has. A row of the log may be on more
+/// replicas than its `sends` row, because reads repair it.
+fn sends(cells: &Copies) -> BTreeSet<(Seq, u64)> {
+    let sends = cells
+        .iter()
+        .filter(|(key, copies)| key[0] == SENDS && copies.len() >= 2);
+    let place = |(key, copies): (&Vec<u8>, &Vec<(u64, Vec<u8>)>)| {
+        (number(&copies[0].1, 0), number(key, key.len() - 8))
+    };
+    sends.map(place).collect()
+}
+
+/// A number in a key or value. 0 if it is shorter.
+pub(super) fn number(bytes: &[u8], at: usize) -> u64 {
+    let bytes = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+    bytes.map_or(0, u64::from_be_bytes)
 }
 
 /// Whether bytes contain one of these markers.

@@ -16,14 +16,13 @@ use chat_gateway::{
 
 use super::{
     World,
-    changing::{holds, merged},
+    changing::{LOG, holds, merged, number},
     history,
     replay::Replay,
     user,
 };
 
 /// The first byte of the keys of a table.
-const LOG: u8 = b'm';
 const CHANGES: u8 = b'r';
 const INBOX: u8 = b'i';
 
@@ -181,13 +180,11 @@ impl World {
             let (landed, edits) = (seen.landed.get(&seq), replay.edits.get(&seq));
             let (landed, edits) = (landed.unwrap_or(&none), edits.map_or(&[][..], |e| e));
             for (key, _) in cells.iter().filter(|(_, value)| holds(value, &texts)) {
-                let number = |at: usize| key.get(at..at + 8)?.try_into().ok();
-                let number = |at| number(at).map_or(0, u64::from_be_bytes);
                 let is_wrong = match key[0] {
                     INBOX => true,
                     // The state of an entry has epoch 0.
-                    LOG => number(25) == 0 || landed.contains(key),
-                    CHANGES => edits.contains(&number(17)) && landed.contains(key),
+                    LOG => number(key, 25) == 0 || landed.contains(key),
+                    CHANGES => edits.contains(&number(key, 17)) && landed.contains(key),
                     _ => true,
                 };
                 if is_wrong {

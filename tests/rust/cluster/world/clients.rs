@@ -293,6 +293,9 @@ impl Device {
                 missed.to_read.push_back((conversation, last));
             }
             let cursor = self.held.lock().unwrap()[conversation].cursor;
+            if self.held.lock().unwrap()[conversation].lacks_dropped() {
+                missed.to_read.push_back((conversation, 0));
+            }
             if place.rev > cursor && world.broken != Some(ClientRule::Resume) {
                 missed.to_ask.insert(conversation);
             }
@@ -314,12 +317,12 @@ impl Device {
         let mut frames = VecDeque::new();
         loop {
             self.read_missed(world, &mut missed).await;
-            let wait = if missed.is_empty() { 500 } else { 1 };
+            let wait = missed.wait();
             let taken = tokio::select! {
                 biased;
                 () = self.reconnect.notified() => return,
                 taken = subscriber.outbox.take(&mut frames) => Some(taken),
-                () = sleep(Duration::from_millis(wait)) => None,
+                () = sleep(wait) => None,
             };
             if gateway.over.load(Ordering::Relaxed) || gateway.up.lock().unwrap().is_none() {
                 return; // The connection broke, or the client was told to reconnect.
@@ -340,6 +343,13 @@ impl Device {
 
     /// Reads some of what the user missed, from any gateway.
     async fn read_missed(&self, world: &World, missed: &mut Missed) {
+        if let Some((_, conversation, page)) = missed.late.take_if(|(at, ..)| *at <= Instant::now())
+        {
+            self.take_page(world, conversation, &page, missed);
+        }
+        if world.changing && world.sending.load(Ordering::Relaxed) && world.below(20) == 0 {
+            self.drop_messages(world, missed);
+        }
         if let Some((conversation, upto)) = missed.to_read.pop_front()
             && !self.catch_up(world, conversation, upto, missed).await
         {
@@ -354,7 +364,19 @@ impl Device {
         }
     }
 
-    /// Reads the messages up to `upto` that the user missed. Returns false if it must be repeated.
+    /// Drops messages of a conversation, and reads them again.
+    fn drop_messages(&self, world: &World, missed: &mut Missed) {
+        let conversation = world.below(3);
+        let upto = contiguous(&self.got.lock().unwrap()[conversation]);
+        let held = &mut self.held.lock().unwrap()[conversation];
+        if upto > 0 && !held.lacks_dropped() && missed.late.is_none() {
+            held.drop_upto(upto);
+            missed.to_read.push_back((conversation, 0));
+        }
+    }
+
+    /// Reads the messages up to `upto` that the user missed, or those that the client dropped. Returns false if it must be
+    /// repeated.
     async fn catch_up(
         &self,
         world: &World,
@@ -363,19 +385,33 @@ impl Device {
         missed: &mut Missed,
     ) -> bool {
         let have = contiguous(&self.got.lock().unwrap()[conversation]);
-        if have >= upto {
+        let after = if self.held.lock().unwrap()[conversation].lacks_dropped() {
+            0
+        } else if have < upto {
+            have
+        } else {
             return true;
-        }
-        let Some(page) = world.history(conversation, have).await else {
+        };
+        let Some(page) = world.history(conversation, after).await else {
             return false;
         };
+        // Events that come before the page may be of changes that the page lacks.
+        if world.changing && missed.late.is_none() && world.below(2) == 0 {
+            let at = Instant::now() + world.millis(0, 400);
+            missed.late = Some((at, conversation, page));
+        } else {
+            self.take_page(world, conversation, &page, missed);
+        }
+        true
+    }
+
+    fn take_page(&self, world: &World, conversation: usize, page: &Page, missed: &mut Missed) {
         let seqs = page.entries.iter().map(|entry| entry.seq);
         self.got.lock().unwrap()[conversation].extend(seqs);
         let mut held = self.held.lock().unwrap();
-        if held[conversation].page(&page, world.broken) {
+        if held[conversation].page(page, world.broken) {
             missed.to_ask.insert(conversation);
         }
-        true
     }
 
     /// Asks for the changes after the cursor. Returns false if it must be repeated.
@@ -434,11 +470,20 @@ struct Missed {
     to_read: VecDeque<(usize, Seq)>,
     /// The conversations with missing changes.
     to_ask: BTreeSet<usize>,
+    /// A page that arrives at this time, of this conversation.
+    late: Option<(Instant, usize, Page)>,
 }
 
 impl Missed {
-    fn is_empty(&self) -> bool {
-        self.to_read.is_empty() && self.to_ask.is_empty()
+    /// The longest time to wait for events before something is read.
+    fn wait(&self) -> Duration {
+        let late = self.late.as_ref().map(|(at, ..)| *at - Instant::now());
+        let wait = if self.to_read.is_empty() && self.to_ask.is_empty() {
+            Duration::from_millis(500)
+        } else {
+            Duration::from_millis(1)
+        };
+        late.map_or(wait, |late| late.min(wait))
     }
 }
 

@@ -27,6 +27,9 @@ pub(crate) type Shown = (Option<String>, BTreeMap<String, u64>);
 pub(crate) struct Held {
     /// The rev up to which the client has all changes.
     pub(crate) cursor: Rev,
+    /// The seq up to which it dropped its messages, until it has read them again. Above it, changes that come before
+    /// their message are kept.
+    dropped: Seq,
     messages: BTreeMap<Seq, Message>,
 }
 
@@ -49,6 +52,17 @@ struct Item {
 }
 
 impl Held {
+    /// Drops the messages up to a seq, as a client whose user left the conversation. The cursor stays.
+    pub(crate) fn drop_upto(&mut self, seq: Seq) {
+        self.dropped = seq;
+        self.messages = self.messages.split_off(&(seq + 1));
+    }
+
+    /// Whether messages were dropped that were not read again.
+    pub(crate) fn lacks_dropped(&self) -> bool {
+        self.dropped > 0
+    }
+
     /// Returns how the client shows a message. `None` if it does not have the message.
     pub(crate) fn shown(&self, seq: Seq) -> Option<Shown> {
         let message = self.messages.get(&seq)?;
@@ -72,6 +86,10 @@ impl Held {
                 message.reactions = state.reactions.map(|r| r.reactions);
             }
         }
+        let (first, last) = (page.entries.first(), page.entries.last());
+        if first.is_some_and(|e| e.seq == 1) && last.is_some_and(|e| e.seq >= self.dropped) {
+            self.dropped = 0;
+        }
         // Rule [page-rev]. If the connection breaks before the answer, the client asks from there when it connects.
         let is_behind = page.rev < self.cursor && broken != Some(ClientRule::PageRev);
         if is_behind {
@@ -82,12 +100,12 @@ impl Held {
 
     /// Takes over a `message` event.
     pub(crate) fn message(&mut self, event: &Value) {
-        let body = event["body"].as_str().unwrap().to_owned();
-        let message = self
-            .messages
-            .entry(event["seq"].as_u64().unwrap())
-            .or_default();
-        message.body.get_or_insert(body);
+        let seq = event["seq"].as_u64().unwrap();
+        if seq > self.dropped {
+            let body = event["body"].as_str().unwrap().to_owned();
+            let message = self.messages.entry(seq).or_default();
+            message.body.get_or_insert(body);
+        }
     }
 
     /// Takes over a `changed` event. Returns whether the client must ask for changes.
@@ -115,6 +133,9 @@ impl Held {
             return true;
         }
         for item in items {
+            if item.seq <= self.dropped {
+                continue;
+            }
             let message = self.messages.entry(item.seq).or_default();
             if item.rev > message.rev {
                 message.rev = item.rev;

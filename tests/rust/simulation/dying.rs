@@ -1,0 +1,105 @@
+//! Owners that die between two steps of a change's way. The next owner takes over, and repairs the inbox rows.
+
+use std::time::Duration;
+
+use chat_gateway::{
+    chat::{Conversations, Lease},
+    model::GatewayId,
+    mutation::{Mutation, Step, die_after},
+    tasks::Process,
+};
+use tokio::time::{Instant, sleep};
+
+use super::{Rules, World, setting, simulate};
+
+/// Deaths of one run.
+const DEATHS_MAX: usize = 4;
+/// The time between two looks at whether an owner has died.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A gateway, which owns the conversation while its lease holds.
+#[derive(Clone)]
+pub(super) struct Gateway {
+    pub id: GatewayId,
+    pub conversations: Conversations,
+    pub lease: Lease,
+    pub process: Process,
+}
+
+impl World {
+    pub(super) fn newest(&self) -> Gateway {
+        self.owners.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// Waits. Returns earlier if the newest owner dies, and whether it has died.
+    pub(super) async fn dies_within(&self, time: Duration) -> bool {
+        let Rules::Dying(step, _) = self.rules else {
+            sleep(time).await;
+            return false;
+        };
+        let ends = Instant::now() + time;
+        let mut armed = Some(Instant::now() + Duration::from_millis(self.random(300)));
+        let newest = self.newest().process;
+        while Instant::now() < ends && !newest.is_killed() {
+            if armed.take_if(|at| *at <= Instant::now()).is_some() && self.deaths() < DEATHS_MAX {
+                die_after(Some(step));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        newest.is_killed()
+    }
+
+    /// The number of gateways that have died.
+    pub(super) fn deaths(&self) -> usize {
+        let owners = self.owners.lock().unwrap();
+        owners.iter().filter(|o| o.process.is_killed()).count()
+    }
+
+    /// Lets the newest owner repair what dead ones left. Returns false if it must be repeated.
+    pub(super) async fn repair(&self) -> bool {
+        let owners = self.owners.lock().unwrap().clone();
+        let newest = &owners.last().unwrap().conversations;
+        for dead in owners.iter().filter(|o| o.process.is_killed()) {
+            if newest.repair(dead.id).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[test]
+fn nothing_is_lost_when_an_owner_dies_after_any_step_of_a_change() {
+    let (first, seeds) = (setting("FROM").unwrap_or(0), setting("SEEDS").unwrap_or(6));
+    let mut failed = Vec::new();
+    for step in Step::ALL {
+        let mut deaths = 0;
+        for seed in first..first + seeds {
+            let run = simulate(seed, Rules::Dying(step, None));
+            deaths += run.deaths;
+            failed.extend(
+                run.findings
+                    .first()
+                    .map(|f| format!("{step:?}, seed {seed}: {f}")),
+            );
+        }
+        println!("{step:?}: {deaths} deaths in {seeds} seeds");
+        assert!(deaths > 0, "no owner dies after {step:?}");
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn a_takeover_that_does_not_apply_changes_again_is_found() {
+    for step in [
+        Step::RowWritten,
+        Step::Committed,
+        Step::StatesWritten,
+        Step::ReactorsWritten,
+        Step::TakeoverSettled,
+    ] {
+        let rules = Rules::Dying(step, Some(Mutation::ChangeReapply));
+        let found = (0..50).find(|&seed| !simulate(seed, rules).findings.is_empty());
+        assert!(found.is_some(), "no seed finds the death after {step:?}");
+    }
+}
