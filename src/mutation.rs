@@ -72,6 +72,8 @@ pub enum Mutation {
 pub enum Step {
     /// The owner has appended the change in memory.
     Appended,
+    /// One or two replicas of a simulated store have the row of the change.
+    RowOnSomeReplicas,
     /// The store has the row of the change.
     RowWritten,
     /// The lease held after that, so the change is committed.
@@ -107,8 +109,9 @@ pub enum Step {
 }
 
 impl Step {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Appended,
+        Self::RowOnSomeReplicas,
         Self::RowWritten,
         Self::Committed,
         Self::StatesWritten,

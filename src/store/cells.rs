@@ -17,7 +17,7 @@ use keys::{
     ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, INBOX, Key, LAST_SEEN, PARTICIPANT, PUBLIC, READ,
     RING, SENDS, SETTLED, after, inbox_key, log_key, participant_key,
 };
-pub(super) use keys::{LOG, Range, immutable};
+pub(super) use keys::{CHANGES, LOG, Range, immutable};
 use sends::SENDS_DAYS;
 use states::log_page;
 use summaries::{inbox_cells, inbox_rows, read_value};

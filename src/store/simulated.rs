@@ -16,9 +16,12 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
     Error, Result,
-    cells::{Cell, CellStore, Cells, Range},
+    cells::{CHANGES, Cell, CellStore, Cells, Range},
 };
-use crate::tasks::lock;
+use crate::{
+    mutation::{Step, took},
+    tasks::lock,
+};
 
 /// The time after which a request to an unreachable store fails.
 const OUT_OF_REACH: Duration = Duration::from_millis(500);
@@ -212,9 +215,17 @@ impl Replicas {
             tokio::time::sleep(delay - waited).await;
             waited = delay;
             self.state().land(replica, &cells);
+            if replicas.len() == 3 && cells.iter().any(is_change) {
+                took(Step::RowOnSomeReplicas);
+            }
         }
         landing.len() >= 2
     }
+}
+
+/// Whether a cell is a row of the log of changes that is not erased.
+fn is_change(cell: &Cell) -> bool {
+    cell.key.first() == Some(&CHANGES) && cell.timestamp == 0
 }
 
 fn unavailable(operation: &'static str) -> Error {

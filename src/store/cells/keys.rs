@@ -15,7 +15,7 @@ pub(super) const ACTIVITY: u8 = b'a';
 pub(super) const LAST_SEEN: u8 = b'u';
 pub(super) const RING: u8 = b'v';
 pub(super) const HEARTBEAT: u8 = b'h';
-pub(super) const CHANGES: u8 = b'r';
+pub(in crate::store) const CHANGES: u8 = b'r';
 pub(super) const REACTORS: u8 = b'e';
 pub(super) const MINE: u8 = b'y';
 

@@ -103,3 +103,17 @@ fn a_takeover_that_does_not_apply_changes_again_is_found() {
         assert!(found.is_some(), "no seed finds the death after {step:?}");
     }
 }
+
+#[test]
+fn a_takeover_that_does_not_settle_changes_is_found() {
+    let rules = Rules::Dying(Step::RowOnSomeReplicas, Some(Mutation::ChangeSettle));
+    let seeds = 0..setting("SEEDS").unwrap_or(300);
+    let found = seeds
+        .into_iter()
+        .find(|&seed| !simulate(seed, rules).findings.is_empty());
+    println!("found at seed {found:?}");
+    assert!(
+        found.is_some(),
+        "no seed finds the rows that are not settled"
+    );
+}
