@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use super::publish::{ChangedItem, ReactedBy};
 use crate::model::{Change, ChangeOp, Seq};
 
+/// Bytes of an item's other fields, about.
+const ITEM_BYTES: usize = 200;
+
 /// Returns the entries that these changes changed, by seq, with the fields as they are after the newest of the changes. An
 /// edit whose content was erased leaves out the content, because the deletion follows.
 pub(super) fn items<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<ChangedItem> {
@@ -55,32 +58,46 @@ fn by(change: &Change) -> Option<ReactedBy> {
     }
 }
 
-/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one.
+/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one. As
+/// in [`items`], a later change of an entry replaces an earlier one, so a thousand reactions to an entry are as large as one.
 pub(super) fn fitting<'a>(
     changes: impl IntoIterator<Item = &'a Change>,
     bytes_max: usize,
 ) -> usize {
+    let mut sizes: BTreeMap<Seq, (usize, usize)> = BTreeMap::new();
     let mut bytes = 0;
     let fits = |change: &&Change| {
-        bytes += encoded_change_bytes(change);
+        for item in items([*change]) {
+            let (content, reactions) = sizes.entry(item.seq).or_insert_with(|| {
+                bytes += ITEM_BYTES;
+                (0, 0)
+            });
+            if item.content.is_some() {
+                bytes -= std::mem::replace(content, content_bytes(&item));
+                bytes += *content;
+            }
+            if item.reactions.is_some() {
+                bytes -= std::mem::replace(reactions, reactions_bytes(&item));
+                bytes += *reactions;
+            }
+        }
         bytes <= bytes_max
     };
     changes.into_iter().take_while(fits).count().max(1)
 }
 
-/// Returns the approximate bytes of the items of a change.
-fn encoded_change_bytes(change: &Change) -> usize {
-    let items = items([change]);
-    items.iter().map(encoded_bytes).sum()
-}
-
 /// Returns the approximate bytes of an item in an event. Escapes of JSON do not count.
 pub(super) fn encoded_bytes(item: &ChangedItem) -> usize {
-    const ITEM_BYTES: usize = 200;
-    let content = item.content.as_ref().map_or(0, |state| state.weight());
+    ITEM_BYTES + content_bytes(item) + reactions_bytes(item)
+}
+
+fn content_bytes(item: &ChangedItem) -> usize {
+    item.content.as_ref().map_or(0, |state| state.weight())
+}
+
+fn reactions_bytes(item: &ChangedItem) -> usize {
     let reactions = item.reactions.iter().flatten();
-    let reactions: usize = reactions.map(|(emoji, _)| emoji.len() + 24).sum();
-    ITEM_BYTES + content + reactions
+    reactions.map(|(emoji, _)| emoji.len() + 24).sum()
 }
 
 #[cfg(test)]
@@ -139,6 +156,22 @@ mod tests {
         let items = items(&[react(1, 5, 1), react(2, 6, 1), react(3, 5, 2)]);
         assert_eq!(items.len(), 2);
         assert!(items[0].by.is_none() && items[1].by.is_some());
+    }
+
+    #[test]
+    fn many_reactions_to_one_entry_fit_like_one() {
+        let to_one: Vec<_> = (1..=1000).map(|rev| react(rev, 5, rev)).collect();
+        assert_eq!(fitting(&to_one, 300), 1000);
+        let to_many: Vec<_> = (1..=1000).map(|rev| react(rev, rev, 1)).collect();
+        assert_eq!(fitting(&to_many, 3 * (ITEM_BYTES + 25)), 3);
+        let long = "x".repeat(300);
+        let edits = [
+            edit(1, 5, Some("hi")),
+            edit(2, 5, Some(&long)),
+            react(3, 5, 1),
+        ];
+        assert_eq!(fitting(&edits, ITEM_BYTES + 200), 1);
+        assert_eq!(fitting(&edits[1..], 1), 1);
     }
 
     #[test]

@@ -271,6 +271,8 @@ enum Done {
         members: Option<Arc<Recipients>>,
         rev: Rev,
     },
+    /// Reactions waited long enough before they are written.
+    ChangesRested,
     /// Reactions were gathered for long enough.
     ChangesDue,
     /// The store has a read or delivered mark.
@@ -458,6 +460,7 @@ impl Owner {
                     .for_each(|m| inbox.queue_rev(self.id, m, rev));
                 self.changes_delivered(revs, guard);
             }
+            Done::ChangesRested => self.changes_rested(),
             Done::ChangesDue => self.changes_due(),
             Done::Marked(mark, reply) => {
                 self.marks -= 1;

@@ -1,5 +1,7 @@
 //! All limits that are not settings, each with its unit and its reason.
 
+use std::time::Duration;
+
 /// Bytes of a user id. It is part of keys and of every event.
 pub const USER_ID_BYTES_MAX: usize = 64;
 
@@ -128,6 +130,10 @@ pub const RECENT_CHANGES_BYTES: usize = 1 << 20;
 
 /// Emoji with which one user has ever reacted to one entry, also those that they removed. The store keeps a row of each.
 pub const EMOJI_OF_USER_MAX: usize = 64;
+
+/// Time for which reactions wait before they are written, if earlier changes of the conversation are being stored. So a
+/// message that gets thousands of reactions per second costs a hundred writes per second, and users do not notice it.
+pub const REACTIONS_REST: Duration = Duration::from_millis(10);
 
 /// Changes of which an owner has not told yet. At this number it does not wait for more.
 pub const CHANGES_UNTOLD_MAX: u64 = 1_024;

@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use compaction::Compactor;
 pub use compaction::compact;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, UserValue};
+use foldhash::quality::RandomState;
 use metrics::{counter, histogram};
 use tokio::sync::{mpsc, oneshot};
 
@@ -340,7 +341,7 @@ struct Group<'a> {
     writer: &'a Writer,
     batch: fjall::OwnedWriteBatch,
     /// Values that this batch writes. The database does not return them before the commit.
-    newer: HashMap<Vec<u8>, UserValue>,
+    newer: HashMap<Vec<u8>, UserValue, RandomState>,
     /// Whether a command must be durable before it is answered.
     sync: bool,
     rows: u64,
@@ -354,7 +355,7 @@ impl<'a> Group<'a> {
         Self {
             writer,
             batch: writer.database.batch(),
-            newer: HashMap::new(),
+            newer: HashMap::default(),
             sync: false,
             rows: 0,
             answers: Vec::new(),

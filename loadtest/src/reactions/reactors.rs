@@ -2,6 +2,7 @@
 //! gateway is late, and its latency counts from then.
 
 use std::{
+    collections::VecDeque,
     fmt::Write as _,
     io::{ErrorKind, Read as _, Write as _},
     net::SocketAddr,
@@ -167,8 +168,8 @@ struct Backend {
     each: Duration,
     poll: Poll,
     connections: Vec<Connection>,
-    /// Connections without a request in progress.
-    idle: Vec<usize>,
+    /// Connections without a request in progress. They take turns: the gateway closes one that is idle for long.
+    idle: VecDeque<usize>,
     begun: u64,
     begin: Instant,
     last_answer: Instant,
@@ -253,7 +254,7 @@ impl Backend {
     fn ask_due(&mut self) -> anyhow::Result<()> {
         while self.begun < self.count
             && self.due(self.begun) <= self.begin.elapsed()
-            && let Some(connection) = self.idle.pop()
+            && let Some(connection) = self.idle.pop_front()
         {
             if self.idle.len() + 1 == self.connections.len() {
                 // Nothing was in progress before, so nothing was answered.
@@ -320,12 +321,12 @@ impl Backend {
                 answers
                     .refusal
                     .get_or_insert_with(|| format!("{status} {}", String::from_utf8_lossy(body)));
-                self.idle.push(connection);
+                self.idle.push_back(connection);
                 return Ok(());
             }
         }
         if asked.again {
-            self.idle.push(connection);
+            self.idle.push_back(connection);
             return Ok(());
         }
         answers.acknowledged += 1;
@@ -338,7 +339,7 @@ impl Backend {
             };
             return self.ask(connection, again);
         }
-        self.idle.push(connection);
+        self.idle.push_back(connection);
         Ok(())
     }
 }

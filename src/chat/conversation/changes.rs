@@ -70,6 +70,8 @@ pub(super) struct ChangeLog {
     pub log: Log<PendingChange>,
     /// Rows appended since the last write to the store.
     pub unwritten: Vec<ChangeRow>,
+    /// Whether reactions wait before they are written.
+    pub is_resting: bool,
     pub states: States,
     /// The deleted entries after all appended changes.
     pub deleted: Deleted,
@@ -96,6 +98,7 @@ impl ChangeLog {
         Self {
             log,
             unwritten: Vec::new(),
+            is_resting: false,
             states,
             deleted_applied: deleted.clone(),
             deleted,

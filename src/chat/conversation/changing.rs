@@ -2,6 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
+use tokio::time::sleep;
+
 use super::{Done, Owner, OwnerReply, Reply, changes::PendingChange, retry_while_owner};
 use crate::{
     chat::{
@@ -13,9 +16,13 @@ use crate::{
     model::{
         Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState, Kind,
         LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, is_emoji,
-        limits::{DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX},
+        limits::{
+            DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX,
+            REACTIONS_REST,
+        },
     },
     mutation::{Mutation, Step, broken, took},
+    store::ChangeRow,
 };
 
 /// What follows from the check of a change.
@@ -91,8 +98,32 @@ impl Owner {
         took(Step::Appended);
     }
 
-    /// Starts one write of all changes appended in this round.
+    /// Starts one write of all changes appended in this round. Reactions that come while earlier changes are being stored
+    /// wait for [`REACTIONS_REST`]: so a message with many reactions costs a bounded number of writes.
     pub(super) fn write_changes(&mut self) {
+        let changes = &mut self.changes;
+        if changes.unwritten.is_empty() {
+            return;
+        }
+        let first = changes.log.next() - changes.unwritten.len() as Rev;
+        let are_stored = first == changes.applied + 1;
+        let only_reactions = changes.unwritten.iter().all(is_reaction);
+        if !only_reactions || !changes.log.can_append() || (are_stored && !changes.is_resting) {
+            self.start_writing_changes();
+        } else if !changes.is_resting {
+            changes.is_resting = true;
+            let rest = sleep(REACTIONS_REST).map(|()| Done::ChangesRested);
+            self.work.push(Box::pin(rest));
+        }
+    }
+
+    /// Writes the reactions that waited.
+    pub(super) fn changes_rested(&mut self) {
+        self.changes.is_resting = false;
+        self.start_writing_changes();
+    }
+
+    fn start_writing_changes(&mut self) {
         if self.changes.unwritten.is_empty() {
             return;
         }
@@ -326,6 +357,10 @@ impl Owner {
             asked,
         })
     }
+}
+
+fn is_reaction(row: &ChangeRow) -> bool {
+    matches!(row.record.op, ChangeOp::React { .. })
 }
 
 /// Completes a change with its own rev.
