@@ -40,6 +40,8 @@ impl Gateway {
                 .env("CHAT__STORE__EMBEDDED__PATH", data.path())
                 .env("CHAT__LIMITS__REQUESTS_PER_SECOND", "1000000")
                 .env("CHAT__LIMITS__REQUESTS_BURST", "1000000")
+                .env("CHAT__LIMITS__REQUEST_BYTES_PER_SECOND", "1073741824")
+                .env("CHAT__LIMITS__REQUEST_BYTES_BURST", "1073741824")
                 .env("CHAT__LIMITS__CONNECTS_PER_SECOND_PER_ADDRESS", "1000000")
                 .env("CHAT__LOG__FORMAT", "json");
             command
