@@ -58,27 +58,25 @@ fn by(change: &Change) -> Option<ReactedBy> {
     }
 }
 
-/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one. As
-/// in [`items`], a later change of an entry replaces an earlier one, so a thousand reactions to an entry are as large as one.
+/// Returns the number of changes, from the first one on, whose items fit into a page of `bytes_max`, but at least one. A
+/// reaction replaces an earlier one to the same entry, so a thousand of them are as large as one. Each edit counts, because
+/// the text of each is in memory until the page is made.
 pub(super) fn fitting<'a>(
     changes: impl IntoIterator<Item = &'a Change>,
     bytes_max: usize,
 ) -> usize {
-    let mut sizes: BTreeMap<Seq, (usize, usize)> = BTreeMap::new();
+    let mut reactions: BTreeMap<Seq, usize> = BTreeMap::new();
     let mut bytes = 0;
     let fits = |change: &&Change| {
         for item in items([*change]) {
-            let (content, reactions) = sizes.entry(item.seq).or_insert_with(|| {
+            bytes += content_bytes(&item);
+            let of_entry = reactions.entry(item.seq).or_insert_with(|| {
                 bytes += ITEM_BYTES;
-                (0, 0)
+                0
             });
-            if item.content.is_some() {
-                bytes -= std::mem::replace(content, content_bytes(&item));
-                bytes += *content;
-            }
             if item.reactions.is_some() {
-                bytes -= std::mem::replace(reactions, reactions_bytes(&item));
-                bytes += *reactions;
+                bytes -= std::mem::replace(of_entry, reactions_bytes(&item));
+                bytes += *of_entry;
             }
         }
         bytes <= bytes_max
@@ -172,6 +170,8 @@ mod tests {
         ];
         assert_eq!(fitting(&edits, ITEM_BYTES + 200), 1);
         assert_eq!(fitting(&edits[1..], 1), 1);
+        let of_one: Vec<_> = (1..=100).map(|rev| edit(rev, 5, Some(&long))).collect();
+        assert!(fitting(&of_one, 3_000) < 10);
     }
 
     #[test]

@@ -319,7 +319,11 @@ impl Owner {
         }
         self.marks += 1;
         // A mark is stored even if it raises nothing: an earlier one may not be stored yet, or a dead owner may have stored
-        // a higher one in the participant's row only. It is published and shown only when it is stored.
+        // a higher one in the participant's row only, which then gets into the inbox row. It is published and shown only
+        // when it is stored.
+        let known = self.known().ok().and_then(|known| known.get(&user));
+        let known = known.map_or(0, |participant| participant.read_seq);
+        let read = read.map(|seq| seq.max(known));
         let mark = Mark {
             user,
             read_seq: read,

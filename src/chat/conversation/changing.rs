@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{Done, Owner, OwnerReply, Reply, changes::PendingChange, retry_while_owner};
 use crate::{
@@ -120,7 +120,11 @@ impl Owner {
     /// Writes the reactions that waited.
     pub(super) fn changes_rested(&mut self) {
         self.changes.is_resting = false;
-        self.start_writing_changes();
+        if self.ownership.holds(Instant::now()) {
+            self.start_writing_changes();
+        } else {
+            self.failed = Some(Error::Closed);
+        }
     }
 
     fn start_writing_changes(&mut self) {

@@ -197,7 +197,7 @@ impl Owner {
                 seqs.for_each(|&seq| entry(seq));
             }
             // The mark is stored with the number of messages up to it (rule [read-texts]).
-            Operation::Read { seq } => entry(*seq),
+            Operation::Read { seq } => entry(actor.map_or(*seq, |a| a.read_seq.max(*seq))),
             Operation::React(react) => {
                 entry(react.seq);
                 let states = &self.changes.states;
