@@ -63,10 +63,12 @@ async def test_a_back_end_edits_for_a_user(house):
         is_refused(await http.patch(f"{house.at}/messages/3", json={"body": "not mine"}), "forbidden")
         for seq in ("1", "4", "0"):
             is_refused(await http.patch(f"{house.at}/messages/{seq}", json={"body": "x"}), INVALID)
-        assert (await http.patch(f"{house.at}/messages/x", json={"body": "x"})).status_code == 400
         is_refused(await http.patch(f"/v1/conversations/{uuid4()}/messages/2", json={"body": "x"}), "not_found")
         page = (await http.get(f"{house.at}/messages", params={"after": 1, "limit": 1})).json()
         assert page["messages"][0]["body"] == "see" and page["messages"][0]["edited_at"] and page["rev"] == 2
+    async with service(house.gateway, "messages:write", "alice") as http:
+        # The gateway does not read the body of such a request, and may close the connection after its answer.
+        assert (await http.patch(f"{house.at}/messages/x", json={"body": "x"})).status_code == 400
     async with service(house.gateway, "messages:write", "mallory") as http:
         is_refused(await http.patch(message, json={"body": "x"}), "not_found")
 
