@@ -51,6 +51,16 @@ pub(crate) struct Server {
     _output: Option<BufReader<ChildStdout>>,
 }
 
+/// An address whose port was free a moment ago. It is below the range from which outgoing connections take theirs.
+fn free_address() -> String {
+    loop {
+        let address = format!("127.0.0.1:{}", rand::random_range(12_000..32_000_u16));
+        if TcpListener::bind(&address).is_ok() {
+            return address;
+        }
+    }
+}
+
 impl Server {
     /// Starts a gateway over `data`, with limits that a load test does not reach unless `data` says otherwise.
     pub(crate) fn gateway(common: &Common, data: &Data) -> anyhow::Result<Self> {
@@ -76,8 +86,7 @@ impl Server {
         if data.cluster.is_none() {
             bail!("several gateways need a shared store: pass the nodes of one with --cassandra");
         }
-        // This port was free a moment ago.
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let address = free_address();
         let mut command = command(common, data)?;
         command
             .env("CHAT__CLUSTER__ENABLED", "true")
