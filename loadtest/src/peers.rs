@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -21,7 +20,7 @@ use crate::{
     fanout::{self, Part, Subject, event_with},
     idle,
     report::Report,
-    server::Server,
+    server::{Server, free_address},
     source::Source,
 };
 
@@ -305,9 +304,7 @@ fn install_nats(folder: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn start_nats(program: &Path, data: &Data) -> anyhow::Result<Server> {
-    // These ports were free a moment ago.
-    let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let (clients, websocket) = (free()?, free()?);
+    let (clients, websocket) = (free_address(), free_address());
     let config = data.write(
         "nats.conf",
         &format!(
@@ -318,7 +315,7 @@ fn start_nats(program: &Path, data: &Data) -> anyhow::Result<Server> {
     let mut command = Command::new(program);
     command.arg("--config").arg(&config);
     command.arg("--log").arg(data.file("nats.log"));
-    Server::listening(&mut command, websocket.to_string())
+    Server::listening(&mut command, websocket)
 }
 
 /// Opens a connection that is subscribed to the subject.

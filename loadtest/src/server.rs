@@ -52,7 +52,7 @@ pub(crate) struct Server {
 }
 
 /// An address whose port was free a moment ago. It is below the range from which outgoing connections take theirs.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     loop {
         let address = format!("127.0.0.1:{}", rand::random_range(12_000..32_000_u16));
         if TcpListener::bind(&address).is_ok() {
