@@ -366,7 +366,7 @@ pub(super) fn encode<T: Serialize>(value: &T) -> Bytes {
 }
 
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable> {
-    rmp_serde::from_slice(bytes).map_err(|e| Unreadable(e.to_string().into()))
+    rmp_serde::from_slice(bytes).map_err(unreadable)
 }
 
 /// A message of a batch that this gateway cannot read, because a newer build has added or changed it.

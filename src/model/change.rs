@@ -172,6 +172,10 @@ impl EntryState {
 }
 
 impl Change {
+    pub fn is_reaction(&self) -> bool {
+        matches!(self.op, ChangeOp::React { .. })
+    }
+
     /// Returns the seqs of the entries that it changes.
     pub fn seqs(&self) -> impl Iterator<Item = Seq> {
         let (one, deleted) = match &self.op {

@@ -313,9 +313,7 @@ impl Owner {
                 }
             }
         }
-        let only_reactions = changes
-            .iter()
-            .all(|change| matches!(change.op, ChangeOp::React { .. }));
+        let only_reactions = changes.iter().all(|change| change.is_reaction());
         took(Step::Applied);
         self.answer_changes(revs.clone());
         took(Step::Acknowledged);

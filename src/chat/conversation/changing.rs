@@ -22,7 +22,6 @@ use crate::{
         },
     },
     mutation::{Mutation, Step, broken, took},
-    store::ChangeRow,
 };
 
 /// What follows from the check of a change.
@@ -107,7 +106,7 @@ impl Owner {
         }
         let first = changes.log.next() - changes.unwritten.len() as Rev;
         let are_stored = first == changes.applied + 1;
-        let only_reactions = changes.unwritten.iter().all(is_reaction);
+        let only_reactions = changes.unwritten.iter().all(|row| row.record.is_reaction());
         if !only_reactions || !changes.log.can_append() || (are_stored && !changes.is_resting) {
             self.start_writing_changes();
         } else if !changes.is_resting {
@@ -361,10 +360,6 @@ impl Owner {
             asked,
         })
     }
-}
-
-fn is_reaction(row: &ChangeRow) -> bool {
-    matches!(row.record.op, ChangeOp::React { .. })
 }
 
 /// Completes a change with its own rev.
