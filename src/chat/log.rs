@@ -27,6 +27,10 @@ pub(super) trait Pending {
     /// The position of a record in its log. Positions begin at 1 and have no gaps.
     fn position(record: &Self::Record) -> u64;
 
+    /// Whether two records at one position are the same: one owner appended it, another settled it again. A text that was
+    /// erased in one of them makes no difference.
+    fn is_same(a: &Self::Record, b: &Self::Record) -> bool;
+
     /// The key under which a record may be in the log only once, if it has one.
     fn origin(record: &Self::Record) -> Option<Origin>;
 
@@ -112,17 +116,23 @@ impl<P: Pending> Log<P> {
         let newest = best.keys().next_back().copied().unwrap_or_default();
         let first = best.keys().next().copied().unwrap_or(1);
         let mut head = if newest <= TAIL_ENTRIES { 0 } else { first - 1 };
-        let mut previous_epoch = 0;
+        let mut previous = None;
         let mut origins = HashSet::new();
         let (mut records, mut settle) = (Vec::new(), Vec::new());
         for (&position, row) in &best {
             let is_repeated = P::origin(&row.record).is_some_and(|origin| !origins.insert(origin));
-            // Rule [prefix]: the valid log ends before the first hole, and before the first epoch that is lower than the
-            // one before it (Raft, section 5.4). Rule [repeat]: it ends before the first client id that occurs twice.
-            if position != head + 1 || row.epoch < previous_epoch || is_repeated {
+            // Rule [prefix]: the valid log ends before the first hole. Rule [repeat]: it ends before the first client id that
+            // occurs twice.
+            if position != head + 1 || is_repeated {
                 break;
             }
-            previous_epoch = row.epoch;
+            if position > known
+                && let Some(previous) = previous
+                && !follows::<P>(row, previous, known, &tail.rows)
+            {
+                break;
+            }
+            previous = Some(row);
             if position > known {
                 // Rule [settle]: the row is written again under this epoch before anything is served. Otherwise an older
                 // and a newer unacknowledged row could trade places after a reader saw one.
@@ -284,6 +294,37 @@ impl<P: Pending> Log<P> {
     }
 }
 
+/// Returns whether an uncertain row was built on the row before it.
+fn follows<P: Pending>(
+    row: &Row<P::Record>,
+    previous: &Row<P::Record>,
+    known: u64,
+    rows: &[Row<P::Record>],
+) -> bool {
+    // Rule [prefix]: the log ends before the first epoch that is lower than the one before it (Raft, section 5.4).
+    if row.epoch < previous.epoch {
+        return false;
+    }
+    // Rule [chain]: a record has counts that follow from the one before it. The owner that wrote it also wrote that one, or
+    // knew it to be certain. It may be another owner than that of the highest epoch, which settled a part of them again.
+    let is_certain = P::position(&previous.record) <= known;
+    is_certain
+        || writers::<P>(row, rows)
+            .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch))
+}
+
+/// Returns the epochs of the owners that wrote this record at its position.
+fn writers<'a, P: Pending>(
+    row: &'a Row<P::Record>,
+    rows: &'a [Row<P::Record>],
+) -> impl Iterator<Item = Epoch> + 'a {
+    let is_same = |other: &&Row<P::Record>| {
+        P::position(&other.record) == P::position(&row.record)
+            && P::is_same(&other.record, &row.record)
+    };
+    rows.iter().filter(is_same).map(|other| other.epoch)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,6 +342,10 @@ mod tests {
 
         fn position(entry: &Entry) -> u64 {
             entry.seq
+        }
+
+        fn is_same(a: &Entry, b: &Entry) -> bool {
+            a.message_id == b.message_id
         }
 
         fn origin(entry: &Entry) -> Option<Origin> {
@@ -466,6 +511,45 @@ mod tests {
             taken(vec![row(1, 2, 9, 0), row(1, 1, 1, 0), row(2, 1, 2, 0)], 3).0,
             1
         );
+    }
+
+    /// The same record, settled again by another owner.
+    fn again(row: &Row<Entry>, epoch: Epoch, settled: u64) -> Row<Entry> {
+        Row {
+            record: row.record.clone(),
+            epoch,
+            settled,
+        }
+    }
+
+    #[test]
+    fn a_takeover_ends_at_a_row_that_was_built_on_another_one() {
+        // Owner 2 did not see row 1 of owner 1. Its own row 1 is lost, but its row 2 is there.
+        assert_eq!(taken(vec![row(1, 1, 1, 0), row(2, 2, 2, 0)], 3).0, 1);
+        // Owner 2 knew that row 1 is certain.
+        let taken_over = taken(vec![row(1, 1, 1, 0), row(2, 2, 2, 1)], 3);
+        assert_eq!(taken_over, (2, vec![(2, 3)]));
+    }
+
+    #[test]
+    fn a_takeover_keeps_rows_of_which_a_part_was_settled_again() {
+        let first = [row(1, 1, 1, 0), row(2, 1, 2, 0), row(3, 1, 3, 0)];
+        let mut rows = first.to_vec();
+        rows.push(again(&first[2], 3, 0));
+        assert_eq!(taken(rows, 4).0, 3);
+        // The chosen rows 1 and 2 are those of different owners, and owner 1 wrote both records.
+        let mut rows = first.to_vec();
+        rows.extend([again(&first[0], 2, 0), again(&first[1], 3, 0)]);
+        rows.push(row(3, 2, 9, 0));
+        assert_eq!(taken(rows, 4).0, 2);
+    }
+
+    #[test]
+    fn certain_rows_may_have_any_epoch() {
+        let rows = [row(1, 1, 1, 0), row(2, 1, 2, 0), row(3, 1, 3, 2)];
+        let mut rows_again = rows.to_vec();
+        rows_again.push(again(&rows[0], 2, 0));
+        assert_eq!(taken(rows_again, 3), (3, vec![(3, 3)]));
     }
 
     #[test]

@@ -185,6 +185,21 @@ impl Change {
         one.into_iter().chain(deleted.iter().map(|entry| entry.seq))
     }
 
+    /// Returns whether another change at the same rev is this one. The text of an edit may be erased in one of them.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_same = match (&self.op, &other.op) {
+            (
+                ChangeOp::Edit { seq, edits, .. },
+                ChangeOp::Edit {
+                    seq: s, edits: e, ..
+                },
+            ) => seq == s && edits == e,
+            (mine, others) => mine == others,
+        };
+        is_same && self.by == other.by && self.at == other.at
+    }
+
     /// Returns the states that follow from this change alone: the changed part of each entry. An edit whose content was
     /// erased has none, because the deletion follows.
     pub fn states(&self) -> Vec<(Seq, EntryState)> {

@@ -1,5 +1,5 @@
 """The owner of model_changes.py: its two logs, its takeover, and the rows that a change writes."""
-from changes_store import Change, Entry, State, best_rows, content, content_of, items_of, react
+from changes_store import Change, Entry, State, best_rows, content, content_of, items_of, react, writers
 
 WINDOW, BLOCK, DELETED_KEPT, RESET, PAGE, BUCKET = 4, 4, 4, 6, 3, 8
 
@@ -10,17 +10,17 @@ def membership(kind): return kind if isinstance(kind, tuple) else None
 class Messages:
     """The log of messages with membership entries, as in model.py, and the faces of inbox rows."""
     def message_row(self, seq, claim, entry):
-        return {("m", seq, self.epoch): (0, (entry.client_id, claim, *entry[1:3], *entry[4:])), ("mc", seq, self.epoch): (0, entry.body)}
+        return {("m", seq, self.epoch): (0, (entry.client_id, claim, *entry[1:3], entry.origin)), ("mc", seq, self.epoch): (0, entry.body)}
     def sends_row(self, client_id, seq): return {("s", client_id): {(self.epoch,): (0, seq)}}
     def adopt_messages(self, cells):
         """Finds the valid log and writes what is not certain again. -> whether it has the lease"""
         best = best_rows(cells, "m"); known = max([meta[1] for _, meta in best.values()], default=0)
-        head, epoch, origin, ids = 0, 0, 0, set()
-        while head + 1 in best and self.extends(best[head + 1][0] >= epoch, best[head + 1][1][5] == origin, head < known) and best[head + 1][1][0] not in ids:
-            head += 1; epoch, (client_id, *_, origin, _) = best[head]; ids.add(client_id)
+        head, ids = 0, set()
+        while self.extends(cells, "m", best, head + 1, known, lambda meta: (meta[0], meta[4])) and best[head + 1][1][0] not in ids:
+            head += 1; ids.add(best[head][1][0])
         for s in range(1, head + 1):
-            epoch, (client_id, _, kind, texts, *origins) = best[s]
-            self.entries[s] = Entry(client_id, kind, texts, content(cells, "mc", s, epoch), *origins)
+            epoch, (client_id, _, kind, texts, origin) = best[s]
+            self.entries[s] = Entry(client_id, kind, texts, content(cells, "mc", s, epoch), origin)
         rows = {}
         for s in range(known + 1, head + 1):
             rows.setdefault("m", {}).update(self.message_row(s, known, self.entries[s])); rows.update(self.sends_row(self.entries[s].client_id, s))
@@ -66,8 +66,8 @@ class Messages:
         if client_id in self.in_flight.values() or len(self.in_flight) >= WINDOW or what and (user in self.changing or user in self.asked): return None
         seq = self.next_seq; self.next_seq += 1; self.in_flight[seq] = client_id
         if what: self.asked.add(user)
-        texts, before = (self.entries[seq - 1].texts, self.entries[seq - 1].origin) if seq > 1 else (0, 0)
-        entry = self.entries[seq] = Entry(client_id, kind, texts + (kind == "text"), f"<{client_id}>" if kind == "text" else None, self.epoch, before)
+        texts = self.entries[seq - 1].texts if seq > 1 else 0
+        entry = self.entries[seq] = Entry(client_id, kind, texts + (kind == "text"), f"<{client_id}>" if kind == "text" else None, self.epoch)
         if not (yield from self.durable({"m": self.message_row(seq, self.settled_seq, entry), **self.sends_row(client_id, seq)})): return None
         self.stored.add(seq)
         while self.head + 1 in self.stored:
@@ -104,9 +104,8 @@ class Changes:
         epoch = 0 if self.broken == "epoch" else self.epoch
         return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
     def adopt_changes(self, cells, kept):
-        best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head, epoch, origin = 0, 0, 0
-        while head + 1 in best and self.extends(best[head + 1][0] >= epoch, best[head + 1][1][1].before == origin, head < known or self.broken == "prefix"):
-            head += 1; epoch, (_, change) = best[head]; origin = change.origin
+        best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head = 0
+        while self.extends(cells, "c", best, head + 1, known, lambda meta: (meta[1].opid, meta[1].origin)): head += 1
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
         for r in range(known + 1, head + 1): rows.setdefault(partition(r), {}).update(self.change_row(r, *self.changes[r]))
@@ -154,7 +153,7 @@ class Changes:
             highest = tuple(sorted(set(highest) | set(seqs))[-DELETED_KEPT:])
             self.deleted = (rev, (highest, count + len(seqs)))
             after = (tuple(self.memory[s].edits() for s in seqs), highest, count + len(seqs))
-        return Change(op, seqs, user, opid, arg, after, self.epoch, self.changes[rev - 1][0].origin if rev > 1 else 0)
+        return Change(op, seqs, user, opid, arg, after, self.epoch)
     def change(self, user, op, seqs, arg, opid, base):
         """-> ("ok", applied rev, its rev) | ("same", applied rev, the rev that did it already) | ("no",) | None = outcome unknown"""
         if not self.serving or self.retiring or not self.leased(): return None
@@ -355,10 +354,15 @@ class Owner(Messages, Changes, Effects, Telling):
             unknown = yield self.store.write(rows, self.cut_off)
             rows = {p: c for p, c in rows.items() if p in unknown}
         return self.leased()
-    def extends(self, is_newer, is_next, is_certain):
-        """Whether a row belongs to the valid log: its epoch is not lower than that of the row before it, and it was built on that row.
-        The second matters because a row carries counts and summaries that follow from the row before it."""
-        return is_certain or is_newer and (is_next or self.broken == "chain")
+    def extends(self, cells, column, best, position, known, identity):
+        """Whether the row at a position belongs to the valid log: its epoch is not lower than that of the row before it, and it was built on that row.
+        The second matters because a row carries counts and summaries that follow from the row before it. The owner that wrote a row also wrote the
+        row before it, or knew that one to be certain."""
+        if position not in best: return False
+        if position <= known or column == "c" and self.broken == "prefix": return True
+        epoch, before = best[position][0], best[position - 1][0] if position > 1 else 0
+        pair = [writers(cells, column, p, lambda meta, p=p: identity(meta) == identity(best[p][1])) for p in (position - 1, position) if p > known]
+        return epoch >= before and (len(pair) == 1 or bool(pair[0] & pair[1]) or self.broken == "chain")
     def read_changes(self, buckets, want=lambda key: True):
         """-> the cells of the change log in these buckets | None after a time-out"""
         cells = {}

@@ -2,12 +2,12 @@
 import heapq, random
 from collections import namedtuple
 
-# `origin` is the epoch that a row of either log was first written under, and `before` that of the row before it.
+# `origin` is the epoch that a row of either log was first written under. Settled again, it keeps that.
 # An entry of the log. `kind` is "text", "system", ("join", user) or ("leave", user). `texts` counts the texts up to it.
-Entry = namedtuple("Entry", "client_id kind texts body origin before")
+Entry = namedtuple("Entry", "client_id kind texts body origin")
 # A change: `after` is the state after it. An edit: the revs of the entry's edits. A reaction: the summary. A deletion: the revs of the edits
 # of each of its entries, the highest deleted seqs of the conversation, and how many are deleted in all. The body of an edit is in another cell.
-Change = namedtuple("Change", "op seqs by opid arg after origin before")
+Change = namedtuple("Change", "op seqs by opid arg after origin")
 
 class Future:
     def __init__(self): self.done, self.value, self.waiters = False, None, []
@@ -101,6 +101,10 @@ def best_rows(cells, column):
     for key, (_, value) in cells.items():
         if key[0] == column and (key[1] not in best or key[2] > best[key[1]][0]): best[key[1]] = (key[2], value)
     return best
+
+def writers(cells, column, position, same):
+    """The epochs whose owners wrote the row that `same` recognizes at a position: the one that appended it, and those that settled it again."""
+    return {key[2] for key, (_, value) in cells.items() if key[:2] == (column, position) and same(value)}
 
 def content(cells, column, position, epoch): return cells.get((column, position, epoch), (0, None))[1]
 

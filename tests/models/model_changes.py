@@ -22,7 +22,7 @@ RULES = {
     "epoch":       "the epoch is in the key of a change row",
     "settle":      "a takeover writes unsettled changes again before it serves",
     "prefix":      "the valid change log ends at a hole or at a lower epoch",
-    "chain":       "a row of a log names the row before it, from which its counts and summaries follow, and ends the log if another one is there",
+    "chain":       "a row ends the log if its owner did not write the row before it too, from which its counts and summaries follow, unless that one is certain",
     "order":       "a change commits after all changes before it",
     "effects":     "effects are stored before the acknowledgement",
     "ack-lease":   "the lease is checked again after the effects, before the acknowledgement",
@@ -75,12 +75,12 @@ class World:
         """Begins with rows that two deposed owners left, of a kind that seldom arises by itself. -> the epoch of the next owner
         The first owner wrote message b at seq 2; the second did not see that, and has c there, and b again at seq 3.
         A user deletes b. The first owner wrote rev 1. The second did not see that either: its own rev 1 is lost, but its rev 2, which was built on it, is there."""
-        messages = {1: (1, Entry("a", "text", 1, "<a>", 1, 0)), 2: (2, Entry("c", "text", 2, "<c>", 2, 1)), 3: (2, Entry("b", "text", 3, "<b>", 2, 2))}
+        messages = {1: (1, Entry("a", "text", 1, "<a>", 1)), 2: (2, Entry("c", "text", 2, "<c>", 2)), 3: (2, Entry("b", "text", 3, "<b>", 2))}
         rows = {"m": {}, ("c", 0): {}, ("s", "a"): {(1,): (0, 1)}, ("s", "b"): {(1,): (0, 2), (2,): (0, 3)}, ("s", "c"): {(2,): (0, 2)}}
-        for seq, (epoch, entry) in [*messages.items(), (2, (1, messages[3][1]._replace(texts=2, origin=1, before=1)))]:
-            rows["m"].update({("m", seq, epoch): (0, (entry.client_id, 0, *entry[1:3], *entry[4:])), ("mc", seq, epoch): (0, entry.body)})
-        for rev, epoch, after, before in ((1, 1, (("a", 1),), 0), (2, 2, (("a", 1), ("b", 1)), 2)):
-            change = Change("react", (1,), epoch - 1, f"left.{rev}", ("a", True), after, epoch, before)
+        for seq, (epoch, entry) in [*messages.items(), (2, (1, messages[3][1]._replace(texts=2, origin=1)))]:
+            rows["m"].update({("m", seq, epoch): (0, (entry.client_id, int(seq > 1), *entry[1:3], entry.origin)), ("mc", seq, epoch): (0, entry.body)})
+        for rev, epoch, after in ((1, 1, (("a", 1),)), (2, 2, (("a", 1), ("b", 1)))):
+            change = Change("react", (1,), epoch - 1, f"left.{rev}", ("a", True), after, epoch)
             rows[("c", 0)].update({("c", rev, epoch): (0, (0, change)), ("cc", rev, epoch): (0, None)})
         for replica in self.store.replicas: replica.update({part: dict(cells) for part, cells in rows.items()})
         self.record.sent, self.record.started = {e.client_id: s for s, (_, e) in messages.items()}, {"left.1": 0.0, "left.2": 0.0}

@@ -43,6 +43,10 @@ impl Pending for PendingChange {
         change.rev
     }
 
+    fn is_same(a: &Change, b: &Change) -> bool {
+        a.is_same(b)
+    }
+
     fn origin(_: &Change) -> Option<Origin> {
         None
     }

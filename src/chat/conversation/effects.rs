@@ -51,6 +51,10 @@ impl Pending for PendingEntry {
         entry.seq
     }
 
+    fn is_same(a: &Entry, b: &Entry) -> bool {
+        a.message_id == b.message_id
+    }
+
     // `take_over` ends the log before the second entry with the same origin.
     fn origin(entry: &Entry) -> Option<Origin> {
         Some((entry.sender.clone(), entry.client_id))
