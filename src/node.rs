@@ -73,7 +73,7 @@ impl Node {
             mib = config.memory().mib(),
             "memory for conversations, inboxes and history"
         );
-        let hub = Arc::new(Hub::new(config.fanout.coalesce(), upkeep.clone()));
+        let hub = Arc::new(Hub::new(upkeep.clone()));
         let cluster = Cluster::new(
             &members,
             &store,

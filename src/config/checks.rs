@@ -155,9 +155,7 @@ impl<'a> Checks<'a> {
     }
 
     fn session(&mut self) {
-        let Config {
-            session, fanout, ..
-        } = &self.loaded.config;
+        let Config { session, .. } = &self.loaded.config;
         self.check(
             session.connect_timeout_ms >= 100,
             "session.connect_timeout_ms",
@@ -172,11 +170,6 @@ impl<'a> Checks<'a> {
             session.request_timeout_ms >= 100,
             "session.request_timeout_ms",
             "must be at least 100",
-        );
-        self.check(
-            fanout.coalesce_ms_max <= 1_000,
-            "fanout.coalesce_ms_max",
-            "must be at most 1000",
         );
     }
 

@@ -27,7 +27,6 @@ pub struct Config {
     pub limits: Limits,
     pub memory: Memory,
     pub session: Session,
-    pub fanout: Fanout,
     pub conversation: Conversation,
     pub messages: Messages,
     pub drain: Drain,
@@ -257,13 +256,6 @@ pub struct Session {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Fanout {
-    pub coalesce_us_per_socket: u64,
-    pub coalesce_ms_max: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 pub struct Conversation {
     pub idle_s: u64,
 }
@@ -405,15 +397,6 @@ impl Default for Session {
             connect_timeout_ms: 10_000,
             ping_interval_ms: 25_000,
             request_timeout_ms: 10_000,
-        }
-    }
-}
-
-impl Default for Fanout {
-    fn default() -> Self {
-        Self {
-            coalesce_us_per_socket: 25,
-            coalesce_ms_max: 25,
         }
     }
 }

@@ -2,27 +2,15 @@
 
 use std::time::Duration;
 
-use super::{Cassandra, Config, Consistency, Fanout, Limits, Messages};
+use super::{Cassandra, Config, Consistency, Limits, Messages};
 use crate::{
-    chat,
-    fanout::Coalesce,
-    memory,
+    chat, memory,
     model::limits::{
         ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
         WATCHED_MAX,
     },
     protocol, store,
 };
-
-impl Fanout {
-    #[must_use]
-    pub fn coalesce(&self) -> Coalesce {
-        Coalesce {
-            per_socket: Duration::from_micros(self.coalesce_us_per_socket),
-            max: Duration::from_millis(self.coalesce_ms_max),
-        }
-    }
-}
 
 impl Limits {
     /// Returns the approximate bytes of a page of history. Other frames must fit into the same outbox.

@@ -3,31 +3,25 @@
 
 mod subscriptions;
 
-use std::{
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, Mutex, OnceLock,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use dashmap::{
-    DashMap,
-    mapref::{entry::Entry, one::Ref},
-};
+use dashmap::{DashMap, mapref::entry::Entry};
 use foldhash::quality::RandomState;
 use indexmap::IndexMap;
 use metrics::{Counter, counter};
-use tokio::time::{Instant, sleep};
+use tokio::{task::yield_now, time::Instant};
 
 use self::subscriptions::Subscriptions;
 pub use self::subscriptions::TooMany;
 use super::{
-    coalescing::{Coalesce, Coalescing, Fate, Flushing},
     encoded::Encoded,
     lock,
     outbox::Outbox,
     pace::Pace,
+    passes::{Fate, Pass, Passes, SharedPass},
 };
 use crate::{
     model::{SessionId, Topic, UserId},
@@ -61,12 +55,11 @@ impl Subscriber {
     }
 }
 
-/// Sockets of a topic up to which frames are written at once. Above this size frames are queued for the sessions to
-/// write, so that publishing stays fast.
-const AT_ONCE_MAX: usize = 2_000;
-/// Sockets of a topic up to which frames are written while the map is locked. Above this size they are written to from
-/// a copy of the list.
-const HELD_MAX: usize = 4;
+/// Sockets of a topic up to which the publisher writes its frames, while the map is locked. Above this size a pass does.
+const AT_ONCE_MAX: usize = 4;
+/// Sockets that a pass writes to before other tasks have their turn: a few milliseconds. A turn costs two or three switches
+/// between threads.
+const PASS_SOCKETS_AT_ONCE: usize = 512;
 type Sessions = IndexMap<SessionId, Arc<Subscriber>>;
 
 /// The subscribers of a topic, and the time that writing to all of them takes.
@@ -79,8 +72,8 @@ struct Subscribers {
     /// Sessions that request to see a channel. They count as interested, but receive nothing yet.
     asking: Option<Box<Sessions>>,
     pace: Pace,
-    /// Whether the topic was once large enough for coalescing, so that events may wait.
-    coalesced: AtomicBool,
+    /// Whether the topic was once large enough for passes, so that one may be under way.
+    has_passes: AtomicBool,
 }
 
 impl Subscribers {
@@ -129,7 +122,7 @@ impl Subscribers {
 /// The subscriptions of all sessions of this gateway.
 pub struct Hub {
     topics: DashMap<Topic, Subscribers, RandomState>,
-    coalescing: Coalescing,
+    passes: Passes,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
@@ -138,19 +131,18 @@ pub struct Hub {
     tasks: Tasks,
 }
 
-/// A hub without coalescing.
 impl Default for Hub {
     fn default() -> Self {
-        Self::new(Coalesce::default(), Tasks::default())
+        Self::new(Tasks::default())
     }
 }
 
 impl Hub {
     #[must_use]
-    pub fn new(coalesce: Coalesce, tasks: Tasks) -> Self {
+    pub fn new(tasks: Tasks) -> Self {
         Self {
             topics: DashMap::default(),
-            coalescing: Coalescing::new(coalesce),
+            passes: Passes::default(),
             sessions: AtomicUsize::new(0),
             frames_queued: counter!("chat_frames_queued_total"),
             frames_sent: counter!("chat_frames_sent_total"),
@@ -190,75 +182,74 @@ impl Hub {
         sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
     }
 
-    /// Writes an event to each subscriber of the topic, or queues it; with coalescing, it does so later and together
-    /// with others. Events keep the order of the calls, which must not be concurrent.
+    /// Writes an event to each subscriber of the topic, or queues it. In a topic with many sockets, a pass does that; see
+    /// [`Passes`]. Events keep the order of the calls, which must not be concurrent.
     pub fn deliver(self: &Arc<Self>, topic: &Topic, event: &Encoded) {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
         };
-        let window = self.coalescing.when.window(subscribers.sessions.len());
-        if window.is_none() && !subscribers.coalesced.load(Ordering::Relaxed) {
-            return self.send(topic, subscribers, event);
+        let is_large = subscribers.sessions.len() > AT_ONCE_MAX;
+        if !is_large && !subscribers.has_passes.load(Ordering::Relaxed) {
+            return self.send(&subscribers, event);
         }
-        subscribers.coalesced.store(true, Ordering::Relaxed);
-        let since = Duration::from_micros(subscribers.pace.since_us(self.now_us()));
+        subscribers.has_passes.store(true, Ordering::Relaxed);
         drop(subscribers);
-        let left = window.and_then(|window| window.checked_sub(since));
-        match self.coalescing.hold(topic, event, left.is_some()) {
-            Fate::Now => return self.send_to(topic, event),
-            Fate::Held => {}
-            Fate::First(flushing) => {
-                let left = left.unwrap_or_default();
+        match self.passes.wait(topic, event) {
+            Fate::Waits => self.events_held.increment(1),
+            Fate::First(pass) => {
                 let (hub, topic) = (self.clone(), topic.clone());
                 self.tasks.spawn(async move {
-                    let later = || {
-                        hub.clone()
-                            .flush_later(topic.clone(), left, flushing.clone())
-                    };
-                    // A panic loses only the events that this flush had taken. Clients see the gap and fetch them.
-                    while contain("a flush", "held-back events", later())
-                        .await
-                        .is_none()
-                    {}
+                    let passes = || hub.clone().make_passes(topic.clone(), pass.clone());
+                    // A panic loses only the event that was being written to one socket. Its client sees the gap and fetches it.
+                    while contain("a pass", "events", passes()).await.is_none() {}
                 });
             }
-            Fate::Full(flushing) => self.flush(topic, &flushing),
+            Fate::Full(pass) => {
+                self.events_held.increment(1);
+                let mut pass = lock(&pass);
+                self.write(&mut pass, usize::MAX);
+                self.begin(topic, &mut pass);
+            }
         }
-        self.events_held.increment(1);
     }
 
-    /// Flushes the waiting events of a topic after each window, until a window ends without any.
-    async fn flush_later(self: Arc<Self>, topic: Topic, left: Duration, flushing: Flushing) {
-        let mut window = left;
+    /// Makes passes over the sockets of a topic until no event waits.
+    async fn make_passes(self: Arc<Self>, topic: Topic, pass: SharedPass) {
         loop {
-            sleep(window).await;
-            self.flush(&topic, &flushing);
-            if self.coalescing.ended(&topic) {
+            let is_over = {
+                let mut pass = lock(&pass);
+                self.write(&mut pass, PASS_SOCKETS_AT_ONCE);
+                pass.is_over() && !self.begin(&topic, &mut pass)
+            };
+            if !is_over {
+                yield_now().await;
+            } else if self.passes.ended(&topic) {
                 return;
             }
-            let sockets = self.subscribers(&topic);
-            window = self.coalescing.when.window(sockets).unwrap_or_default();
         }
     }
 
-    fn flush(&self, topic: &Topic, flushing: &Flushing) {
-        let _flushing = lock(flushing);
-        if let Some(events) = self.coalescing.take(topic) {
-            self.send_to(topic, &events);
-        }
+    /// Begins a pass with the waiting events. Returns false if none wait.
+    fn begin(&self, topic: &Topic, pass: &mut Pass) -> bool {
+        let Some(events) = self.passes.take(topic) else {
+            return false;
+        };
+        let sockets = self.topics.get(topic).map(|s| s.shared());
+        *pass = Pass::new(events, sockets.unwrap_or_default());
+        true
     }
 
-    fn send_to(&self, topic: &Topic, event: &Encoded) {
-        if let Some(subscribers) = self.topics.get(topic) {
-            self.send(topic, subscribers, event);
-        }
+    fn write(&self, pass: &mut Pass, count: usize) {
+        let (written, queued) = pass.write(count);
+        self.frames_sent.increment(written);
+        self.frames_queued.increment(queued);
     }
 
     /// Writes or queues an event for each subscriber. All of them share one buffer per codec.
-    fn send(&self, topic: &Topic, subscribers: Ref<'_, Topic, Subscribers>, event: &Encoded) {
+    fn send(&self, subscribers: &Subscribers, event: &Encoded) {
         let count = subscribers.sessions.len();
         let began = self.now_us();
-        if count > AT_ONCE_MAX || !subscribers.pace.record_and_decide(began) {
+        if !subscribers.pace.record_and_decide(began) {
             for Subscriber { outbox, .. } in subscribers.sessions.values().map(|s| &**s) {
                 outbox.push(event.frame(outbox.codec()).clone());
             }
@@ -266,23 +257,12 @@ impl Hub {
             subscribers.pace.queued(self.now_us());
             return;
         }
-        let write = |subscriber: &Arc<Subscriber>| {
+        let write = |subscriber: &&Arc<Subscriber>| {
             let outbox = &subscriber.outbox;
             outbox.write_or_push(event.frame(outbox.codec()))
         };
-        let written = if count <= HELD_MAX {
-            let written = subscribers.sessions.values().filter(|s| write(s)).count();
-            subscribers.pace.wrote(began, self.now_us());
-            written
-        } else {
-            let sessions = subscribers.shared();
-            drop(subscribers);
-            let written = sessions.iter().filter(|s| write(s)).count();
-            if let Some(subscribers) = self.topics.get(topic) {
-                subscribers.pace.wrote(began, self.now_us());
-            }
-            written
-        };
+        let written = subscribers.sessions.values().filter(write).count();
+        subscribers.pace.wrote(began, self.now_us());
         self.frames_sent.increment(written as u64 * event.count());
         let queued = (count - written) as u64 * event.count();
         self.frames_queued.increment(queued);
@@ -355,20 +335,30 @@ pub(super) mod tests {
         }))
     }
 
-    /// Returns a topic with two subscribers, and a hub that coalesces for 2 ms with two sockets and not at all with
-    /// one.
-    fn coalescing() -> (Arc<Hub>, Topic, [Arc<Subscriber>; 2]) {
-        let coalesce = Coalesce {
-            per_socket: Duration::from_micros(999),
-            max: Duration::from_millis(25),
-        };
-        let hub = Arc::new(Hub::new(coalesce, Tasks::default()));
+    /// Returns a topic with subscribers, one more than a pass writes to at once, and its hub.
+    fn large() -> (Arc<Hub>, Topic, Vec<Arc<Subscriber>>) {
+        let hub = Arc::new(Hub::default());
         let topic = Topic::Channel(ConversationId::random());
-        let both = [subscriber(1), subscriber(2)];
-        for subscriber in &both {
+        let all: Vec<_> = (0..=PASS_SOCKETS_AT_ONCE as u64).map(subscriber).collect();
+        for subscriber in &all {
             hub.subscribe(&topic, subscriber);
         }
-        (hub, topic, both)
+        (hub, topic, all)
+    }
+
+    /// Lets the pass under way write to all but the last subscriber.
+    async fn write_to_most(hub: &Hub, topic: &Topic) {
+        while hub.passes.waiting(topic, Codec::Json).is_some() {
+            yield_now().await;
+        }
+        yield_now().await;
+    }
+
+    /// Waits until no pass is under way.
+    async fn over(hub: &Hub, topic: &Topic) {
+        while hub.passes.pass(topic).is_some() {
+            yield_now().await;
+        }
     }
 
     /// Takes everything queued. Returns how many frames each write contains.
@@ -380,65 +370,81 @@ pub(super) mod tests {
         frames.iter().map(Frame::count).collect()
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_comes_too_soon_goes_out_together_when_it_is_time() {
-        let (hub, topic, [one, other]) = coalescing();
-        sleep(Duration::from_secs(1)).await;
-        for _ in 0..3 {
-            hub.deliver(&topic, &event(true));
-        }
-        assert_eq!(counts(&one), [1], "after a rest, nothing waits");
-        sleep(Duration::from_millis(1)).await;
-        assert_eq!(counts(&one), [0; 0]);
-        sleep(Duration::from_millis(2)).await;
-        assert_eq!(counts(&one), [2]);
+    #[tokio::test]
+    async fn what_comes_during_a_pass_is_the_next_pass() {
+        let (hub, topic, all) = large();
+        let (first, last) = (&all[0], &all[PASS_SOCKETS_AT_ONCE]);
         hub.deliver(&topic, &event(true));
-        assert_eq!(counts(&one), [0; 0]);
-        assert!(hub.coalescing.flushing(&topic).is_some());
-        sleep(Duration::from_secs(1)).await;
-        assert!(hub.coalescing.flushing(&topic).is_none(), "nothing is kept");
+        write_to_most(&hub, &topic).await;
+        assert_eq!((counts(first), counts(last)), (vec![1], vec![]));
         hub.deliver(&topic, &event(true));
-        assert_eq!(counts(&one), [1, 1]);
-        assert_eq!(counts(&other), [1, 2, 1, 1]);
+        hub.deliver(&topic, &event(true));
+        over(&hub, &topic).await;
+        assert_eq!((counts(first), counts(last)), (vec![2], vec![1, 2]));
+        hub.deliver(&topic, &event(true));
+        over(&hub, &topic).await;
+        assert_eq!((counts(first), counts(last)), (vec![1], vec![1]));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn much_does_not_wait() {
-        let (hub, topic, [one, _]) = coalescing();
+    #[tokio::test]
+    async fn much_does_not_wait_for_the_pass() {
+        let (hub, topic, all) = large();
         for _ in 0..1_000 {
             hub.deliver(&topic, &event(true));
         }
-        let gone: u64 = counts(&one).iter().sum();
-        assert!((700..1_000).contains(&gone));
-        sleep(Duration::from_millis(3)).await;
-        assert_eq!(gone + counts(&one).iter().sum::<u64>(), 1_000);
+        let gone: u64 = counts(&all[0]).iter().sum();
+        assert!((500..1_000).contains(&gone), "{gone}");
+        over(&hub, &topic).await;
+        assert_eq!(gone + counts(&all[0]).iter().sum::<u64>(), 1_000);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_is_held_back_is_for_all_that_were_subscribed_and_in_order() {
-        let (hub, topic, [one, other]) = coalescing();
+    #[tokio::test]
+    async fn who_leaves_during_a_pass_gets_what_was_published_before_once() {
+        let (hub, topic, all) = large();
+        let (first, last) = (&all[0], &all[PASS_SOCKETS_AT_ONCE]);
         hub.deliver(&topic, &event(true));
+        write_to_most(&hub, &topic).await;
         hub.deliver(&topic, &event(true));
-        hub.removed(&topic, &other);
-        assert_eq!(counts(&other), [2]);
-        hub.removed(&topic, &other);
-        assert_eq!(counts(&other), [0; 0], "it is subscribed no more");
+        hub.removed(&topic, first);
+        hub.removed(&topic, last);
+        assert_eq!((counts(first), counts(last)), (vec![1, 1], vec![1, 1]));
+        hub.removed(&topic, last);
         hub.deliver(&topic, &event(false));
-        assert_eq!(
-            counts(&one),
-            [0; 0],
-            "it is small now, and waits all the same"
-        );
-        sleep(Duration::from_millis(3)).await;
+        over(&hub, &topic).await;
+        let nothing: [u64; 0] = [];
+        assert_eq!(counts(first), nothing);
+        assert_eq!(counts(last), nothing);
+        assert_eq!(counts(&all[1]), [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn who_comes_back_during_a_pass_gets_what_is_published_then() {
+        let (hub, topic, all) = large();
+        let last = &all[PASS_SOCKETS_AT_ONCE];
         hub.deliver(&topic, &event(true));
+        write_to_most(&hub, &topic).await;
+        hub.removed(&topic, last);
+        hub.subscribe(&topic, last);
+        hub.deliver(&topic, &event(true));
+        over(&hub, &topic).await;
+        assert_eq!(counts(last), [1, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_topic_that_becomes_small_keeps_its_order() {
+        let (hub, topic, all) = large();
+        hub.deliver(&topic, &event(true));
+        for one in &all[1..] {
+            hub.removed(&topic, one);
+        }
+        hub.deliver(&topic, &event(false));
+        over(&hub, &topic).await;
         let mut frames = VecDeque::new();
-        one.outbox.take(&mut frames).await.unwrap();
-        let all = frames.iter().flat_map(|frame| frame.bytes().to_vec());
-        let all = String::from_utf8_lossy(&all.collect::<Vec<_>>()).into_owned();
-        let (before, after) = all.split_once("false").unwrap();
-        assert_eq!(before.matches("true").count(), 2, "{all}");
-        assert_eq!(after.matches("true").count(), 1, "{all}");
-        assert_eq!(counts(&other), [0; 0]);
+        all[0].outbox.take(&mut frames).await.unwrap();
+        let text = frames.iter().flat_map(|frame| frame.bytes().to_vec());
+        let text = String::from_utf8_lossy(&text.collect::<Vec<_>>()).into_owned();
+        let (before, after) = text.split_once("true").unwrap();
+        assert!(!before.contains("false") && after.contains("false"));
     }
 
     #[tokio::test]

@@ -35,7 +35,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Returns the time since the last frame, in microseconds.
-    pub(super) fn since_us(&self, now_us: u64) -> u64 {
+    fn since_us(&self, now_us: u64) -> u64 {
         now_us.saturating_sub(self.ended_us.load(Ordering::Relaxed))
     }
 

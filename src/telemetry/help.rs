@@ -66,7 +66,7 @@ pub(super) const COUNTERS: &[Help] = &[
     // fanout
     (
         "chat_events_held_total",
-        "Events that waited to be coalesced with others of a busy channel",
+        "Events that waited for the next pass over the sockets of a busy channel",
     ),
     (
         "chat_frames_queued_total",

@@ -326,14 +326,19 @@ impl Hub {
     ) -> Vec<Topic> {
         let ended = subscriptions.end(topics, which);
         for topic in &ended {
-            let flushing = self.coalescing.flushing(topic);
-            let _flushing = flushing.as_ref().map(|flushing| lock(flushing));
-            // The waiting events were published while this session was subscribed.
-            let outbox = &subscriber.outbox;
-            if self.is_sent(topic, subscriber.session)
-                && let Some(held) = self.coalescing.held(topic, outbox.codec())
+            let pass = self.passes.pass(topic);
+            let pass = pass.as_ref().map(|pass| lock(pass));
+            // The events of the pass and the waiting ones were published while this session was subscribed.
+            if let Some(mut pass) = pass
+                && self.is_sent(topic, subscriber.session)
             {
-                outbox.push(held);
+                let outbox = &subscriber.outbox;
+                let events = pass.leave(subscriber);
+                let waiting = self.passes.waiting(topic, outbox.codec());
+                events
+                    .into_iter()
+                    .chain(waiting)
+                    .for_each(|events| outbox.push(events));
             }
             self.remove(topic, subscriber.session);
         }

@@ -47,7 +47,7 @@ impl Fixture {
         let store: Arc<dyn Store> = simulated.clone();
         let tasks = Tasks::default();
         let members = Arc::new(MembershipAgent::alone(store.clone()).await.unwrap());
-        let hub = Arc::new(Hub::new(config.fanout.coalesce(), tasks.clone()));
+        let hub = Arc::new(Hub::new(tasks.clone()));
         let cluster = Cluster::new(
             &members,
             &store,

@@ -40,7 +40,7 @@ impl Fixture {
         let store: Arc<dyn Store> = Arc::new(Simulated::new(1, Faults::NONE));
         let tasks = Tasks::default();
         let members = Arc::new(MembershipAgent::alone(store.clone()).await.unwrap());
-        let hub = Arc::new(Hub::new(config.fanout.coalesce(), tasks.clone()));
+        let hub = Arc::new(Hub::new(tasks.clone()));
         let cluster = Cluster::new(
             &members,
             &store,
