@@ -24,7 +24,7 @@ use crate::{
 };
 
 // Another scenario flattens these options, where a second clap group with this name would be an error.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[group(skip)]
 pub(crate) struct Options {
     /// Subscribers of the channel
@@ -39,9 +39,9 @@ pub(crate) struct Options {
     /// Seconds of each part, after a warm-up
     #[arg(long, default_value_t = 15)]
     seconds: u64,
-    /// Messages in flight in the saturated part
-    #[arg(long, default_value_t = 256)]
-    window: u64,
+    /// Messages under way at once in the saturated part; several numbers are a part each [default: 256; of peers: 32,128]
+    #[arg(long, value_delimiter = ',')]
+    window: Vec<u64>,
     /// Gateways to measure as well, over one store, with the subscribers spread over them; more than one needs
     /// --cassandra
     #[arg(long, default_value_t = 1)]
@@ -52,7 +52,11 @@ pub(crate) struct Options {
 }
 
 /// Goal for the CPU of a paced delivery, gateway / raw loop.
-pub(crate) const PACED_RATIO_MAX: f64 = 1.1;
+const PACED_RATIO_MAX: f64 = 1.2;
+/// Goal for the median latency of a paced delivery, gateway / raw loop.
+const PACED_P50_RATIO_MAX: f64 = 1.25;
+/// Messages under way at once in the saturated part, if none are given.
+const WINDOW: u64 = 256;
 /// Number of pieces in which each part is measured.
 const ROUNDS: u32 = 8;
 /// Time before each measurement that does not count.
@@ -68,7 +72,18 @@ pub(crate) struct Part {
     pub(crate) peer_frames: f64,
 }
 
+/// The costs of all parts.
+pub(crate) struct Parts {
+    pub(crate) paced: Part,
+    /// Latency of the paced messages, in milliseconds.
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    /// One for each number of messages under way.
+    pub(crate) saturated: Vec<Part>,
+}
+
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let options = &options.with_windows(&[WINDOW]);
     let mut report = Report::new("fanout", &common.outputs);
     if common.alone {
         alone(common, options, &mut report)?;
@@ -115,9 +130,9 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let beside = beside.map(|(s, _data)| s.finish(&mut report)).transpose()?;
 
     println!("ratios:");
-    beside_raw(&gateway, &raw, &mut report);
+    beside_raw(&gateway, &raw, options, &mut report);
     if let Some(other) = beside {
-        beside_another_build(&gateway, &other, &mut report);
+        beside_another_build(&gateway, &other, options, &mut report);
     }
     if let Some(together) = together {
         beside_several(&gateway, &together, &p50, &mut report);
@@ -125,33 +140,72 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// The costs of the paced and of the saturated part.
-type Parts = (Part, Part);
+impl Options {
+    /// The options with these numbers of messages under way if none are given.
+    pub(crate) fn with_windows(&self, windows: &[u64]) -> Self {
+        let mut options = self.clone();
+        if options.window.is_empty() {
+            options.window = windows.to_vec();
+        }
+        options
+    }
 
-fn beside_raw((paced, saturated): &Parts, (raw_paced, raw_saturated): &Parts, report: &mut Report) {
+    /// The numbers of messages under way.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = u64> {
+        self.window.iter().copied()
+    }
+
+    /// The names of the saturated parts.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = String> {
+        self.window.iter().map(|window| match self.window.len() {
+            1 => "saturated".into(),
+            _ => format!("{window} under way"),
+        })
+    }
+}
+
+/// Compares the paced parts, for which there are goals.
+pub(crate) fn paced_beside_raw(gateway: &Parts, raw: &Parts, report: &mut Report) {
     report.at_most(
         "paced CPU, gateway / raw",
-        paced.cpu_us / raw_paced.cpu_us,
+        gateway.paced.cpu_us / raw.paced.cpu_us,
         PACED_RATIO_MAX,
         "",
     );
-    report.figure(
-        "saturated CPU, gateway / raw",
-        saturated.cpu_us / raw_saturated.cpu_us,
+    report.at_most(
+        "paced latency p50, gateway / raw",
+        gateway.p50_ms / raw.p50_ms,
+        PACED_P50_RATIO_MAX,
         "",
     );
     report.figure(
-        "saturated deliveries, gateway / raw",
-        saturated.per_second / raw_saturated.per_second,
+        "paced latency p99, gateway / raw",
+        gateway.p99_ms / raw.p99_ms,
         "",
     );
 }
 
+fn beside_raw(gateway: &Parts, raw: &Parts, options: &Options, report: &mut Report) {
+    paced_beside_raw(gateway, raw, report);
+    for ((part, gateway), raw) in options.parts().zip(&gateway.saturated).zip(&raw.saturated) {
+        report.figure(
+            &format!("{part} CPU, gateway / raw"),
+            gateway.cpu_us / raw.cpu_us,
+            "",
+        );
+        report.figure(
+            &format!("{part} deliveries, gateway / raw"),
+            gateway.per_second / raw.per_second,
+            "",
+        );
+    }
+}
+
 /// `p50` has the median latency through each of the gateways.
-fn beside_several((paced, _): &Parts, (together, _): &Parts, p50: &[f64], report: &mut Report) {
+fn beside_several(gateway: &Parts, together: &Parts, p50: &[f64], report: &mut Report) {
     report.figure(
         "paced CPU, gateways / gateway",
-        together.cpu_us / paced.cpu_us,
+        together.paced.cpu_us / gateway.paced.cpu_us,
         "",
     );
     // Subscribers on the owner's gateway get messages without a hop, all others with one.
@@ -161,18 +215,23 @@ fn beside_several((paced, _): &Parts, (together, _): &Parts, p50: &[f64], report
     }
 }
 
-fn beside_another_build((paced, saturated): &Parts, other: &Parts, report: &mut Report) {
-    let (other_paced, other_saturated) = other;
+fn beside_another_build(gateway: &Parts, other: &Parts, options: &Options, report: &mut Report) {
     report.figure(
         "paced CPU, gateway / beside",
-        paced.cpu_us / other_paced.cpu_us,
+        gateway.paced.cpu_us / other.paced.cpu_us,
         "",
     );
-    report.figure(
-        "saturated CPU, gateway / beside",
-        saturated.cpu_us / other_saturated.cpu_us,
-        "",
-    );
+    for ((part, gateway), other) in options
+        .parts()
+        .zip(&gateway.saturated)
+        .zip(&other.saturated)
+    {
+        report.figure(
+            &format!("{part} CPU, gateway / beside"),
+            gateway.cpu_us / other.cpu_us,
+            "",
+        );
+    }
 }
 
 /// Measures one gateway alone.
@@ -221,7 +280,10 @@ pub(crate) struct Subject<'a> {
     source: Source<'a>,
     watches: Vec<Watch>,
     paced: Sum,
-    saturated: Sum,
+    /// Latency of the paced messages.
+    latency: Histogram<u64>,
+    /// One for each number of messages under way.
+    saturated: Vec<Sum>,
     /// Median latency of the paced messages through each server.
     p50_ms: Vec<f64>,
 }
@@ -247,7 +309,8 @@ impl<'a> Subject<'a> {
             source,
             watches,
             paced: Sum::default(),
-            saturated: Sum::default(),
+            latency: Histogram::new(3)?,
+            saturated: options.window.iter().map(|_| Sum::default()).collect(),
             p50_ms: Vec::new(),
         })
     }
@@ -293,8 +356,10 @@ impl<'a> Subject<'a> {
         self.paced.add(&before, &self.servers, &self.crowd)
     }
 
+    /// Measures a piece of the saturated part with this place in the list.
     fn saturate(
         &mut self,
+        place: usize,
         window: u64,
         length: Duration,
         progress: &ProgressBar,
@@ -309,13 +374,16 @@ impl<'a> Subject<'a> {
         source.saturated(crowd, window, WARM_UP / ROUNDS, progress)?;
         let before = Before::new(servers, crowd)?;
         source.saturated(crowd, window, length, progress)?;
-        self.saturated.add(&before, servers, crowd)
+        self.saturated[place].add(&before, servers, crowd)
     }
 
-    fn tell_paced(&mut self, report: &mut Report) {
+    fn tell_paced(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let (name, paced) = (self.name, self.paced.part(&self.crowd));
         let p50 = |latency: &Histogram<u64>| latency.value_at_quantile(0.5) as f64 / 1000.0;
         self.p50_ms = self.crowd.latency.iter().map(p50).collect();
+        for latency in &self.crowd.latency {
+            self.latency.add(latency)?;
+        }
         report.figure(
             &format!("{name}, paced: CPU per delivery"),
             paced.cpu_us,
@@ -330,31 +398,35 @@ impl<'a> Subject<'a> {
                 "",
             );
         }
+        Ok(())
     }
 
-    fn tell_saturated(&self, report: &mut Report) {
-        let (name, saturated) = (self.name, self.saturated.part(&self.crowd));
-        report.figure(
-            &format!("{name}, saturated: CPU per delivery"),
-            saturated.cpu_us,
-            "µs",
-        );
-        report.figure(
-            &format!("{name}, saturated: deliveries per second"),
-            saturated.per_second,
-            "/s",
-        );
-        if self.servers.len() > 1 {
+    fn tell_saturated(&self, options: &Options, report: &mut Report) {
+        let name = self.name;
+        for (part, sum) in options.parts().zip(&self.saturated) {
+            let cost = sum.part(&self.crowd);
             report.figure(
-                &format!("{name}, saturated: peer frames per message"),
-                saturated.peer_frames,
-                "",
+                &format!("{name}, {part}: CPU per delivery"),
+                cost.cpu_us,
+                "µs",
             );
+            report.figure(
+                &format!("{name}, {part}: deliveries per second"),
+                cost.per_second,
+                "/s",
+            );
+            if self.servers.len() > 1 {
+                report.figure(
+                    &format!("{name}, {part}: peer frames per message"),
+                    cost.peer_frames,
+                    "",
+                );
+            }
         }
     }
 
-    /// Returns the cost of the paced and of the saturated part, and checks that every delivery was right.
-    pub(crate) fn finish(self, report: &mut Report) -> anyhow::Result<(Part, Part)> {
+    /// Returns the costs of all parts, and checks that every delivery was right.
+    pub(crate) fn finish(self, report: &mut Report) -> anyhow::Result<Parts> {
         let Self {
             name,
             servers,
@@ -362,6 +434,7 @@ impl<'a> Subject<'a> {
             source,
             watches,
             paced,
+            latency,
             saturated,
             ..
         } = self;
@@ -375,7 +448,13 @@ impl<'a> Subject<'a> {
             watch.stop().draw(report, &which);
         }
         source.finish(&crowd, report, name)?;
-        Ok((paced.part(&crowd), saturated.part(&crowd)))
+        let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+        Ok(Parts {
+            paced: paced.part(&crowd),
+            p50_ms: at(0.5),
+            p99_ms: at(0.99),
+            saturated: saturated.iter().map(|sum| sum.part(&crowd)).collect(),
+        })
     }
 }
 
@@ -394,16 +473,20 @@ pub(crate) fn compare(
         }
         subjects.reverse();
     }
-    progress.suspend(|| subjects.iter_mut().for_each(|s| s.tell_paced(report)));
-    for _ in 0..ROUNDS {
-        for subject in &mut *subjects {
-            let saturated = subject.saturate(options.window, length, &progress);
-            saturated.with_context(|| format!("{}, saturated", subject.name))?;
+    progress.suspend(|| subjects.iter_mut().try_for_each(|s| s.tell_paced(report)))?;
+    for (place, window) in options.window.iter().enumerate() {
+        for _ in 0..ROUNDS {
+            for subject in &mut *subjects {
+                let saturated = subject.saturate(place, *window, length, &progress);
+                saturated.with_context(|| format!("{}, {window} under way", subject.name))?;
+            }
+            subjects.reverse();
         }
-        subjects.reverse();
     }
     progress.finish_and_clear();
-    subjects.iter().for_each(|s| s.tell_saturated(report));
+    subjects
+        .iter()
+        .for_each(|s| s.tell_saturated(options, report));
     Ok(())
 }
 

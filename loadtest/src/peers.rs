@@ -17,7 +17,7 @@ use crate::{
     client::{Client, binary_frame, text_frame},
     crowd::Crowd,
     data::Data,
-    fanout::{self, Part, Subject, event_with},
+    fanout::{self, Parts, Subject, event_with},
     idle,
     report::Report,
     server::{Server, free_address},
@@ -27,7 +27,7 @@ use crate::{
 /// The Go package of NATS.
 const NATS: &str = "github.com/nats-io/nats-server/v2@v2.15.2";
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Options {
     #[command(flatten)]
     fanout: fanout::Options,
@@ -42,16 +42,40 @@ pub(crate) struct Options {
     nats_server: Option<PathBuf>,
 }
 
+/// A number of messages under way at once, with the goals for it beside NATS.
+struct Goal {
+    window: u64,
+    cpu_ratio_max: f64,
+    deliveries_ratio_min: f64,
+}
+
+const WINDOWS: [Goal; 2] = [
+    Goal {
+        window: 32,
+        cpu_ratio_max: 0.6,
+        deliveries_ratio_min: 1.5,
+    },
+    Goal {
+        window: 128,
+        cpu_ratio_max: 0.4,
+        deliveries_ratio_min: 2.0,
+    },
+];
+
 /// The results of one server.
 struct Row {
     name: &'static str,
-    paced: Part,
-    saturated: Part,
+    fanout: Parts,
     idle_kib: f64,
     connect_ms: f64,
 }
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let windows: Vec<u64> = WINDOWS.iter().map(|goal| goal.window).collect();
+    let options = &Options {
+        fanout: options.fanout.with_windows(&windows),
+        ..options.clone()
+    };
     let mut report = Report::new("peers", &common.outputs);
     if common.alone {
         fanout::alone(common, &options.fanout, &mut report)?;
@@ -61,8 +85,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let others = Others::install(options)?;
     let data = Data::new(common)?;
     let rows = measure(common, options, &others, &data, &mut report)?;
-    print(&rows);
-    judge(&rows, &mut report);
+    print(&rows, &options.fanout);
+    judge(&rows, &options.fanout, &mut report);
     report.finish()
 }
 
@@ -166,12 +190,11 @@ impl Row {
         report: &mut Report,
         idle: impl Fn() -> anyhow::Result<(f64, f64)>,
     ) -> anyhow::Result<Self> {
-        let (paced, saturated) = subject.finish(report)?;
+        let fanout = subject.finish(report)?;
         let (idle_kib, connect_ms) = idle()?;
         Ok(Self {
             name,
-            paced,
-            saturated,
+            fanout,
             idle_kib,
             connect_ms,
         })
@@ -179,7 +202,7 @@ impl Row {
 }
 
 /// Prints the results as a table.
-fn print(rows: &Rows) {
+fn print(rows: &Rows, options: &fanout::Options) {
     let Rows {
         raw,
         gateway,
@@ -187,48 +210,58 @@ fn print(rows: &Rows) {
         socket_io,
     } = rows;
     println!();
+    print!("| server | paced: µs CPU per delivery | ÷ raw | p50, p99 in ms |");
+    for part in options.parts() {
+        print!(" {part}: µs CPU | M deliveries/s |");
+    }
+    println!(" KiB per idle connection | ms CPU per connect |");
     println!(
-        "| server | paced: µs CPU per delivery | ÷ raw | saturated: µs CPU | M deliveries/s | KiB per idle connection | ms CPU per connect |"
+        "|---|---|---|---|{}---|---|",
+        "---|---|".repeat(options.parts().count())
     );
-    println!("|---|---|---|---|---|---|---|");
     for row in [raw, gateway, nats, socket_io] {
-        println!(
-            "| {} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.3} |",
-            row.name,
-            row.paced.cpu_us,
-            row.paced.cpu_us / raw.paced.cpu_us,
-            row.saturated.cpu_us,
-            row.saturated.per_second / 1e6,
-            row.idle_kib,
-            row.connect_ms,
+        let Parts {
+            paced,
+            p50_ms,
+            p99_ms,
+            saturated,
+        } = &row.fanout;
+        let ratio = paced.cpu_us / raw.fanout.paced.cpu_us;
+        print!(
+            "| {} | {:.1} | {ratio:.2} | {p50_ms:.1}, {p99_ms:.1} |",
+            row.name, paced.cpu_us
         );
+        for part in saturated {
+            print!(" {:.2} | {:.2} |", part.cpu_us, part.per_second / 1e6);
+        }
+        println!(" {:.1} | {:.3} |", row.idle_kib, row.connect_ms);
     }
     println!();
 }
 
 /// Compares the results with the goals.
-fn judge(rows: &Rows, report: &mut Report) {
+fn judge(rows: &Rows, options: &fanout::Options, report: &mut Report) {
     let Rows {
         raw, gateway, nats, ..
     } = rows;
-    report.at_most(
-        "paced CPU, gateway / raw",
-        gateway.paced.cpu_us / raw.paced.cpu_us,
-        fanout::PACED_RATIO_MAX,
-        "",
-    );
-    report.at_most(
-        "saturated CPU, gateway / NATS",
-        gateway.saturated.cpu_us / nats.saturated.cpu_us,
-        0.6,
-        "",
-    );
-    report.at_least(
-        "saturated deliveries, gateway / NATS",
-        gateway.saturated.per_second / nats.saturated.per_second,
-        1.5,
-        "",
-    );
+    fanout::paced_beside_raw(&gateway.fanout, &raw.fanout, report);
+    let parts = gateway.fanout.saturated.iter().zip(&nats.fanout.saturated);
+    for ((name, window), (mine, other)) in options.parts().zip(options.windows()).zip(parts) {
+        let cpu = mine.cpu_us / other.cpu_us;
+        let deliveries = mine.per_second / other.per_second;
+        let cpu_name = format!("{name}: CPU, gateway / NATS");
+        let deliveries_name = format!("{name}: deliveries, gateway / NATS");
+        match WINDOWS.iter().find(|goal| goal.window == window) {
+            Some(goal) => {
+                report.at_most(&cpu_name, cpu, goal.cpu_ratio_max, "");
+                report.at_least(&deliveries_name, deliveries, goal.deliveries_ratio_min, "");
+            }
+            None => {
+                report.figure(&cpu_name, cpu, "");
+                report.figure(&deliveries_name, deliveries, "");
+            }
+        }
+    }
     report.at_most(
         "memory per idle connection",
         gateway.idle_kib,
