@@ -1,11 +1,14 @@
 //! The concurrent map from topics to local sockets. Its locks are held only to queue frames, or to write to a few
-//! sockets.
+//! sockets; passes write to many.
 
 mod subscriptions;
 
-use std::sync::{
-    Arc, Mutex, OnceLock,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
@@ -21,7 +24,7 @@ use super::{
     lock,
     outbox::Outbox,
     pace::Pace,
-    passes::{Fate, Pass, Passes, SharedPass},
+    passes::{Fate, Pass, Passes},
 };
 use crate::{
     model::{SessionId, Topic, UserId},
@@ -196,51 +199,52 @@ impl Hub {
         drop(subscribers);
         match self.passes.wait(topic, event) {
             Fate::Waits => self.events_held.increment(1),
-            Fate::First(pass) => {
+            Fate::First => {
                 let (hub, topic) = (self.clone(), topic.clone());
                 self.tasks.spawn(async move {
-                    let passes = || hub.clone().make_passes(topic.clone(), pass.clone());
-                    // A panic loses only the event that was being written to one socket. Its client sees the gap and fetches it.
+                    let passes = || hub.clone().make_passes(topic.clone());
+                    // A panic loses only the events that were being written to one socket. Its client sees the gap.
                     while contain("a pass", "events", passes()).await.is_none() {}
                 });
             }
-            Fate::Full(pass) => {
+            Fate::Full => {
                 self.events_held.increment(1);
-                let mut pass = lock(&pass);
-                self.write(&mut pass, usize::MAX);
-                self.begin(topic, &mut pass);
+                let pass = self.passes.pass(topic);
+                if let Some(pass) = &pass {
+                    self.write(pass, 0..pass.len());
+                }
+                self.begin(topic, pass.as_ref());
             }
         }
     }
 
     /// Makes passes over the sockets of a topic until no event waits.
-    async fn make_passes(self: Arc<Self>, topic: Topic, pass: SharedPass) {
+    async fn make_passes(self: Arc<Self>, topic: Topic) {
+        let mut before = self.passes.pass(&topic);
         loop {
-            let is_over = {
-                let mut pass = lock(&pass);
-                self.write(&mut pass, PASS_SOCKETS_AT_ONCE);
-                pass.is_over() && !self.begin(&topic, &mut pass)
-            };
-            if !is_over {
-                yield_now().await;
-            } else if self.passes.ended(&topic) {
+            if let Some(pass) = &before {
+                for from in (0..pass.len()).step_by(PASS_SOCKETS_AT_ONCE) {
+                    self.write(pass, from..from + PASS_SOCKETS_AT_ONCE);
+                    yield_now().await;
+                }
+            }
+            before = self.begin(&topic, before.as_ref());
+            if before.is_none() {
                 return;
             }
         }
     }
 
-    /// Begins a pass with the waiting events. Returns false if none wait.
-    fn begin(&self, topic: &Topic, pass: &mut Pass) -> bool {
-        let Some(events) = self.passes.take(topic) else {
-            return false;
-        };
-        let sockets = self.topics.get(topic).map(|s| s.shared());
-        *pass = Pass::new(events, sockets.unwrap_or_default());
-        true
+    /// Begins a pass after another one; see [`Passes::begin`].
+    fn begin(&self, topic: &Topic, before: Option<&Arc<Pass>>) -> Option<Arc<Pass>> {
+        self.passes.begin(topic, before, || {
+            let subscribers = self.topics.get(topic);
+            subscribers.map(|s| s.shared()).unwrap_or_default()
+        })
     }
 
-    fn write(&self, pass: &mut Pass, count: usize) {
-        let (written, queued) = pass.write(count);
+    fn write(&self, pass: &Pass, places: Range<usize>) {
+        let (written, queued) = pass.write(places);
         self.frames_sent.increment(written);
         self.frames_queued.increment(queued);
     }
@@ -346,21 +350,6 @@ pub(super) mod tests {
         (hub, topic, all)
     }
 
-    /// Lets the pass under way write to all but the last subscriber.
-    async fn write_to_most(hub: &Hub, topic: &Topic) {
-        while hub.passes.waiting(topic, Codec::Json).is_some() {
-            yield_now().await;
-        }
-        yield_now().await;
-    }
-
-    /// Waits until no pass is under way.
-    async fn over(hub: &Hub, topic: &Topic) {
-        while hub.passes.pass(topic).is_some() {
-            yield_now().await;
-        }
-    }
-
     /// Takes everything queued. Returns how many frames each write contains.
     fn counts(subscriber: &Subscriber) -> Vec<u64> {
         let mut frames = VecDeque::new();
@@ -368,6 +357,20 @@ pub(super) mod tests {
         assert!(taken.is_none_or(|taken| taken.is_ok()));
         subscriber.outbox.flushed();
         frames.iter().map(Frame::count).collect()
+    }
+
+    /// Lets a pass begin and write to all but the last subscriber.
+    async fn write_to_most(hub: &Hub, topic: &Topic) {
+        while hub.passes.pass(topic).is_none() {
+            yield_now().await;
+        }
+    }
+
+    /// Waits until no pass is under way.
+    async fn over(hub: &Hub, topic: &Topic) {
+        while hub.passes.passing(topic).is_some() {
+            yield_now().await;
+        }
     }
 
     #[tokio::test]

@@ -6,7 +6,10 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Poll, Waker},
 };
 
@@ -79,6 +82,15 @@ impl Outbox {
         self.change(|state| self.queue(state, frame));
     }
 
+    /// As [`Self::push`], unless `done` is set. Sets it.
+    pub fn push_once(&self, frame: &Frame, done: &AtomicBool) {
+        self.change(|state| {
+            if !done.swap(true, Ordering::Relaxed) {
+                self.queue(state, frame.clone());
+            }
+        });
+    }
+
     /// Queues a reply of the session to its client. Replies have no limit here: the session starts no further request
     /// while [`reply_bytes`](Self::reply_bytes) is high. The session checks its queue before it waits, so this does not
     /// wake it.
@@ -100,7 +112,17 @@ impl Outbox {
     /// Writes a frame at once if everything before it is written and the socket accepts it; otherwise queues it.
     /// Returns true if any of it was written.
     pub fn write_or_push(&self, frame: &Frame) -> bool {
-        let mut state = self.state();
+        self.write_or_push_in(self.state(), frame)
+    }
+
+    /// As [`Self::write_or_push`], unless `done` is set: then it returns `None`. Sets it.
+    pub fn write_or_push_once(&self, frame: &Frame, done: &AtomicBool) -> Option<bool> {
+        let state = self.state();
+        let first = !done.swap(true, Ordering::Relaxed);
+        first.then(|| self.write_or_push_in(state, frame))
+    }
+
+    fn write_or_push_in(&self, mut state: MutexGuard<'_, State>, frame: &Frame) -> bool {
         let writer = state.writer.as_ref().filter(|_| state.bytes == 0);
         let written = match writer {
             Some(writer) if state.closing.is_none() => writer.write(frame.bytes()),

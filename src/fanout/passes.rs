@@ -3,24 +3,27 @@
 //! in order, and is the next pass: so nothing waits on an idle machine, and on a busy one more events share a write.
 
 use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use dashmap::{DashMap, mapref::entry::Entry};
+use dashmap::{
+    DashMap,
+    mapref::{entry::Entry, one::Ref},
+};
 use foldhash::quality::RandomState;
 
-use super::{
-    Subscriber,
-    encoded::{Encoded, Frame},
-};
-use crate::{
-    model::{SessionId, Topic},
-    protocol::Codec,
-};
+use super::{Subscriber, encoded::Encoded};
+use crate::model::Topic;
 
 /// Bytes of a topic, approximately, at which its waiting events are not left to the pass under way.
 const WAITING_BYTES_MAX: usize = 64 << 10;
+
+/// The sockets to which the events of a pass are written.
+pub(super) type Sockets = Arc<[Arc<Subscriber>]>;
 
 /// The topics with a pass under way.
 #[derive(Default)]
@@ -28,36 +31,34 @@ pub(super) struct Passes {
     topics: DashMap<Topic, Passing, RandomState>,
 }
 
-/// A topic with a pass under way. It exists from the event that begins a pass until a pass ends and no event waits.
-struct Passing {
+/// A topic with a pass under way. It exists from the event that begins the first pass until a pass ends and no event waits.
+pub(super) struct Passing {
+    /// `None` until the first pass begins.
+    pass: Option<Arc<Pass>>,
     /// The events that wait for the next pass.
     waiting: Option<Encoded>,
     bytes: usize,
-    pass: SharedPass,
 }
 
-/// A pass over the sockets of a topic. Its lock is held while some of them are written.
-#[derive(Default)]
+/// A pass over the sockets of a topic.
 pub(super) struct Pass {
-    events: Option<Encoded>,
+    events: Encoded,
     /// The sockets that were subscribed when the pass began.
-    sockets: Arc<[Arc<Subscriber>]>,
-    /// The number of sockets that have the events.
-    done: usize,
-    /// Sessions that have left the topic since, and have the events.
-    left: HashSet<SessionId>,
+    sockets: Sockets,
+    /// For each socket, whether it has the events. It is set under the lock of the outbox that gets them. So each socket has
+    /// them once, and before those of the next pass, whoever writes them.
+    done: Box<[AtomicBool]>,
 }
-
-pub(super) type SharedPass = Arc<Mutex<Pass>>;
 
 /// What becomes of an event.
+#[derive(PartialEq, Eq)]
 pub(super) enum Fate {
     /// The event waits for the pass under way.
     Waits,
     /// No pass is under way. The caller must begin one.
-    First(SharedPass),
+    First,
     /// [`WAITING_BYTES_MAX`] is reached. The caller must finish the pass under way and begin the next one.
-    Full(SharedPass),
+    Full,
 }
 
 impl Passes {
@@ -66,13 +67,12 @@ impl Passes {
         let bytes = event.bytes();
         match self.topics.entry(topic.clone()) {
             Entry::Vacant(place) => {
-                let pass = SharedPass::default();
                 place.insert(Passing {
+                    pass: None,
                     waiting: Some(event.clone()),
                     bytes,
-                    pass: pass.clone(),
                 });
-                Fate::First(pass)
+                Fate::First
             }
             Entry::Occupied(mut passing) => {
                 let passing = passing.get_mut();
@@ -84,87 +84,94 @@ impl Passes {
                 if passing.bytes < WAITING_BYTES_MAX {
                     Fate::Waits
                 } else {
-                    Fate::Full(passing.pass.clone())
+                    Fate::Full
                 }
             }
         }
     }
 
+    /// Returns the topic if a pass is under way. None begins while the result exists.
+    pub(super) fn passing(&self, topic: &Topic) -> Option<Ref<'_, Topic, Passing>> {
+        self.topics.get(topic)
+    }
+
     /// Returns the pass under way.
-    pub(super) fn pass(&self, topic: &Topic) -> Option<SharedPass> {
-        self.topics.get(topic).map(|passing| passing.pass.clone())
+    pub(super) fn pass(&self, topic: &Topic) -> Option<Arc<Pass>> {
+        self.topics.get(topic)?.pass.clone()
     }
 
-    /// Returns the waiting events without taking them, for a session that ends its subscription before their pass.
-    pub(super) fn waiting(&self, topic: &Topic, codec: Codec) -> Option<Frame> {
-        let passing = self.topics.get(topic)?;
-        Some(passing.waiting.as_ref()?.frame(codec).clone())
-    }
-
-    /// Takes the waiting events. The caller holds the lock of the pass, and begins one with them.
-    pub(super) fn take(&self, topic: &Topic) -> Option<Encoded> {
-        let mut passing = self.topics.get_mut(topic)?;
+    /// Begins a pass with the waiting events, unless another one than `before` is under way already. All sockets of `before`
+    /// have their events. Returns the pass under way. `None` if no event waits: the topic is forgotten, and the next event
+    /// is a first one.
+    pub(super) fn begin(
+        &self,
+        topic: &Topic,
+        before: Option<&Arc<Pass>>,
+        sockets: impl FnOnce() -> Sockets,
+    ) -> Option<Arc<Pass>> {
+        let Entry::Occupied(mut entry) = self.topics.entry(topic.clone()) else {
+            return None;
+        };
+        let passing = entry.get_mut();
+        if passing.pass.as_ref().map(Arc::as_ptr) != before.map(Arc::as_ptr) {
+            return passing.pass.clone();
+        }
+        let Some(events) = passing.waiting.take() else {
+            entry.remove();
+            return None;
+        };
         passing.bytes = 0;
-        passing.waiting.take()
+        let pass = Arc::new(Pass::new(events, sockets()));
+        passing.pass = Some(pass.clone());
+        Some(pass)
     }
+}
 
-    /// Forgets the topic if no event waits. Returns true if it did: the next event begins a pass again.
-    pub(super) fn ended(&self, topic: &Topic) -> bool {
-        let nothing_waits = |_: &Topic, passing: &Passing| passing.waiting.is_none();
-        self.topics.remove_if(topic, nothing_waits).is_some()
+impl Passing {
+    /// Gives a session that leaves the topic all events that were published before, and that it does not have yet.
+    pub(super) fn leave(&self, subscriber: &Subscriber) {
+        let outbox = &subscriber.outbox;
+        if let Some(pass) = &self.pass {
+            let is_leaving = |other: &Arc<Subscriber>| std::ptr::eq(&raw const **other, subscriber);
+            if let Some(place) = pass.sockets.iter().position(is_leaving) {
+                outbox.push_once(pass.events.frame(outbox.codec()), &pass.done[place]);
+            }
+        }
+        if let Some(waiting) = &self.waiting {
+            outbox.push(waiting.frame(outbox.codec()).clone());
+        }
     }
 }
 
 impl Pass {
-    pub(super) fn new(events: Encoded, sockets: Arc<[Arc<Subscriber>]>) -> Self {
+    fn new(events: Encoded, sockets: Sockets) -> Self {
         Self {
-            events: Some(events),
+            events,
+            done: sockets.iter().map(|_| AtomicBool::new(false)).collect(),
             sockets,
-            ..Self::default()
         }
     }
 
-    /// Whether all sockets have the events.
-    pub(super) fn is_over(&self) -> bool {
-        self.done == self.sockets.len()
+    /// The number of sockets.
+    pub(super) fn len(&self) -> usize {
+        self.sockets.len()
     }
 
-    /// Writes to the next sockets, at most `count`. Returns the number of events that were written, and of those that were
-    /// queued.
-    pub(super) fn write(&mut self, count: usize) -> (u64, u64) {
-        let Some(events) = &self.events else {
-            return (0, 0);
-        };
+    /// Writes to some of the sockets. Returns the number of events that were written, and of those that were queued.
+    pub(super) fn write(&self, places: Range<usize>) -> (u64, u64) {
         let (mut written, mut queued) = (0, 0);
-        let until = self.done.saturating_add(count).min(self.sockets.len());
-        while self.done < until {
-            let Subscriber {
-                outbox, session, ..
-            } = &*self.sockets[self.done];
-            self.done += 1;
-            if !self.left.is_empty() && self.left.contains(session) {
+        let places = places.start..places.end.min(self.len());
+        for (socket, done) in self.sockets[places.clone()].iter().zip(&self.done[places]) {
+            if done.load(Ordering::Relaxed) {
                 continue;
             }
-            if outbox.write_or_push(events.frame(outbox.codec())) {
-                written += events.count();
-            } else {
-                queued += events.count();
+            let outbox = &socket.outbox;
+            match outbox.write_or_push_once(self.events.frame(outbox.codec()), done) {
+                Some(true) => written += self.events.count(),
+                Some(false) => queued += self.events.count(),
+                None => {}
             }
         }
-        if self.is_over() {
-            // The sockets and the events are not kept longer than the pass takes.
-            *self = Self::default();
-        }
         (written, queued)
-    }
-
-    /// Returns the events of the pass for a session that leaves the topic, if it does not have them yet. The pass does not
-    /// write to it any more.
-    pub(super) fn leave(&mut self, subscriber: &Subscriber) -> Option<Frame> {
-        let events = self.events.as_ref()?;
-        let is_next = |next: &&Arc<Subscriber>| next.session == subscriber.session;
-        self.sockets[self.done..].iter().find(is_next)?;
-        let first = self.left.insert(subscriber.session);
-        first.then(|| events.frame(subscriber.outbox.codec()).clone())
     }
 }

@@ -326,19 +326,13 @@ impl Hub {
     ) -> Vec<Topic> {
         let ended = subscriptions.end(topics, which);
         for topic in &ended {
-            let pass = self.passes.pass(topic);
-            let pass = pass.as_ref().map(|pass| lock(pass));
-            // The events of the pass and the waiting ones were published while this session was subscribed.
-            if let Some(mut pass) = pass
+            // No pass begins until the session is removed. Those under way and waiting have events that were published while it
+            // was subscribed.
+            let passing = self.passes.passing(topic);
+            if let Some(passing) = &passing
                 && self.is_sent(topic, subscriber.session)
             {
-                let outbox = &subscriber.outbox;
-                let events = pass.leave(subscriber);
-                let waiting = self.passes.waiting(topic, outbox.codec());
-                events
-                    .into_iter()
-                    .chain(waiting)
-                    .for_each(|events| outbox.push(events));
+                passing.leave(subscriber);
             }
             self.remove(topic, subscriber.session);
         }
