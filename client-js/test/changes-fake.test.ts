@@ -7,6 +7,14 @@ import { breakOnce, connect, expectSame, make, open, server, settled, setUpServe
 
 setUpServer();
 
+/** Edits message 2 as often as there are texts. The client learns only that it missed something. */
+function missed(...bodies: string[]): void {
+  server.isDeaf = true;
+  for (const body of bodies) server.change('bob', { type: 'edit', seq: 2, body: `${server.rev} ${body}` });
+  server.isDeaf = false;
+  server.push({ type: 'changed', conversation: 'c', after: server.rev, rev: server.rev, items: [] });
+}
+
 describe('one own change', () => {
   test('is shown at once, and stays after the acknowledgement and the event', async () => {
     const client = await connect();
@@ -453,6 +461,80 @@ describe('the rules for a client', () => {
     expectSame(client);
     server.change('bob', { type: 'edit', seq: 2, body: 'd' });
     expectSame(client);
+  });
+
+  test('[reset] is no failure: one close with 4500 afterwards does not end asking', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 0 }] });
+    const { changes } = server.answers;
+    // The page of the inbox sets the cursor back after the reset.
+    server.answers.changes = (request) => {
+      if (server.received('changes').length !== 2) return changes!(request);
+      server.resetAfter = Infinity;
+      return void server.socket.end(4500);
+    };
+    missed('a', 'b', 'c');
+    await until(() => server.received('connect').length === 2);
+    server.answers.inbox = () => ({ type: 'inbox', items: [server.item()] });
+    await until(() => client.cursors().c![1] === 3);
+    expectSame(client);
+  });
+
+  test('[reset] a reset does not delay what later pages ask for', async () => {
+    for (let i = 6; i <= 90; i++) server.write('bob', `${i}`);
+    const client = await connect();
+    const list = await open(client);
+    // Resets with good pages between are not in a row.
+    for (let resets = 1; resets <= 5; resets++) {
+      server.resetAfter = 1;
+      missed('a', 'b', 'c');
+      await until(() => client.cursors().c![1] === 3 * resets);
+      await settled(60);
+      server.resetAfter = Infinity;
+      await list.loadOlder();
+    }
+    const asked = server.received('changes').length;
+    vi.mocked(Math.random).mockReturnValue(0.99);
+    // The page was read before a change, and its answer comes after the event.
+    const page = server.answers.history!;
+    server.answers.history = (request) => {
+      server.answers.history = page;
+      const answer = page(request);
+      server.change('bob', { type: 'edit', seq: 2, body: 'changed meanwhile' });
+      return answer;
+    };
+    await list.loadOlder();
+    await settled();
+    expect(server.received('changes')).toHaveLength(asked + 1);
+    expect(client.cursors().c![1]).toBe(16);
+    // The pause after the next reset is a short one.
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 16 }] });
+    missed('a', 'b', 'c');
+    await settled(190);
+    expect(server.received('changes').length).toBeGreaterThan(asked + 2);
+  });
+
+  test('[gap] events do not put off a request that failed before', async () => {
+    const client = await connect();
+    await open(client);
+    const { changes } = server.answers;
+    server.answers.changes = () => {
+      server.answers.changes = changes!;
+      return { type: 'error', code: 'unavailable', message: 'not now' };
+    };
+    missed('a');
+    await until(() => server.received('changes').length === 1);
+    // Each event alone would be asked about later.
+    vi.mocked(Math.random).mockReturnValue(0.5);
+    for (let i = 0; i < 12 && server.received('changes').length < 2; i++) {
+      server.push({ type: 'changed', conversation: 'c', after: 1, rev: 1, items: [] });
+      await settled(30);
+    }
+    expect(server.received('changes')).toHaveLength(2);
   });
 
   test('[reset] all states are dropped, and the list is read again where it is', async () => {
