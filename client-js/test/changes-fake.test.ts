@@ -189,6 +189,36 @@ describe('an edit that began before the text changed', () => {
     expect(server.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
     expectSame(client);
   });
+
+  test('counts an own edit as seen that was acknowledged after the list jumped away', async () => {
+    for (let i = 6; i <= 200; i++) server.write('bob', `${i}`);
+    const client = await connect();
+    const list = client.conversation('c');
+    list.open({ at: 5 });
+    await list.loaded();
+    const { edit } = server.answers;
+    let release = () => {};
+    server.answers.edit = (request) => {
+      release = () => server.socket.say({ ...edit!(request), id: request.id });
+      return undefined;
+    };
+    const first = list.edit(5, 'a');
+    const from = list.message(5)!;
+    expect(from).toMatchObject({ body: 'a', pending: ['edit'] });
+    await list.jumpTo(150);
+    await list.loadMessage(5);
+    expect(list.messages.some(({ seq }) => seq === 5)).toBe(false);
+    release();
+    await first;
+    server.answers.edit = edit!;
+    await list.edit(5, 'ab', undefined, { from });
+    expect(server.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+    expect(list.message(5)).toMatchObject({ body: 'ab' });
+    // An edit of another device is not.
+    const seen = list.message(5)!;
+    server.change('alice', { type: 'edit', seq: 5, body: 'of the phone' });
+    await expect(list.edit(5, 'abc', undefined, { from: seen })).rejects.toMatchObject({ code: 'conflict' });
+  });
 });
 
 describe('several own changes', () => {
