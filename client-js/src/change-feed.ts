@@ -31,6 +31,8 @@ interface Place {
   early: Map<Seq, ChangedItem[]>;
   /** The number of answers in a row that were a `reset`. */
   resets: number;
+  /** The time before which the client does not ask again, after a `reset` or a failure. */
+  pausedTo: Millis;
 }
 
 /** What is to be asked about a conversation. */
@@ -59,7 +61,7 @@ export class ChangeFeed {
   /** Sets the cursor of a conversation, if it has none: the client knows all changes up to `rev`. */
   begin(conversation: ConversationId, rev: Rev = 0): Place {
     let place = this.#places.get(conversation);
-    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0 }));
+    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0, pausedTo: 0 }));
     return place;
   }
 
@@ -73,11 +75,12 @@ export class ChangeFeed {
   page(conversation: ConversationId, rev: Rev = 0): void {
     const place = this.begin(conversation, rev);
     const before = place.rev;
-    if (rev >= before) return;
-    place.rev = rev;
-    // After a `reset` the pages may still be behind, and the next answer be a `reset` again.
-    const { resets } = place;
-    this.#ask(conversation, before, resets && backoff(resets), resets);
+    if (rev < before) {
+      place.rev = rev;
+      return this.#ask(conversation, before);
+    }
+    // During the pause after a `reset`, some pages may be good while others are still behind.
+    if (performance.now() > place.pausedTo) place.resets = 0;
   }
 
   /** Applies changes, or asks for those before them.
@@ -132,9 +135,8 @@ export class ChangeFeed {
   #ask(conversation: ConversationId, rev: Rev, ms: Millis = 0, failed = 0): void {
     const known = this.#behind.get(conversation);
     const failures = Math.max(failed, known?.failures ?? 0);
-    let due = performance.now() + ms;
-    // An event must not shorten the wait after a failure.
-    if (known) due = failures ? Math.max(due, known.due) : Math.min(due, known.due);
+    // Another event neither delays the request nor shortens a pause.
+    const due = Math.max(Math.min(performance.now() + ms, known?.due ?? Infinity), this.begin(conversation).pausedTo);
     this.#behind.set(conversation, { wanted: Math.max(rev, known?.wanted ?? 0), due, failures });
     this.#askAll();
   }
@@ -164,7 +166,8 @@ export class ChangeFeed {
       if (this.#places.get(conversation) !== place) return;
       if (reset) {
         place.rev = place.told = rev;
-        place.resets++;
+        // The pages may still be behind, and lead to the next `reset`.
+        place.pausedTo = performance.now() + backoff(++place.resets);
         this.passed(conversation, this.#host.feed.seq(conversation));
         this.#host.apply({ conversation, after, rev, items: [], reset }, []);
       } else {
@@ -176,7 +179,9 @@ export class ChangeFeed {
       const error = thrown as ChatError;
       // Either the gateway refused for good, or `disconnect()` was called: the next event or connection asks again.
       const isOver = !error.temporary || (failures > 0 && error.closeCode === BAD_FRAME);
-      if (!isOver && this.#places.get(conversation) === place) this.#ask(conversation, wanted, retryDelay(error, failures), failures + 1);
+      if (isOver || this.#places.get(conversation) !== place) return;
+      place.pausedTo = performance.now() + retryDelay(error, failures);
+      this.#ask(conversation, wanted, 0, failures + 1);
     } finally {
       this.#asked.delete(conversation);
       this.#askAll();

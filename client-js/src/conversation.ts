@@ -436,7 +436,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Returns the rev of the text that the user sees, or saw in `from`. */
   #contentRev(message: Seq | string, from?: ChatMessage): Rev {
     const { seq } = this.#target(message);
-    const now = from && this.messages.find(({ key }) => key === from.key);
+    const now = from && (this.messages.find(({ key }) => key === from.key) ?? (seq && this.message(seq)));
     // The same text counts as seen, whatever its rev: it may be an own edit that was acknowledged meanwhile.
     if (from && !(now && changes.sameText(now, from))) return changes.contentRev(from as Stored);
     if (seq === undefined) return 0;

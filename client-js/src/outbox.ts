@@ -39,8 +39,8 @@ interface Local extends Pending {
   unsaved?: boolean;
   /** Whether the storage refused it, so that no other tab can send it. */
   unstored?: boolean;
-  /** Whether another tab removed it from the storage, and has not said why yet. */
-  missing?: boolean;
+  /** The timer of `#missed`, if another tab removed it from the storage and has not said why yet. */
+  missing?: ReturnType<typeof setTimeout> | undefined;
   /** Whether the gateway closed the connection with 4500 while it was in flight. */
   suspect?: boolean;
 }
@@ -85,6 +85,8 @@ export class Outbox {
   #sending = new Set<string>();
   /** The seqs of the user's own messages that are stored, by client id: a change may still name one by its key. */
   #seqs = new Map<string, Seq>();
+  /** The revs of acknowledged changes, by client id: a tab may learn later of an edit over one of them. */
+  #revs = new Map<string, Rev>();
   /** The other users of direct chats that were opened without a connection. The first message creates the chat. */
   readonly dms = new Map<ConversationId, UserId>();
   /** Whether an error between tabs was reported. */
@@ -131,13 +133,13 @@ export class Outbox {
     return this.#add({ conversation, body: '', change, over: this.#editBefore(conversation, change, from) }) as Promise<Accepted>;
   }
 
-  /** Returns the client id of the last waiting edit of the same message, with the text `from`. */
+  /** Returns the client id of the last waiting edit of the same message, with the text `from`; empty if there is none. */
   #editBefore(conversation: ConversationId, change: OutboxChange, from?: Text): string | undefined {
     if (change.type !== 'edit') return;
     const [key] = keysOf(change);
     const isBefore = ({ failed, change: other }: Pending) =>
       !failed && other?.type === 'edit' && keysOf(other)[0] === key && (!from || sameText(other, from));
-    return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId;
+    return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId ?? '';
   }
 
   /** Returns the seq of a message that the user sent, if it is known. */
@@ -197,9 +199,7 @@ export class Outbox {
 
   /** Gives the changes of a pending message its seq, so that they can be sent. */
   placed(clientId: string, seq: Seq): void {
-    this.#seqs.set(clientId, seq);
-    const [oldest] = this.#seqs.keys();
-    if (this.#seqs.size > OUTBOX_MAX) this.#seqs.delete(oldest!);
+    remember(this.#seqs, clientId, seq);
     for (const entry of this.#changesOfPending(clientId)) {
       const { of: _, ...change } = entry.change as OutboxChange & { of: string };
       entry.change = { ...change, seq } as OutboxChange;
@@ -296,6 +296,7 @@ export class Outbox {
     this.reject(new ChatError('closed', why));
     this.#entries.clear();
     this.#seqs.clear();
+    this.#revs.clear();
     this.dms.clear();
   }
 
@@ -310,8 +311,9 @@ export class Outbox {
     }
   }
 
-  /** Removes and returns the promise of an entry. */
+  /** Removes and returns the promise of an entry whose outcome is known. */
   #settle(clientId: string) {
+    this.#found(this.#entries.get(clientId));
     const waiting = this.#waiting.get(clientId);
     this.#waiting.delete(clientId);
     return waiting;
@@ -368,7 +370,7 @@ export class Outbox {
           this.#storage.put(entry).catch((error) => this.#host.failed(error));
         }
         const known = this.#entries.get(entry.clientId);
-        if (known) known.missing = false;
+        this.#found(known);
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
         // Another tab may have changed it. Its own last change may not be in the storage yet.
@@ -380,7 +382,8 @@ export class Outbox {
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
       // No tab said yet why these are gone. Its note may still be on the way.
-      const gone = before.filter((entry) => this.#waiting.has(entry.clientId) && !now.includes(entry));
+      const kept = new Set(now.map(({ clientId }) => clientId));
+      const gone = before.filter((entry) => !kept.has(entry.clientId) && this.#isAwaited(entry, now));
       now.push(...gone);
       now.sort((a, b) => a.at - b.at);
       this.#entries = new Map(now.map((entry) => [entry.clientId, entry]));
@@ -394,14 +397,28 @@ export class Outbox {
   /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
    * message that another tab sent, and stores one that none sent. */
   #missed(entry: Local): void {
-    if (entry.missing) return;
-    entry.missing = true;
-    setTimeout(() => {
+    entry.missing ??= setTimeout(() => {
       const { clientId, conversation } = entry;
-      if (!entry.missing || this.#entries.get(clientId) !== entry || !this.#waiting.has(clientId)) return;
-      this.#store(Object.assign(entry, { tried: true, missing: false }));
+      this.#found(entry);
+      if (this.#entries.get(clientId) === entry) {
+        if (this.#isAwaited(entry, this.#all(conversation))) this.#store(Object.assign(entry, { tried: true }));
+        else this.#entries.delete(clientId);
+        this.#host.changed(conversation);
+      }
       this.#send(conversation);
     }, NOTE_MS);
+  }
+
+  /** Ends the wait for the note about an entry. */
+  #found(entry: Local | undefined): void {
+    clearTimeout(entry?.missing);
+    if (entry) entry.missing = undefined;
+  }
+
+  /** Whether this tab needs the outcome of an entry: for a promise, or for an edit over it, whose base is then known. */
+  #isAwaited({ clientId, failed }: Local, among: readonly Local[]): boolean {
+    const isReplaced = () => !failed && !this.#revs.has(clientId) && among.some(({ over }) => over === clientId);
+    return this.#waiting.has(clientId) || isReplaced();
   }
 
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
@@ -431,17 +448,20 @@ export class Outbox {
       for (const { conversation } of this.#entries.values()) this.#host.changed(conversation);
       return this.#drop('logout() was called in another tab');
     }
+    const [clientId] = accepted ?? sent ?? [];
+    if (!clientId) return void this.#load().then(() => this.#sendAll());
+    const entry = this.#entries.get(clientId);
     if (accepted) {
-      const [clientId, rev] = accepted;
-      const entry = this.#entries.get(clientId);
-      if (entry) this.#accept(entry, rev);
-      return;
+      remember(this.#revs, ...accepted);
+      if (entry) this.#accept(entry, accepted[1]);
     }
-    if (!sent) return void this.#load().then(() => this.#sendAll());
-    const entry = this.#entries.get(sent[0]);
-    if (entry) entry.sent = sent[1];
-    this.placed(sent[0], sent[1].seq);
-    this.#settle(sent[0])?.resolve(sent[1]);
+    if (sent) {
+      if (entry) entry.sent = sent[1];
+      this.placed(clientId, sent[1].seq);
+      this.#settle(clientId)?.resolve(sent[1]);
+    }
+    // Later entries may have waited for this note.
+    if (entry) this.#send(entry.conversation);
   }
 
   /** Removes a change that was acknowledged at `rev`. */
@@ -475,10 +495,11 @@ export class Outbox {
     const suspect = this.#suspect();
     const busy = new Set<string | Seq>();
     for (const entry of this.#all(conversation)) {
-      const isSending = this.#sending.has(entry.clientId);
-      if (!isSending && !this.#isDue(entry)) continue;
+      // One that is missing may be sent again, before those after it.
+      const isBusy = this.#sending.has(entry.clientId) || entry.missing;
+      if (!isBusy && !this.#isDue(entry)) continue;
       const keys = entry.change ? keysOf(entry.change) : ['message'];
-      const isFree = !isSending && !keys.some((key) => busy.has(key));
+      const isFree = !isBusy && !keys.some((key) => busy.has(key));
       for (const key of keys) busy.add(key);
       if (isFree && (!suspect || suspect === entry)) void this.#keepSending(entry, connection);
     }
@@ -553,22 +574,36 @@ export class Outbox {
   }
 
   async #sendChange(entry: Local, change: OutboxChange): Promise<void> {
-    const { clientId, conversation } = entry;
-    const { type, ...fields } = change;
-    const { rev = 0 } = await this.#host.ask({ type, conversation, ...fields } as ChangeRequest);
+    const { clientId, conversation, over = '' } = entry;
+    const now = change.type === 'edit' ? raised(change, this.#revs.get(over)) : change;
+    const { rev = 0 } = await this.#host.ask({ conversation, ...now } as ChangeRequest);
+    remember(this.#revs, clientId, rev);
     // The edits that were written over this one, and those over them. Stored before this one is removed, as for `placed`.
     const before = new Set([clientId]);
     for (const other of this.changesOf(conversation)) {
       const later = other.change!;
-      if (later.type !== 'edit' || !other.over || !before.has(other.over)) continue;
+      if (other === entry || change.type !== 'edit' || later.type !== 'edit') continue;
+      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
       before.add(other.clientId);
-      other.change = { ...later, baseRev: Math.max(later.baseRev, rev) };
+      other.change = raised(later, rev);
       this.#store(other);
     }
     this.#accept(entry, rev);
     this.#tell({ accepted: [clientId, rev] });
     this.#store(entry, true);
   }
+}
+
+/** Returns an edit whose base is at least `rev`. */
+function raised(edit: OutboxChange & { type: 'edit' }, rev: Rev = 0): OutboxChange {
+  return { ...edit, baseRev: Math.max(edit.baseRev, rev) };
+}
+
+/** Adds to a map of limited size, which loses its oldest entry. */
+function remember<T>(map: Map<string, T>, clientId: string, value: T): void {
+  map.set(clientId, value);
+  const [oldest] = map.keys();
+  if (map.size > OUTBOX_MAX) map.delete(oldest!);
 }
 
 /** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */

@@ -28,7 +28,8 @@ export interface OutboxEntry {
   replyTo?: Seq;
   /** The change, if the entry is not a message. `body` is then empty. */
   change?: OutboxChange;
-  /** For an edit: the client id of the waiting edit whose text it replaces. It is no conflict with that one. */
+  /** For an edit: the client id of the waiting edit whose text it replaces; empty if there is none. It is no conflict with that
+   * one. Edits of earlier versions lack the field, and are no conflict with any earlier edit in the outbox. */
   over?: string | undefined;
   /** The time when it was written. Entries are sent in this order. */
   at: Millis;

@@ -7,6 +7,14 @@ import { breakOnce, connect, expectSame, make, open, server, settled, setUpServe
 
 setUpServer();
 
+/** Edits message 2 as often as there are texts. The client learns only that it missed something. */
+function missed(...bodies: string[]): void {
+  server.isDeaf = true;
+  for (const body of bodies) server.change('bob', { type: 'edit', seq: 2, body: `${server.rev} ${body}` });
+  server.isDeaf = false;
+  server.push({ type: 'changed', conversation: 'c', after: server.rev, rev: server.rev, items: [] });
+}
+
 describe('one own change', () => {
   test('is shown at once, and stays after the acknowledgement and the event', async () => {
     const client = await connect();
@@ -181,6 +189,36 @@ describe('an edit that began before the text changed', () => {
     expect(server.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
     expectSame(client);
   });
+
+  test('counts an own edit as seen that was acknowledged after the list jumped away', async () => {
+    for (let i = 6; i <= 200; i++) server.write('bob', `${i}`);
+    const client = await connect();
+    const list = client.conversation('c');
+    list.open({ at: 5 });
+    await list.loaded();
+    const { edit } = server.answers;
+    let release = () => {};
+    server.answers.edit = (request) => {
+      release = () => server.socket.say({ ...edit!(request), id: request.id });
+      return undefined;
+    };
+    const first = list.edit(5, 'a');
+    const from = list.message(5)!;
+    expect(from).toMatchObject({ body: 'a', pending: ['edit'] });
+    await list.jumpTo(150);
+    await list.loadMessage(5);
+    expect(list.messages.some(({ seq }) => seq === 5)).toBe(false);
+    release();
+    await first;
+    server.answers.edit = edit!;
+    await list.edit(5, 'ab', undefined, { from });
+    expect(server.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+    expect(list.message(5)).toMatchObject({ body: 'ab' });
+    // An edit of another device is not.
+    const seen = list.message(5)!;
+    server.change('alice', { type: 'edit', seq: 5, body: 'of the phone' });
+    await expect(list.edit(5, 'abc', undefined, { from: seen })).rejects.toMatchObject({ code: 'conflict' });
+  });
 });
 
 describe('several own changes', () => {
@@ -246,6 +284,24 @@ describe('several own changes', () => {
     await settled();
     expect(list.messages.every(({ pending, failedChange }) => !pending && !failedChange)).toBe(true);
     expectSame(again);
+  });
+
+  test('of one message that an earlier version stored are not refused with `conflict`', async () => {
+    const storage = memoryStorage();
+    const stored = { user: 'alice', gateway: 'ws://fake', conversation: 'c', body: '' };
+    // That version did not note which edit was written over which.
+    for (const [at, body] of ['a', 'b', 'c'].entries())
+      await storage.put({ ...stored, clientId: body, at: Date.now() + at, change: { type: 'edit', seq: 1, baseRev: 0, body } });
+    await storage.put({ ...stored, clientId: 'react', at: Date.now() + 8, change: { type: 'react', seq: 3, emoji: '👍' } });
+    await storage.put({ ...stored, clientId: 'd', at: Date.now() + 9, change: { type: 'edit', seq: 3, baseRev: 0, body: 'd' } });
+    server.change('alice', { type: 'edit', seq: 3, body: 'of the phone' });
+    const client = await connect({ storage });
+    const list = await open(client);
+    await until(() => list.messages.every(({ pending }) => !pending));
+    expect(list.message(1)).toMatchObject({ body: 'c' });
+    expect(list.message(1)).not.toHaveProperty('failedChange');
+    // Neither another message's edits nor a reaction hide an edit of another device.
+    expect(list.message(3)).toMatchObject({ body: 'of the phone', failedChange: { error: { code: 'conflict' } } });
   });
 
   test('keep a refusal over a reload, and end with the deletion of their message', async () => {
@@ -453,6 +509,80 @@ describe('the rules for a client', () => {
     expectSame(client);
     server.change('bob', { type: 'edit', seq: 2, body: 'd' });
     expectSame(client);
+  });
+
+  test('[reset] is no failure: one close with 4500 afterwards does not end asking', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 0 }] });
+    const { changes } = server.answers;
+    // The page of the inbox sets the cursor back after the reset.
+    server.answers.changes = (request) => {
+      if (server.received('changes').length !== 2) return changes!(request);
+      server.resetAfter = Infinity;
+      return void server.socket.end(4500);
+    };
+    missed('a', 'b', 'c');
+    await until(() => server.received('connect').length === 2);
+    server.answers.inbox = () => ({ type: 'inbox', items: [server.item()] });
+    await until(() => client.cursors().c![1] === 3);
+    expectSame(client);
+  });
+
+  test('[reset] a reset does not delay what later pages ask for', async () => {
+    for (let i = 6; i <= 90; i++) server.write('bob', `${i}`);
+    const client = await connect();
+    const list = await open(client);
+    // Resets with good pages between are not in a row.
+    for (let resets = 1; resets <= 5; resets++) {
+      server.resetAfter = 1;
+      missed('a', 'b', 'c');
+      await until(() => client.cursors().c![1] === 3 * resets);
+      await settled(60);
+      server.resetAfter = Infinity;
+      await list.loadOlder();
+    }
+    const asked = server.received('changes').length;
+    vi.mocked(Math.random).mockReturnValue(0.99);
+    // The page was read before a change, and its answer comes after the event.
+    const page = server.answers.history!;
+    server.answers.history = (request) => {
+      server.answers.history = page;
+      const answer = page(request);
+      server.change('bob', { type: 'edit', seq: 2, body: 'changed meanwhile' });
+      return answer;
+    };
+    await list.loadOlder();
+    await settled();
+    expect(server.received('changes')).toHaveLength(asked + 1);
+    expect(client.cursors().c![1]).toBe(16);
+    // The pause after the next reset is a short one.
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 16 }] });
+    missed('a', 'b', 'c');
+    await settled(190);
+    expect(server.received('changes').length).toBeGreaterThan(asked + 2);
+  });
+
+  test('[gap] events do not put off a request that failed before', async () => {
+    const client = await connect();
+    await open(client);
+    const { changes } = server.answers;
+    server.answers.changes = () => {
+      server.answers.changes = changes!;
+      return { type: 'error', code: 'unavailable', message: 'not now' };
+    };
+    missed('a');
+    await until(() => server.received('changes').length === 1);
+    // Each event alone would be asked about later.
+    vi.mocked(Math.random).mockReturnValue(0.5);
+    for (let i = 0; i < 12 && server.received('changes').length < 2; i++) {
+      server.push({ type: 'changed', conversation: 'c', after: 1, rev: 1, items: [] });
+      await settled(30);
+    }
+    expect(server.received('changes')).toHaveLength(2);
   });
 
   test('[reset] all states are dropped, and the list is read again where it is', async () => {

@@ -1,7 +1,15 @@
 /** Several tabs of one browser: one holds the lock and sends, and the others wait for the result of their messages. */
 import 'fake-indexeddb/auto';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { ChatClient, type ChatOptions, type Conversation, indexedDbStorage, memoryStorage, type OutboxStorage } from '../src/index.js';
+import {
+  ChatClient,
+  type ChatOptions,
+  type Conversation,
+  indexedDbStorage,
+  memoryStorage,
+  type OutboxEntry,
+  type OutboxStorage,
+} from '../src/index.js';
 import { ChangingServer } from './support/changing-server.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
@@ -146,6 +154,156 @@ test('an edit of a tab that did not see the edit of another tab is refused with 
   const seen = first.edit(1, 'of both', undefined, { from: first.message(1)! });
   expect((await seen).rev).toBe(3);
   expect(changing.entries[0]!.body).toBe('of both');
+});
+
+/** Tells the tabs that another one changed the storage, as that one does. */
+function tellTabs(note: object = {}): void {
+  const tabs = new BroadcastChannel('chat ws://fake alice');
+  tabs.postMessage(note);
+  setTimeout(() => tabs.close(), 100);
+}
+
+/** A tab that is not the leader, and a message of its user. */
+async function behindLeader(storage = sharedMemory()) {
+  const changing = new ChangingServer();
+  changing.write('alice', 'one');
+  server = changing;
+  let endLeader: (value?: unknown) => void = () => {};
+  locks(new Promise((resolve) => (endLeader = resolve)));
+  const client = make(storage, { user: 'alice' });
+  await client.connect();
+  const list = client.conversation('c');
+  list.open();
+  await list.loaded();
+  const stored = (count: number) => until(async () => (await storage.entries('alice')).length === count);
+  return { changing, storage, list, stored, endLeader };
+}
+
+test('an edit over an edit that the leader is sending is no conflict, however late the leader learns of it', async () => {
+  const changing = new ChangingServer();
+  changing.write('alice', 'one');
+  server = changing;
+  locks();
+  const storage = sharedMemory();
+  let stored = Promise.resolve();
+  // The follower's writes are slow.
+  const slow = { ...storage, put: (entry: OutboxEntry) => stored.then(() => storage.put(entry)) };
+  const [leader, follower] = [make(storage, { user: 'alice' }), make(slow, { user: 'alice' })];
+  await leader.connect();
+  await follower.connect();
+  const [first, second] = [leader.conversation('c'), follower.conversation('c')];
+  for (const list of [first, second]) {
+    list.open();
+    await list.loaded();
+  }
+  const { edit } = changing.answers;
+  let release = () => {};
+  changing.answers.edit = (request) => {
+    release = () => changing.sockets[0]!.say({ ...edit!(request), id: request.id });
+    return undefined;
+  };
+  const before = first.edit(1, 'a');
+  await until(() => second.message(1)!.body === 'a' && changing.received('edit').length);
+  let write = () => {};
+  stored = new Promise((resolve) => (write = resolve));
+  const over = second.edit(1, 'ab');
+  release();
+  await before;
+  changing.answers.edit = edit!;
+  await until(async () => !(await storage.entries('alice')).length);
+  write();
+  expect((await over).rev).toBe(2);
+  expect(changing.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+});
+
+test('a change waits for the one before it, which another tab removed without a note', async () => {
+  const { changing, storage, list, stored, endLeader } = await behindLeader();
+  const all = [list.edit(1, 'a'), list.edit(1, 'ab'), list.react(1, '👍'), list.unreact(1, '👍')];
+  await stored(4);
+  // The leader sent an edit and the reaction, and ended before it could tell this tab.
+  changing.change('alice', { type: 'edit', seq: 1, body: 'a' });
+  changing.change('alice', { type: 'react', seq: 1, emoji: '👍' });
+  const entries = await storage.entries('alice');
+  for (const i of [0, 2]) await storage.remove(entries[i]!.clientId);
+  endLeader();
+  await Promise.all(all);
+  expect(changing.entries[0]!.body).toBe('ab');
+  expect(changing.entries[0]!.who.get('👍')!.size).toBe(0);
+  await stored(0);
+});
+
+/** An edit of this tab over the waiting edit `other` of another tab, which this tab knows from the storage. */
+async function editOverOther() {
+  const tab = await behindLeader();
+  const { storage, list, stored } = tab;
+  const change = { type: 'edit', seq: 1, baseRev: 0, body: 'a' } as const;
+  const other = { clientId: 'other', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: '', at: Date.now(), over: '', change };
+  await storage.put(other);
+  tellTabs();
+  await until(() => list.message(1)!.body === 'a');
+  const over = list.edit(1, 'ab');
+  await stored(2);
+  // The leader sends the other one.
+  tab.changing.isDeaf = true;
+  tab.changing.change('alice', { type: 'edit', seq: 1, body: 'a' });
+  tab.changing.isDeaf = false;
+  return { ...tab, over };
+}
+
+test("an edit over another tab's edit, which is gone from the storage, waits for the note about it", async () => {
+  const { changing, storage, over, stored, endLeader } = await editOverOther();
+  await storage.remove('other');
+  const start = Date.now();
+  endLeader();
+  setTimeout(() => tellTabs({ accepted: ['other', 1] }), 50);
+  expect((await over).rev).toBe(2);
+  expect(Date.now() - start).toBeLessThan(900);
+  expect(changing.received('edit').map(({ body, base_rev }) => [body, base_rev])).toEqual([['ab', 1]]);
+  await stored(0);
+});
+
+test("another tab's edit, which is gone from the storage without a note, is sent again before an edit over it", async () => {
+  const { changing, storage, over, stored, endLeader } = await editOverOther();
+  await storage.remove('other');
+  endLeader();
+  expect((await over).rev).toBe(2);
+  expect(changing.received('edit').map(({ body }) => body)).toEqual(['a', 'ab']);
+  await stored(0);
+});
+
+test("another tab's edit, whose note came before it left the storage, is not sent again", async () => {
+  const { list, storage, stored } = await editOverOther();
+  tellTabs({ accepted: ['other', 1] });
+  await until(() => list.message(1)!.pending?.length === 1);
+  tellTabs();
+  await until(() => list.message(1)!.pending?.length === 2);
+  await storage.remove('other');
+  tellTabs();
+  await stored(1);
+  await new Promise((resolve) => setTimeout(resolve, 1_100));
+  expect(await storage.entries('alice')).toHaveLength(1);
+});
+
+test('an entry that is gone, comes back and is gone again is waited for anew', async () => {
+  const { storage, list, stored } = await behindLeader();
+  list.react(1, '👍').catch(() => {});
+  await stored(1);
+  const [entry] = await storage.entries('alice');
+  const start = Date.now();
+  const after = (ms: number) => new Promise((resolve) => setTimeout(resolve, start + ms - Date.now()));
+  await storage.remove(entry!.clientId);
+  tellTabs();
+  await after(600);
+  await storage.put(entry!);
+  tellTabs();
+  await after(750);
+  await storage.remove(entry!.clientId);
+  tellTabs();
+  // The first wait would be over.
+  await after(1_300);
+  expect(await storage.entries('alice')).toEqual([]);
+  await stored(1);
+  expect(Date.now() - start).toBeGreaterThan(1_700);
 });
 
 /** Two tabs, of which the first holds the lock. The notes with a field arrive `ms` after the storage shows what they tell. */
