@@ -215,8 +215,7 @@ async fn shown_to_all(
 ) -> store::Result<Seq> {
     let mut shown = Seq::MAX;
     for (user, _) in users {
-        let rows = store.inbox(user).await?;
-        let row = rows.into_iter().find(|r| r.conversation == conversation);
+        let row = store.inbox_rows(user, &[conversation]).await?.pop();
         let last = row
             .and_then(|row| row.summary)
             .and_then(|summary| summary.last)

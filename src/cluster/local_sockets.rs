@@ -2,13 +2,14 @@
 //! interested in, and what comes from there is put into the sockets' queues.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use foldhash::quality::RandomState;
 use tokio::sync::Notify;
 
 use super::{
@@ -33,7 +34,7 @@ pub struct LocalSockets {
     hub: Arc<Hub>,
     /// Held while a topic's first or last subscriber is announced, so that the two are never announced in the wrong order.
     interest_order: Mutex<()>,
-    channels: Mutex<BTreeMap<ConversationId, ChannelProgress>>,
+    channels: Mutex<HashMap<ConversationId, ChannelProgress, RandomState>>,
     /// The number of the next [`ChannelProgress`].
     next_subscription: AtomicU64,
     /// The channels whose owner does not know yet that they are wanted here, and the entry after which they are. `None`:
@@ -179,7 +180,7 @@ impl LocalSockets {
         channels: impl Iterator<Item = ConversationId>,
     ) -> (Heads, Vec<ConversationId>) {
         let followed = lock(&self.channels);
-        let (mut heads, mut unknown) = (Heads::new(), Vec::new());
+        let (mut heads, mut unknown) = (Heads::default(), Vec::new());
         for channel in channels {
             match followed.get(&channel).and_then(ChannelProgress::head) {
                 Some(head) => drop(heads.insert(channel, head.clone())),

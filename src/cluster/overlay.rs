@@ -177,7 +177,7 @@ impl Overlay {
                 seq: last.seq,
                 kind: recipients.kind,
                 joined_seq: *joined_seq,
-                last_seq: Some(last.seq),
+                last: Some((last.seq, last.at)),
             };
             index.record(user, conversation, Some(summary), None, 0);
         }
@@ -235,21 +235,33 @@ impl Overlay {
         }
     }
 
-    /// Lays what is recorded of a user over their stored rows.
-    pub(super) fn lay_over(&self, user: &UserId, rows: &mut Vec<InboxRow>) {
+    /// Lays what is recorded of a user over their stored rows, of all conversations or of `some`.
+    pub(super) fn lay_over(
+        &self,
+        user: &UserId,
+        some: Option<&[ConversationId]>,
+        rows: &mut Vec<InboxRow>,
+    ) {
         let numbered = rows.iter().enumerate();
         let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
+        let mut lay_over = |(&conversation, entry): (&ConversationId, &OverlayEntry)| {
+            let place = *places.entry(conversation).or_insert_with(|| {
+                rows.push(InboxRow::empty(conversation));
+                rows.len() - 1
+            });
+            entry.lay_over(&mut rows[place], user);
+        };
         let current = self.current.load(Ordering::Acquire);
         for generation in [&self.generations[1 - current], &self.generations[current]] {
             let Some(entries) = generation.users.get(user) else {
                 continue;
             };
-            for (&conversation, entry) in entries.iter() {
-                let place = *places.entry(conversation).or_insert_with(|| {
-                    rows.push(InboxRow::empty(conversation));
-                    rows.len() - 1
-                });
-                entry.lay_over(&mut rows[place], user);
+            match some {
+                None => entries.iter().for_each(&mut lay_over),
+                Some(some) => {
+                    let recorded = some.iter().filter_map(|id| entries.get_key_value(id));
+                    recorded.for_each(&mut lay_over);
+                }
             }
         }
     }
@@ -449,7 +461,7 @@ mod tests {
     /// Returns the row of the first group, as it is laid over this one.
     fn laid_over(overlay: &Overlay, stored: InboxRow) -> InboxRow {
         let mut rows = vec![stored];
-        overlay.lay_over(&user(), &mut rows);
+        overlay.lay_over(&user(), None, &mut rows);
         rows.remove(0)
     }
 
@@ -460,7 +472,7 @@ mod tests {
 
     fn recorded(overlay: &Overlay) -> usize {
         let mut rows = Vec::new();
-        overlay.lay_over(&user(), &mut rows);
+        overlay.lay_over(&user(), None, &mut rows);
         rows.len()
     }
 

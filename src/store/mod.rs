@@ -164,6 +164,14 @@ pub trait Store: Send + Sync + 'static {
     /// Returns all conversations of a user. It reads one partition.
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
 
+    /// Returns the rows of some conversations of a user, without those that do not exist. It reads one partition, and
+    /// costs the same for an inbox of any size.
+    async fn inbox_rows(
+        &self,
+        user: &UserId,
+        conversations: &[ConversationId],
+    ) -> Result<Vec<InboxRow>>;
+
     /// Inserts or updates inbox rows. Not durable by itself: the repair after a crash writes them again.
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()>;
 

@@ -32,6 +32,8 @@ use crate::model::{
 
 /// Partitions of one listing that are read concurrently.
 const SHARDS_AT_ONCE: usize = 16;
+/// Rows of an inbox that one request reads by their keys. ScyllaDB refuses more than 100.
+const INBOX_ROWS_AT_ONCE: usize = 100;
 /// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
 const ACTIVITY_MINUTES: usize = 3;
 
@@ -341,6 +343,26 @@ impl Store for Cassandra {
             )
             .await?;
         rows.into_iter().map(|r| r.row(OPERATION)).collect()
+    }
+
+    async fn inbox_rows(
+        &self,
+        user: &UserId,
+        conversations: &[ConversationId],
+    ) -> Result<Vec<InboxRow>> {
+        const OPERATION: &str = "inbox_rows";
+        let mut rows = Vec::with_capacity(conversations.len());
+        for some in conversations.chunks(INBOX_ROWS_AT_ONCE) {
+            let ids: Vec<_> = some.iter().map(|id| id.0).collect();
+            let values = (user.as_str(), ids);
+            let found: Vec<InboxColumns> = self
+                .read(OPERATION, &self.statements.inbox_rows, values)
+                .await?;
+            for columns in found {
+                rows.push(columns.row(OPERATION)?);
+            }
+        }
+        Ok(rows)
     }
 
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()> {

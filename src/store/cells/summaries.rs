@@ -9,7 +9,7 @@ use super::{
     values::{corrupt, decode, encode, take_conversation},
 };
 use crate::{
-    model::{EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
+    model::{ConversationId, EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
     store::{InboxRow, InboxSummary, InboxWrite, Result},
 };
 
@@ -37,6 +37,18 @@ struct StoredLast(
     String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool, // deleted
 );
+
+/// The columns of an inbox row, in the order of their keys.
+const COLUMNS: [u8; 6] = [OLD_SUMMARY, SUMMARY, LEFT, READ, REV, DELETED];
+
+/// Returns the keys of the rows of these conversations, in order.
+pub(super) fn inbox_keys(user: &UserId, conversations: &[ConversationId]) -> Vec<Vec<u8>> {
+    let mut conversations = conversations.to_vec();
+    conversations.sort_unstable();
+    conversations.dedup();
+    let key = |id| COLUMNS.map(|column| inbox_key(user, id).bytes(&[column]).0);
+    conversations.into_iter().flat_map(key).collect()
+}
 
 /// Returns the value of a read watermark: empty without the number of texts, as at level 1.
 pub(super) fn read_value(texts: Option<u64>) -> Vec<u8> {
