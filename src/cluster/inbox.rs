@@ -209,6 +209,57 @@ mod tests {
         row
     }
 
+    fn head(head: Seq, last: Option<Last>) -> Head {
+        Head {
+            details: Details {
+                kind: Kind::Channel,
+                name: Some("news".into()),
+                created_at: 1,
+                created_by: user(),
+                posting: Posting::Everyone,
+                public: false,
+            },
+            head,
+            last,
+            rev: 8,
+            texts: Some(9),
+            deleted: deleted(&[5, 11]),
+        }
+    }
+
+    fn id(number: u128) -> ConversationId {
+        ConversationId(uuid::Uuid::from_u128(number))
+    }
+
+    /// Groups and channels together are in one order, and each is on one page.
+    #[test]
+    fn pages_have_everything_once_in_order() {
+        let groups: Vec<Position> = (0..20).rev().map(|n| (n / 2 * 10, id(n as u128))).collect();
+        let mut heads = Heads::default();
+        for n in 0..15 {
+            let mut last = last(1, false);
+            last.at = n / 2 * 13;
+            heads.insert(id(100 + n as u128), Arc::new(head(1, Some(last))));
+        }
+        heads.insert(id(200), Arc::new(head(0, None)));
+        for limit in [1, 2, 7, 36, 50] {
+            let (mut read, mut before) = (Vec::new(), None);
+            loop {
+                let newest = groups.iter().copied();
+                let newest = newest.filter(|group| before.is_none_or(|before| *group < before));
+                let newest = newest.take(limit + 1).collect();
+                let (mut page, next) = choose(newest, &heads, before, limit);
+                assert!(page.len() <= limit);
+                page.sort_unstable_by_key(|position| Reverse(*position));
+                read.append(&mut page);
+                let Some(next) = next else { break };
+                before = Some(parse_position(&next).unwrap());
+            }
+            assert_eq!(read.len(), 36, "pages of {limit}");
+            assert!(read.is_sorted_by(|a, b| a > b), "pages of {limit}");
+        }
+    }
+
     /// Of the entries 5 to 9, one is a system entry and two are deleted, of which one is the newest.
     #[test]
     fn unread_are_messages_that_are_not_deleted() {
@@ -223,21 +274,7 @@ mod tests {
     #[test]
     fn a_channel_takes_its_newest_state_from_its_head() {
         let row = row(Kind::Channel, None, 0);
-        let head = Head {
-            details: Details {
-                kind: Kind::Channel,
-                name: Some("news".into()),
-                created_at: 1,
-                created_by: user(),
-                posting: Posting::Everyone,
-                public: false,
-            },
-            head: 12,
-            last: Some(last(12, false)),
-            rev: 8,
-            texts: Some(9),
-            deleted: deleted(&[5, 11]),
-        };
+        let head = head(12, Some(last(12, false)));
         let mut heads = Heads::default();
         heads.insert(row.conversation, Arc::new(head.clone()));
         let shown = item(&row, &heads).unwrap();

@@ -388,6 +388,9 @@ impl SummaryVersion {
 
 #[cfg(test)]
 mod tests {
+    use std::{cmp::Reverse, collections::BTreeMap};
+
+    use rand::{RngExt, SeedableRng, rngs::StdRng};
     use uuid::Uuid;
 
     use super::*;
@@ -487,5 +490,82 @@ mod tests {
         let known = index.begin(&user());
         index.learn(&user(), &known, &[], |_| ());
         assert_eq!(index.of(&user(), Rows::refs), None, "nothing to remember");
+    }
+
+    /// The order is that of the rows, however they changed: entries that come late, leaving, and joining again.
+    #[test]
+    fn the_order_follows_the_newest_entries() {
+        const GROUPS: u64 = 40;
+        let (index, mut random) = (InboxIndex::new(1 << 20), StdRng::seed_from_u64(1));
+        let mut newest: BTreeMap<ConversationId, (Seq, Millis)> = BTreeMap::new();
+        let mut left: BTreeMap<ConversationId, Seq> = BTreeMap::new();
+        let known = index.begin(&user());
+        for step in 1..2_000 {
+            if step == 500 {
+                index.learn(&user(), &known, &[], |_| ());
+            }
+            let id = group(random.random_range(1..=GROUPS).into());
+            let seq = random.random_range(1..=step);
+            if random.random_range(0..10) == 0 {
+                index.record(&user(), id, None, Some(seq), 0);
+                let before = left.entry(id).or_default();
+                *before = seq.max(*before);
+            } else {
+                // The time of an entry follows from its seq, and does not rise with it.
+                let at = Millis::try_from(seq * 7 % 500).unwrap();
+                let summary = SummaryVersion {
+                    last: Some((seq, at)),
+                    ..summary(seq, seq)
+                };
+                index.record(&user(), id, Some(summary), None, 0);
+                let before = newest.entry(id).or_default();
+                *before = (*before).max((seq, at));
+            }
+            if step < 500 {
+                continue;
+            }
+            let is_in = |id: &ConversationId, seq| left.get(id).is_none_or(|left| *left < seq);
+            let all = newest.iter().filter(|(id, (seq, _))| is_in(id, *seq));
+            let mut all: Vec<Position> = all.map(|(&id, &(_, at))| (at, id)).collect();
+            all.sort_unstable_by_key(|position| Reverse(*position));
+            let limit = random.random_range(1..10);
+            let before = all.get(random.random_range(0..all.len() * 2)).copied();
+            let order = index.of(&user(), |rows| rows.order(before, limit)).unwrap();
+            all.retain(|position| before.is_none_or(|before| *position < before));
+            all.truncate(limit + 1);
+            assert_eq!(order.newest, all, "step {step}");
+        }
+    }
+
+    #[test]
+    fn the_order_has_all_channels_on_each_page() {
+        let channel = |number| {
+            let mut row = row(group(number), 1);
+            row.summary.as_mut().unwrap().kind = Kind::Channel;
+            row
+        };
+        let mut left = channel(3);
+        left.left_seq = Some(2);
+        let rows = [channel(2), row(group(1), 1), left, channel(4)];
+        for before in [None, Some((0, group(1))), Some((9, group(9)))] {
+            let order = InboxOrder::of(&rows, before, 5);
+            assert_eq!(order.channels, [group(2), group(4)]);
+            let is_before = before != Some((0, group(1)));
+            assert_eq!(order.newest, [(0, group(1))][..usize::from(is_before)]);
+        }
+    }
+
+    #[test]
+    fn a_user_weighs_what_their_rows_hold() {
+        let index = InboxIndex::new(1 << 20);
+        let known = index.begin(&user());
+        index.learn(&user(), &known, &[row(group(1), 1)], |_| ());
+        (2..=1_000).for_each(|number| {
+            index.record(&user(), group(number), Some(summary(1, 1)), None, 0);
+        });
+        let weight = index.0.weight();
+        let held = 1_000 * (size_of::<Row>() + size_of::<Place>());
+        assert!(weight >= held as u64, "{weight}");
+        assert!(weight <= (2 * held + 2 * USER_BYTES) as u64, "{weight}");
     }
 }

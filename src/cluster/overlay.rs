@@ -476,6 +476,25 @@ mod tests {
         rows.len()
     }
 
+    #[test]
+    fn some_rows_are_laid_over_like_all() {
+        let overlay = Overlay::new(1 << 20);
+        (1..=5).for_each(|number| publish(&overlay, number));
+        overlay.rotate();
+        publish_changed(&overlay, 3, Some(newest(7, 1, false)), None);
+        let mut all = Vec::new();
+        overlay.lay_over(&user(), None, &mut all);
+        for some in [&[][..], &[group(1)], &[group(4), group(9), group(1)]] {
+            let mut rows = Vec::new();
+            overlay.lay_over(&user(), Some(some), &mut rows);
+            rows.sort_unstable_by_key(|row| row.conversation);
+            let mut expected = all.clone();
+            expected.retain(|row| some.contains(&row.conversation));
+            expected.sort_unstable_by_key(|row| row.conversation);
+            assert_eq!(rows, expected);
+        }
+    }
+
     /// Rule [face-k]: an edit or deletion of the newest entry replaces its preview. The same entry, published again after
     /// a takeover, does not bring the old one back.
     #[test]
