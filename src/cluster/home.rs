@@ -29,7 +29,7 @@ use crate::{
     memory::Memory,
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
-    store::{self, InboxRow, Store},
+    store::{self, InboxKey, InboxRow, Store},
 };
 
 pub struct Home {
@@ -341,13 +341,21 @@ impl Home {
         Ok(rows)
     }
 
-    /// Returns the rows of some conversations of a user, without those that the user is not in.
+    /// Returns the rows of some conversations of a user, without those that the user is not in. Cells that are not there are
+    /// not read if this gateway remembers the user and `may_serve`: one that is written meanwhile is not published yet, or
+    /// is in the overlay.
     pub(super) async fn inbox_rows(
         &self,
         user: &UserId,
+        may_serve: bool,
         conversations: &[ConversationId],
     ) -> store::Result<Vec<InboxRow>> {
-        let mut rows = self.store.inbox_rows(user, conversations).await?;
+        let known = self.index.of(user, |rows| rows.keys(conversations));
+        let keys = known.filter(|_| may_serve).unwrap_or_else(|| {
+            let ids = conversations.iter().copied();
+            ids.map(InboxKey::unknown).collect()
+        });
+        let mut rows = self.store.inbox_rows(user, &keys).await?;
         self.overlay.lay_over(user, Some(conversations), &mut rows);
         rows.retain(is_in);
         Ok(rows)

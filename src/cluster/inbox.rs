@@ -34,7 +34,7 @@ impl Router {
     ) -> Result<Inbox, Error> {
         let before = before.map(parse_position).transpose()?;
         let order = self.ask_order(user, before, limit).await?;
-        let heads = self.heads(user, order.channels).await?;
+        let heads = self.heads(user, order.channels, before, limit).await?;
         let (page, next) = choose(order.newest, &heads, before, limit);
         let chosen = page.into_iter().map(|(_, conversation)| conversation);
         let mut chosen: Vec<_> = chosen.collect();
@@ -48,11 +48,18 @@ impl Router {
         Ok(Inbox { items, next })
     }
 
-    /// Returns the heads of channels. Those that sockets here follow are known. The owners of the others are asked.
-    async fn heads(&self, user: &UserId, channels: Vec<ConversationId>) -> Result<Heads, Error> {
+    /// Returns the heads of the channels that may be on a page. Those that sockets here follow are known. The owners of all
+    /// others are asked.
+    async fn heads(
+        &self,
+        user: &UserId,
+        channels: Vec<ConversationId>,
+        before: Option<Position>,
+        limit: usize,
+    ) -> Result<Heads, Error> {
         // A gateway that was paused or cut off may have missed anything.
         let (mut known, unknown) = if self.may_serve() {
-            self.sockets.heads(channels.into_iter())
+            self.sockets.heads(channels, before, limit)
         } else {
             (Heads::default(), channels)
         };
@@ -135,10 +142,7 @@ fn choose(
     limit: usize,
 ) -> (Vec<Position>, Option<String>) {
     let mut page = newest;
-    let channels = heads.iter().map(|(&channel, head)| {
-        let at = head.last.as_ref().map_or(0, |last| last.at);
-        (at, channel)
-    });
+    let channels = heads.iter().map(|(&channel, head)| (head.at(), channel));
     page.extend(channels.filter(|position| before.is_none_or(|before| *position < before)));
     let is_last = page.len() <= limit;
     if !is_last {

@@ -68,7 +68,8 @@ impl Router {
         Ok(match part {
             None => PeerResponse::Inbox(Ok(self.home.inbox(user).await?)),
             Some(InboxPart::Rows(conversations)) => {
-                PeerResponse::Inbox(Ok(self.home.inbox_rows(user, &conversations).await?))
+                let rows = self.home.inbox_rows(user, self.may_serve(), &conversations);
+                PeerResponse::Inbox(Ok(rows.await?))
             }
             Some(InboxPart::Order { before, limit }) => {
                 let take = |rows: &Rows| rows.order(before, limit);

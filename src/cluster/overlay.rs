@@ -178,6 +178,7 @@ impl Overlay {
                 kind: recipients.kind,
                 joined_seq: *joined_seq,
                 last: Some((last.seq, last.at)),
+                has_texts: newest.texts.is_some(),
             };
             index.record(user, conversation, Some(summary), None, 0);
         }

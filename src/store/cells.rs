@@ -20,7 +20,7 @@ use keys::{
 pub(super) use keys::{CHANGES, LOG, Range, immutable};
 use sends::SENDS_DAYS;
 use states::log_page;
-use summaries::{inbox_cells, inbox_keys, inbox_rows, read_value};
+use summaries::{cell_keys, inbox_cells, inbox_rows, read_value};
 use values::{
     conversation_cells, conversation_row, decode, encode, log_cells, participant_cells,
     participant_rows, public_row, ring_row, stored_ring, take, take_conversation, take_u64,
@@ -28,8 +28,8 @@ use values::{
 
 use super::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
-    InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage, ReactorsPage,
-    Result, RingRow, SendRow, Store, Tail,
+    InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage,
+    ReactorsPage, Result, RingRow, SendRow, Store, Tail,
     public::{PublicScan, Step},
 };
 use crate::{
@@ -317,13 +317,9 @@ impl<C: Cells> Store for CellStore<C> {
         inbox_rows(&cells, id_at)
     }
 
-    async fn inbox_rows(
-        &self,
-        user: &UserId,
-        conversations: &[ConversationId],
-    ) -> Result<Vec<InboxRow>> {
+    async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {
         let id_at = Key::new(INBOX).user(user).0.len();
-        let cells = self.0.get(inbox_keys(user, conversations)).await?;
+        let cells = self.0.get(cell_keys(user, keys)).await?;
         inbox_rows(&cells, id_at)
     }
 

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{
     super::{
         Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Error,
-        Heartbeat, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
+        Heartbeat, InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
         PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail,
         public::{PublicScan, Step},
         reactors::Position,
@@ -345,15 +345,11 @@ impl Store for Cassandra {
         rows.into_iter().map(|r| r.row(OPERATION)).collect()
     }
 
-    async fn inbox_rows(
-        &self,
-        user: &UserId,
-        conversations: &[ConversationId],
-    ) -> Result<Vec<InboxRow>> {
+    async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {
         const OPERATION: &str = "inbox_rows";
-        let mut rows = Vec::with_capacity(conversations.len());
-        for some in conversations.chunks(INBOX_ROWS_AT_ONCE) {
-            let ids: Vec<_> = some.iter().map(|id| id.0).collect();
+        let mut rows = Vec::with_capacity(keys.len());
+        for some in keys.chunks(INBOX_ROWS_AT_ONCE) {
+            let ids: Vec<_> = some.iter().map(|key| key.conversation.0).collect();
             let values = (user.as_str(), ids);
             let found: Vec<InboxColumns> = self
                 .read(OPERATION, &self.statements.inbox_rows, values)

@@ -9,8 +9,8 @@ use super::{
     values::{corrupt, decode, encode, take_conversation},
 };
 use crate::{
-    model::{ConversationId, EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
-    store::{InboxRow, InboxSummary, InboxWrite, Result},
+    model::{EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
+    store::{InboxKey, InboxRow, InboxSummary, InboxWrite, Result},
 };
 
 const OPERATION: &str = "inbox";
@@ -38,16 +38,26 @@ struct StoredLast(
     #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool, // deleted
 );
 
-/// The columns of an inbox row, in the order of their keys.
-const COLUMNS: [u8; 6] = [OLD_SUMMARY, SUMMARY, LEFT, READ, REV, DELETED];
-
-/// Returns the keys of the rows of these conversations, in order.
-pub(super) fn inbox_keys(user: &UserId, conversations: &[ConversationId]) -> Vec<Vec<u8>> {
-    let mut conversations = conversations.to_vec();
-    conversations.sort_unstable();
-    conversations.dedup();
-    let key = |id| COLUMNS.map(|column| inbox_key(user, id).bytes(&[column]).0);
-    conversations.into_iter().flat_map(key).collect()
+/// Returns the keys of the cells of these rows, in order, without those that need not be read.
+pub(super) fn cell_keys(user: &UserId, keys: &[InboxKey]) -> Vec<Vec<u8>> {
+    let mut keys = keys.to_vec();
+    keys.sort_unstable_by_key(|key| key.conversation);
+    keys.dedup_by_key(|key| key.conversation);
+    let mut cells = Vec::with_capacity(keys.len() * 3);
+    for key in keys {
+        let columns = [
+            (OLD_SUMMARY, key.may_lack_texts),
+            (SUMMARY, true),
+            (LEFT, key.may_have_left),
+            (READ, true),
+            (REV, key.may_have_changes),
+            (DELETED, key.may_have_changes),
+        ];
+        let needed = columns.into_iter().filter(|(_, is_needed)| *is_needed);
+        let row = needed.map(|(column, _)| inbox_key(user, key.conversation).bytes(&[column]).0);
+        cells.extend(row);
+    }
+    cells
 }
 
 /// Returns the value of a read watermark: empty without the number of texts, as at level 1.
