@@ -572,6 +572,14 @@ pub struct Head {
     pub deleted: DeletedSeqs,
 }
 
+impl Head {
+    /// Returns the time of the newest entry.
+    #[must_use]
+    pub fn at(&self) -> Millis {
+        self.last.as_ref().map_or(0, |last| last.at)
+    }
+}
+
 // Serde passes a reference.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(rev: &Rev) -> bool {

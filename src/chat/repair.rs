@@ -16,7 +16,7 @@ use crate::{
         ConversationId, Cursor, Entry, GatewayId, Kind, LEVEL_CHANGES, Newest, Seq, UserId,
         limits::PAGE_ENTRIES_MAX,
     },
-    store::{self, Store},
+    store::{self, InboxKey, Store},
 };
 
 /// Conversations that are repaired at the same time.
@@ -215,8 +215,8 @@ async fn shown_to_all(
 ) -> store::Result<Seq> {
     let mut shown = Seq::MAX;
     for (user, _) in users {
-        let rows = store.inbox(user).await?;
-        let row = rows.into_iter().find(|r| r.conversation == conversation);
+        let key = InboxKey::unknown(conversation);
+        let row = store.inbox_rows(user, &[key]).await?.pop();
         let last = row
             .and_then(|row| row.summary)
             .and_then(|summary| summary.last)

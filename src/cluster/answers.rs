@@ -158,10 +158,14 @@ mod tests {
         UserId::new("alice").unwrap()
     }
 
+    fn inbox_of(user: UserId) -> PeerRequest {
+        PeerRequest::Inbox { user, part: None }
+    }
+
     fn asks() -> [PeerRequest; 7] {
         let (user, conversation) = (alice(), ConversationId(uuid::Uuid::nil()));
         [
-            PeerRequest::Inbox { user: user.clone() },
+            inbox_of(user.clone()),
             PeerRequest::Register {
                 user: user.clone(),
                 version: 1,
@@ -214,13 +218,11 @@ mod tests {
         here.connected(there.resume_point()).unwrap();
         let (give, work) = mpsc::channel(ASKS_MAX);
         let mut answering = Box::pin(answer(there.clone(), work));
-        let asked = answers
-            .iter()
-            .map(|_| here.ask(PeerRequest::Inbox { user: alice() }));
+        let asked = answers.iter().map(|_| here.ask(inbox_of(alice())));
         let asked = futures_util::future::join_all(asked);
         for (answer, id) in answers.into_iter().zip(1..) {
             let answer = std::future::ready(answer).boxed();
-            let refuse = PeerRequest::Inbox { user: alice() }.refuse();
+            let refuse = inbox_of(alice()).refuse();
             let asked = Asked { id, refuse, answer };
             asked.begin(&there, &give);
         }
@@ -322,7 +324,7 @@ mod tests {
     #[tokio::test]
     async fn parts_that_cannot_be_read_lose_their_answer() {
         let link = Arc::new(Link::new(GatewayId(uuid::Uuid::nil())));
-        let ask = || link.ask(PeerRequest::Inbox { user: alice() });
+        let ask = || link.ask(inbox_of(alice()));
         let (first, second, third) = (ask(), ask(), ask());
         let part = bytes::Bytes::from(vec![0; PART_BYTES]);
         for _ in 0..=ANSWER_BYTES_MAX / PART_BYTES {

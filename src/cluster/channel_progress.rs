@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::quality::RandomState;
+
 use crate::{
     chat::{Changed, Head},
     model::{Content, ConversationId, Cursor, Entry, Rev, Seq, SystemChange},
@@ -14,7 +16,7 @@ use crate::{
 const AHEAD_MAX: usize = 1_024;
 
 /// The heads of channels.
-pub(super) type Heads = HashMap<ConversationId, Arc<Head>>;
+pub(super) type Heads = HashMap<ConversationId, Arc<Head>, RandomState>;
 
 /// How far a channel has been delivered to the sockets here. It exists from the moment when the owner is first asked to
 /// send its entries until nobody here is subscribed any more.

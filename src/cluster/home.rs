@@ -17,7 +17,7 @@ use super::{
     local_sockets::LocalSockets,
     lock,
     membership::Learned,
-    memberships::{InboxIndex, InboxRef},
+    memberships::{InboxIndex, Rows},
     message::{Delivered, Interest, PeerMessage, encode},
     overlay::Overlay,
     peers::Peers,
@@ -29,7 +29,7 @@ use crate::{
     memory::Memory,
     model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
-    store::{self, InboxRow, Store},
+    store::{self, InboxKey, InboxRow, Store},
 };
 
 pub struct Home {
@@ -341,26 +341,46 @@ impl Home {
         Ok(rows)
     }
 
-    /// Returns the conversations that a user is in. They come from memory if this gateway remembers them and `may_serve`,
-    /// which is so while its lease holds.
-    pub(super) async fn inbox_refs(
+    /// Returns the rows of some conversations of a user, without those that the user is not in. Cells that are not there are
+    /// not read if this gateway remembers the user and `may_serve`: one that is written meanwhile is not published yet, or
+    /// is in the overlay.
+    pub(super) async fn inbox_rows(
         &self,
         user: &UserId,
         may_serve: bool,
-    ) -> store::Result<Vec<InboxRef>> {
-        if may_serve && let Some(refs) = self.index.of(user) {
-            counter!("chat_places_remembered_total").increment(1);
-            return Ok(refs);
+        conversations: &[ConversationId],
+    ) -> store::Result<Vec<InboxRow>> {
+        let known = self.index.of(user, |rows| rows.keys(conversations));
+        let keys = known.filter(|_| may_serve).unwrap_or_else(|| {
+            let ids = conversations.iter().copied();
+            ids.map(InboxKey::unknown).collect()
+        });
+        let mut rows = self.store.inbox_rows(user, &keys).await?;
+        self.overlay.lay_over(user, Some(conversations), &mut rows);
+        rows.retain(is_in);
+        Ok(rows)
+    }
+
+    /// Takes something of the conversations that a user is in. They come from memory if this gateway remembers them and
+    /// `may_serve`, which is so while its lease holds. Returns also whether they did.
+    pub(super) async fn conversations<T>(
+        &self,
+        user: &UserId,
+        may_serve: bool,
+        take: impl Fn(&Rows) -> T,
+    ) -> store::Result<(T, bool)> {
+        if may_serve && let Some(taken) = self.index.of(user, &take) {
+            return Ok((taken, true));
         }
         let known = self.index.begin(user);
         let rows = self.rows(user).await?;
-        Ok(self.index.learn(user, &known, &rows))
+        Ok((self.index.learn(user, &known, &rows, take), false))
     }
 
     /// Returns the rows as stored and as published since, also those of conversations that the user has left.
     async fn rows(&self, user: &UserId) -> store::Result<Vec<InboxRow>> {
         let mut rows = self.store.inbox(user).await?;
-        self.overlay.lay_over(user, &mut rows);
+        self.overlay.lay_over(user, None, &mut rows);
         Ok(rows)
     }
 

@@ -1,11 +1,11 @@
 //! Pages of inboxes: the rows that the user's home knows, with the newest entries of channels, which this gateway has
 //! delivered or asks their owners for.
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use futures_util::{StreamExt, stream};
 
-use super::{channel_progress::Heads, router::Router};
+use super::{channel_progress::Heads, memberships::Position, router::Router};
 use crate::{
     chat::{Error, GetHead, Head},
     model::{ConversationId, Cursor, Kind, UserId, limits::HEADS_AT_ONCE},
@@ -33,34 +33,35 @@ impl Router {
         limit: usize,
     ) -> Result<Inbox, Error> {
         let before = before.map(parse_position).transpose()?;
-        let rows = self.inbox_rows(user).await?;
-        let heads = self.heads(user, &rows).await?;
-        let items = rows.iter().filter_map(|row| item(row, &heads));
-        let mut items: Vec<InboxItem> = items
-            .filter(|item| before.is_none_or(|before| position(item) < before))
-            .collect();
-        items.sort_unstable_by_key(|item| std::cmp::Reverse(position(item)));
-        let next = (items.len() > limit)
-            .then(|| items.get(limit.saturating_sub(1)).map(format_position))
-            .flatten();
-        items.truncate(limit);
+        let order = self.ask_order(user, before, limit).await?;
+        let heads = self.heads(user, order.channels, before, limit).await?;
+        let (page, next) = choose(order.newest, &heads, before, limit);
+        let chosen = page.into_iter().map(|(_, conversation)| conversation);
+        let mut chosen: Vec<_> = chosen.collect();
+        chosen.sort_unstable();
+        let rows = self.ask_rows(user, Some(chosen.clone())).await?;
+        let rows = rows
+            .iter()
+            .filter(|row| chosen.binary_search(&row.conversation).is_ok());
+        let mut items: Vec<_> = rows.filter_map(|row| item(row, &heads)).collect();
+        items.sort_unstable_by_key(|item| Reverse(position(item)));
         Ok(Inbox { items, next })
     }
 
-    /// Returns the heads of the channels among these rows. Those that sockets here follow are known. The owners of the
+    /// Returns the heads of the channels that may be on a page. Those that sockets here follow are known. The owners of all
     /// others are asked.
-    async fn heads(&self, user: &UserId, rows: &[InboxRow]) -> Result<Heads, Error> {
-        let is_channel = |row: &&InboxRow| {
-            row.summary
-                .as_ref()
-                .is_some_and(|f| f.kind == Kind::Channel)
-        };
-        let channels = rows.iter().filter(is_channel).map(|row| row.conversation);
+    async fn heads(
+        &self,
+        user: &UserId,
+        channels: Vec<ConversationId>,
+        before: Option<Position>,
+        limit: usize,
+    ) -> Result<Heads, Error> {
         // A gateway that was paused or cut off may have missed anything.
         let (mut known, unknown) = if self.may_serve() {
-            self.sockets.heads(channels)
+            self.sockets.heads(channels, before, limit)
         } else {
-            (Heads::new(), channels.collect())
+            (Heads::default(), channels)
         };
         let asked: Vec<_> = stream::iter(unknown)
             .map(async |channel| (channel, self.ask_head(user, channel).await))
@@ -132,19 +133,30 @@ fn item(row: &InboxRow, heads: &Heads) -> Option<InboxItem> {
     })
 }
 
-/// The position of a conversation in an inbox: the time of its newest entry, and its id, so that the order is total.
-type Position = (crate::model::Millis, ConversationId);
-
-fn position(item: &InboxItem) -> Position {
-    (
-        item.last_message.as_ref().map_or(0, |last| last.at),
-        item.conversation,
-    )
+/// Chooses a page: the newest of these dms and groups and of the channels, which are all of the user's. Returns also the
+/// position at which the next page begins.
+fn choose(
+    newest: Vec<Position>,
+    heads: &Heads,
+    before: Option<Position>,
+    limit: usize,
+) -> (Vec<Position>, Option<String>) {
+    let mut page = newest;
+    let channels = heads.iter().map(|(&channel, head)| (head.at(), channel));
+    page.extend(channels.filter(|position| before.is_none_or(|before| *position < before)));
+    let is_last = page.len() <= limit;
+    if !is_last {
+        page.select_nth_unstable_by_key(limit, |position| Reverse(*position));
+        page.truncate(limit);
+    }
+    let last = page.iter().min().filter(|_| !is_last);
+    let next = last.map(|(at, id)| format!("{at}:{id}"));
+    (page, next)
 }
 
-fn format_position(item: &InboxItem) -> String {
-    let (at, id) = position(item);
-    format!("{at}:{id}")
+fn position(item: &InboxItem) -> Position {
+    let last = item.last_message.as_ref();
+    (last.map_or(0, |last| last.at), item.conversation)
 }
 
 fn parse_position(text: &str) -> Result<Position, Error> {
@@ -201,21 +213,8 @@ mod tests {
         row
     }
 
-    /// Of the entries 5 to 9, one is a system entry and two are deleted, of which one is the newest.
-    #[test]
-    fn unread_are_messages_that_are_not_deleted() {
-        let mut row = row(Kind::Group, Some(last(9, true)), 6);
-        row.deleted = (6, deleted(&[3, 7, 9]));
-        let item = item(&row, &Heads::new()).unwrap();
-        assert_eq!((item.unread, item.read_seq, item.last_seq), (2, 4, 9));
-        assert_eq!(item.rev, 6);
-        assert!(item.last_message.unwrap().deleted);
-    }
-
-    #[test]
-    fn a_channel_takes_its_newest_state_from_its_head() {
-        let row = row(Kind::Channel, None, 0);
-        let head = Head {
+    fn head(head: Seq, last: Option<Last>) -> Head {
+        Head {
             details: Details {
                 kind: Kind::Channel,
                 name: Some("news".into()),
@@ -224,13 +223,64 @@ mod tests {
                 posting: Posting::Everyone,
                 public: false,
             },
-            head: 12,
-            last: Some(last(12, false)),
+            head,
+            last,
             rev: 8,
             texts: Some(9),
             deleted: deleted(&[5, 11]),
-        };
-        let mut heads = Heads::from([(row.conversation, Arc::new(head.clone()))]);
+        }
+    }
+
+    fn id(number: u128) -> ConversationId {
+        ConversationId(uuid::Uuid::from_u128(number))
+    }
+
+    /// Groups and channels together are in one order, and each is on one page.
+    #[test]
+    fn pages_have_everything_once_in_order() {
+        let groups: Vec<Position> = (0..20).rev().map(|n| (n / 2 * 10, id(n as u128))).collect();
+        let mut heads = Heads::default();
+        for n in 0..15 {
+            let mut last = last(1, false);
+            last.at = n / 2 * 13;
+            heads.insert(id(100 + n as u128), Arc::new(head(1, Some(last))));
+        }
+        heads.insert(id(200), Arc::new(head(0, None)));
+        for limit in [1, 2, 7, 36, 50] {
+            let (mut read, mut before) = (Vec::new(), None);
+            loop {
+                let newest = groups.iter().copied();
+                let newest = newest.filter(|group| before.is_none_or(|before| *group < before));
+                let newest = newest.take(limit + 1).collect();
+                let (mut page, next) = choose(newest, &heads, before, limit);
+                assert!(page.len() <= limit);
+                page.sort_unstable_by_key(|position| Reverse(*position));
+                read.append(&mut page);
+                let Some(next) = next else { break };
+                before = Some(parse_position(&next).unwrap());
+            }
+            assert_eq!(read.len(), 36, "pages of {limit}");
+            assert!(read.is_sorted_by(|a, b| a > b), "pages of {limit}");
+        }
+    }
+
+    /// Of the entries 5 to 9, one is a system entry and two are deleted, of which one is the newest.
+    #[test]
+    fn unread_are_messages_that_are_not_deleted() {
+        let mut row = row(Kind::Group, Some(last(9, true)), 6);
+        row.deleted = (6, deleted(&[3, 7, 9]));
+        let item = item(&row, &Heads::default()).unwrap();
+        assert_eq!((item.unread, item.read_seq, item.last_seq), (2, 4, 9));
+        assert_eq!(item.rev, 6);
+        assert!(item.last_message.unwrap().deleted);
+    }
+
+    #[test]
+    fn a_channel_takes_its_newest_state_from_its_head() {
+        let row = row(Kind::Channel, None, 0);
+        let head = head(12, Some(last(12, false)));
+        let mut heads = Heads::default();
+        heads.insert(row.conversation, Arc::new(head.clone()));
         let shown = item(&row, &heads).unwrap();
         assert_eq!((shown.unread, shown.rev), (9 - 3 - 2, 8));
         // An owner below the level of changes counts every entry.

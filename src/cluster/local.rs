@@ -3,10 +3,12 @@
 use std::future::ready;
 
 use futures_util::{TryFutureExt, future::Either};
+use metrics::counter;
 
 use super::{
     home::AtHome,
-    message::{Interest, PeerRequest, PeerResponse},
+    memberships::Rows,
+    message::{InboxPart, Interest, PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
@@ -27,16 +29,18 @@ impl Router {
                 let read = async {
                     self.at_home(&user).await?;
                     // A gateway that was paused or cut off may have missed anything.
-                    Ok(self.home.inbox_refs(&user, self.may_serve()).await?)
+                    let refs = self.home.conversations(&user, self.may_serve(), Rows::refs);
+                    let (refs, remembered) = refs.await?;
+                    if remembered {
+                        counter!("chat_places_remembered_total").increment(1);
+                    }
+                    Ok(refs)
                 };
                 PeerResponse::Places(read.await)
             }
-            PeerRequest::Inbox { user } => {
-                let read = async {
-                    self.at_home(&user).await?;
-                    Ok(self.home.inbox(&user).await?)
-                };
-                PeerResponse::Inbox(read.await)
+            PeerRequest::Inbox { user, part } => {
+                let read = self.inbox_here(&user, part).await;
+                read.unwrap_or_else(|error| PeerResponse::Inbox(Err(error)))
             }
             PeerRequest::Watch { user, .. } | PeerRequest::Presence { user } => {
                 let read = async {
@@ -52,6 +56,27 @@ impl Router {
                 PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
         }
+    }
+
+    /// Reads a user's inbox, or a part of it, as their home.
+    async fn inbox_here(
+        &self,
+        user: &UserId,
+        part: Option<InboxPart>,
+    ) -> Result<PeerResponse, Error> {
+        self.at_home(user).await?;
+        Ok(match part {
+            None => PeerResponse::Inbox(Ok(self.home.inbox(user).await?)),
+            Some(InboxPart::Rows(conversations)) => {
+                let rows = self.home.inbox_rows(user, self.may_serve(), &conversations);
+                PeerResponse::Inbox(Ok(rows.await?))
+            }
+            Some(InboxPart::Order { before, limit }) => {
+                let take = |rows: &Rows| rows.order(before, limit);
+                let read = self.home.conversations(user, self.may_serve(), take);
+                PeerResponse::InboxOrder(read.await?.0)
+            }
+        })
     }
 
     /// Notes that the asking gateway is interested in the topic of its request. It must be called in the order in which

@@ -2,19 +2,22 @@
 //! interested in, and what comes from there is put into the sockets' queues.
 
 use std::{
-    collections::BTreeMap,
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use foldhash::quality::RandomState;
 use tokio::sync::Notify;
 
 use super::{
     changed::{changed_event, gap},
     channel_progress::{ChannelProgress, Heads},
     lock,
+    memberships::Position,
     message::{Delivered, Interest},
 };
 use crate::{
@@ -33,7 +36,7 @@ pub struct LocalSockets {
     hub: Arc<Hub>,
     /// Held while a topic's first or last subscriber is announced, so that the two are never announced in the wrong order.
     interest_order: Mutex<()>,
-    channels: Mutex<BTreeMap<ConversationId, ChannelProgress>>,
+    channels: Mutex<HashMap<ConversationId, ChannelProgress, RandomState>>,
     /// The number of the next [`ChannelProgress`].
     next_subscription: AtomicU64,
     /// The channels whose owner does not know yet that they are wanted here, and the entry after which they are. `None`:
@@ -173,20 +176,32 @@ impl LocalSockets {
         }
     }
 
-    /// Returns the heads of the channels that are followed here without a gap, and the other channels.
+    /// Returns the heads of channels that are followed here without a gap, and the other channels. Of the heads it returns
+    /// only the newest ones before a position: one more than `limit`.
     pub(super) fn heads(
         &self,
-        channels: impl Iterator<Item = ConversationId>,
+        channels: Vec<ConversationId>,
+        before: Option<Position>,
+        limit: usize,
     ) -> (Heads, Vec<ConversationId>) {
         let followed = lock(&self.channels);
-        let (mut heads, mut unknown) = (Heads::new(), Vec::new());
+        let (mut heads, mut unknown) = (Vec::with_capacity(channels.len()), Vec::new());
         for channel in channels {
-            match followed.get(&channel).and_then(ChannelProgress::head) {
-                Some(head) => drop(heads.insert(channel, head.clone())),
-                None => unknown.push(channel),
+            let Some(head) = followed.get(&channel).and_then(ChannelProgress::head) else {
+                unknown.push(channel);
+                continue;
+            };
+            let position = (head.at(), channel);
+            if before.is_none_or(|before| position < before) {
+                heads.push((position, head));
             }
         }
-        (heads, unknown)
+        if heads.len() > limit {
+            heads.select_nth_unstable_by_key(limit, |(position, _)| Reverse(*position));
+            heads.truncate(limit + 1);
+        }
+        let head = |((_, channel), head): (Position, &Arc<Head>)| (channel, head.clone());
+        (heads.into_iter().map(head).collect(), unknown)
     }
 
     /// Remembers the head that the owner answered to a question of this subscription.

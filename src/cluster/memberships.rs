@@ -1,6 +1,7 @@
-//! The conversations that each user is in, as their home remembers them. They are read from the store when a session first
-//! registers, and every publication that the home records is applied to them. So a user who returns costs the store no
-//! read. Rule [remember] of docs/cluster.md says why that misses nothing.
+//! The conversations that each user is in, as their home remembers them, in the order in which inboxes show them. They are
+//! read from the store when a session first registers or asks for its inbox, and every publication that the home records
+//! is applied to them. So a user who returns costs the store no read, and a page of an inbox only a read of its own rows.
+//! Rule [remember] of docs/cluster.md says why that misses nothing.
 
 use std::{
     convert::Infallible,
@@ -17,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::lock;
 use crate::{
     model::{
-        ConversationId, Kind, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES,
+        ConversationId, Kind, Millis, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX,
+        weight::ALLOCATION_BYTES,
     },
-    store::{InboxRow, InboxSummary},
+    store::{InboxKey, InboxRow, InboxSummary},
 };
 
 /// A conversation that a user is in, as their inbox refers to it.
@@ -32,6 +34,28 @@ pub struct InboxRef {
     /// The rev of the newest change of a dm or group. It is zero for a channel, and from gateways of earlier builds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
+}
+
+/// The position of a conversation in an inbox: the time of its newest entry, and its id, so that the order is total.
+pub(super) type Position = (Millis, ConversationId);
+
+/// The conversations from which a page of an inbox is chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct InboxOrder {
+    /// The positions of the dms and groups that may be on the page, newest entry first. There is one more than the page
+    /// has room for, if there are so many.
+    pub newest: Vec<Position>,
+    /// All channels that the user is in. Only their owners know their newest entries.
+    pub channels: Vec<ConversationId>,
+}
+
+impl InboxOrder {
+    /// Returns the order of these rows.
+    pub(super) fn of(rows: &[InboxRow], before: Option<Position>, limit: usize) -> Self {
+        let mut all = Rows::default();
+        all.learn(rows);
+        all.order(before, limit)
+    }
 }
 
 fn is_zero(rev: &Rev) -> bool {
@@ -52,12 +76,23 @@ struct Kept {
 #[derive(Debug, Default)]
 pub(super) struct Known(Mutex<Rows>);
 
+/// The rows of one user.
 #[derive(Debug, Default)]
-struct Rows {
+pub(super) struct Rows {
     /// Whether the rows of the store are among them. Before that, they are only what was published since `begin`.
     read: bool,
     /// The rows, ordered by conversation.
     rows: Vec<Row>,
+    /// The places of the conversations that the user is in, in ascending order.
+    places: Vec<Place>,
+}
+
+/// The place of a conversation among those that a user is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Channel(ConversationId),
+    /// The position of a dm or group.
+    At(Millis, ConversationId),
 }
 
 /// The fields of an inbox row that decide whether the user is in the conversation, and how far it has come. Late and
@@ -76,7 +111,10 @@ pub(super) struct SummaryVersion {
     pub seq: Seq,
     pub kind: Kind,
     pub joined_seq: Seq,
-    pub last_seq: Option<Seq>,
+    /// The newest entry of a dm or group, and its time.
+    pub last: Option<(Seq, Millis)>,
+    /// Whether it has the number of texts.
+    pub has_texts: bool,
 }
 
 #[derive(Clone)]
@@ -97,8 +135,11 @@ const USER_BYTES: usize = size_of::<(UserId, Kept)>()
 /// The users for which the cache makes room when it is created.
 const USERS_EXPECTED_MAX: usize = 100_000;
 
-fn weight(rows: usize) -> u64 {
-    (USER_BYTES + rows * size_of::<Row>()) as u64
+impl Rows {
+    fn weight(&self) -> u64 {
+        let rows = self.rows.capacity() * size_of::<Row>();
+        (USER_BYTES + rows + self.places.capacity() * size_of::<Place>()) as u64
+    }
 }
 
 impl InboxIndex {
@@ -107,43 +148,38 @@ impl InboxIndex {
         Self(Cache::with_weighter(users, bytes_max as u64, ByRows))
     }
 
-    /// Returns the conversations of a user, if they are remembered.
-    pub(super) fn of(&self, user: &UserId) -> Option<Vec<InboxRef>> {
+    /// Takes something of a user's conversations, if they are remembered.
+    pub(super) fn of<T>(&self, user: &UserId, take: impl FnOnce(&Rows) -> T) -> Option<T> {
         let kept = self.0.get(user)?;
         let rows = lock(&kept.known.0);
-        rows.read.then(|| rows.refs())
+        rows.read.then(|| take(&rows))
     }
 
     /// Begins to record what is published to a user. To be called before the store is read.
     pub(super) fn begin(&self, user: &UserId) -> Arc<Known> {
         let new = || {
             let known = Arc::default();
-            let weight = weight(0);
+            let weight = USER_BYTES as u64;
             Ok::<_, Infallible>(Kept { known, weight })
         };
         let Ok(kept) = self.0.get_or_insert_with(user, new);
         kept.known
     }
 
-    /// Adds the rows read from the store, with the overlay over them, and returns the user's conversations.
-    pub(super) fn learn(
+    /// Adds the rows read from the store, with the overlay over them, and takes something of the user's conversations.
+    pub(super) fn learn<T>(
         &self,
         user: &UserId,
         known: &Arc<Known>,
         read: &[InboxRow],
-    ) -> Vec<InboxRef> {
+        take: impl FnOnce(&Rows) -> T,
+    ) -> T {
         let mut rows = lock(&known.0);
-        for row in read {
-            let summary = row.summary.as_ref().map(SummaryVersion::of);
-            rows.row(row.conversation)
-                .raise(summary, row.left_seq, row.rev);
-        }
-        rows.rows.shrink_to_fit();
-        rows.read = true;
-        let (refs, count) = (rows.refs(), rows.rows.len());
+        rows.learn(read);
+        let (taken, is_empty, weight) = (take(&rows), rows.rows.is_empty(), rows.weight());
         drop(rows);
-        self.weigh(user, known, count);
-        refs
+        self.weigh(user, known, is_empty, weight);
+        taken
     }
 
     /// Records what was published to a user, if the user is remembered.
@@ -159,24 +195,24 @@ impl InboxIndex {
             return;
         };
         let mut rows = lock(&known.0);
-        let before = rows.rows.len();
-        rows.row(conversation).raise(summary, left_seq, rev);
-        let count = rows.rows.len();
+        let before = rows.weight();
+        rows.raise(conversation, summary, left_seq, rev);
+        let weight = rows.weight();
         drop(rows);
-        if count > before {
-            self.weigh(user, &known, count);
+        if weight > before {
+            self.weigh(user, &known, false, weight);
         }
     }
 
     /// Tells the cache what a user weighs. A user who was forgotten meanwhile stays forgotten, because what was published
     /// since is missing. A user who is in no conversation is forgotten.
-    fn weigh(&self, user: &UserId, known: &Arc<Known>, rows: usize) {
+    fn weigh(&self, user: &UserId, known: &Arc<Known>, is_empty: bool, weight: u64) {
         let weigh = |_: &_, kept: &mut Kept| {
             if !Arc::ptr_eq(&kept.known, known) {
                 return EntryAction::Retain(());
             }
-            kept.weight = weight(rows);
-            if rows == 0 {
+            kept.weight = weight;
+            if is_empty {
                 EntryAction::Remove
             } else {
                 EntryAction::Retain(())
@@ -210,7 +246,97 @@ impl Rows {
         &mut self.rows[index]
     }
 
-    fn refs(&self) -> Vec<InboxRef> {
+    /// Adds the rows of the store.
+    fn learn(&mut self, read: &[InboxRow]) {
+        for row in read {
+            let summary = row.summary.as_ref().map(SummaryVersion::of);
+            // The deleted entries are stored before the rev, which is written behind.
+            let rev = row.rev.max(row.deleted.0);
+            self.row(row.conversation).raise(summary, row.left_seq, rev);
+        }
+        self.rows.shrink_to_fit();
+        self.places = self.rows.iter().filter_map(Row::place).collect();
+        self.places.sort_unstable();
+        self.places.shrink_to_fit();
+        self.read = true;
+    }
+
+    /// Applies a change to the row of a conversation.
+    fn raise(
+        &mut self,
+        conversation: ConversationId,
+        summary: Option<SummaryVersion>,
+        left_seq: Option<Seq>,
+        rev: Rev,
+    ) {
+        let row = self.row(conversation);
+        let before = row.place();
+        row.raise(summary, left_seq, rev);
+        let after = row.place();
+        // `learn` puts all in order.
+        if self.read && before != after {
+            self.move_place(before, after);
+        }
+    }
+
+    /// Moves a conversation to another place. That costs most for an old conversation: all newer places are moved.
+    fn move_place(&mut self, before: Option<Place>, after: Option<Place>) {
+        let places = &mut self.places;
+        let from = before.and_then(|place| places.binary_search(&place).ok());
+        let to = after.map(|place| (place, places.partition_point(|other| *other < place)));
+        match (from, to) {
+            (Some(from), Some((place, to))) if from < to => {
+                places[from..to].rotate_left(1);
+                places[to - 1] = place;
+            }
+            (Some(from), Some((place, to))) => {
+                places[to..=from].rotate_right(1);
+                places[to] = place;
+            }
+            (Some(from), None) => drop(places.remove(from)),
+            (None, Some((place, to))) => places.insert(to, place),
+            (None, None) => {}
+        }
+    }
+
+    /// Returns the conversations from which the page before a position is chosen.
+    pub(super) fn order(&self, before: Option<Position>, limit: usize) -> InboxOrder {
+        let is_channel = |place: &Place| matches!(place, Place::Channel(_));
+        let (channels, others) = self
+            .places
+            .split_at(self.places.partition_point(is_channel));
+        let end = match before {
+            Some((at, id)) => others.partition_point(|other| *other < Place::At(at, id)),
+            None => others.len(),
+        };
+        let newest = others[..end].iter().rev().take(limit.saturating_add(1));
+        InboxOrder {
+            newest: newest.filter_map(Place::position).collect(),
+            channels: channels.iter().filter_map(Place::channel).collect(),
+        }
+    }
+
+    /// Returns the keys of the rows of these conversations, with what is known of them.
+    pub(super) fn keys(&self, conversations: &[ConversationId]) -> Vec<InboxKey> {
+        let key = |&conversation: &ConversationId| {
+            let found = self
+                .rows
+                .binary_search_by_key(&conversation, |row| row.conversation);
+            let row = found.ok().and_then(|index| self.rows.get(index));
+            let Some(row) = row else {
+                return InboxKey::unknown(conversation);
+            };
+            InboxKey {
+                conversation,
+                may_lack_texts: row.summary.is_none_or(|summary| !summary.has_texts),
+                may_have_left: row.left_seq.is_some(),
+                may_have_changes: row.rev > 0,
+            }
+        };
+        conversations.iter().map(key).collect()
+    }
+
+    pub(super) fn refs(&self) -> Vec<InboxRef> {
         self.rows.iter().filter_map(Row::inbox_ref).collect()
     }
 }
@@ -227,15 +353,48 @@ impl Row {
         self.rev = self.rev.max(rev);
     }
 
+    /// Returns the summary, if the user is in the conversation.
+    fn joined(&self) -> Option<SummaryVersion> {
+        let is_in = |summary: &SummaryVersion| {
+            self.left_seq
+                .is_none_or(|left_seq| left_seq < summary.joined_seq)
+        };
+        self.summary.filter(is_in)
+    }
+
     fn inbox_ref(&self) -> Option<InboxRef> {
-        let summary = self.summary?;
-        let is_in = self.left_seq.is_none_or(|left| left < summary.joined_seq);
-        is_in.then_some(InboxRef {
+        let summary = self.joined()?;
+        Some(InboxRef {
             conversation: self.conversation,
             kind: summary.kind,
-            last_seq: summary.last_seq,
+            last_seq: summary.last.map(|(seq, _)| seq),
             rev: self.rev,
         })
+    }
+
+    fn place(&self) -> Option<Place> {
+        let summary = self.joined()?;
+        let at = summary.last.map_or(0, |(_, at)| at);
+        Some(match summary.kind {
+            Kind::Channel => Place::Channel(self.conversation),
+            Kind::Dm | Kind::Group => Place::At(at, self.conversation),
+        })
+    }
+}
+
+impl Place {
+    fn position(&self) -> Option<Position> {
+        match *self {
+            Self::Channel(_) => None,
+            Self::At(at, conversation) => Some((at, conversation)),
+        }
+    }
+
+    fn channel(&self) -> Option<ConversationId> {
+        match *self {
+            Self::Channel(conversation) => Some(conversation),
+            Self::At(..) => None,
+        }
     }
 }
 
@@ -245,111 +404,11 @@ impl SummaryVersion {
             seq: summary.seq,
             kind: summary.kind,
             joined_seq: summary.joined_seq,
-            last_seq: summary.last.as_ref().map(|last| last.seq),
+            last: summary.last.as_ref().map(|last| (last.seq, last.at)),
+            has_texts: summary.texts.is_some(),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn user() -> UserId {
-        UserId::new("alice").unwrap()
-    }
-
-    fn group(number: u128) -> ConversationId {
-        ConversationId(Uuid::from_u128(number))
-    }
-
-    fn summary(joined_seq: Seq, last_seq: Seq) -> SummaryVersion {
-        SummaryVersion {
-            seq: last_seq,
-            kind: Kind::Group,
-            joined_seq,
-            last_seq: Some(last_seq),
-        }
-    }
-
-    fn row(conversation: ConversationId, joined_seq: Seq) -> InboxRow {
-        let summary = InboxSummary {
-            seq: joined_seq,
-            kind: Kind::Group,
-            name: None,
-            joined_seq,
-            last: None,
-            changes: 0,
-            texts: None,
-        };
-        let mut row = InboxRow::empty(conversation);
-        row.summary = Some(summary);
-        row
-    }
-
-    fn last_seqs(index: &InboxIndex) -> Option<Vec<Option<Seq>>> {
-        let refs = index.of(&user())?;
-        Some(refs.iter().map(|r| r.last_seq).collect())
-    }
-
-    #[test]
-    fn what_is_published_while_the_store_is_read_is_known() {
-        let index = InboxIndex::new(1 << 20);
-        let known = index.begin(&user());
-        index.record(&user(), group(1), Some(summary(1, 7)), None, 0);
-        index.record(&user(), group(2), Some(summary(1, 1)), None, 0);
-        assert_eq!(index.of(&user()), None, "not read yet");
-        index.learn(&user(), &known, &[row(group(1), 1)]);
-        assert_eq!(last_seqs(&index), Some(vec![Some(7), Some(1)]));
-    }
-
-    #[test]
-    fn what_comes_late_changes_nothing() {
-        let index = InboxIndex::new(1 << 20);
-        let known = index.begin(&user());
-        index.learn(&user(), &known, &[row(group(1), 1)]);
-        let record = |summary, left| index.record(&user(), group(1), summary, left, 0);
-        record(Some(summary(1, 9)), None);
-        record(Some(summary(1, 8)), None);
-        assert_eq!(last_seqs(&index), Some(vec![Some(9)]));
-        record(None, Some(10));
-        record(Some(summary(1, 10)), None);
-        assert_eq!(last_seqs(&index), Some(vec![]), "removed by entry 10");
-        record(Some(summary(12, 12)), None);
-        record(None, Some(10));
-        assert_eq!(last_seqs(&index), Some(vec![Some(12)]), "added again");
-    }
-
-    /// A returning cursor is compared with the rev, so it never falls and is not lost while the store is read.
-    #[test]
-    fn the_rev_is_the_newest_that_was_read_or_published() {
-        let index = InboxIndex::new(1 << 20);
-        let known = index.begin(&user());
-        index.record(&user(), group(1), None, None, 7);
-        let mut read = row(group(1), 1);
-        read.rev = 5;
-        index.learn(&user(), &known, &[read]);
-        let rev = || index.of(&user()).unwrap()[0].rev;
-        assert_eq!(rev(), 7, "published while the row was read");
-        index.record(&user(), group(1), None, None, 6);
-        assert_eq!(rev(), 7, "it came late");
-        index.record(&user(), group(1), Some(summary(1, 9)), None, 0);
-        assert_eq!(rev(), 7, "an entry is no change");
-        index.record(&user(), group(1), None, None, 8);
-        assert_eq!(rev(), 8);
-    }
-
-    #[test]
-    fn who_is_forgotten_while_the_store_is_read_stays_forgotten() {
-        let index = InboxIndex::new(1 << 20);
-        let known = index.begin(&user());
-        index.retain(|_| false);
-        index.record(&user(), group(1), Some(summary(1, 7)), None, 0);
-        index.learn(&user(), &known, &[row(group(1), 1)]);
-        assert_eq!(index.of(&user()), None);
-        let known = index.begin(&user());
-        index.learn(&user(), &known, &[]);
-        assert_eq!(index.of(&user()), None, "nothing to remember");
-    }
-}
+mod tests;

@@ -11,7 +11,10 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-use super::{memberships::InboxRef, network::FRAME_BYTES_MAX};
+use super::{
+    memberships::{InboxOrder, InboxRef, Position},
+    network::FRAME_BYTES_MAX,
+};
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{ConversationId, Cursor, Epoch, GatewayId, Rev, Seq, Topic, UserId},
@@ -36,6 +39,7 @@ const BATCH_START_BYTES_MAX: usize = 128;
 /// | `Interests` | 1,000 topics | 0.2 MB |
 /// | `AnswerPart` | `PART_BYTES` | 1 MB |
 /// | `Ring` | some gateways of 16 bytes | |
+/// | `PeerRequest::Inbox` | the ids of a page of 500 conversations | 10 KB |
 /// | all others | one user, one conversation | 1 KB |
 ///
 /// A test builds the largest ones.
@@ -173,8 +177,12 @@ pub(super) enum PeerRequest {
     },
     /// A user's home learns that a session has come. The answer is the conversations that the user is in.
     Register { user: UserId, version: Epoch },
-    /// A user's inbox, read by their home.
-    Inbox { user: UserId },
+    /// A user's inbox, or a part of it, read by their home. Gateways of earlier builds ignore `part` and answer all rows.
+    Inbox {
+        user: UserId,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<InboxPart>,
+    },
     /// A user's presence now, and from now on when it changes. For the user's home.
     Watch { user: UserId, version: Epoch },
     /// A user's presence, for the user's home.
@@ -186,6 +194,18 @@ pub(super) enum PeerRequest {
     },
     /// Any gateway closes its sessions of the user.
     Disconnect { user: UserId },
+}
+
+/// A part of a user's inbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum InboxPart {
+    /// The conversations from which the page before a position is chosen. The answer is an [`InboxOrder`].
+    Order {
+        before: Option<Position>,
+        limit: usize,
+    },
+    /// The rows of some conversations.
+    Rows(Vec<ConversationId>),
 }
 
 /// A function that makes the answer that refuses a question.
@@ -226,6 +246,8 @@ impl PeerRequest {
 pub(super) enum PeerResponse {
     Outcome(Result<Outcome, Error>),
     Inbox(Result<Vec<InboxRow>, Error>),
+    /// The answer to [`InboxPart::Order`], which gateways of earlier builds do not ask.
+    InboxOrder(InboxOrder),
     Places(Result<Vec<InboxRef>, Error>),
     Presence(Result<PresenceItem, Error>),
     /// The position of a channel without changes. All builds understand it.
@@ -247,6 +269,7 @@ impl PeerResponse {
             | Self::Head(Err(error)) => *error == Error::Moved,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
+            | Self::InboxOrder(_)
             | Self::Places(Ok(_))
             | Self::Presence(Ok(_))
             | Self::Head(Ok(_))

@@ -177,7 +177,8 @@ impl Overlay {
                 seq: last.seq,
                 kind: recipients.kind,
                 joined_seq: *joined_seq,
-                last_seq: Some(last.seq),
+                last: Some((last.seq, last.at)),
+                has_texts: newest.texts.is_some(),
             };
             index.record(user, conversation, Some(summary), None, 0);
         }
@@ -235,21 +236,33 @@ impl Overlay {
         }
     }
 
-    /// Lays what is recorded of a user over their stored rows.
-    pub(super) fn lay_over(&self, user: &UserId, rows: &mut Vec<InboxRow>) {
+    /// Lays what is recorded of a user over their stored rows, of all conversations or of `some`.
+    pub(super) fn lay_over(
+        &self,
+        user: &UserId,
+        some: Option<&[ConversationId]>,
+        rows: &mut Vec<InboxRow>,
+    ) {
         let numbered = rows.iter().enumerate();
         let mut places: HashMap<_, _> = numbered.map(|(n, row)| (row.conversation, n)).collect();
+        let mut lay_over = |(&conversation, entry): (&ConversationId, &OverlayEntry)| {
+            let place = *places.entry(conversation).or_insert_with(|| {
+                rows.push(InboxRow::empty(conversation));
+                rows.len() - 1
+            });
+            entry.lay_over(&mut rows[place], user);
+        };
         let current = self.current.load(Ordering::Acquire);
         for generation in [&self.generations[1 - current], &self.generations[current]] {
             let Some(entries) = generation.users.get(user) else {
                 continue;
             };
-            for (&conversation, entry) in entries.iter() {
-                let place = *places.entry(conversation).or_insert_with(|| {
-                    rows.push(InboxRow::empty(conversation));
-                    rows.len() - 1
-                });
-                entry.lay_over(&mut rows[place], user);
+            match some {
+                None => entries.iter().for_each(&mut lay_over),
+                Some(some) => {
+                    let recorded = some.iter().filter_map(|id| entries.get_key_value(id));
+                    recorded.for_each(&mut lay_over);
+                }
             }
         }
     }
@@ -449,7 +462,7 @@ mod tests {
     /// Returns the row of the first group, as it is laid over this one.
     fn laid_over(overlay: &Overlay, stored: InboxRow) -> InboxRow {
         let mut rows = vec![stored];
-        overlay.lay_over(&user(), &mut rows);
+        overlay.lay_over(&user(), None, &mut rows);
         rows.remove(0)
     }
 
@@ -460,8 +473,27 @@ mod tests {
 
     fn recorded(overlay: &Overlay) -> usize {
         let mut rows = Vec::new();
-        overlay.lay_over(&user(), &mut rows);
+        overlay.lay_over(&user(), None, &mut rows);
         rows.len()
+    }
+
+    #[test]
+    fn some_rows_are_laid_over_like_all() {
+        let overlay = Overlay::new(1 << 20);
+        (1..=5).for_each(|number| publish(&overlay, number));
+        overlay.rotate();
+        publish_changed(&overlay, 3, Some(newest(7, 1, false)), None);
+        let mut all = Vec::new();
+        overlay.lay_over(&user(), None, &mut all);
+        for some in [&[][..], &[group(1)], &[group(4), group(9), group(1)]] {
+            let mut rows = Vec::new();
+            overlay.lay_over(&user(), Some(some), &mut rows);
+            rows.sort_unstable_by_key(|row| row.conversation);
+            let mut expected = all.clone();
+            expected.retain(|row| some.contains(&row.conversation));
+            expected.sort_unstable_by_key(|row| row.conversation);
+            assert_eq!(rows, expected);
+        }
     }
 
     /// Rule [face-k]: an edit or deletion of the newest entry replaces its preview. The same entry, published again after

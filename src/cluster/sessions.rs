@@ -6,15 +6,15 @@ use futures_util::future::join_all;
 
 use super::{
     link::CallError,
-    memberships::InboxRef,
-    message::{PeerRequest, PeerResponse},
+    memberships::{InboxOrder, InboxRef, Position},
+    message::{InboxPart, PeerRequest, PeerResponse},
     router::Router,
 };
 use crate::{
     chat::Error,
     fanout::{Hub, Subscriber},
     model::{
-        Topic, UserId,
+        ConversationId, Topic, UserId,
         limits::{HEADS_AT_ONCE, WATCHED_MAX},
     },
     protocol::PresenceItem,
@@ -61,11 +61,47 @@ impl Router {
     /// # Errors
     /// `Unavailable` if the store cannot be read, or the user's home does not answer in time.
     pub async fn inbox_rows(&self, user: &UserId) -> Result<Vec<InboxRow>, Error> {
-        let ask = |_| PeerRequest::Inbox { user: user.clone() };
-        match self.ask_home(user, ask).await? {
+        self.ask_rows(user, None).await
+    }
+
+    /// Reads the rows of some conversations of a user. A home of an earlier build answers all rows.
+    pub(super) async fn ask_rows(
+        &self,
+        user: &UserId,
+        some: Option<Vec<ConversationId>>,
+    ) -> Result<Vec<InboxRow>, Error> {
+        match self.ask_inbox(user, some.map(InboxPart::Rows)).await? {
             PeerResponse::Inbox(rows) => rows,
             _ => Err(Error::Closed),
         }
+    }
+
+    /// Reads the conversations from which the page of an inbox before a position is chosen.
+    pub(super) async fn ask_order(
+        &self,
+        user: &UserId,
+        before: Option<Position>,
+        limit: usize,
+    ) -> Result<InboxOrder, Error> {
+        let part = InboxPart::Order { before, limit };
+        match self.ask_inbox(user, Some(part)).await? {
+            PeerResponse::InboxOrder(order) => Ok(order),
+            // The home is a gateway of an earlier build.
+            PeerResponse::Inbox(rows) => Ok(InboxOrder::of(&rows?, before, limit)),
+            _ => Err(Error::Closed),
+        }
+    }
+
+    async fn ask_inbox(
+        &self,
+        user: &UserId,
+        part: Option<InboxPart>,
+    ) -> Result<PeerResponse, Error> {
+        let ask = |_| PeerRequest::Inbox {
+            user: user.clone(),
+            part: part.clone(),
+        };
+        self.ask_home(user, ask).await
     }
 
     /// Ends subscriptions that a session requested: to channels that its user is not in, and to the presence of users.

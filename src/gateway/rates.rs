@@ -31,7 +31,7 @@ pub(super) const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The cost of watching a user, because their last-seen time is read.
 const WATCH_BYTES: usize = 512;
-/// The cost of a page of an inbox, because the whole inbox is read.
+/// The cost of a page of an inbox, because many rows are read.
 const INBOX_BYTES: usize = 64 << 10;
 /// The cost of a page of public conversations, participants, reactions or changes, even if few rows are returned.
 const LISTING_BYTES: usize = 16 << 10;

@@ -20,7 +20,7 @@ use keys::{
 pub(super) use keys::{CHANGES, LOG, Range, immutable};
 use sends::SENDS_DAYS;
 use states::log_page;
-use summaries::{inbox_cells, inbox_rows, read_value};
+use summaries::{cell_keys, inbox_cells, inbox_rows, read_value};
 use values::{
     conversation_cells, conversation_row, decode, encode, log_cells, participant_cells,
     participant_rows, public_row, ring_row, stored_ring, take, take_conversation, take_u64,
@@ -28,8 +28,8 @@ use values::{
 
 use super::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
-    InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage, ReactorsPage,
-    Result, RingRow, SendRow, Store, Tail,
+    InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage,
+    ReactorsPage, Result, RingRow, SendRow, Store, Tail,
     public::{PublicScan, Step},
 };
 use crate::{
@@ -72,6 +72,9 @@ pub trait Cells: Send + Sync + 'static {
 
     /// Returns at most `limit` cells with `from <= key < to`, from either end.
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>>;
+
+    /// Returns the cells of these keys, in their order, without those that do not exist. `keys` must be sorted.
+    async fn get(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Cell>>;
 
     /// Writes `cell` if the stored one has the timestamp `expected`, or if there is none and `expected` is `None`.
     /// Durable.
@@ -311,6 +314,12 @@ impl<C: Cells> Store for CellStore<C> {
         let id_at = prefix.0.len();
         let range = Range::prefix(&prefix);
         let cells = self.0.scan(range, usize::MAX, false).await?;
+        inbox_rows(&cells, id_at)
+    }
+
+    async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {
+        let id_at = Key::new(INBOX).user(user).0.len();
+        let cells = self.0.get(cell_keys(user, keys)).await?;
         inbox_rows(&cells, id_at)
     }
 

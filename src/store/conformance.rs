@@ -11,14 +11,14 @@ pub(super) use erasure::{write_and_erase, write_marked};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{
-    Activity, Applied, ConversationRow, Heartbeat, InboxSummary, InboxWrite, LogRow, Mark,
-    ParticipantRow, Result, RingRow, Store,
+    Activity, Applied, ConversationRow, Heartbeat, InboxKey, InboxRow, InboxSummary, InboxWrite,
+    LogRow, Mark, ParticipantRow, Result, RingRow, Store,
 };
 use crate::{
     clock,
     model::{
-        ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind, Participant, Posting,
-        Role, Seq, UserId,
+        ClientId, Content, ConversationId, DeletedSeqs, Details, Entry, GatewayId, Kind,
+        Participant, Posting, Role, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
 };
@@ -45,6 +45,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     participants_are_paged(store, Kind::Group).await?;
     participants_are_paged(store, Kind::Channel).await?;
     an_inbox_is_one_read(store).await?;
+    rows_of_an_inbox_are_read_by_their_keys(store).await?;
     public_conversations_are_listed(store).await?;
     activity_is_remembered_and_forgotten(store).await?;
     a_ring_version_is_taken_once(store).await?;
@@ -391,6 +392,50 @@ async fn an_inbox_is_one_read(store: &dyn Store) -> Checked {
         .collect();
     assert_eq!(read, ids.into_iter().collect());
     assert_eq!(store.inbox(&somebody()).await?, []);
+    Ok(())
+}
+
+/// Rows with every cell, and rows of level 1, are the same if they are read by their keys.
+async fn rows_of_an_inbox_are_read_by_their_keys(store: &dyn Store) -> Checked {
+    let dora = somebody();
+    let ids: Vec<_> = (0..130).map(|_| ConversationId::random()).collect();
+    let write = |(number, &conversation): (u64, _)| InboxWrite {
+        summary: Some(changes::summary(9, 1, Some(7), "hi"))
+            .filter(|_| number % 5 > 0)
+            .or(Some(changes::summary(8, 0, None, "old"))),
+        read_seq: Some(number),
+        read_texts: (number % 2 == 0).then_some(number),
+        left_seq: (number % 3 == 0).then_some(4),
+        deleted: (number % 7 == 0).then_some((3, DeletedSeqs::default())),
+        rev: (number % 7 < 2).then_some(5),
+        ..InboxWrite::of(dora.clone(), conversation, Kind::Group)
+    };
+    store
+        .write_inbox((0..).zip(&ids).map(write).collect())
+        .await?;
+    let whole = store.inbox(&dora).await?;
+    assert_eq!(whole.len(), ids.len());
+    let unknown = [ConversationId::random()];
+    for some in [&ids[..0], &ids[..1], &ids[7..70], &ids[..], &unknown[..]] {
+        let keys: Vec<_> = some.iter().copied().map(InboxKey::unknown).collect();
+        let read = store.inbox_rows(&dora, &keys).await?;
+        let found = |row: &&InboxRow| some.contains(&row.conversation);
+        assert_eq!(read.len(), whole.iter().filter(found).count());
+        for row in whole.iter().filter(found) {
+            assert!(read.contains(row), "{row:?}");
+        }
+    }
+    // A reader who knows which cells there are gets the same.
+    for row in whole {
+        let key = InboxKey {
+            conversation: row.conversation,
+            may_lack_texts: row.summary.as_ref().is_none_or(|s| s.texts.is_none()),
+            may_have_left: row.left_seq.is_some(),
+            may_have_changes: row.rev.max(row.deleted.0) > 0,
+        };
+        assert_eq!(store.inbox_rows(&dora, &[key]).await?, [row]);
+        assert_eq!(store.inbox_rows(&somebody(), &[key]).await?, []);
+    }
     Ok(())
 }
 

@@ -125,6 +125,14 @@ fn open_database(path: &Path, cache_bytes: u64) -> fjall::Result<(Database, [Key
 }
 
 impl Fjall {
+    /// Returns the keyspace of a key.
+    fn keyspace(&self, key: &[u8]) -> Keyspace {
+        match key.first() {
+            Some(&LOG) => self.log.clone(),
+            _ => self.rows.clone(),
+        }
+    }
+
     async fn command<T>(
         &self,
         operation: &'static str,
@@ -152,29 +160,31 @@ impl Cells for Fjall {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
-        let keyspace = match range.from.first() {
-            Some(&LOG) => self.log.clone(),
-            _ => self.rows.clone(),
-        };
-        let read = move || {
+        let keyspace = self.keyspace(&range.from);
+        read(move || {
             let found = keyspace.range(range.from..range.to);
-            let cells: fjall::Result<Vec<Cell>> = if newest_first {
+            if newest_first {
                 found.rev().take(limit).map(cell).collect()
             } else {
                 found.take(limit).map(cell).collect()
-            };
-            cells.map_err(|e| Error::Unavailable {
-                operation: "read",
-                reason: e.to_string(),
-            })
+            }
+        })
+        .await
+    }
+
+    async fn get(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Cell>> {
+        let Some(first) = keys.first() else {
+            return Ok(Vec::new());
         };
-        match tokio::task::spawn_blocking(read).await {
-            Ok(cells) => cells,
-            Err(e) => Err(Error::Unavailable {
-                operation: "read",
-                reason: e.to_string(),
-            }),
-        }
+        let keyspace = self.keyspace(first);
+        read(move || {
+            let found = keys.into_iter().filter_map(|key| {
+                let value = keyspace.get(&key).transpose()?;
+                Some(value.map(|value| stored_cell(key, &value)))
+            });
+            found.collect()
+        })
+        .await
     }
 
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {
@@ -216,14 +226,32 @@ impl Cells for Fjall {
     }
 }
 
-/// Decodes a stored value: a timestamp of eight bytes, then the content.
+/// Reads cells outside the runtime's threads, because that may touch the disk.
+async fn read(
+    read: impl FnOnce() -> fjall::Result<Vec<Cell>> + Send + 'static,
+) -> Result<Vec<Cell>> {
+    let failed = |reason| Error::Unavailable {
+        operation: "read",
+        reason,
+    };
+    match tokio::task::spawn_blocking(read).await {
+        Ok(cells) => cells.map_err(|e| failed(e.to_string())),
+        Err(e) => Err(failed(e.to_string())),
+    }
+}
+
 fn cell(guard: fjall::Guard) -> fjall::Result<Cell> {
     let (key, value) = guard.into_inner()?;
-    Ok(Cell {
-        key: key.to_vec(),
-        timestamp: timestamp(&value),
+    Ok(stored_cell(key.to_vec(), &value))
+}
+
+/// Decodes a stored value: a timestamp of eight bytes, then the content.
+fn stored_cell(key: Vec<u8>, value: &[u8]) -> Cell {
+    Cell {
+        key,
+        timestamp: timestamp(value),
         value: value.get(8..).unwrap_or_default().to_vec(),
-    })
+    }
 }
 
 fn timestamp(value: &[u8]) -> u64 {

@@ -16,8 +16,8 @@ pub mod simulated;
 use async_trait::async_trait;
 pub use rows::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
-    InboxRow, InboxSummary, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage,
-    PublicRow, ReactorRow, ReactorsPage, RingRow, Row, SendRow, Tail,
+    InboxKey, InboxRow, InboxSummary, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
+    PublicPage, PublicRow, ReactorRow, ReactorsPage, RingRow, Row, SendRow, Tail,
 };
 
 use crate::model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId};
@@ -163,6 +163,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns all conversations of a user. It reads one partition.
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
+
+    /// Returns the rows of some conversations of a user, without those that do not exist. It reads one partition, and
+    /// costs the same for an inbox of any size.
+    async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>>;
 
     /// Inserts or updates inbox rows. Not durable by itself: the repair after a crash writes them again.
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()>;

@@ -215,6 +215,32 @@ impl InboxWrite {
     }
 }
 
+/// The key of an inbox row, and what the reader knows of the row. Cells that the row does not have, or that newer ones
+/// replaced, are not read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InboxKey {
+    pub conversation: ConversationId,
+    /// Whether the newest summary may be one without [`InboxSummary::texts`].
+    pub may_lack_texts: bool,
+    /// Whether the row may have a `left_seq`.
+    pub may_have_left: bool,
+    /// Whether the row may have a rev or deleted entries.
+    pub may_have_changes: bool,
+}
+
+impl InboxKey {
+    /// Returns the key of a row of which nothing is known.
+    #[must_use]
+    pub fn unknown(conversation: ConversationId) -> Self {
+        Self {
+            conversation,
+            may_lack_texts: true,
+            may_have_left: true,
+            may_have_changes: true,
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxRow {
     pub conversation: ConversationId,

@@ -33,6 +33,9 @@ pub type Copies = BTreeMap<Vec<u8>, Vec<(u64, Vec<u8>)>>;
 
 type Replica = BTreeMap<Vec<u8>, (u64, Vec<u8>)>;
 
+/// A cell of one replica: its key, write timestamp and value.
+type CellCopy = (Vec<u8>, (u64, Vec<u8>));
+
 /// The faults of the replicas, in percent of all writes to one replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
@@ -221,6 +224,53 @@ impl Replicas {
         }
         landing.len() >= 2
     }
+
+    /// Reads the cells that `of` takes of two replicas, with blocking read repair.
+    async fn read(&self, of: impl Fn(&Replica) -> Vec<CellCopy>) -> Result<Vec<Cell>> {
+        let _reading = self.reading.clone();
+        self.reach("read").await?;
+        let (pair, hop, timed_out, patience) = {
+            let mut state = self.state();
+            let first = state.random.random_range(0..3);
+            let unread = state.faults.unread;
+            let timed_out = state.random.random_range(0..100) < unread;
+            let patience = Duration::from_millis(state.faults.unread_ms);
+            let pair = [first, (first + 1) % 3];
+            (pair, state.hop(), timed_out, patience)
+        };
+        if self.state().faults.lost > 0 {
+            tokio::time::sleep(hop).await;
+        }
+        let mut merged: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = BTreeMap::new();
+        let mut differ = false;
+        {
+            let state = self.state();
+            let views = pair.map(|r| of(&state.replicas[r]));
+            differ |= views[0] != views[1];
+            for (key, value) in views.into_iter().flatten() {
+                let stored = merged.entry(key).or_insert_with(|| value.clone());
+                if *stored < value {
+                    *stored = value;
+                }
+            }
+        }
+        let cell = |(key, (timestamp, value))| Cell {
+            key,
+            timestamp,
+            value,
+        };
+        if differ {
+            let repair: Vec<Cell> = merged.clone().into_iter().map(cell).collect();
+            if !self.spread(repair, &pair).await {
+                return Err(unavailable("read"));
+            }
+        }
+        if timed_out {
+            tokio::time::sleep(patience).await;
+            return Err(unavailable("read"));
+        }
+        Ok(merged.into_iter().map(cell).collect())
+    }
 }
 
 /// Whether a cell is a row of the log of changes that is not erased.
@@ -247,57 +297,28 @@ impl Cells for Replicas {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
-        let _reading = self.reading.clone();
-        self.reach("read").await?;
-        let (pair, hop, timed_out, patience) = {
-            let mut state = self.state();
-            let first = state.random.random_range(0..3);
-            let unread = state.faults.unread;
-            let timed_out = state.random.random_range(0..100) < unread;
-            let patience = Duration::from_millis(state.faults.unread_ms);
-            let pair = [first, (first + 1) % 3];
-            (pair, state.hop(), timed_out, patience)
+        let of = |replica: &Replica| {
+            let found = replica.range(range.from.clone()..range.to.clone());
+            found
+                .map(|(key, cell)| (key.clone(), cell.clone()))
+                .collect()
         };
-        if self.state().faults.lost > 0 {
-            tokio::time::sleep(hop).await;
-        }
-        let mut merged: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = BTreeMap::new();
-        let mut differ = false;
-        {
-            let state = self.state();
-            let views = pair.map(|r| {
-                let range = range.from.clone()..range.to.clone();
-                state.replicas[r].range(range).collect::<Vec<_>>()
-            });
-            differ |= views[0] != views[1];
-            for (key, value) in views.into_iter().flatten() {
-                let stored = merged.entry(key.clone()).or_insert_with(|| value.clone());
-                if *stored < *value {
-                    stored.clone_from(value);
-                }
-            }
-        }
-        let cell = |(key, (timestamp, value))| Cell {
-            key,
-            timestamp,
-            value,
-        };
-        if differ {
-            let repair: Vec<Cell> = merged.clone().into_iter().map(cell).collect();
-            if !self.spread(repair, &pair).await {
-                return Err(unavailable("read"));
-            }
-        }
-        if timed_out {
-            tokio::time::sleep(patience).await;
-            return Err(unavailable("read"));
-        }
-        let cells = merged.into_iter().map(cell);
+        let cells = self.read(of).await?.into_iter();
         Ok(if newest_first {
             cells.rev().take(limit).collect()
         } else {
             cells.take(limit).collect()
         })
+    }
+
+    async fn get(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Cell>> {
+        let of = |replica: &Replica| {
+            let found = keys.iter().filter_map(|key| replica.get_key_value(key));
+            found
+                .map(|(key, cell)| (key.clone(), cell.clone()))
+                .collect()
+        };
+        self.read(of).await
     }
 
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {

@@ -89,7 +89,7 @@ fn a_head_is_known_while_nothing_is_missing() {
         })
     };
     let known = || {
-        let (heads, _) = sockets.heads(std::iter::once(channel));
+        let (heads, _) = sockets.heads(vec![channel], None, 1);
         heads.get(&channel).map(|head| head.head)
     };
     let subscription = sockets.subscription(channel).unwrap();

@@ -16,8 +16,8 @@ use crate::{
         Entry, EntryKind, Kind, Last, Newest, Posting, SystemChange,
         limits::{
             ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, CHANGED_BYTES_MAX, DELETE_SEQS_MAX,
-            DELETED_SEQS_KEPT, EMOJI_BYTES_MAX, NAME_BYTES_MAX, PREVIEW_CHARS, RESUME_ENTRIES_MAX,
-            USER_ID_BYTES_MAX,
+            DELETED_SEQS_KEPT, EMOJI_BYTES_MAX, NAME_BYTES_MAX, PAGE_ITEMS_MAX, PREVIEW_CHARS,
+            RESUME_ENTRIES_MAX, USER_ID_BYTES_MAX,
         },
     },
     store::InboxSummary,
@@ -212,6 +212,13 @@ fn largest() -> Vec<PeerMessage> {
         },
     };
     let mut messages: Vec<_> = operations.into_iter().map(ask).collect();
+    messages.push(PeerMessage::Ask {
+        id,
+        ask: PeerRequest::Inbox {
+            user: user(),
+            part: Some(InboxPart::Rows(vec![conversation(); PAGE_ITEMS_MAX])),
+        },
+    });
     for publication in publications {
         messages.push(PeerMessage::Deliver(Delivered::Publication(
             publication.clone(),
@@ -358,6 +365,37 @@ fn earlier_builds_understand_an_interest_and_a_reference() {
     };
     assert_eq!(decode::<InboxRef>(&encode(&before)).unwrap(), unchanged);
     assert_eq!(encode(&before), encode(&unchanged));
+}
+
+/// An earlier build answers a question about a part of an inbox with the whole inbox, and asks for no part.
+#[test]
+fn earlier_builds_understand_a_question_about_a_part_of_an_inbox() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    enum Before {
+        Inbox { user: UserId },
+    }
+    let order = InboxPart::Order {
+        before: Some((5, conversation())),
+        limit: 50,
+    };
+    for part in [
+        None,
+        Some(order),
+        Some(InboxPart::Rows(vec![conversation()])),
+    ] {
+        let (user, is_whole) = (user(), part.is_none());
+        let encoded = encode(&PeerRequest::Inbox {
+            user: user.clone(),
+            part: part.clone(),
+        });
+        let read: PeerRequest = decode(&encoded).unwrap();
+        assert!(matches!(read, PeerRequest::Inbox { part: read, .. } if read == part));
+        let before: Before = decode(&encoded).unwrap();
+        assert_eq!(before, Before::Inbox { user });
+        let read: PeerRequest = decode(&encode(&before)).unwrap();
+        assert!(matches!(read, PeerRequest::Inbox { part: None, .. }));
+        assert_eq!(encode(&before) == encoded, is_whole);
+    }
 }
 
 /// There are no revs below the level of changes, so gateways of earlier builds get the form that they know.

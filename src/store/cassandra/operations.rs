@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{
     super::{
         Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Error,
-        Heartbeat, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
+        Heartbeat, InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
         PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail,
         public::{PublicScan, Step},
         reactors::Position,
@@ -32,6 +32,8 @@ use crate::model::{
 
 /// Partitions of one listing that are read concurrently.
 const SHARDS_AT_ONCE: usize = 16;
+/// Rows of an inbox that one request reads by their keys. ScyllaDB refuses more than 100.
+const INBOX_ROWS_AT_ONCE: usize = 100;
 /// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
 const ACTIVITY_MINUTES: usize = 3;
 
@@ -341,6 +343,22 @@ impl Store for Cassandra {
             )
             .await?;
         rows.into_iter().map(|r| r.row(OPERATION)).collect()
+    }
+
+    async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {
+        const OPERATION: &str = "inbox_rows";
+        let mut rows = Vec::with_capacity(keys.len());
+        for some in keys.chunks(INBOX_ROWS_AT_ONCE) {
+            let ids: Vec<_> = some.iter().map(|key| key.conversation.0).collect();
+            let values = (user.as_str(), ids);
+            let found: Vec<InboxColumns> = self
+                .read(OPERATION, &self.statements.inbox_rows, values)
+                .await?;
+            for columns in found {
+                rows.push(columns.row(OPERATION)?);
+            }
+        }
+        Ok(rows)
     }
 
     async fn write_inbox(&self, writes: Vec<InboxWrite>) -> Result<()> {

@@ -166,6 +166,9 @@ statements! {
     read inbox: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
         last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev \
         FROM user_conversations WHERE user_id = ?",
+    read inbox_rows: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
+        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev \
+        FROM user_conversations WHERE user_id = ? AND conversation_id IN ?",
 
     write set_public: "UPDATE public_conversations USING TIMESTAMP ? SET public = ?, kind = ?, name = ?, created_at = ? \
         WHERE shard = ? AND conversation_id = ?",

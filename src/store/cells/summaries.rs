@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     model::{EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
-    store::{InboxRow, InboxSummary, InboxWrite, Result},
+    store::{InboxKey, InboxRow, InboxSummary, InboxWrite, Result},
 };
 
 const OPERATION: &str = "inbox";
@@ -37,6 +37,28 @@ struct StoredLast(
     String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool, // deleted
 );
+
+/// Returns the keys of the cells of these rows, in order, without those that need not be read.
+pub(super) fn cell_keys(user: &UserId, keys: &[InboxKey]) -> Vec<Vec<u8>> {
+    let mut keys = keys.to_vec();
+    keys.sort_unstable_by_key(|key| key.conversation);
+    keys.dedup_by_key(|key| key.conversation);
+    let mut cells = Vec::with_capacity(keys.len() * 3);
+    for key in keys {
+        let columns = [
+            (OLD_SUMMARY, key.may_lack_texts),
+            (SUMMARY, true),
+            (LEFT, key.may_have_left),
+            (READ, true),
+            (REV, key.may_have_changes),
+            (DELETED, key.may_have_changes),
+        ];
+        let needed = columns.into_iter().filter(|(_, is_needed)| *is_needed);
+        let row = needed.map(|(column, _)| inbox_key(user, key.conversation).bytes(&[column]).0);
+        cells.extend(row);
+    }
+    cells
+}
 
 /// Returns the value of a read watermark: empty without the number of texts, as at level 1.
 pub(super) fn read_value(texts: Option<u64>) -> Vec<u8> {

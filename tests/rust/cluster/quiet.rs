@@ -8,8 +8,9 @@ use std::{
 
 use chat_gateway::{
     chat::{LogRange, Operation, Outcome, Page},
-    model::{ClientId, Content, Seq, SystemChange},
-    store::InboxRow,
+    cluster::Router,
+    model::{ClientId, Content, Seq, SystemChange, UserId},
+    protocol::InboxItem,
 };
 use tokio::time::{sleep, timeout};
 
@@ -39,10 +40,10 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
             continue;
         }
         check_received(world, device, &heads, round);
-        let Some(rows) = inbox_rows(world, device.user).await else {
+        let Some(items) = inbox_items(world, device.user).await else {
             return;
         };
-        check_inbox(world, device, &rows, &heads, round);
+        check_inbox(world, device, &items, &heads, round);
     }
 }
 
@@ -104,8 +105,8 @@ fn check_received(world: &World, device: &Device, heads: &[Seq; 3], round: usize
     }
 }
 
-/// Reads the inbox of a user. `None` if no gateway serves.
-async fn inbox_rows(world: &World, number: usize) -> Option<Vec<InboxRow>> {
+/// Reads the inbox of a user, page by page. `None` if no gateway serves.
+async fn inbox_items(world: &World, number: usize) -> Option<Vec<InboxItem>> {
     loop {
         sleep(Duration::from_millis(10)).await;
         let gateway = world.some_gateway()?;
@@ -113,22 +114,47 @@ async fn inbox_rows(world: &World, number: usize) -> Option<Vec<InboxRow>> {
             continue;
         };
         let of = user(number);
-        let asked = gateway.ask(async move { cluster.router.inbox_rows(&of).await });
-        if let Some(Ok(rows)) = asked.await {
-            return Some(rows);
+        let asked = gateway.ask(async move { pages(&cluster.router, &of).await });
+        if let Some(Some(items)) = asked.await {
+            return Some(items);
         }
     }
 }
 
-/// Checks that an inbox has the last message of the group and of the dm.
-fn check_inbox(world: &World, device: &Device, rows: &[InboxRow], heads: &[Seq; 3], round: usize) {
+/// Reads an inbox in pages of one conversation.
+async fn pages(router: &Router, user: &UserId) -> Option<Vec<InboxItem>> {
+    let (mut items, mut before) = (Vec::new(), None);
+    loop {
+        let mut page = router.inbox(user, before.as_deref(), 1).await.ok()?;
+        items.append(&mut page.items);
+        if page.next.is_none() {
+            return Some(items);
+        }
+        before = page.next;
+    }
+}
+
+/// Checks that an inbox is in order, and has the last message of the group and of the dm.
+fn check_inbox(
+    world: &World,
+    device: &Device,
+    items: &[InboxItem],
+    heads: &[Seq; 3],
+    round: usize,
+) {
+    let at = |item: &InboxItem| item.last_message.as_ref().map_or(0, |last| last.at);
+    if !items.is_sorted_by(|a, b| at(a) >= at(b)) {
+        let text = format!(
+            "round {round}: the inbox of user {} is not in order",
+            device.user
+        );
+        world.checker.lock().unwrap().find(text);
+    }
     for (conversation, &head) in heads.iter().enumerate().take(2) {
-        let row = rows
+        let item = items
             .iter()
-            .find(|r| r.conversation == world.conversations[conversation]);
-        let last = row
-            .and_then(|r| r.summary.as_ref()?.last.as_ref())
-            .map_or(0, |l| l.seq);
+            .find(|item| item.conversation == world.conversations[conversation]);
+        let last = item.map_or(0, |item| item.last_seq);
         if device.is_in(conversation) && last != head {
             world.checker.lock().unwrap().find(format!(
                 "round {round}: the inbox of user {} says {last}, the log {}",
