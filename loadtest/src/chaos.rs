@@ -71,7 +71,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let earlier = earlier(common, options)?;
     let first = earlier.as_ref().unwrap_or(common);
     let mut servers = Server::gateways(first, &data, options.gateways)?;
-    let talk = Talk::begin(
+    let mut talk = Talk::begin(
         &servers,
         Cast {
             users: options.users,

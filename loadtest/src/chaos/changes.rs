@@ -81,10 +81,9 @@ pub(super) fn check<'a>(
         }
     }
     checked += counts.len();
-    let differs =
-        |(place, counts): &(&&Place, &HashMap<String, u64>)| {
-            entry(place).is_none_or(|entry| entry.reactions != **counts)
-        };
+    let differs = |(place, counts): &(&&Place, &HashMap<String, u64>)| {
+        entry(place).is_none_or(|entry| entry.reactions != **counts)
+    };
     wrong += counts.iter().filter(differs).count();
     (checked, wrong)
 }

@@ -212,7 +212,8 @@ impl Life<'_> {
                     return Ok(away);
                 }
                 let rate = world.cast.rate;
-                self.due += Duration::from_secs_f64(-(1.0 - self.random.random::<f64>()).ln() / rate);
+                self.due +=
+                    Duration::from_secs_f64(-(1.0 - self.random.random::<f64>()).ln() / rate);
                 continue;
             }
             let wait = if writing { self.due - now } else { LOOK_EVERY };

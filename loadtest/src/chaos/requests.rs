@@ -155,18 +155,36 @@ impl Requests {
     fn reading(&self, user: &User, random: &mut StdRng) -> anyhow::Result<Request> {
         let (conversation, has) = one(user.has, random);
         let (request, reply) = match random.random_range(0..9) {
-            0 => (json!({"type": "history", "conversation": conversation, "limit": 20}), "history"),
-            1 => (json!({"type": "history", "conversation": conversation, "around": has / 2 + 1}), "history"),
+            0 => (
+                json!({"type": "history", "conversation": conversation, "limit": 20}),
+                "history",
+            ),
+            1 => (
+                json!({"type": "history", "conversation": conversation, "around": has / 2 + 1}),
+                "history",
+            ),
             2 => {
                 let rev = self.revs.get(conversation).copied().unwrap_or_default();
                 let after = rev.saturating_sub(REVS_BACK);
-                (json!({"type": "changes", "conversation": conversation, "after": after}), "changes")
+                (
+                    json!({"type": "changes", "conversation": conversation, "after": after}),
+                    "changes",
+                )
             }
             3 => (json!({"type": "inbox", "limit": 20}), "inbox"),
-            4 => (json!({"type": "conversation", "conversation": conversation}), "conversation"),
-            5 => (json!({"type": "participants", "conversation": conversation}), "participants"),
+            4 => (
+                json!({"type": "conversation", "conversation": conversation}),
+                "conversation",
+            ),
+            5 => (
+                json!({"type": "participants", "conversation": conversation}),
+                "participants",
+            ),
             6 => (json!({"type": "public", "limit": 20}), "public"),
-            7 => (json!({"type": "refresh", "token": token(&name(user.number))?}), "refreshed"),
+            7 => (
+                json!({"type": "refresh", "token": token(&name(user.number))?}),
+                "refreshed",
+            ),
             _ => match self.seen.back() {
                 Some((conversation, seq)) => (
                     json!({"type": "reactions", "conversation": conversation, "seq": seq}),
@@ -182,7 +200,9 @@ impl Requests {
     fn change(&self, user: &mut User, random: &mut StdRng) -> Option<Request> {
         let kind = random.random_range(0..4);
         let known = if kind < 2 { &self.seen } else { &self.own };
-        let place = known.get(random.random_range(0..known.len().max(1)))?.clone();
+        let place = known
+            .get(random.random_range(0..known.len().max(1)))?
+            .clone();
         let (conversation, seq) = &place;
         let change = match (kind, seq % 2) {
             (0 | 1, 0) => {
@@ -221,10 +241,16 @@ impl Requests {
         let (conversation, has) = one(user.has, random);
         let of = |kind: &str| json!({"type": kind, "conversation": conversation, "seq": has});
         match random.random_range(0..4) {
-            0 if world.groups.last() != Some(conversation) => (of("typing"), None, Meaning::Nothing),
+            0 if world.groups.last() != Some(conversation) => {
+                (of("typing"), None, Meaning::Nothing)
+            }
             _ if *has == 0 => (json!({"type": "ping"}), Some("pong"), Meaning::Nothing),
             1 => (of("delivered"), Some("ok"), Meaning::Nothing),
-            _ => (of("read"), Some("ok"), Meaning::Read(conversation.clone(), *has)),
+            _ => (
+                of("read"),
+                Some("ok"),
+                Meaning::Read(conversation.clone(), *has),
+            ),
         }
     }
 
@@ -275,14 +301,16 @@ impl Requests {
     /// user is added, becomes an admin, and is removed, and the group gets a new name.
     fn own_group(&mut self, user: &User, world: &World, random: &mut StdRng) -> Request {
         if random.random_range(0..10) == 0 {
-            let request = json!({"type": "create", "kind": "dm", "participants": [anyone(world, random)]});
+            let request =
+                json!({"type": "create", "kind": "dm", "participants": [anyone(world, random)]});
             return (request, Some("created"), Meaning::Nothing);
         }
         self.moving = true;
         let Some((group, guest, step)) = &mut self.group else {
             let id = Uuid::new_v4();
             self.group = Some((id, String::new(), 0));
-            let request = json!({"type": "create", "kind": "group", "conversation": id, "name": "own"});
+            let request =
+                json!({"type": "create", "kind": "group", "conversation": id, "name": "own"});
             return (request, Some("created"), Meaning::Step);
         };
         *step += 1;

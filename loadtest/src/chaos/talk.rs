@@ -95,11 +95,11 @@ impl Talk {
     }
 
     /// Ends the talk and checks everything. `address` is that of a gateway.
-    pub(crate) fn end(self, address: &str, report: &mut Report) -> anyhow::Result<()> {
+    pub(crate) fn end(&mut self, address: &str, report: &mut Report) -> anyhow::Result<()> {
         self.world.writing.store(false, Ordering::Relaxed);
         let logs = self.settled_logs(address);
         self.world.over.store(true, Ordering::Relaxed);
-        for thread in self.threads {
+        for thread in self.threads.drain(..) {
             drop(thread.join());
         }
         judge(&self.people, &logs?, report)?;
@@ -168,8 +168,10 @@ fn groups(address: &str, cast: &Cast) -> anyhow::Result<Vec<String>> {
 fn lobbies(address: &str) -> anyhow::Result<Vec<String>> {
     let mut owner = Client::connect(address, OWNER, 0)?;
     let create = |kind| {
-        owner.create(json!({"type": "create", "kind": kind, "name": "public", "public": true,
-            "posting": "everyone"}))
+        owner.create(
+            json!({"type": "create", "kind": kind, "name": "public", "public": true,
+            "posting": "everyone"}),
+        )
     };
     ["group", "channel"].map(create).into_iter().collect()
 }
@@ -207,14 +209,14 @@ impl Totals {
         self.acknowledgement.add(&person.acknowledgement)?;
         for (group, got) in &person.got {
             self.got += got.len();
-            let missing =
-                |(seq, entry): &(&u64, &Entry)| got.get(seq) != Some(&entry.client_id);
+            let missing = |(seq, entry): &(&u64, &Entry)| got.get(seq) != Some(&entry.client_id);
             self.lost += logs[group].iter().filter(missing).count();
         }
-        let wrong =
-            |(id, (group, seq)): &(&String, &(String, u64))| {
-                logs[group].get(seq).is_none_or(|entry| entry.client_id != **id)
-            };
+        let wrong = |(id, (group, seq)): &(&String, &(String, u64))| {
+            logs[group]
+                .get(seq)
+                .is_none_or(|entry| entry.client_id != **id)
+        };
         self.misplaced += person.acknowledged.iter().filter(wrong).count();
         self.unanswered += person.waiting.len();
         self.again += person.again;
@@ -269,11 +271,7 @@ fn judge(
 }
 
 /// Checks that every acknowledged edit, deletion and reaction is in the logs.
-fn check_changes(
-    people: &[Arc<Mutex<Person>>],
-    logs: &HashMap<String, Log>,
-    report: &mut Report,
-) {
+fn check_changes(people: &[Arc<Mutex<Person>>], logs: &HashMap<String, Log>, report: &mut Report) {
     let people: Vec<_> = people.iter().map(|person| lock(person)).collect();
     let (checked, wrong) = changes::check(people.iter().map(|person| &person.changes), logs);
     if checked > 0 {

@@ -58,9 +58,7 @@ impl Entry {
         let counts = message["reactions"].as_object().into_iter().flatten();
         Self {
             client_id: text(&message["client_id"]),
-            body: message["deleted"]
-                .is_null()
-                .then(|| text(&message["body"])),
+            body: message["deleted"].is_null().then(|| text(&message["body"])),
             reactions: counts
                 .map(|(emoji, count)| (emoji.clone(), count.as_u64().unwrap_or_default()))
                 .collect(),
