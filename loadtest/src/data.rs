@@ -87,9 +87,14 @@ impl Data {
     /// flushed. `None` if the cluster does not say.
     pub(crate) fn disk_mib(&self) -> Option<f64> {
         match &self.cluster {
-            None => Some(disk_bytes(&self.file("store")) as f64 / f64::from(1 << 20)),
+            None => Some(disk_mib(&self.file("store"))),
             Some(cluster) => cluster.disk_mib().ok(),
         }
+    }
+
+    /// MiB on disk of the embedded store's tables, without its journals.
+    pub(crate) fn tables_mib(&self) -> f64 {
+        disk_mib(&self.file("store/keyspaces"))
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
@@ -170,14 +175,14 @@ impl Cluster {
     }
 }
 
-/// Bytes on disk of all files in a directory. Files that disappear meanwhile do not count.
-fn disk_bytes(directory: &Path) -> u64 {
+/// MiB on disk of all files in a directory. Files that disappear meanwhile do not count.
+fn disk_mib(directory: &Path) -> f64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let of = |entry: fs::DirEntry| match entry.metadata() {
-        Ok(about) if about.is_dir() => disk_bytes(&entry.path()),
-        // Journals have more bytes than they use on disk.
-        Ok(about) => about.blocks() * 512,
-        Err(_) => 0,
+        Ok(about) if about.is_dir() => disk_mib(&entry.path()),
+        // A journal is longer than what it uses on disk.
+        Ok(about) => (about.blocks() * 512) as f64 / f64::from(1 << 20),
+        Err(_) => 0.0,
     };
     entries.map(of).sum()
 }

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 40)]
     users: usize,
     /// Messages and other requests per second of each user; two of five are messages that are checked in the end
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.5)]
     rate: f64,
     /// Participants of a group, and groups of each user
     #[arg(long, default_value_t = 5)]
@@ -86,6 +86,7 @@ struct Lines {
     memory_mib: Vec<(f64, f64)>,
     descriptors: Vec<(f64, f64)>,
     disk_mib: Vec<(f64, f64)>,
+    /// From due to acknowledged, of the messages since the last sample.
     p99_ms: Vec<(f64, f64)>,
 }
 
@@ -197,14 +198,15 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Compacts the embedded store, if that is used and no gateway runs. Returns what is on disk then.
+    /// Compacts the embedded store, if that is used. Returns what its tables have on disk then: a compaction may leave a
+    /// journal of filler.
     fn compact(&self) -> anyhow::Result<Option<Stored>> {
         if self.data.cluster.is_some() {
             return Ok(None);
         }
         Server::compact(self.common, self.data)?;
-        Ok(self.data.disk_mib().map(|mib| Stored {
-            mib,
+        Ok(Some(Stored {
+            mib: self.data.tables_mib(),
             messages: self.talk.stored(),
         }))
     }
@@ -224,7 +226,7 @@ impl Soak<'_> {
         let descriptors = Some(DESCRIPTORS_SLOPE_MAX);
         self.tell("memory", "MiB", lines.memory_mib, memory, report);
         self.tell("descriptors", "", lines.descriptors, descriptors, report);
-        self.tell("p99, due to acknowledged", "ms", lines.p99_ms, None, report);
+        self.tell("p99", "ms", lines.p99_ms, None, report);
         self.tell("disk", "MiB", lines.disk_mib, None, report);
         if let Some(after) = after {
             let before = before.unwrap_or_default();
@@ -232,7 +234,7 @@ impl Soak<'_> {
             report.figure("messages and changes stored", after.messages as f64, "");
             let bytes = (after.mib - before.mib) * f64::from(1 << 20);
             report.at_most(
-                "disk of each after the last kill, compacted",
+                "disk of each since the last kill, compacted",
                 bytes / (after.messages - before.messages).max(1) as f64,
                 self.options.bytes_per_message,
                 "bytes",
@@ -260,14 +262,14 @@ impl Soak<'_> {
         let trend = Trend::of(&later);
         let (slope, noise) = (trend.slope * HOUR, trend.spread / half * HOUR);
         let per_hour = format!("{unit}/h");
-        report.figure(&format!("{name}, median of the second half"), median, unit);
-        report.figure(&format!("{name}, noise of its slope"), noise, &per_hour);
+        report.figure(&format!("{name}, median"), median, unit);
+        report.figure(&format!("{name}, noise"), noise, &per_hour);
         let slope_of = format!("{name}, slope");
         match goal {
             Some(goal) => report.at_most(&slope_of, slope, goal.max(noise), &per_hour),
             None => report.figure(&slope_of, slope, &per_hour),
         }
-        report.over_time(name, unit, "all gateways", points);
+        report.over_time(name, unit, "all gateways together", points);
     }
 }
 
