@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdrhistogram::Histogram;
-use held::{Held, descriptors, total_kib};
+use held::Held;
 use indicatif::ProgressBar;
 use sessions::{Hostiles, address, orders};
 
@@ -22,7 +22,7 @@ use crate::{
     people::{self, Kind, People},
     replies::Replies,
     report::Report,
-    server::{self, Server, total_cpu},
+    server::{self, Server, total_cpu, total_descriptors, total_kib},
     spread::Spread,
 };
 
@@ -117,7 +117,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     run.people.talk(WARM_UP, &run.progress)?;
     run.people.settle()?;
     let quiet = run.calm(f64::INFINITY)?;
-    let before = descriptors(&servers)?;
+    let before = total_descriptors(&servers)?;
     let held = Held::watch(&servers);
     let pieces = run.pieces(&mut hostiles, quiet)?;
     // The gateway must close the connections that the hostile sessions leave open.
@@ -277,7 +277,7 @@ impl Run<'_> {
     ) -> anyhow::Result<usize> {
         let end = Instant::now() + within;
         loop {
-            let more = descriptors(self.servers)?.saturating_sub(before);
+            let more = total_descriptors(self.servers)?.saturating_sub(before);
             if enough(more) || Instant::now() > end {
                 return Ok(more);
             }

@@ -1,6 +1,12 @@
 //! The data of a gateway under test: a directory, or a keyspace of an existing cluster. Dropping it deletes both.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use scylla::{
@@ -21,6 +27,8 @@ pub(crate) struct Data {
     pub(crate) cluster: Option<Cluster>,
     /// Whether gateways over this data keep their default limits.
     pub(crate) default_limits: bool,
+    /// Further settings of gateways over this data.
+    pub(crate) more_settings: &'static str,
 }
 
 /// A keyspace, and a session besides the gateway's.
@@ -42,6 +50,7 @@ impl Data {
             directory,
             cluster,
             default_limits: false,
+            more_settings: "",
         })
     }
 
@@ -51,6 +60,7 @@ impl Data {
             directory: ending::directory()?,
             cluster: None,
             default_limits: false,
+            more_settings: "",
         })
     }
 
@@ -71,6 +81,20 @@ impl Data {
             );
         }
         text
+    }
+
+    /// MiB on disk: of the embedded store, or of the tables on all nodes of the cluster, without what they have not
+    /// flushed. `None` if the cluster does not say.
+    pub(crate) fn disk_mib(&self) -> Option<f64> {
+        match &self.cluster {
+            None => Some(disk_mib(&self.file("store"))),
+            Some(cluster) => cluster.disk_mib().ok(),
+        }
+    }
+
+    /// MiB on disk of the embedded store's tables, without its journals.
+    pub(crate) fn tables_mib(&self) -> f64 {
+        disk_mib(&self.file("store/keyspaces"))
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
@@ -114,12 +138,25 @@ impl Cluster {
 
     /// Writes to each table, counted by each node in its virtual tables (Cassandra 4 or newer).
     pub(crate) fn local_writes(&self) -> anyhow::Result<Vec<(String, f64)>> {
+        self.of_each_node(
+            "SELECT table_name, count FROM system_views.local_write_latency WHERE keyspace_name = ? ALLOW FILTERING",
+        )
+    }
+
+    /// Disk space of the tables on all nodes together.
+    fn disk_mib(&self) -> anyhow::Result<f64> {
+        let tables = self.of_each_node(
+            "SELECT table_name, mebibytes FROM system_views.disk_usage WHERE keyspace_name = ?",
+        )?;
+        Ok(tables.iter().map(|(_, mib)| mib).sum())
+    }
+
+    /// Asks each node for a number of each table of the keyspace.
+    fn of_each_node(&self, question: &str) -> anyhow::Result<Vec<(String, f64)>> {
         let mut found = Vec::new();
         let nodes = self.session.get_cluster_state();
         for node in nodes.get_nodes_info() {
-            let mut statement = Statement::new(
-                "SELECT table_name, count FROM system_views.local_write_latency WHERE keyspace_name = ? ALLOW FILTERING",
-            );
+            let mut statement = Statement::new(question);
             statement.set_consistency(Consistency::One);
             statement.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(
                 NodeIdentifier::Node(node.clone()),
@@ -136,6 +173,18 @@ impl Cluster {
         }
         Ok(found)
     }
+}
+
+/// MiB on disk of all files in a directory. Files that disappear meanwhile do not count.
+fn disk_mib(directory: &Path) -> f64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(about) if about.is_dir() => disk_mib(&entry.path()),
+        // A journal is longer than what it uses on disk.
+        Ok(about) => (about.blocks() * 512) as f64 / f64::from(1 << 20),
+        Err(_) => 0.0,
+    };
+    entries.map(of).sum()
 }
 
 impl Drop for Cluster {

@@ -29,10 +29,12 @@ mod replies;
 mod report;
 mod server;
 mod slow;
+mod soak;
 mod source;
 mod spread;
 mod store;
 mod storm;
+mod trend;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -91,6 +93,15 @@ enum Scenario {
     Mixed(people::Options),
     /// Simulate groups at a human pace while gateways are killed
     Chaos(chaos::Options),
+    /// Let people talk for a long time with every kind of request: memory and disk must not grow without need
+    ///
+    /// Kills are in the first third of the run. Slopes are of its second half: the gateways have run for a sixth of the
+    /// run by then, and are not killed any more. A slope is the median of the slopes between any two samples (Theil and
+    /// Sen). It is within the noise, and no goal is missed, if the line rises by less in that half than the samples spread
+    /// about it. The gateways have small caches (`memory.mib` 32, `store.embedded.cache_mib` 8), because a cache that fills
+    /// looks like a leak. In a run of less than an hour they still fill, so use --no-goals there. Latency is that of the
+    /// messages since the last sample, from when they were due to their acknowledgement.
+    Soak(soak::Options),
     /// Measure what reading an inbox costs, and check its unread counts
     Inbox(inbox::Options),
     /// Measure what storing a message costs, compared with the bare store, and how the cost grows
@@ -130,6 +141,7 @@ fn main() -> ExitCode {
             Scenario::Groups(options) => people::run(&common, &options, people::Kind::Groups),
             Scenario::Mixed(options) => people::run(&common, &options, people::Kind::Mixed),
             Scenario::Chaos(options) => chaos::run(&common, &options),
+            Scenario::Soak(options) => soak::run(&common, &options),
             Scenario::Inbox(options) => inbox::run(&common, &options),
             Scenario::Store(options) => store::run(&common, &options),
             Scenario::SlowReaders(options) => slow::run(&common, &options),

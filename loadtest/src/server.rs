@@ -159,12 +159,24 @@ impl Server {
 
     /// Creates the gateway's tables with `chat-gateway schema apply`.
     pub(crate) fn make_tables(common: &Common, data: &Data) -> anyhow::Result<()> {
+        Self::do_once(common, data, &["schema", "apply"])
+    }
+
+    /// Compacts the embedded store with `chat-gateway compact`.
+    pub(crate) fn compact(common: &Common, data: &Data) -> anyhow::Result<()> {
+        Self::do_once(common, data, &["compact"])
+    }
+
+    fn do_once(common: &Common, data: &Data, arguments: &[&str]) -> anyhow::Result<()> {
         let status = command(common, data)?
-            .args(["schema", "apply"])
+            .args(arguments)
             .stdout(Stdio::null())
             .status()?;
         if !status.success() {
-            bail!("`chat-gateway schema apply` failed; its errors are above");
+            bail!(
+                "`chat-gateway {}` failed; its errors are above",
+                arguments.join(" ")
+            );
         }
         Ok(())
     }
@@ -305,6 +317,16 @@ pub(crate) fn total_cpu(servers: &[Server]) -> anyhow::Result<Duration> {
     servers.iter().map(Server::cpu).sum()
 }
 
+/// Resident memory of all servers together, in KiB.
+pub(crate) fn total_kib(servers: &[Server]) -> anyhow::Result<f64> {
+    servers.iter().map(Server::resident_kib).sum()
+}
+
+/// Open files and sockets of all servers together.
+pub(crate) fn total_descriptors(servers: &[Server]) -> anyhow::Result<usize> {
+    servers.iter().map(|server| descriptors(server.id)).sum()
+}
+
 /// CPU and memory of a process, each with the time in seconds.
 #[derive(Default)]
 pub(crate) struct Usage {
@@ -394,6 +416,7 @@ log = {{ format = "json", filter = "info" }}
     if data.default_limits {
         text += &format!("memory.mib = {MEMORY_MIB}\n");
     }
+    text += data.more_settings;
     let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);

@@ -56,14 +56,3 @@ impl Held {
         self.thread.join().unwrap_or_default()
     }
 }
-
-pub(super) fn total_kib(servers: &[Server]) -> anyhow::Result<f64> {
-    servers.iter().map(Server::resident_kib).sum()
-}
-
-pub(super) fn descriptors(servers: &[Server]) -> anyhow::Result<usize> {
-    servers
-        .iter()
-        .map(|server| server::descriptors(server.id()))
-        .sum()
-}

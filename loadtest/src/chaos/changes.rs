@@ -1,0 +1,89 @@
+//! What people changed, which must hold in the end: edits, deletions, reactions and read marks.
+
+use std::collections::{HashMap, HashSet};
+
+use super::world::{Log, Place};
+
+/// A change of a message.
+#[derive(Clone)]
+pub(super) enum Change {
+    Edit(String),
+    Delete,
+    React(&'static str),
+    Unreact(&'static str),
+}
+
+/// The acknowledged changes of one person.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The body after the last edit of each changed message, `None` if it was deleted.
+    bodies: HashMap<Place, Option<String>>,
+    /// The person's emoji on each message to which the person reacted.
+    reactions: HashMap<Place, HashSet<&'static str>>,
+    /// Messages with a change in progress, or with one whose outcome is unknown. They are not checked.
+    uncertain: HashSet<Place>,
+    /// Highest acknowledged read mark, by conversation.
+    pub(super) read: HashMap<String, u64>,
+    /// Changes, and other requests that store something, that were acknowledged.
+    pub(super) stored: u64,
+}
+
+impl Changes {
+    /// Notes that a change is requested. False if the message may not be changed now.
+    pub(super) fn begin(&mut self, place: &Place) -> bool {
+        self.bodies.get(place) != Some(&None) && self.uncertain.insert(place.clone())
+    }
+
+    /// Whether the person has this emoji on a message.
+    pub(super) fn has(&self, place: &Place, emoji: &str) -> bool {
+        let emojis = self.reactions.get(place);
+        emojis.is_some_and(|emojis| emojis.contains(emoji))
+    }
+
+    /// Notes that a change was acknowledged.
+    pub(super) fn acknowledge(&mut self, place: Place, change: Change) {
+        self.stored += 1;
+        self.uncertain.remove(&place);
+        match change {
+            Change::Edit(body) => drop(self.bodies.insert(place, Some(body))),
+            Change::Delete => drop(self.bodies.insert(place, None)),
+            Change::React(emoji) => drop(self.reactions.entry(place).or_default().insert(emoji)),
+            Change::Unreact(emoji) => drop(self.reactions.entry(place).or_default().remove(emoji)),
+        }
+    }
+}
+
+/// Returns the number of changed messages that were checked, and of those that are not as they must be.
+pub(super) fn check<'a>(
+    people: impl Iterator<Item = &'a Changes> + Clone,
+    logs: &HashMap<String, Log>,
+) -> (usize, usize) {
+    let (mut checked, mut wrong) = (0, 0);
+    let uncertain: HashSet<&Place> = people.clone().flat_map(|one| &one.uncertain).collect();
+    let entry = |(conversation, seq): &Place| logs.get(conversation)?.get(seq);
+    let mut counts: HashMap<&Place, HashMap<String, u64>> = HashMap::new();
+    for changes in people {
+        for (place, body) in &changes.bodies {
+            if uncertain.contains(place) {
+                continue;
+            }
+            checked += 1;
+            wrong += usize::from(entry(place).is_none_or(|entry| entry.body != *body));
+        }
+        for (place, emojis) in &changes.reactions {
+            if uncertain.contains(place) {
+                continue;
+            }
+            let counts = counts.entry(place).or_default();
+            for &emoji in emojis {
+                *counts.entry(emoji.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    checked += counts.len();
+    let differs = |(place, counts): &(&&Place, &HashMap<String, u64>)| {
+        entry(place).is_none_or(|entry| entry.reactions != **counts)
+    };
+    wrong += counts.iter().filter(differs).count();
+    (checked, wrong)
+}
