@@ -39,8 +39,8 @@ pub(crate) struct Options {
     /// Seconds of each part, after a warm-up
     #[arg(long, default_value_t = 15)]
     seconds: u64,
-    /// Messages under way at once in the saturated part; several numbers are a part each [default: 256; of peers: 32,128]
-    #[arg(long, value_delimiter = ',')]
+    /// Messages in flight in the saturated part; each of several numbers has a part of its own [default: 256; of peers: 32,128]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     window: Vec<u64>,
     /// Gateways to measure as well, over one store, with the subscribers spread over them; more than one needs
     /// --cassandra
@@ -55,7 +55,7 @@ pub(crate) struct Options {
 const PACED_RATIO_MAX: f64 = 1.2;
 /// Goal for the median latency of a paced delivery, gateway / raw loop.
 const PACED_P50_RATIO_MAX: f64 = 1.25;
-/// Messages under way at once in the saturated part, if none are given.
+/// Messages in flight in the saturated part, if none are given.
 const WINDOW: u64 = 256;
 /// Number of pieces in which each part is measured.
 const ROUNDS: u32 = 8;
@@ -78,7 +78,7 @@ pub(crate) struct Parts {
     /// Latency of the paced messages, in milliseconds.
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
-    /// One for each number of messages under way.
+    /// One for each number of messages in flight.
     pub(crate) saturated: Vec<Part>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
 }
 
 impl Options {
-    /// The options with these numbers of messages under way if none are given.
+    /// The options with these numbers of messages in flight if none are given.
     pub(crate) fn with_windows(&self, windows: &[u64]) -> Self {
         let mut options = self.clone();
         if options.window.is_empty() {
@@ -150,17 +150,16 @@ impl Options {
         options
     }
 
-    /// The numbers of messages under way.
+    /// The numbers of messages in flight.
     pub(crate) fn windows(&self) -> impl Iterator<Item = u64> {
         self.window.iter().copied()
     }
 
     /// The names of the saturated parts.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = String> {
-        self.window.iter().map(|window| match self.window.len() {
-            1 => "saturated".into(),
-            _ => format!("{window} under way"),
-        })
+    pub(crate) fn part_names(&self) -> impl Iterator<Item = String> {
+        self.window
+            .iter()
+            .map(|window| format!("{window} in flight"))
     }
 }
 
@@ -187,7 +186,11 @@ pub(crate) fn paced_beside_raw(gateway: &Parts, raw: &Parts, report: &mut Report
 
 fn beside_raw(gateway: &Parts, raw: &Parts, options: &Options, report: &mut Report) {
     paced_beside_raw(gateway, raw, report);
-    for ((part, gateway), raw) in options.parts().zip(&gateway.saturated).zip(&raw.saturated) {
+    for ((part, gateway), raw) in options
+        .part_names()
+        .zip(&gateway.saturated)
+        .zip(&raw.saturated)
+    {
         report.figure(
             &format!("{part} CPU, gateway / raw"),
             gateway.cpu_us / raw.cpu_us,
@@ -222,7 +225,7 @@ fn beside_another_build(gateway: &Parts, other: &Parts, options: &Options, repor
         "",
     );
     for ((part, gateway), other) in options
-        .parts()
+        .part_names()
         .zip(&gateway.saturated)
         .zip(&other.saturated)
     {
@@ -282,7 +285,7 @@ pub(crate) struct Subject<'a> {
     paced: Sum,
     /// Latency of the paced messages.
     latency: Histogram<u64>,
-    /// One for each number of messages under way.
+    /// One for each number of messages in flight.
     saturated: Vec<Sum>,
     /// Median latency of the paced messages through each server.
     p50_ms: Vec<f64>,
@@ -403,7 +406,7 @@ impl<'a> Subject<'a> {
 
     fn tell_saturated(&self, options: &Options, report: &mut Report) {
         let name = self.name;
-        for (part, sum) in options.parts().zip(&self.saturated) {
+        for (part, sum) in options.part_names().zip(&self.saturated) {
             let cost = sum.part(&self.crowd);
             report.figure(
                 &format!("{name}, {part}: CPU per delivery"),
@@ -478,7 +481,7 @@ pub(crate) fn compare(
         for _ in 0..ROUNDS {
             for subject in &mut *subjects {
                 let saturated = subject.saturate(place, *window, length, &progress);
-                saturated.with_context(|| format!("{}, {window} under way", subject.name))?;
+                saturated.with_context(|| format!("{}, {window} in flight", subject.name))?;
             }
             subjects.reverse();
         }

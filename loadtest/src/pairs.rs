@@ -148,7 +148,7 @@ fn more_is_worse(name: &str) -> Option<bool> {
     let has = |what: &str| name.contains(what);
     if has("CPU_per") || has("memory_per_connection") {
         Some(true)
-    } else if has("saturated_deliveries_per_second") || has("stored_messages") {
+    } else if has("deliveries_per_second") || has("stored_messages") {
         Some(false)
     } else {
         None

@@ -294,23 +294,19 @@ impl<P: Pending> Log<P> {
     }
 }
 
-/// Returns whether an uncertain row was built on the row before it.
+/// Returns whether an uncertain row was built on the row before it, whose counts its own follow from.
 fn follows<P: Pending>(
     row: &Row<P::Record>,
     previous: &Row<P::Record>,
     known: u64,
     rows: &[Row<P::Record>],
 ) -> bool {
-    // Rule [prefix]: the log ends before the first epoch that is lower than the one before it (Raft, section 5.4).
-    if row.epoch < previous.epoch {
-        return false;
-    }
-    // Rule [chain]: a record has counts that follow from the one before it. The owner that wrote it also wrote that one, or
-    // knew it to be certain. It may be another owner than that of the highest epoch, which settled a part of them again.
+    // Rule [chain]: one owner wrote both records. Others may have settled one of them again.
+    let is_chained = writers::<P>(row, rows)
+        .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch));
+    // Rule [prefix]: a certain row is followed by no lower epoch (Raft, section 5.4).
     let is_certain = P::position(&previous.record) <= known;
-    is_certain
-        || writers::<P>(row, rows)
-            .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch))
+    is_chained || is_certain && row.epoch >= previous.epoch
 }
 
 /// Returns the epochs of the owners that wrote this record at its position.
@@ -537,6 +533,9 @@ mod tests {
         let mut rows = first.to_vec();
         rows.push(again(&first[2], 3, 0));
         assert_eq!(taken(rows, 4).0, 3);
+        let mut rows = first.to_vec();
+        rows.push(again(&first[1], 3, 0));
+        assert_eq!(taken(rows, 4).0, 3, "row 3 has a lower epoch than row 2");
         // The chosen rows 1 and 2 are those of different owners, and owner 1 wrote both records.
         let mut rows = first.to_vec();
         rows.extend([again(&first[0], 2, 0), again(&first[1], 3, 0)]);

@@ -9,12 +9,18 @@ use tokio_tungstenite::tungstenite::protocol::frame::{
     coding::{Data, OpCode},
 };
 
-use crate::protocol::{Codec, Event};
+use crate::{
+    model::Attachment,
+    protocol::{Codec, Event},
+};
 
 /// The longest header of a WebSocket frame from a server (RFC 6455, 5.2).
 const HEADER_MAX: usize = 10;
 /// The initial capacity for a frame without its body, large enough for most frames.
 const FRAME_BYTES: usize = 320;
+/// The bytes of an attachment without its texts, and of a number with its separators.
+const ATTACHMENT_BYTES: usize = 64;
+const NUMBER_BYTES: usize = 24;
 
 /// The bytes of one or more frames as they are on the wire, with their WebSocket headers. Clones share the bytes.
 #[derive(Clone, Debug)]
@@ -127,16 +133,29 @@ impl Encoded {
     }
 }
 
+/// Returns the approximate size of an encoded event.
 fn room(event: &Event) -> usize {
-    match event {
-        Event::Message(message) => FRAME_BYTES + message.body.len(),
+    let more = match event {
+        Event::Message(message) => message.body.len() + attachments_bytes(&message.attachments),
         Event::Changed(changed) => {
-            let items = changed.items.iter();
-            let items = items.map(|item| FRAME_BYTES + item.body.as_ref().map_or(0, String::len));
-            FRAME_BYTES + items.sum::<usize>()
+            let items = changed.items.iter().map(|item| {
+                let body = item.body.as_ref().map_or(0, String::len);
+                let attachments = item.attachments.as_deref().map_or(0, attachments_bytes);
+                let reactions = item.reactions.iter().flatten();
+                let reactions = reactions.map(|(emoji, _)| emoji.len() + NUMBER_BYTES);
+                FRAME_BYTES + body + attachments + reactions.sum::<usize>()
+            });
+            items.sum()
         }
-        _ => FRAME_BYTES,
-    }
+        _ => 0,
+    };
+    FRAME_BYTES + more
+}
+
+fn attachments_bytes(attachments: &[Attachment]) -> usize {
+    let bytes = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let each = |a: &Attachment| ATTACHMENT_BYTES + a.url.len() + bytes(&a.name) + bytes(&a.mime);
+    attachments.iter().map(each).sum()
 }
 
 #[cfg(test)]

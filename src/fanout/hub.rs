@@ -7,7 +7,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -24,7 +24,7 @@ use super::{
     lock,
     outbox::Outbox,
     pace::Pace,
-    passes::{Fate, Pass, Passes},
+    passes::{Fate, Pass, Passes, Sockets},
 };
 use crate::{
     model::{SessionId, Topic, UserId},
@@ -63,20 +63,16 @@ const AT_ONCE_MAX: usize = 4;
 /// Sockets that a pass writes to before other tasks have their turn: a few milliseconds. A turn costs two or three switches
 /// between threads.
 const PASS_SOCKETS_AT_ONCE: usize = 512;
-type Sessions = IndexMap<SessionId, Arc<Subscriber>>;
-
 /// The subscribers of a topic, and the time that writing to all of them takes.
 #[derive(Default)]
 struct Subscribers {
     /// The subscribed sessions. The map is dense, because each publication walks it.
-    sessions: Sessions,
+    sessions: Sockets,
     /// A copy of `sessions`, to be walked without locking the map. It is made when it is needed.
-    shared: OnceLock<Arc<[Arc<Subscriber>]>>,
+    shared: OnceLock<Arc<Sockets>>,
     /// Sessions that request to see a channel. They count as interested, but receive nothing yet.
-    asking: Option<Box<Sessions>>,
+    asking: Option<Box<Sockets>>,
     pace: Pace,
-    /// Whether the topic was once large enough for passes, so that one may be under way.
-    has_passes: AtomicBool,
 }
 
 impl Subscribers {
@@ -88,8 +84,8 @@ impl Subscribers {
         }
     }
 
-    fn shared(&self) -> Arc<[Arc<Subscriber>]> {
-        let all = || self.sessions.values().cloned().collect();
+    fn shared(&self) -> Arc<Sockets> {
+        let all = || Arc::new(self.sessions.clone());
         self.shared.get_or_init(all).clone()
     }
 
@@ -188,63 +184,64 @@ impl Hub {
     /// Writes an event to each subscriber of the topic, or queues it. In a topic with many sockets, a pass does that; see
     /// [`Passes`]. Events keep the order of the calls, which must not be concurrent.
     pub fn deliver(self: &Arc<Self>, topic: &Topic, event: &Encoded) {
+        let is_under_way = self.passes.is_under_way(topic);
         let Some(subscribers) = self.topics.get(topic) else {
             return;
         };
-        let is_large = subscribers.sessions.len() > AT_ONCE_MAX;
-        if !is_large && !subscribers.has_passes.load(Ordering::Relaxed) {
+        if subscribers.sessions.len() <= AT_ONCE_MAX && !is_under_way {
             return self.send(&subscribers, event);
         }
-        subscribers.has_passes.store(true, Ordering::Relaxed);
         drop(subscribers);
-        match self.passes.wait(topic, event) {
+        match self.passes.add(topic, event) {
             Fate::Waits => self.events_held.increment(1),
             Fate::First => {
                 let (hub, topic) = (self.clone(), topic.clone());
                 self.tasks.spawn(async move {
-                    let passes = || hub.clone().make_passes(topic.clone());
-                    // A panic loses only the events that were being written to one socket. Its client sees the gap.
-                    while contain("a pass", "events", passes()).await.is_none() {}
+                    let mut over = None;
+                    let passes = |over| hub.clone().make_passes(topic.clone(), over);
+                    while contain("a pass", "events", passes(over)).await.is_none() {
+                        // A panic loses the rest of its pass. The clients see the gap and fetch it.
+                        over = hub.passes.pass(&topic);
+                    }
                 });
             }
             Fate::Full => {
                 self.events_held.increment(1);
                 let pass = self.passes.pass(topic);
-                if let Some(pass) = &pass {
-                    self.write(pass, 0..pass.len());
+                match &pass {
+                    // The publisher must not be held up for long.
+                    Some(pass) if pass.len() > PASS_SOCKETS_AT_ONCE => {
+                        self.frames_queued.increment(pass.queue());
+                    }
+                    Some(pass) => self.write(pass, 0..pass.len()),
+                    None => {}
                 }
                 self.begin(topic, pass.as_ref());
             }
         }
     }
 
-    /// Makes passes over the sockets of a topic until no event waits.
-    async fn make_passes(self: Arc<Self>, topic: Topic) {
-        let mut before = self.passes.pass(&topic);
-        loop {
-            if let Some(pass) = &before {
-                for from in (0..pass.len()).step_by(PASS_SOCKETS_AT_ONCE) {
-                    self.write(pass, from..from + PASS_SOCKETS_AT_ONCE);
-                    yield_now().await;
-                }
+    /// Makes passes over the sockets of a topic until no event waits, beginning with the one after `over`.
+    async fn make_passes(self: Arc<Self>, topic: Topic, mut over: Option<Arc<Pass>>) {
+        while let Some(pass) = self.begin(&topic, over.as_ref()) {
+            for from in (0..pass.len()).step_by(PASS_SOCKETS_AT_ONCE) {
+                self.write(&pass, from..from + PASS_SOCKETS_AT_ONCE);
+                yield_now().await;
             }
-            before = self.begin(&topic, before.as_ref());
-            if before.is_none() {
-                return;
-            }
+            over = Some(pass);
         }
     }
 
-    /// Begins a pass after another one; see [`Passes::begin`].
-    fn begin(&self, topic: &Topic, before: Option<&Arc<Pass>>) -> Option<Arc<Pass>> {
-        self.passes.begin(topic, before, || {
+    /// Begins a pass after one that is over; see [`Passes::begin`].
+    fn begin(&self, topic: &Topic, over: Option<&Arc<Pass>>) -> Option<Arc<Pass>> {
+        self.passes.begin(topic, over, || {
             let subscribers = self.topics.get(topic);
             subscribers.map(|s| s.shared()).unwrap_or_default()
         })
     }
 
-    fn write(&self, pass: &Pass, places: Range<usize>) {
-        let (written, queued) = pass.write(places);
+    fn write(&self, pass: &Pass, indices: Range<usize>) {
+        let (written, queued) = pass.write(indices);
         self.frames_sent.increment(written);
         self.frames_queued.increment(queued);
     }

@@ -82,13 +82,16 @@ impl Outbox {
         self.change(|state| self.queue(state, frame));
     }
 
-    /// As [`Self::push`], unless `done` is set. Sets it.
-    pub fn push_once(&self, frame: &Frame, done: &AtomicBool) {
+    /// As [`Self::push`], unless `done` is set. Sets it. Returns whether it was not set.
+    pub fn push_once(&self, frame: &Frame, done: &AtomicBool) -> bool {
+        let mut first = false;
         self.change(|state| {
-            if !done.swap(true, Ordering::Relaxed) {
+            first = !done.swap(true, Ordering::Relaxed);
+            if first {
                 self.queue(state, frame.clone());
             }
         });
+        first
     }
 
     /// Queues a reply of the session to its client. Replies have no limit here: the session starts no further request

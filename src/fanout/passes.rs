@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -15,20 +15,23 @@ use dashmap::{
     mapref::{entry::Entry, one::Ref},
 };
 use foldhash::quality::RandomState;
+use indexmap::IndexMap;
 
 use super::{Subscriber, encoded::Encoded};
-use crate::model::Topic;
+use crate::model::{SessionId, Topic};
 
-/// Bytes of a topic, approximately, at which its waiting events are not left to the pass under way.
+/// Bytes of the waiting events of a topic, approximately. Above this the publisher finishes the pass itself.
 const WAITING_BYTES_MAX: usize = 64 << 10;
 
 /// The sockets to which the events of a pass are written.
-pub(super) type Sockets = Arc<[Arc<Subscriber>]>;
+pub(super) type Sockets = IndexMap<SessionId, Arc<Subscriber>>;
 
 /// The topics with a pass under way.
 #[derive(Default)]
 pub(super) struct Passes {
     topics: DashMap<Topic, Passing, RandomState>,
+    /// The number of these topics, or one more while one begins.
+    count: AtomicUsize,
 }
 
 /// A topic with a pass under way. It exists from the event that begins the first pass until a pass ends and no event waits.
@@ -44,13 +47,13 @@ pub(super) struct Passing {
 pub(super) struct Pass {
     events: Encoded,
     /// The sockets that were subscribed when the pass began.
-    sockets: Sockets,
-    /// For each socket, whether it has the events. It is set under the lock of the outbox that gets them. So each socket has
-    /// them once, and before those of the next pass, whoever writes them.
+    sockets: Arc<Sockets>,
+    /// For each socket, whether it has the events. It is set under the lock of the outbox that gets them. So the pass gives
+    /// them to each socket once, and before those of the next pass, whoever writes them.
     done: Box<[AtomicBool]>,
 }
 
-/// What becomes of an event.
+/// The next step for an event that was added.
 #[derive(PartialEq, Eq)]
 pub(super) enum Fate {
     /// The event waits for the pass under way.
@@ -63,10 +66,11 @@ pub(super) enum Fate {
 
 impl Passes {
     /// Adds an event to the waiting ones of its topic.
-    pub(super) fn wait(&self, topic: &Topic, event: &Encoded) -> Fate {
+    pub(super) fn add(&self, topic: &Topic, event: &Encoded) -> Fate {
         let bytes = event.bytes();
         match self.topics.entry(topic.clone()) {
             Entry::Vacant(place) => {
+                self.count.fetch_add(1, Ordering::Relaxed);
                 place.insert(Passing {
                     pass: None,
                     waiting: Some(event.clone()),
@@ -90,6 +94,11 @@ impl Passes {
         }
     }
 
+    /// Returns whether a pass of the topic is under way.
+    pub(super) fn is_under_way(&self, topic: &Topic) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && self.topics.contains_key(topic)
+    }
+
     /// Returns the topic if a pass is under way. None begins while the result exists.
     pub(super) fn passing(&self, topic: &Topic) -> Option<Ref<'_, Topic, Passing>> {
         self.topics.get(topic)
@@ -100,24 +109,25 @@ impl Passes {
         self.topics.get(topic)?.pass.clone()
     }
 
-    /// Begins a pass with the waiting events, unless another one than `before` is under way already. All sockets of `before`
-    /// have their events. Returns the pass under way. `None` if no event waits: the topic is forgotten, and the next event
-    /// is a first one.
+    /// Begins a pass with the waiting events after `over`, which all its sockets have got, unless another one is under way
+    /// already. Returns the pass under way. `None` if no event waits: the topic is forgotten, and the next event is a first
+    /// one.
     pub(super) fn begin(
         &self,
         topic: &Topic,
-        before: Option<&Arc<Pass>>,
-        sockets: impl FnOnce() -> Sockets,
+        over: Option<&Arc<Pass>>,
+        sockets: impl FnOnce() -> Arc<Sockets>,
     ) -> Option<Arc<Pass>> {
         let Entry::Occupied(mut entry) = self.topics.entry(topic.clone()) else {
             return None;
         };
         let passing = entry.get_mut();
-        if passing.pass.as_ref().map(Arc::as_ptr) != before.map(Arc::as_ptr) {
+        if passing.pass.as_ref().map(Arc::as_ptr) != over.map(Arc::as_ptr) {
             return passing.pass.clone();
         }
         let Some(events) = passing.waiting.take() else {
             entry.remove();
+            self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         };
         passing.bytes = 0;
@@ -128,13 +138,13 @@ impl Passes {
 }
 
 impl Passing {
-    /// Gives a session that leaves the topic all events that were published before, and that it does not have yet.
+    /// Gives a session that leaves the topic all events that were published before, and that it does not have yet. If it
+    /// comes back before the waiting ones are written, it gets those twice; clients ignore a seq that they have.
     pub(super) fn leave(&self, subscriber: &Subscriber) {
         let outbox = &subscriber.outbox;
         if let Some(pass) = &self.pass {
-            let is_leaving = |other: &Arc<Subscriber>| std::ptr::eq(&raw const **other, subscriber);
-            if let Some(place) = pass.sockets.iter().position(is_leaving) {
-                outbox.push_once(pass.events.frame(outbox.codec()), &pass.done[place]);
+            if let Some(index) = pass.sockets.get_index_of(&subscriber.session) {
+                outbox.push_once(pass.events.frame(outbox.codec()), &pass.done[index]);
             }
         }
         if let Some(waiting) = &self.waiting {
@@ -144,7 +154,7 @@ impl Passing {
 }
 
 impl Pass {
-    fn new(events: Encoded, sockets: Sockets) -> Self {
+    fn new(events: Encoded, sockets: Arc<Sockets>) -> Self {
         Self {
             events,
             done: sockets.iter().map(|_| AtomicBool::new(false)).collect(),
@@ -157,11 +167,13 @@ impl Pass {
         self.sockets.len()
     }
 
-    /// Writes to some of the sockets. Returns the number of events that were written, and of those that were queued.
-    pub(super) fn write(&self, places: Range<usize>) -> (u64, u64) {
+    /// Writes to the sockets with these indices. Returns the number of events that were written, and of those that were
+    /// queued.
+    pub(super) fn write(&self, indices: Range<usize>) -> (u64, u64) {
         let (mut written, mut queued) = (0, 0);
-        let places = places.start..places.end.min(self.len());
-        for (socket, done) in self.sockets[places.clone()].iter().zip(&self.done[places]) {
+        let indices = indices.start..indices.end.min(self.len());
+        let sockets = self.sockets[indices.clone()].values();
+        for (socket, done) in sockets.zip(&self.done[indices]) {
             if done.load(Ordering::Relaxed) {
                 continue;
             }
@@ -173,5 +185,18 @@ impl Pass {
             }
         }
         (written, queued)
+    }
+
+    /// Queues the events for all sockets that do not have them. It makes no system call. Returns the number of events that
+    /// were queued.
+    pub(super) fn queue(&self) -> u64 {
+        let mut queued = 0;
+        for (socket, done) in self.sockets.values().zip(&self.done) {
+            let outbox = &socket.outbox;
+            if outbox.push_once(self.events.frame(outbox.codec()), done) {
+                queued += self.events.count();
+            }
+        }
+        queued
     }
 }
