@@ -122,6 +122,8 @@ impl Subscribers {
 pub struct Hub {
     topics: DashMap<Topic, Subscribers, RandomState>,
     passes: Passes,
+    /// [`AT_ONCE_MAX`], or less in a simulation.
+    at_once_max: usize,
     sessions: AtomicUsize,
     frames_queued: Counter,
     frames_sent: Counter,
@@ -142,6 +144,7 @@ impl Hub {
         Self {
             topics: DashMap::default(),
             passes: Passes::default(),
+            at_once_max: AT_ONCE_MAX,
             sessions: AtomicUsize::new(0),
             frames_queued: counter!("chat_frames_queued_total"),
             frames_sent: counter!("chat_frames_sent_total"),
@@ -149,6 +152,14 @@ impl Hub {
             began: Instant::now(),
             tasks,
         }
+    }
+
+    /// Makes passes over the sockets of small topics too, for a simulation with few sockets.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_small_passes(mut self) -> Self {
+        self.at_once_max = 1;
+        self
     }
 
     /// Returns all topics that a session is subscribed to.
@@ -188,7 +199,7 @@ impl Hub {
         let Some(subscribers) = self.topics.get(topic) else {
             return;
         };
-        if subscribers.sessions.len() <= AT_ONCE_MAX && !is_under_way {
+        if subscribers.sessions.len() <= self.at_once_max && !is_under_way {
             return self.send(&subscribers, event);
         }
         drop(subscribers);

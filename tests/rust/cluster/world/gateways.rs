@@ -11,7 +11,7 @@ use std::{
 use chat_gateway::{
     chat::{Conversations, Settings},
     cluster::{Cluster, MembershipAgent, PeerSettings},
-    fanout::{Coalesce, Hub},
+    fanout::Hub,
     memory::Memory,
     model::GatewayId,
     store::Store,
@@ -58,11 +58,7 @@ impl Gateway {
     async fn serve(self: Arc<Self>, store: Arc<dyn Store>, network: Arc<Port>, open_max: usize) {
         let members = self.join(&store, &network).await;
         let tasks = self.tasks.clone();
-        let coalesce = Coalesce {
-            per_socket: Duration::from_millis(20),
-            max: Duration::from_millis(25),
-        };
-        let hub = Arc::new(Hub::new(coalesce, tasks.clone()));
+        let hub = Arc::new(Hub::new(tasks.clone()).with_small_passes());
         let settings = settings(open_max);
         let speaking = PeerSettings {
             secret: "the same in all of them, 32 bytes".into(),
