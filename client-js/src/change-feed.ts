@@ -31,7 +31,7 @@ interface Place {
   early: Map<Seq, ChangedItem[]>;
   /** The number of answers in a row that were a `reset`. */
   resets: number;
-  /** The time before which the client does not ask again, after a `reset` or a failure. */
+  /** The time before which the client does not ask again after a `reset`. */
   pausedTo: Millis;
 }
 
@@ -132,11 +132,19 @@ export class ChangeFeed {
     this.#behind.clear();
   }
 
+  /** Asks now what waits after a failure on an earlier connection. */
+  connected(): void {
+    for (const [conversation, behind] of this.#behind) if (behind.failures) behind.due = this.begin(conversation).pausedTo;
+    this.#askAll();
+  }
+
   #ask(conversation: ConversationId, rev: Rev, ms: Millis = 0, failed = 0): void {
     const known = this.#behind.get(conversation);
     const failures = Math.max(failed, known?.failures ?? 0);
-    // Another event neither delays the request nor shortens a pause.
-    const due = Math.max(Math.min(performance.now() + ms, known?.due ?? Infinity), this.begin(conversation).pausedTo);
+    let due = performance.now() + ms;
+    // Another event neither delays the request nor shortens the pause after a failure.
+    if (known && !failed) due = failures ? known.due : Math.min(due, known.due);
+    due = Math.max(due, this.begin(conversation).pausedTo);
     this.#behind.set(conversation, { wanted: Math.max(rev, known?.wanted ?? 0), due, failures });
     this.#askAll();
   }
@@ -180,8 +188,7 @@ export class ChangeFeed {
       // Either the gateway refused for good, or `disconnect()` was called: the next event or connection asks again.
       const isOver = !error.temporary || (failures > 0 && error.closeCode === BAD_FRAME);
       if (isOver || this.#places.get(conversation) !== place) return;
-      place.pausedTo = performance.now() + retryDelay(error, failures);
-      this.#ask(conversation, wanted, 0, failures + 1);
+      this.#ask(conversation, wanted, retryDelay(error, failures), failures + 1);
     } finally {
       this.#asked.delete(conversation);
       this.#askAll();

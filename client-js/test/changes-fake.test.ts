@@ -585,6 +585,43 @@ describe('the rules for a client', () => {
     expect(server.received('changes')).toHaveLength(2);
   });
 
+  test.each(['is lost', 'is closed by the application'])('[gap] a pause after a failure ends when the connection %s', async (how) => {
+    const client = await connect();
+    await open(client);
+    const { changes } = server.answers;
+    server.answers.changes = () => ({ type: 'error', code: 'unavailable', message: 'not now', retry_after_ms: 20_000 });
+    missed('a');
+    await until(() => server.received('changes').length === 1);
+    await settled();
+    server.answers.changes = changes!;
+    if (how === 'is lost') server.socket.end(1006);
+    else {
+      client.disconnect();
+      client.connect();
+    }
+    await until(() => client.state.at === 'connected' && server.received('connect').length === 2);
+    server.push({ type: 'changed', conversation: 'c', after: 1, rev: 1, items: [] });
+    await until(() => client.cursors().c![1] === 1);
+    expectSame(client);
+  });
+
+  test('[reset] a pause after a reset stays over a new connection', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 0 }] });
+    missed('a', 'b', 'c');
+    vi.mocked(Math.random).mockReturnValue(0.99);
+    await until(() => server.received('changes').length === 1);
+    await settled();
+    vi.mocked(Math.random).mockReturnValue(0.01);
+    client.disconnect();
+    await client.connect();
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 3, items: [] });
+    await settled(300);
+    expect(server.received('changes')).toHaveLength(1);
+  });
+
   test('[reset] all states are dropped, and the list is read again where it is', async () => {
     const client = await connect();
     const list = await open(client);
