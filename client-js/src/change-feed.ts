@@ -33,7 +33,12 @@ interface Place {
   resets: number;
   /** The time before which the client does not ask again after a `reset`. */
   pausedTo: Millis;
+  /** The sources whose last page was behind the cursor. */
+  late: Set<PageSource>;
 }
+
+/** Where a page comes from. The gateway writes the rev of the inbox later than the history. */
+type PageSource = 'inbox' | 'history';
 
 /** What is to be asked about a conversation. */
 interface Behind {
@@ -61,7 +66,7 @@ export class ChangeFeed {
   /** Sets the cursor of a conversation, if it has none: the client knows all changes up to `rev`. */
   begin(conversation: ConversationId, rev: Rev = 0): Place {
     let place = this.#places.get(conversation);
-    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0, pausedTo: 0 }));
+    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0, pausedTo: 0, late: new Set() }));
     return place;
   }
 
@@ -72,15 +77,17 @@ export class ChangeFeed {
 
   /** Notes that the client got a page whose states contain all changes up to `rev`. If the cursor is higher, the client missed
    * the changes between for the entries of this page. The cursor is set back before asking, so that a new connection continues there. */
-  page(conversation: ConversationId, rev: Rev = 0): void {
+  page(conversation: ConversationId, rev: Rev = 0, source: PageSource = 'history'): void {
     const place = this.begin(conversation, rev);
     const before = place.rev;
     if (rev < before) {
       place.rev = rev;
+      place.late.add(source);
       return this.#ask(conversation, before);
     }
-    // During the pause after a `reset`, some pages may be good while others are still behind.
-    if (performance.now() > place.pausedTo) place.resets = 0;
+    place.late.delete(source);
+    // The pages of one source may be good while those of another stay behind and lead to the next `reset`.
+    if (!place.late.size && performance.now() > place.pausedTo) place.resets = 0;
   }
 
   /** Applies changes, or asks for those before them.
@@ -180,6 +187,7 @@ export class ChangeFeed {
         this.#host.apply({ conversation, after, rev, items: [], reset }, []);
       } else {
         place.resets = 0;
+        place.late.clear();
         this.receive({ conversation, after, rev, items }, true);
         if (more && rev > before) this.#ask(conversation, rev + 1);
       }

@@ -622,6 +622,24 @@ describe('the rules for a client', () => {
     expect(server.received('changes')).toHaveLength(1);
   });
 
+  test('[reset] good pages of the history do not shorten the pauses while the inbox stays behind', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    const { history } = server.answers;
+    const later = (ms: number, id: unknown, answer: object) => void setTimeout(() => server.socket.say({ ...answer, id }), ms);
+    // Both pages come after the first pause.
+    server.answers.history = (request) => later(60, request.id, history!(request)!) as undefined;
+    server.answers.inbox = ({ id }) => later(80, id, { type: 'inbox', items: [{ ...server.item(), rev: 0 }] }) as undefined;
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    missed('a', 'b', 'c');
+    await settled(1_500);
+    expect(server.received('changes').length).toBeGreaterThan(2);
+    expect(server.received('changes').length).toBeLessThan(9);
+    server.answers.inbox = () => ({ type: 'inbox', items: [server.item()] });
+    await until(() => client.cursors().c![1] === 3 && client.inbox.get('c')!.rev === 3);
+  });
+
   test('[reset] all states are dropped, and the list is read again where it is', async () => {
     const client = await connect();
     const list = await open(client);
