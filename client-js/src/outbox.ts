@@ -363,6 +363,11 @@ export class Outbox {
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
+        // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
+        if (this.#revs.has(entry.clientId)) {
+          this.#storage.remove(entry.clientId).catch((error) => this.#host.failed(error));
+          continue;
+        }
         if (entry.gateway === undefined) {
           // It may be meant for another gateway, so the user decides whether to send it.
           const message = 'written for an unknown gateway: retry or discard it';

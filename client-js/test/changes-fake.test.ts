@@ -304,6 +304,25 @@ describe('several own changes', () => {
     expect(list.message(3)).toMatchObject({ body: 'of the phone', failedChange: { error: { code: 'conflict' } } });
   });
 
+  test('are not sent again because their removal from the storage failed', async () => {
+    const storage = memoryStorage();
+    let isBroken = true;
+    const remove = (id: string) => (isBroken ? Promise.reject(new Error('no disk')) : storage.remove(id));
+    const client = await connect({ storage: { ...storage, remove } });
+    const list = await open(client);
+    await list.react(1, '👍');
+    await settled();
+    isBroken = false;
+    await list.unreact(1, '👍');
+    await until(async () => (await storage.entries('alice')).length === 1);
+    server.socket.end(1006);
+    await until(async () => !(await storage.entries('alice')).length);
+    await settled();
+    expect(server.received('react')).toHaveLength(1);
+    expect(server.entries[0]!.who.get('👍')!.size).toBe(0);
+    expectSame(client);
+  });
+
   test('keep a refusal over a reload, and end with the deletion of their message', async () => {
     const storage = memoryStorage();
     const first = await connect({ storage });
