@@ -458,7 +458,11 @@ export class Outbox {
     const entry = this.#entries.get(clientId);
     if (accepted) {
       remember(this.#revs, ...accepted);
-      if (entry) this.#accept(entry, accepted[1]);
+      if (entry) {
+        // The leader may learn of them too late to store their base.
+        this.#raise(entry, accepted[1], true);
+        this.#accept(entry, accepted[1]);
+      }
     }
     if (sent) {
       if (entry) entry.sent = sent[1];
@@ -583,19 +587,27 @@ export class Outbox {
     const now = change.type === 'edit' ? raised(change, this.#revs.get(over)) : change;
     const { rev = 0 } = await this.#host.ask({ conversation, ...now } as ChangeRequest);
     remember(this.#revs, clientId, rev);
-    // The edits that were written over this one, and those over them. Stored before this one is removed, as for `placed`.
-    const before = new Set([clientId]);
-    for (const other of this.changesOf(conversation)) {
-      const later = other.change!;
-      if (other === entry || change.type !== 'edit' || later.type !== 'edit') continue;
-      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
-      before.add(other.clientId);
-      other.change = raised(later, rev);
-      this.#store(other);
-    }
+    // Before this one leaves the storage, as for `placed`.
+    this.#raise(entry, rev);
     this.#accept(entry, rev);
     this.#tell({ accepted: [clientId, rev] });
     this.#store(entry, true);
+  }
+
+  /** Raises and stores the base of the edits that were written over an acknowledged one, and of those over them.
+   * @param onlyMine Whether only the edits with a promise of this tab are stored. */
+  #raise({ clientId, conversation, change }: Local, rev: Rev, onlyMine = false): void {
+    if (change?.type !== 'edit') return;
+    const before = new Set([clientId]);
+    for (const other of this.changesOf(conversation)) {
+      const later = other.change!;
+      if (other.clientId === clientId || later.type !== 'edit') continue;
+      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
+      before.add(other.clientId);
+      if (later.baseRev >= rev || (onlyMine && !this.#waiting.has(other.clientId))) continue;
+      other.change = raised(later, rev);
+      this.#store(other);
+    }
   }
 }
 

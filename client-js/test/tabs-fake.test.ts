@@ -179,14 +179,14 @@ async function behindLeader(storage = sharedMemory()) {
   return { changing, storage, list, stored, endLeader };
 }
 
-test('an edit over an edit that the leader is sending is no conflict, however late the leader learns of it', async () => {
-  const changing = new ChangingServer();
+/** Two tabs with a list each: the leader, whose edits are answered at `release`, and a follower, whose writes wait after `hold`. */
+async function slowFollower() {
+  const changing = Object.assign(new ChangingServer(), { release: () => {} });
   changing.write('alice', 'one');
   server = changing;
   locks();
   const storage = sharedMemory();
   let stored = Promise.resolve();
-  // The follower's writes are slow.
   const slow = { ...storage, put: (entry: OutboxEntry) => stored.then(() => storage.put(entry)) };
   const [leader, follower] = [make(storage, { user: 'alice' }), make(slow, { user: 'alice' })];
   await leader.connect();
@@ -196,24 +196,55 @@ test('an edit over an edit that the leader is sending is no conflict, however la
     list.open();
     await list.loaded();
   }
-  const { edit } = changing.answers;
-  let release = () => {};
+  const edit = changing.answers.edit!;
   changing.answers.edit = (request) => {
-    release = () => changing.sockets[0]!.say({ ...edit!(request), id: request.id });
+    changing.release = () => changing.sockets[0]!.say({ ...edit(request), id: request.id });
     return undefined;
   };
+  /** Returns a function that lets the writes go on. */
+  const hold = () => {
+    let write = () => {};
+    stored = new Promise((resolve) => (write = resolve));
+    return write;
+  };
+  return { changing, edit, storage, first, second, hold };
+}
+
+test('an edit over an edit that the leader is sending is no conflict, however late the leader learns of it', async () => {
+  const { changing, edit, storage, first, second, hold } = await slowFollower();
   const before = first.edit(1, 'a');
   await until(() => second.message(1)!.body === 'a' && changing.received('edit').length);
-  let write = () => {};
-  stored = new Promise((resolve) => (write = resolve));
+  const write = hold();
   const over = second.edit(1, 'ab');
-  release();
+  changing.release();
   await before;
-  changing.answers.edit = edit!;
+  changing.answers.edit = edit;
   await until(async () => !(await storage.entries('alice')).length);
   write();
   expect((await over).rev).toBe(2);
   expect(changing.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+});
+
+test('an edit over an acknowledged edit is no conflict in a later tab that knows neither', async () => {
+  const { changing, edit, storage, first, second, hold } = await slowFollower();
+  const before = first.edit(1, 'a');
+  await until(() => second.message(1)!.body === 'a' && changing.received('edit').length);
+  const write = hold();
+  second.edit(1, 'ab').catch(() => {});
+  changing.release();
+  await before;
+  await until(async () => !(await storage.entries('alice')).length);
+  await until(() => second.message(1)!.pending?.length === 1);
+  // Neither tab sends it.
+  for (const socket of changing.sockets) socket.silent = true;
+  write();
+  await until(async () => (await storage.entries('alice')).length);
+  for (const client of made) client.disconnect();
+  changing.answers.edit = edit;
+  await make(storage, { user: 'alice' }).connect();
+  await until(() => changing.entries[0]!.body === 'ab');
+  expect(changing.received('edit').at(-1)).toMatchObject({ base_rev: 1 });
+  await until(async () => !(await storage.entries('alice')).length);
 });
 
 test('a change waits for the one before it, which another tab removed without a note', async () => {
