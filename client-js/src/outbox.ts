@@ -403,10 +403,14 @@ export class Outbox {
    * message that another tab sent, and stores one that none sent. */
   #missed(entry: Local): void {
     entry.missingTimer ??= setTimeout(() => {
-      const { clientId, conversation } = entry;
+      const { clientId, conversation, change } = entry;
       this.#stopWaiting(entry);
       if (this.#entries.get(clientId) === entry) {
-        if (this.#isAwaited(entry, this.#all(conversation))) this.#store(Object.assign(entry, { tried: true }));
+        const of = change && 'of' in change && change.of;
+        const isDiscarded = of && !this.#entries.has(of) && !this.seqOf(of);
+        // Another tab discarded its message.
+        if (isDiscarded) this.#settle(clientId)?.reject(new ChatError('closed', 'discarded'));
+        if (!isDiscarded && this.#isAwaited(entry, this.#all(conversation))) this.#store(Object.assign(entry, { tried: true }));
         else this.#entries.delete(clientId);
         this.#host.changed(conversation);
       }

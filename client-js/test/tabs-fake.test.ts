@@ -381,3 +381,27 @@ test('a reaction that another tab added does not come back after its removal bec
   expect(changing.entries[0]!.who.get('👍')!.size).toBe(0);
   expect(await storage.entries('alice')).toEqual([]);
 });
+
+test('edits of a message that another tab discards are rejected', async () => {
+  const changing = new ChangingServer();
+  changing.answers.send = () => ({ type: 'error', code: 'forbidden', message: 'no' });
+  server = changing;
+  locks();
+  const storage = sharedMemory();
+  const tabs = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  for (const tab of tabs) await tab.connect();
+  const [first, second] = tabs.map((tab) => tab.conversation('c')) as [Conversation, Conversation];
+  const stored = (count: number) => until(async () => (await storage.entries('alice')).length === count);
+  const sending = first.send('refused');
+  const { key } = first.messages.at(-1)!;
+  await expect(sending).rejects.toMatchObject({ code: 'forbidden' });
+  await until(() => second.messages.at(-1)?.key === key);
+  const edits = [second.edit(key, 'a'), second.edit(key, 'ab')];
+  const rejected = edits.map((edit) => expect(edit).rejects.toMatchObject({ code: 'closed', message: 'discarded' }));
+  await stored(3);
+  await until(() => first.messages.at(-1)!.body === 'ab');
+  first.discard(key);
+  await Promise.all(rejected);
+  await stored(0);
+  expect(second.messages).toEqual([]);
+});
