@@ -31,9 +31,14 @@ interface Place {
   early: Map<Seq, ChangedItem[]>;
   /** The number of answers in a row that were a `reset`. */
   resets: number;
-  /** The time before which the client does not ask again, after a `reset` or a failure. */
+  /** The time before which the client does not ask again after a `reset`. */
   pausedTo: Millis;
+  /** The sources whose last page was behind the cursor. */
+  late: Set<PageSource>;
 }
+
+/** Where a page comes from. The gateway writes the rev of the inbox later than the history. */
+type PageSource = 'inbox' | 'history';
 
 /** What is to be asked about a conversation. */
 interface Behind {
@@ -61,7 +66,7 @@ export class ChangeFeed {
   /** Sets the cursor of a conversation, if it has none: the client knows all changes up to `rev`. */
   begin(conversation: ConversationId, rev: Rev = 0): Place {
     let place = this.#places.get(conversation);
-    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0, pausedTo: 0 }));
+    if (!place) this.#places.set(conversation, (place = { rev, told: rev, early: new Map(), resets: 0, pausedTo: 0, late: new Set() }));
     return place;
   }
 
@@ -72,15 +77,17 @@ export class ChangeFeed {
 
   /** Notes that the client got a page whose states contain all changes up to `rev`. If the cursor is higher, the client missed
    * the changes between for the entries of this page. The cursor is set back before asking, so that a new connection continues there. */
-  page(conversation: ConversationId, rev: Rev = 0): void {
+  page(conversation: ConversationId, rev: Rev = 0, source: PageSource = 'history'): void {
     const place = this.begin(conversation, rev);
     const before = place.rev;
     if (rev < before) {
       place.rev = rev;
+      place.late.add(source);
       return this.#ask(conversation, before);
     }
-    // During the pause after a `reset`, some pages may be good while others are still behind.
-    if (performance.now() > place.pausedTo) place.resets = 0;
+    place.late.delete(source);
+    // The pages of one source may be good while those of another stay behind and lead to the next `reset`.
+    if (!place.late.size && performance.now() > place.pausedTo) place.resets = 0;
   }
 
   /** Applies changes, or asks for those before them.
@@ -132,11 +139,19 @@ export class ChangeFeed {
     this.#behind.clear();
   }
 
+  /** Asks now what waits after a failure on an earlier connection. */
+  connected(): void {
+    for (const [conversation, behind] of this.#behind) if (behind.failures) behind.due = this.begin(conversation).pausedTo;
+    this.#askAll();
+  }
+
   #ask(conversation: ConversationId, rev: Rev, ms: Millis = 0, failed = 0): void {
     const known = this.#behind.get(conversation);
     const failures = Math.max(failed, known?.failures ?? 0);
-    // Another event neither delays the request nor shortens a pause.
-    const due = Math.max(Math.min(performance.now() + ms, known?.due ?? Infinity), this.begin(conversation).pausedTo);
+    let due = performance.now() + ms;
+    // Another event neither delays the request nor shortens the pause after a failure.
+    if (known && !failed) due = failures ? known.due : Math.min(due, known.due);
+    due = Math.max(due, this.begin(conversation).pausedTo);
     this.#behind.set(conversation, { wanted: Math.max(rev, known?.wanted ?? 0), due, failures });
     this.#askAll();
   }
@@ -172,6 +187,7 @@ export class ChangeFeed {
         this.#host.apply({ conversation, after, rev, items: [], reset }, []);
       } else {
         place.resets = 0;
+        place.late.clear();
         this.receive({ conversation, after, rev, items }, true);
         if (more && rev > before) this.#ask(conversation, rev + 1);
       }
@@ -180,8 +196,7 @@ export class ChangeFeed {
       // Either the gateway refused for good, or `disconnect()` was called: the next event or connection asks again.
       const isOver = !error.temporary || (failures > 0 && error.closeCode === BAD_FRAME);
       if (isOver || this.#places.get(conversation) !== place) return;
-      place.pausedTo = performance.now() + retryDelay(error, failures);
-      this.#ask(conversation, wanted, 0, failures + 1);
+      this.#ask(conversation, wanted, retryDelay(error, failures), failures + 1);
     } finally {
       this.#asked.delete(conversation);
       this.#askAll();

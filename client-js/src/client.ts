@@ -388,6 +388,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
       this.marks.connected(over);
+      this.changeFeed.connected();
       for (const conversation of this.#held) conversation.connected();
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});

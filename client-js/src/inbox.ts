@@ -163,7 +163,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
       const { conversation, kind, lastSeq, unread } = item;
       this.#host.feed.begin(conversation, lastSeq);
       if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
-      else this.#host.changeFeed.page(conversation, item.rev);
+      else this.#host.changeFeed.page(conversation, item.rev, 'inbox');
       if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
       this.#set(item);
     }

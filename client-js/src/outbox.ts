@@ -40,7 +40,7 @@ interface Local extends Pending {
   /** Whether the storage refused it, so that no other tab can send it. */
   unstored?: boolean;
   /** The timer of `#missed`, if another tab removed it from the storage and has not said why yet. */
-  missing?: ReturnType<typeof setTimeout> | undefined;
+  missingTimer?: ReturnType<typeof setTimeout> | undefined;
   /** Whether the gateway closed the connection with 4500 while it was in flight. */
   suspect?: boolean;
 }
@@ -313,7 +313,7 @@ export class Outbox {
 
   /** Removes and returns the promise of an entry whose outcome is known. */
   #settle(clientId: string) {
-    this.#found(this.#entries.get(clientId));
+    this.#stopWaiting(this.#entries.get(clientId));
     const waiting = this.#waiting.get(clientId);
     this.#waiting.delete(clientId);
     return waiting;
@@ -363,6 +363,11 @@ export class Outbox {
       const before = [...this.#entries.values()];
       const now = before.filter((entry) => entry.sent || entry.unsaved);
       for (const entry of stored) {
+        // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
+        if (this.#revs.has(entry.clientId)) {
+          this.#storage.remove(entry.clientId).catch((error) => this.#host.failed(error));
+          continue;
+        }
         if (entry.gateway === undefined) {
           // It may be meant for another gateway, so the user decides whether to send it.
           const message = 'written for an unknown gateway: retry or discard it';
@@ -370,7 +375,7 @@ export class Outbox {
           this.#storage.put(entry).catch((error) => this.#host.failed(error));
         }
         const known = this.#entries.get(entry.clientId);
-        this.#found(known);
+        this.#stopWaiting(known);
         const same = known && !known.failed === !entry.failed;
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
         // Another tab may have changed it. Its own last change may not be in the storage yet.
@@ -397,11 +402,15 @@ export class Outbox {
   /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
    * message that another tab sent, and stores one that none sent. */
   #missed(entry: Local): void {
-    entry.missing ??= setTimeout(() => {
-      const { clientId, conversation } = entry;
-      this.#found(entry);
+    entry.missingTimer ??= setTimeout(() => {
+      const { clientId, conversation, change } = entry;
+      this.#stopWaiting(entry);
       if (this.#entries.get(clientId) === entry) {
-        if (this.#isAwaited(entry, this.#all(conversation))) this.#store(Object.assign(entry, { tried: true }));
+        const of = change && 'of' in change && change.of;
+        const isDiscarded = of && !this.#entries.has(of) && !this.seqOf(of);
+        // Another tab discarded its message.
+        if (isDiscarded) this.#settle(clientId)?.reject(new ChatError('closed', 'discarded'));
+        if (!isDiscarded && this.#isAwaited(entry, this.#all(conversation))) this.#store(Object.assign(entry, { tried: true }));
         else this.#entries.delete(clientId);
         this.#host.changed(conversation);
       }
@@ -410,9 +419,9 @@ export class Outbox {
   }
 
   /** Ends the wait for the note about an entry. */
-  #found(entry: Local | undefined): void {
-    clearTimeout(entry?.missing);
-    if (entry) entry.missing = undefined;
+  #stopWaiting(entry: Local | undefined): void {
+    clearTimeout(entry?.missingTimer);
+    if (entry) entry.missingTimer = undefined;
   }
 
   /** Whether this tab needs the outcome of an entry: for a promise, or for an edit over it, whose base is then known. */
@@ -425,7 +434,7 @@ export class Outbox {
   #store(entry: Local, remove = false): void {
     this.#host.changed(entry.conversation);
     if (!this.#user) return;
-    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missing: ______, ...plain } = entry;
+    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missingTimer: ______, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
     within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
@@ -453,7 +462,11 @@ export class Outbox {
     const entry = this.#entries.get(clientId);
     if (accepted) {
       remember(this.#revs, ...accepted);
-      if (entry) this.#accept(entry, accepted[1]);
+      if (entry) {
+        // The leader may learn of them too late to store their base.
+        this.#raise(entry, accepted[1], true);
+        this.#accept(entry, accepted[1]);
+      }
     }
     if (sent) {
       if (entry) entry.sent = sent[1];
@@ -482,9 +495,9 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, missing, change }: Local): boolean {
+  #isDue({ failed, sent, unstored, missingTimer, change }: Local): boolean {
     // A change waits until its message has a seq.
-    return !failed && !sent && !missing && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
+    return !failed && !sent && !missingTimer && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
@@ -496,7 +509,7 @@ export class Outbox {
     const busy = new Set<string | Seq>();
     for (const entry of this.#all(conversation)) {
       // One that is missing may be sent again, before those after it.
-      const isBusy = this.#sending.has(entry.clientId) || entry.missing;
+      const isBusy = this.#sending.has(entry.clientId) || entry.missingTimer;
       if (!isBusy && !this.#isDue(entry)) continue;
       const keys = entry.change ? keysOf(entry.change) : ['message'];
       const isFree = !isBusy && !keys.some((key) => busy.has(key));
@@ -578,19 +591,27 @@ export class Outbox {
     const now = change.type === 'edit' ? raised(change, this.#revs.get(over)) : change;
     const { rev = 0 } = await this.#host.ask({ conversation, ...now } as ChangeRequest);
     remember(this.#revs, clientId, rev);
-    // The edits that were written over this one, and those over them. Stored before this one is removed, as for `placed`.
-    const before = new Set([clientId]);
-    for (const other of this.changesOf(conversation)) {
-      const later = other.change!;
-      if (other === entry || change.type !== 'edit' || later.type !== 'edit') continue;
-      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
-      before.add(other.clientId);
-      other.change = raised(later, rev);
-      this.#store(other);
-    }
+    // Before this one leaves the storage, as for `placed`.
+    this.#raise(entry, rev);
     this.#accept(entry, rev);
     this.#tell({ accepted: [clientId, rev] });
     this.#store(entry, true);
+  }
+
+  /** Raises and stores the base of the edits that were written over an acknowledged one, and of those over them.
+   * @param onlyMine Whether only the edits with a promise of this tab are stored. */
+  #raise({ clientId, conversation, change }: Local, rev: Rev, onlyMine = false): void {
+    if (change?.type !== 'edit') return;
+    const before = new Set([clientId]);
+    for (const other of this.changesOf(conversation)) {
+      const later = other.change!;
+      if (other.clientId === clientId || later.type !== 'edit') continue;
+      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
+      before.add(other.clientId);
+      if (later.baseRev >= rev || (onlyMine && !this.#waiting.has(other.clientId))) continue;
+      other.change = raised(later, rev);
+      this.#store(other);
+    }
   }
 }
 

@@ -304,6 +304,25 @@ describe('several own changes', () => {
     expect(list.message(3)).toMatchObject({ body: 'of the phone', failedChange: { error: { code: 'conflict' } } });
   });
 
+  test('are not sent again because their removal from the storage failed', async () => {
+    const storage = memoryStorage();
+    let isBroken = true;
+    const remove = (id: string) => (isBroken ? Promise.reject(new Error('no disk')) : storage.remove(id));
+    const client = await connect({ storage: { ...storage, remove } });
+    const list = await open(client);
+    await list.react(1, '👍');
+    await settled();
+    isBroken = false;
+    await list.unreact(1, '👍');
+    await until(async () => (await storage.entries('alice')).length === 1);
+    server.socket.end(1006);
+    await until(async () => !(await storage.entries('alice')).length);
+    await settled();
+    expect(server.received('react')).toHaveLength(1);
+    expect(server.entries[0]!.who.get('👍')!.size).toBe(0);
+    expectSame(client);
+  });
+
   test('keep a refusal over a reload, and end with the deletion of their message', async () => {
     const storage = memoryStorage();
     const first = await connect({ storage });
@@ -583,6 +602,61 @@ describe('the rules for a client', () => {
       await settled(30);
     }
     expect(server.received('changes')).toHaveLength(2);
+  });
+
+  test.each(['is lost', 'is closed by the application'])('[gap] a pause after a failure ends when the connection %s', async (how) => {
+    const client = await connect();
+    await open(client);
+    const { changes } = server.answers;
+    server.answers.changes = () => ({ type: 'error', code: 'unavailable', message: 'not now', retry_after_ms: 20_000 });
+    missed('a');
+    await until(() => server.received('changes').length === 1);
+    await settled();
+    server.answers.changes = changes!;
+    if (how === 'is lost') server.socket.end(1006);
+    else {
+      client.disconnect();
+      client.connect();
+    }
+    await until(() => client.state.at === 'connected' && server.received('connect').length === 2);
+    server.push({ type: 'changed', conversation: 'c', after: 1, rev: 1, items: [] });
+    await until(() => client.cursors().c![1] === 1);
+    expectSame(client);
+  });
+
+  test('[reset] a pause after a reset stays over a new connection', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...server.item(), rev: 0 }] });
+    missed('a', 'b', 'c');
+    vi.mocked(Math.random).mockReturnValue(0.99);
+    await until(() => server.received('changes').length === 1);
+    await settled();
+    vi.mocked(Math.random).mockReturnValue(0.01);
+    client.disconnect();
+    await client.connect();
+    server.push({ type: 'changed', conversation: 'c', after: 3, rev: 3, items: [] });
+    await settled(300);
+    expect(server.received('changes')).toHaveLength(1);
+  });
+
+  test('[reset] good pages of the history do not shorten the pauses while the inbox stays behind', async () => {
+    const client = await connect();
+    await open(client);
+    server.resetAfter = 1;
+    const { history } = server.answers;
+    const later = (ms: number, id: unknown, answer: object) => void setTimeout(() => server.socket.say({ ...answer, id }), ms);
+    // Both pages come after the first pause.
+    server.answers.history = (request) => later(60, request.id, history!(request)!) as undefined;
+    server.answers.inbox = ({ id }) => later(80, id, { type: 'inbox', items: [{ ...server.item(), rev: 0 }] }) as undefined;
+    vi.mocked(Math.random).mockReturnValue(0.05);
+    missed('a', 'b', 'c');
+    await settled(1_500);
+    expect(server.received('changes').length).toBeGreaterThan(2);
+    expect(server.received('changes').length).toBeLessThan(9);
+    server.answers.inbox = () => ({ type: 'inbox', items: [server.item()] });
+    await until(() => client.cursors().c![1] === 3 && client.inbox.get('c')!.rev === 3);
   });
 
   test('[reset] all states are dropped, and the list is read again where it is', async () => {

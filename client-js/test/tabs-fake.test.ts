@@ -179,14 +179,14 @@ async function behindLeader(storage = sharedMemory()) {
   return { changing, storage, list, stored, endLeader };
 }
 
-test('an edit over an edit that the leader is sending is no conflict, however late the leader learns of it', async () => {
-  const changing = new ChangingServer();
+/** Two tabs with a list each: the leader, whose edits are answered at `release`, and a follower, whose writes wait after `hold`. */
+async function slowFollower() {
+  const changing = Object.assign(new ChangingServer(), { release: () => {} });
   changing.write('alice', 'one');
   server = changing;
   locks();
   const storage = sharedMemory();
   let stored = Promise.resolve();
-  // The follower's writes are slow.
   const slow = { ...storage, put: (entry: OutboxEntry) => stored.then(() => storage.put(entry)) };
   const [leader, follower] = [make(storage, { user: 'alice' }), make(slow, { user: 'alice' })];
   await leader.connect();
@@ -196,24 +196,55 @@ test('an edit over an edit that the leader is sending is no conflict, however la
     list.open();
     await list.loaded();
   }
-  const { edit } = changing.answers;
-  let release = () => {};
+  const edit = changing.answers.edit!;
   changing.answers.edit = (request) => {
-    release = () => changing.sockets[0]!.say({ ...edit!(request), id: request.id });
+    changing.release = () => changing.sockets[0]!.say({ ...edit(request), id: request.id });
     return undefined;
   };
+  /** Returns a function that lets the writes go on. */
+  const hold = () => {
+    let write = () => {};
+    stored = new Promise((resolve) => (write = resolve));
+    return write;
+  };
+  return { changing, edit, storage, first, second, hold };
+}
+
+test('an edit over an edit that the leader is sending is no conflict, however late the leader learns of it', async () => {
+  const { changing, edit, storage, first, second, hold } = await slowFollower();
   const before = first.edit(1, 'a');
   await until(() => second.message(1)!.body === 'a' && changing.received('edit').length);
-  let write = () => {};
-  stored = new Promise((resolve) => (write = resolve));
+  const write = hold();
   const over = second.edit(1, 'ab');
-  release();
+  changing.release();
   await before;
-  changing.answers.edit = edit!;
+  changing.answers.edit = edit;
   await until(async () => !(await storage.entries('alice')).length);
   write();
   expect((await over).rev).toBe(2);
   expect(changing.received('edit').map(({ base_rev }) => base_rev)).toEqual([0, 1]);
+});
+
+test('an edit over an acknowledged edit is no conflict in a later tab that knows neither', async () => {
+  const { changing, edit, storage, first, second, hold } = await slowFollower();
+  const before = first.edit(1, 'a');
+  await until(() => second.message(1)!.body === 'a' && changing.received('edit').length);
+  const write = hold();
+  second.edit(1, 'ab').catch(() => {});
+  changing.release();
+  await before;
+  await until(async () => !(await storage.entries('alice')).length);
+  await until(() => second.message(1)!.pending?.length === 1);
+  // Neither tab sends it.
+  for (const socket of changing.sockets) socket.silent = true;
+  write();
+  await until(async () => (await storage.entries('alice')).length);
+  for (const client of made) client.disconnect();
+  changing.answers.edit = edit;
+  await make(storage, { user: 'alice' }).connect();
+  await until(() => changing.entries[0]!.body === 'ab');
+  expect(changing.received('edit').at(-1)).toMatchObject({ base_rev: 1 });
+  await until(async () => !(await storage.entries('alice')).length);
 });
 
 test('a change waits for the one before it, which another tab removed without a note', async () => {
@@ -276,10 +307,8 @@ test("another tab's edit, whose note came before it left the storage, is not sen
   tellTabs({ accepted: ['other', 1] });
   await until(() => list.message(1)!.pending?.length === 1);
   tellTabs();
-  await until(() => list.message(1)!.pending?.length === 2);
-  await storage.remove('other');
-  tellTabs();
   await stored(1);
+  tellTabs();
   await new Promise((resolve) => setTimeout(resolve, 1_100));
   expect(await storage.entries('alice')).toHaveLength(1);
 });
@@ -351,4 +380,28 @@ test('a reaction that another tab added does not come back after its removal bec
   expect(changing.requests.map(({ type }) => type).filter((type) => /react/.test(type))).toEqual(['react', 'unreact']);
   expect(changing.entries[0]!.who.get('👍')!.size).toBe(0);
   expect(await storage.entries('alice')).toEqual([]);
+});
+
+test('edits of a message that another tab discards are rejected', async () => {
+  const changing = new ChangingServer();
+  changing.answers.send = () => ({ type: 'error', code: 'forbidden', message: 'no' });
+  server = changing;
+  locks();
+  const storage = sharedMemory();
+  const tabs = [make(storage, { user: 'alice' }), make(storage, { user: 'alice' })];
+  for (const tab of tabs) await tab.connect();
+  const [first, second] = tabs.map((tab) => tab.conversation('c')) as [Conversation, Conversation];
+  const stored = (count: number) => until(async () => (await storage.entries('alice')).length === count);
+  const sending = first.send('refused');
+  const { key } = first.messages.at(-1)!;
+  await expect(sending).rejects.toMatchObject({ code: 'forbidden' });
+  await until(() => second.messages.at(-1)?.key === key);
+  const edits = [second.edit(key, 'a'), second.edit(key, 'ab')];
+  const rejected = edits.map((edit) => expect(edit).rejects.toMatchObject({ code: 'closed', message: 'discarded' }));
+  await stored(3);
+  await until(() => first.messages.at(-1)!.body === 'ab');
+  first.discard(key);
+  await Promise.all(rejected);
+  await stored(0);
+  expect(second.messages).toEqual([]);
 });
