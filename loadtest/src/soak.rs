@@ -45,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 4.0)]
     memory_slope: f64,
     /// Goal: bytes on disk of each message and change, in the embedded store after compaction
-    #[arg(long, default_value_t = 1024.0)]
+    #[arg(long, default_value_t = 512.0)]
     bytes_per_message: f64,
     /// Seed of what each user writes and requests, and where
     #[arg(long, default_value_t = 1)]
@@ -258,6 +258,9 @@ impl Soak<'_> {
         goal: Option<f64>,
         report: &mut Report,
     ) {
+        if points.is_empty() {
+            return;
+        }
         let half = self.length.as_secs_f64() / 2.0;
         let later: Vec<_> = points
             .iter()
