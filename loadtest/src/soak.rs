@@ -45,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 4.0)]
     memory_slope: f64,
     /// Goal: bytes on disk of each message and change, in the embedded store after compaction
-    #[arg(long, default_value_t = 1024.0)]
+    #[arg(long, default_value_t = 512.0)]
     bytes_per_message: f64,
     /// Seed of what each user writes and requests, and where
     #[arg(long, default_value_t = 1)]
@@ -56,6 +56,8 @@ pub(crate) struct Options {
 const DESCRIPTORS_SLOPE_MAX: f64 = 4.0;
 /// Number of samples of a run.
 const SAMPLES: u32 = 120;
+/// One sample of this many is printed.
+const SAMPLES_PER_ROW: usize = 10;
 /// Shortest time between two samples.
 const SAMPLE_EVERY_MIN: Duration = Duration::from_millis(250);
 const HOUR: f64 = 3600.0;
@@ -154,6 +156,9 @@ impl Soak<'_> {
             }
             progress.set_message(self.lines.newest());
             progress.tick();
+            if self.lines.memory_mib.len().is_multiple_of(SAMPLES_PER_ROW) {
+                progress.suspend(|| println!("  {}", self.lines.newest()));
+            }
         }
         progress.finish_and_clear();
         let (since, before) = cpu.unwrap_or((self.begin, Duration::ZERO));
@@ -161,6 +166,7 @@ impl Soak<'_> {
         Ok(used.as_secs_f64() / since.elapsed().as_secs_f64())
     }
 
+    /// Adds the present values. An error if a gateway ended by itself.
     fn sample(&mut self) -> anyhow::Result<()> {
         let now = self.begin.elapsed().as_secs_f64();
         let all = self.talk.acknowledgements()?;
@@ -252,6 +258,9 @@ impl Soak<'_> {
         goal: Option<f64>,
         report: &mut Report,
     ) {
+        if points.is_empty() {
+            return;
+        }
         let half = self.length.as_secs_f64() / 2.0;
         let later: Vec<_> = points
             .iter()
@@ -274,15 +283,16 @@ impl Soak<'_> {
 }
 
 impl Lines {
-    /// The newest samples, for the terminal.
+    /// The newest samples, as text.
     fn newest(&self) -> String {
-        let last = |line: &[(f64, f64)]| line.last().map_or(0.0, |(_, value)| *value);
+        let last = |line: &[(f64, f64)]| line.last().copied().unwrap_or_default();
+        let (at, memory) = last(&self.memory_mib);
         format!(
-            "{:.1} MiB of memory, {} descriptors, {:.1} MiB on disk, p99 {:.1} ms",
-            last(&self.memory_mib),
-            last(&self.descriptors),
-            last(&self.disk_mib),
-            last(&self.p99_ms)
+            "{:7.2} min: {memory:7.1} MiB of memory, {:4} descriptors, {:7.1} MiB on disk, p99 {:.1} ms",
+            at / 60.0,
+            last(&self.descriptors).1,
+            last(&self.disk_mib).1,
+            last(&self.p99_ms).1
         )
     }
 }

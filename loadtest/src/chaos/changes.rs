@@ -87,3 +87,41 @@ pub(super) fn check<'a>(
     wrong += counts.iter().filter(differs).count();
     (checked, wrong)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::world::Entry, *};
+
+    #[test]
+    fn lost_changes_are_found_and_uncertain_ones_are_not_checked() {
+        let place = |seq| ("group".to_owned(), seq);
+        let mut changes = Changes::default();
+        let all = [
+            (1, Change::Edit("new".to_owned())),
+            (2, Change::React("👍")),
+            (3, Change::Delete),
+        ];
+        for (seq, change) in all {
+            assert!(changes.begin(&place(seq)));
+            changes.acknowledge(place(seq), change);
+        }
+        let wrong = |changes: &Changes, messages: [serde_json::Value; 3]| {
+            let entries = messages.iter().map(Entry::of);
+            let logs = [("group".to_owned(), (1..).zip(entries).collect())].into();
+            check(std::iter::once(changes), &logs)
+        };
+        let right = [
+            json!({"body": "new"}),
+            json!({"body": "", "reactions": {"👍": 1}}),
+            json!({"body": "", "deleted": {"by": "bob"}}),
+        ];
+        assert_eq!(wrong(&changes, right), (3, 0));
+        let old = || [(); 3].map(|()| json!({"body": "old"}));
+        assert_eq!(wrong(&changes, old()), (3, 3));
+        assert!(changes.begin(&place(1)) && !changes.begin(&place(1)));
+        assert_eq!(wrong(&changes, old()), (2, 2));
+        assert!(!changes.begin(&place(3)));
+    }
+}
