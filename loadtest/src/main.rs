@@ -95,12 +95,12 @@ enum Scenario {
     Chaos(chaos::Options),
     /// Let people talk for a long time with every kind of request: memory and disk must not grow without need
     ///
-    /// Kills are in the first third of the run. Slopes are of its second half: the gateways have run for a sixth of the
-    /// run by then, and are not killed any more. A slope is the median of the slopes between any two samples (Theil and
-    /// Sen). It is within the noise, and no goal is missed, if the line rises by less in that half than the samples spread
-    /// about it. The gateways have small caches (`memory.mib` 32, `store.embedded.cache_mib` 8), because a cache that fills
-    /// looks like a leak. In a run of less than an hour they still fill, so use --no-goals there. Latency is that of the
-    /// messages since the last sample, from when they were due to their acknowledgement.
+    /// Kills are in the first quarter of the run. Slopes are of its second half: the gateways have run for another quarter
+    /// by then, and are not killed any more. A slope is the median of the slopes between any two samples (Theil and Sen).
+    /// It is within the noise, and no goal is missed, if the line rises by less in that half than the samples spread about
+    /// it. The gateways have small caches (`memory.mib` 32, `store.embedded.cache_mib` 8), because a cache that fills looks
+    /// like a leak. In a run of less than an hour they still fill, so use --no-goals there. Latency is that of the messages
+    /// since the last sample, from when they were due to their acknowledgement.
     Soak(soak::Options),
     /// Measure what reading an inbox costs, and check its unread counts
     Inbox(inbox::Options),
