@@ -184,24 +184,31 @@ impl LocalSockets {
         before: Option<Position>,
         limit: usize,
     ) -> (Heads, Vec<ConversationId>) {
-        let followed = lock(&self.channels);
-        let (mut heads, mut unknown) = (Vec::with_capacity(channels.len()), Vec::new());
-        for channel in channels {
-            let Some(head) = followed.get(&channel).and_then(ChannelProgress::head) else {
-                unknown.push(channel);
-                continue;
-            };
-            let position = (head.at(), channel);
-            if before.is_none_or(|before| position < before) {
-                heads.push((position, head));
+        let (mut heads, mut unknown) = (Vec::new(), Vec::new());
+        // Deliveries wait for this lock, so it is released now and then.
+        for channels in channels.chunks(CHANNELS_AT_ONCE) {
+            let followed = lock(&self.channels);
+            for &channel in channels {
+                let Some(head) = followed.get(&channel).and_then(ChannelProgress::head) else {
+                    unknown.push(channel);
+                    continue;
+                };
+                let position = (head.at(), channel);
+                if before.is_none_or(|before| position < before) {
+                    heads.push((position, head.clone()));
+                }
+            }
+            drop(followed);
+            if heads.len() > limit {
+                heads.select_nth_unstable_by_key(limit, |(position, _)| Reverse(*position));
+                heads.truncate(limit + 1);
             }
         }
-        if heads.len() > limit {
-            heads.select_nth_unstable_by_key(limit, |(position, _)| Reverse(*position));
-            heads.truncate(limit + 1);
-        }
-        let head = |((_, channel), head): (Position, &Arc<Head>)| (channel, head.clone());
-        (heads.into_iter().map(head).collect(), unknown)
+        let heads = heads.into_iter();
+        (
+            heads.map(|((_, channel), head)| (channel, head)).collect(),
+            unknown,
+        )
     }
 
     /// Remembers the head that the owner answered to a question of this subscription.

@@ -60,6 +60,7 @@ impl Subscriber {
 
 /// Sockets of a topic up to which the publisher writes its frames, while the map is locked. Above this size a pass does.
 const AT_ONCE_MAX: usize = 4;
+
 /// Sockets that a pass writes to before other tasks have their turn: a few milliseconds. A turn costs two or three switches
 /// between threads.
 const PASS_SOCKETS_AT_ONCE: usize = 512;
@@ -211,7 +212,7 @@ impl Hub {
                     let mut over = None;
                     let passes = |over| hub.clone().make_passes(topic.clone(), over);
                     while contain("a pass", "events", passes(over)).await.is_none() {
-                        // A panic loses the rest of its pass. The clients see the gap and fetch it.
+                        // A panic may lose a pass. The clients see the gap and fetch it.
                         over = hub.passes.pass(&topic);
                     }
                 });

@@ -192,6 +192,9 @@ impl Pass {
     pub(super) fn queue(&self) -> u64 {
         let mut queued = 0;
         for (socket, done) in self.sockets.values().zip(&self.done) {
+            if done.load(Ordering::Relaxed) {
+                continue;
+            }
             let outbox = &socket.outbox;
             if outbox.push_once(self.events.frame(outbox.codec()), done) {
                 queued += self.events.count();

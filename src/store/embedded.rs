@@ -17,7 +17,7 @@ use std::{
 use async_trait::async_trait;
 use compaction::Compactor;
 pub use compaction::compact;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, UserValue};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, UserValue};
 use foldhash::quality::RandomState;
 use metrics::{counter, histogram};
 use tokio::sync::{mpsc, oneshot};
@@ -160,9 +160,9 @@ impl Cells for Fjall {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
-        let keyspace = self.keyspace(&range.from);
+        let (keyspace, snapshot) = (self.keyspace(&range.from), self.database.snapshot());
         read(move || {
-            let found = keyspace.range(range.from..range.to);
+            let found = snapshot.range(&keyspace, range.from..range.to);
             if newest_first {
                 found.rev().take(limit).map(cell).collect()
             } else {
@@ -176,10 +176,11 @@ impl Cells for Fjall {
         let Some(first) = keys.first() else {
             return Ok(Vec::new());
         };
-        let keyspace = self.keyspace(first);
+        // Without a snapshot, a read might see a part of a batch that is being written.
+        let (keyspace, snapshot) = (self.keyspace(first), self.database.snapshot());
         read(move || {
             let found = keys.into_iter().filter_map(|key| {
-                let value = keyspace.get(&key).transpose()?;
+                let value = snapshot.get(&keyspace, &key).transpose()?;
                 Some(value.map(|value| stored_cell(key, &value)))
             });
             found.collect()
@@ -510,86 +511,4 @@ impl Command {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mutation::break_rule;
-
-    /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
-    fn writer(folder: &Path) -> (Writer, Embedded) {
-        let store = Embedded::open(folder, 1 << 20).unwrap();
-        let CellStore(Fjall {
-            database,
-            log,
-            rows,
-            poisoned,
-            ..
-        }) = &store;
-        let writer = Writer {
-            database: database.clone(),
-            log: log.clone(),
-            rows: rows.clone(),
-            poisoned: poisoned.clone(),
-            erased: RefCell::default(),
-        };
-        (writer, store)
-    }
-
-    fn cell(key: &[u8], timestamp: u64) -> Cell {
-        Cell {
-            key: key.to_vec(),
-            timestamp,
-            value: Vec::new(),
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn it_keeps_the_promises_of_stores() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Embedded::open(folder.path(), 1 << 20).unwrap();
-        crate::store::conformance::check(&store).await.unwrap();
-        store.0.close().await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn what_cannot_be_read_fails_its_writes_and_poisons_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let (writer, store) = writer(folder.path());
-        let write = |cells: Vec<Cell>| {
-            let (done, result) = oneshot::channel();
-            let durable = true;
-            let write = Command::Write {
-                cells,
-                durable,
-                done,
-            };
-            (write, result)
-        };
-        let group = || {
-            let (one, first) = write(vec![cell(b"m-log", 0), cell(b"c-row", 1)]);
-            let (two, second) = write(vec![cell(b"m-other", 0)]);
-            (vec![one, two], [first, second])
-        };
-        break_rule(Some(Mutation::Read));
-        let (commands, results) = group();
-        writer.commit(commands);
-        break_rule(None);
-        for result in results {
-            let refused = result.await.unwrap();
-            assert!(
-                matches!(refused, Err(Error::Unavailable { .. })),
-                "{refused:?}"
-            );
-        }
-        store.0.healthy().unwrap();
-        for key in [&b"m-log"[..], b"c-row", b"m-other"] {
-            let there = writer.keyspace(key).get(key).unwrap();
-            assert!(there.is_none(), "nothing of the group is written");
-        }
-        let (commands, results) = group();
-        writer.commit(commands);
-        for result in results {
-            result.await.unwrap().unwrap();
-        }
-        store.0.close().await.unwrap();
-    }
-}
+mod tests;
