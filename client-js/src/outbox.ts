@@ -6,8 +6,9 @@ import { delay, retryDelay, within } from './backoff.js';
 import { keysOf, sameText } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
+import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
-import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq, UserId } from './types.js';
+import type { Accepted, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
 
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
@@ -17,59 +18,6 @@ const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
 const NOTE_MS = 1_000;
 /** The time after which a storage that does not answer has failed. */
 const STORAGE_TIMEOUT_MS = 5_000;
-
-/** A message to be sent. */
-export interface Draft {
-  conversation: ConversationId;
-  body: string;
-  attachments?: Attachment[] | undefined;
-  replyTo?: Seq | undefined;
-}
-
-/** An entry as this tab sees it. */
-export interface Pending extends OutboxEntry {
-  /** The acknowledgement. The entry stays until its `message` event comes. */
-  sent?: Sent | undefined;
-}
-
-interface Local extends Pending {
-  /** Whether it may have been sent before. */
-  tried?: boolean;
-  /** Whether its last change is not in the storage yet. */
-  unsaved?: boolean;
-  /** Whether the storage refused it, so that no other tab can send it. */
-  unstored?: boolean;
-  /** The timer of `#missed`, if another tab removed it from the storage and has not said why yet. */
-  missingTimer?: ReturnType<typeof setTimeout> | undefined;
-  /** Whether the gateway closed the connection with 4500 while it was in flight. */
-  suspect?: boolean;
-}
-
-/** A note between tabs: a message or change was acknowledged, `logout()` was called, or without a field, the storage changed. */
-type Note = { sent?: [clientId: string, sent: Sent]; accepted?: [clientId: string, rev: Rev]; cleared?: true };
-
-type ChangeRequest = Extract<Request, { type: OutboxChange['type'] }>;
-type Ask = <R extends ChangeRequest | (Request & { type: 'send' | 'create' })>(request: R) => Promise<Replies[R['type']]>;
-
-/** The promise of a `send` call or of a change. */
-interface Waiting {
-  resolve(answer: Sent | Accepted): void;
-  reject(error: ChatError): void;
-}
-
-/** The text and the attachments of a message. */
-type Text = Pick<Draft, 'body' | 'attachments'>;
-
-/** What the outbox needs of its client. */
-export interface OutboxHost {
-  ask: Ask;
-  /** Called when the entries of a conversation changed. */
-  changed(conversation: ConversationId): void;
-  /** Called when a change was acknowledged. */
-  accepted(entry: OutboxEntry, rev: Rev): void;
-  /** Called with an error of the storage, or between tabs. */
-  failed(error: Error): void;
-}
 
 /** The outbox of one user and one gateway. */
 export class Outbox {

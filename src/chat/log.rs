@@ -304,7 +304,7 @@ fn follows<P: Pending>(
     // Rule [chain]: one owner wrote both records. Others may have settled one of them again.
     let is_chained = writers::<P>(row, rows)
         .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch));
-    // Rule [prefix]: a certain row is followed by no lower epoch (Raft, section 5.4).
+    // After a certain row, no lower epoch follows (Raft, section 5.4); that is part of rule [prefix].
     let is_certain = P::position(&previous.record) <= known;
     is_chained || is_certain && row.epoch >= previous.epoch
 }

@@ -142,10 +142,10 @@ impl Passing {
     /// comes back before the waiting ones are written, it gets those twice; clients ignore a seq that they have.
     pub(super) fn leave(&self, subscriber: &Subscriber) {
         let outbox = &subscriber.outbox;
-        if let Some(pass) = &self.pass {
-            if let Some(index) = pass.sockets.get_index_of(&subscriber.session) {
-                outbox.push_once(pass.events.frame(outbox.codec()), &pass.done[index]);
-            }
+        if let Some(pass) = &self.pass
+            && let Some(index) = pass.sockets.get_index_of(&subscriber.session)
+        {
+            outbox.push_once(pass.events.frame(outbox.codec()), &pass.done[index]);
         }
         if let Some(waiting) = &self.waiting {
             outbox.push(waiting.frame(outbox.codec()).clone());

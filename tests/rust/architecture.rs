@@ -350,6 +350,7 @@ fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
         "epoch",
         "settle",
         "prefix",
+        "chain",
         "repeat",
         "order",
         "sends-epoch",
