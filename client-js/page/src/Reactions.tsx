@@ -61,17 +61,19 @@ function Chip({ conversation, message, user, may, emoji, count }: Props & { emoj
   const [anchor, setAnchor] = useState<HTMLElement>();
   const [names, setNames] = useState<string>();
   const closing = useRef<ReturnType<typeof setTimeout>>(undefined);
-  const { seq } = message;
+  const { seq, pending } = message;
+  // Until the gateway has acknowledged the own reaction, it is not among those that the gateway lists.
+  const isWaiting = pending !== undefined && pending.length > 0;
   // biome-ignore lint/correctness/useExhaustiveDependencies: asks again when the number changes.
   useEffect(() => {
-    if (!anchor || seq === undefined) return;
+    if (!anchor || seq === undefined || isWaiting) return;
     const stop = new AbortController();
     conversation.reactions(seq, { emoji, limit: NAMED, signal: stop.signal }).then(
       ({ items }) => setNames(namesOf(items, user, count)),
       () => {},
     );
     return () => stop.abort();
-  }, [anchor, conversation, seq, emoji, count, isOwn]);
+  }, [anchor, conversation, seq, emoji, count, isOwn, isWaiting]);
   useEffect(() => () => clearTimeout(closing.current), []);
   const show = (button: HTMLElement) => {
     clearTimeout(closing.current);
