@@ -6,8 +6,7 @@ import { gathered, isSame } from './gather.js';
 import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
 import type { Marks } from './marks.js';
-import type { Outbox } from './outbox.js';
-import type { Pending } from './outbox-entry.js';
+import type { Outbox, Pending } from './outbox.js';
 import { type Paging, pages } from './pages.js';
 import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {

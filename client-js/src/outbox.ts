@@ -10,6 +10,8 @@ import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Wait
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
 import type { Accepted, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
 
+export type { Pending } from './outbox-entry.js';
+
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
 /** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
