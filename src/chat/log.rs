@@ -301,12 +301,15 @@ fn follows<P: Pending>(
     known: u64,
     rows: &[Row<P::Record>],
 ) -> bool {
-    // Rule [chain]: one owner wrote both records. Others may have settled one of them again.
-    let is_chained = writers::<P>(row, rows)
-        .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch));
-    // After a certain row, no lower epoch follows (Raft, section 5.4); that is part of rule [prefix].
-    let is_certain = P::position(&previous.record) <= known;
-    is_chained || is_certain && row.epoch >= previous.epoch
+    // No lower epoch follows (Raft, section 5.4): that is part of rule [prefix]. The higher one may have served the log without
+    // this row.
+    if row.epoch < previous.epoch {
+        return false;
+    }
+    // Rule [chain]: one owner wrote both records, unless the previous one is certain. Others may have settled them again.
+    P::position(&previous.record) <= known
+        || writers::<P>(row, rows)
+            .any(|epoch| writers::<P>(previous, rows).any(|other| other == epoch))
 }
 
 /// Returns the epochs of the owners that wrote this record at its position.
@@ -535,7 +538,7 @@ mod tests {
         assert_eq!(taken(rows, 4).0, 3);
         let mut rows = first.to_vec();
         rows.push(again(&first[1], 3, 0));
-        assert_eq!(taken(rows, 4).0, 3, "row 3 has a lower epoch than row 2");
+        assert_eq!(taken(rows, 4).0, 2, "row 3 has a lower epoch than row 2");
         // The chosen rows 1 and 2 are those of different owners, and owner 1 wrote both records.
         let mut rows = first.to_vec();
         rows.extend([again(&first[0], 2, 0), again(&first[1], 3, 0)]);

@@ -55,7 +55,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Writes rows like `append`, but atomically: neither a reader nor a crash sees a part of them. Rows of two buckets
-    /// are two such writes, in any order.
+    /// are two such writes, the newer bucket first.
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.

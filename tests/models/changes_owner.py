@@ -109,7 +109,7 @@ class Changes:
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
         for r in range(known + 1, head + 1): rows.setdefault(partition(r), {}).update(self.change_row(r, *self.changes[r]))
-        for p in self.sim.rng.sample(sorted(rows), len(rows)):
+        for p in sorted(rows, reverse=True):                                   # The newer bucket first: a lower epoch ends the log.
             if self.broken != "settle" and not (yield from self.durable({p: rows[p]})): return False
         if self.broken != "x-kept": self.deleted = kept.get(("x",), (0, ((), 0)))
         self.change_head, self.next_rev = head, head + 1
@@ -355,19 +355,18 @@ class Owner(Messages, Changes, Effects, Telling):
             rows = {p: c for p, c in rows.items() if p in unknown}
         return self.leased()
     def extends(self, cells, column, best, position, known, identity):
-        """Whether the row at a position belongs to the valid log. An uncertain row does if one owner wrote it and the row before it, or if that one
-        is certain and has no higher epoch: a row carries counts and summaries that follow from the row before it."""
+        """Whether the row at a position belongs to the valid log. An uncertain row does if its epoch is not lower than that of the row
+        before it, and one owner wrote both, or that one is certain: a row carries counts and summaries that follow from the row before it."""
         if position not in best: return False
         if position <= known or position == 1 or column == "c" and self.broken == "prefix": return True
         epoch, before = best[position][0], best[position - 1][0]
         both = [writers(cells, column, p, lambda meta, p=p: identity(meta) == identity(best[p][1])) for p in (position - 1, position)]
-        return bool(both[0] & both[1]) or epoch >= before and (position - 1 <= known or self.broken == "chain")
+        return epoch >= before and (position - 1 <= known or self.broken == "chain" or bool(both[0] & both[1]))
     def read_changes(self, buckets, want=lambda key: True):
         """-> the cells of the change log in these buckets | None after a time-out"""
         cells = {}
-        reads = [self.store.read(("c", bucket), want) for bucket in buckets]   # at once, in any order
-        for read in reads:
-            part = yield read
+        for bucket in buckets:                                                 # The older bucket first: settling writes the newer one first.
+            part = yield self.store.read(("c", bucket), want)
             if part is None: return None
             cells.update(part)
         return cells

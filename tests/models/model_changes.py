@@ -21,7 +21,7 @@ RULES = {
     "lease":       "commit, serve and acknowledge only under the lease",
     "epoch":       "the epoch is in the key of a change row",
     "settle":      "a takeover writes unsettled changes again before it serves",
-    "prefix":      "the valid change log ends at a hole, and after a certain row at a lower epoch",
+    "prefix":      "the valid change log ends at a hole or at a lower epoch",
     "chain":       "after an uncertain row the log ends, unless one owner wrote both rows: counts and summaries of a row follow from the row before it",
     "order":       "a change commits after all changes before it",
     "effects":     "effects are stored before the acknowledgement",

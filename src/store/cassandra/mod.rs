@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{TryStreamExt, future::try_join_all};
+use futures_util::TryStreamExt;
 use metrics::{Histogram, counter, histogram};
 use scylla::{
     client::session::Session,
@@ -273,14 +273,15 @@ impl Cassandra {
         from: Seq,
         to: Seq,
     ) -> Result<LogPage> {
-        let buckets = (bucket_of(from)..=bucket_of(to)).rev();
-        let parts = buckets.map(|bucket| {
+        let mut parts: Vec<Vec<MessageColumns>> = Vec::new();
+        // The older bucket first: settling writes the newer one first, and a takeover must not see only the older one settled.
+        for bucket in bucket_of(from)..=bucket_of(to) {
             let values = (conversation.0, big(bucket), big(from), big(to));
-            self.read(operation, &self.statements.messages, values)
-        });
-        let parts: Vec<Vec<MessageColumns>> = try_join_all(parts).await?;
+            let part = self.read(operation, &self.statements.messages, values);
+            parts.push(part.await?);
+        }
         let mut page = LogPage::default();
-        for columns in parts.into_iter().flatten() {
+        for columns in parts.into_iter().rev().flatten() {
             page.states.extend(columns.state(operation)?);
             page.rows.extend(columns.row(operation)?);
         }
@@ -296,13 +297,14 @@ impl Cassandra {
         from: Rev,
         to: Rev,
     ) -> Result<Vec<ChangeRow>> {
-        let buckets = (bucket_of(from)..=bucket_of(to)).rev();
-        let parts = buckets.map(|bucket| {
+        let mut parts: Vec<Vec<ChangeColumns>> = Vec::new();
+        // The older bucket first: settling writes the newer one first, and a takeover must not see only the older one settled.
+        for bucket in bucket_of(from)..=bucket_of(to) {
             let values = (conversation.0, big(bucket), big(from), big(to));
-            self.read(operation, &self.statements.changes, values)
-        });
-        let parts: Vec<Vec<ChangeColumns>> = try_join_all(parts).await?;
-        let columns = parts.into_iter().flatten();
+            let part = self.read(operation, &self.statements.changes, values);
+            parts.push(part.await?);
+        }
+        let columns = parts.into_iter().rev().flatten();
         columns.map(|c| c.row(operation)).collect()
     }
 

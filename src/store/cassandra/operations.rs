@@ -64,7 +64,7 @@ impl Store for Cassandra {
         let s = &self.statements;
         let sends = rows.iter().map(|row| s.send(conversation, row)).collect();
         self.batches.write(OPERATION, sends).await?;
-        // A unit is one batch for one partition, so it is atomic. Their order does not matter: rule [chain].
+        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
         for unit in s.messages(conversation, rows) {
             self.batches.write(OPERATION, vec![unit]).await?;
         }
@@ -138,7 +138,7 @@ impl Store for Cassandra {
         const OPERATION: &str = "settle_changes";
         self.open_change_buckets(OPERATION, conversation, rows)
             .await?;
-        // A unit is one batch for one partition, so it is atomic. Their order does not matter: rule [chain].
+        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
         for unit in self.statements.changes(conversation, rows) {
             self.batches.write(OPERATION, vec![unit]).await?;
         }
