@@ -1,5 +1,5 @@
 use super::*;
-use crate::mutation::break_rule;
+use crate::{mutation::break_rule, tasks::Tasks};
 
 /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
 fn writer(folder: &Path) -> (Writer, Embedded) {
@@ -88,7 +88,7 @@ async fn a_read_sees_a_write_whole() {
     let store = Arc::new(Embedded::open(folder.path(), 1 << 20).unwrap());
     let keys = [&b"m-one"[..], b"m-two"];
     let writing = store.clone();
-    let write = tokio::spawn(async move {
+    let write = Tasks::default().spawn(async move {
         for number in 1..=WRITES {
             let cells = keys.map(|key| cell(key, number)).to_vec();
             writing.0.write("write", cells, false).await.unwrap();
