@@ -161,6 +161,17 @@ impl Options {
             .iter()
             .map(|window| format!("{window} in flight"))
     }
+
+    /// The saturated parts of two subjects, with their names.
+    pub(crate) fn saturated<'a>(
+        &'a self,
+        one: &'a Parts,
+        other: &'a Parts,
+    ) -> impl Iterator<Item = (String, &'a Part, &'a Part)> {
+        let both = one.saturated.iter().zip(&other.saturated);
+        let named = self.part_names().zip(both);
+        named.map(|(name, (one, other))| (name, one, other))
+    }
 }
 
 /// Compares the paced parts, for which there are goals.
@@ -186,11 +197,7 @@ pub(crate) fn paced_beside_raw(gateway: &Parts, raw: &Parts, report: &mut Report
 
 fn beside_raw(gateway: &Parts, raw: &Parts, options: &Options, report: &mut Report) {
     paced_beside_raw(gateway, raw, report);
-    for ((part, gateway), raw) in options
-        .part_names()
-        .zip(&gateway.saturated)
-        .zip(&raw.saturated)
-    {
+    for (part, gateway, raw) in options.saturated(gateway, raw) {
         report.figure(
             &format!("{part} CPU, gateway / raw"),
             gateway.cpu_us / raw.cpu_us,
@@ -224,11 +231,7 @@ fn beside_another_build(gateway: &Parts, other: &Parts, options: &Options, repor
         gateway.paced.cpu_us / other.paced.cpu_us,
         "",
     );
-    for ((part, gateway), other) in options
-        .part_names()
-        .zip(&gateway.saturated)
-        .zip(&other.saturated)
-    {
+    for (part, gateway, other) in options.saturated(gateway, other) {
         report.figure(
             &format!("{part} CPU, gateway / beside"),
             gateway.cpu_us / other.cpu_us,

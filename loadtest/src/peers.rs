@@ -245,8 +245,8 @@ fn judge(rows: &Rows, options: &fanout::Options, report: &mut Report) {
         raw, gateway, nats, ..
     } = rows;
     fanout::paced_beside_raw(&gateway.fanout, &raw.fanout, report);
-    let parts = gateway.fanout.saturated.iter().zip(&nats.fanout.saturated);
-    for ((name, window), (mine, other)) in options.part_names().zip(options.windows()).zip(parts) {
+    let parts = options.saturated(&gateway.fanout, &nats.fanout);
+    for (window, (name, mine, other)) in options.windows().zip(parts) {
         let cpu = mine.cpu_us / other.cpu_us;
         let deliveries = mine.per_second / other.per_second;
         let cpu_name = format!("{name}: CPU, gateway / NATS");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::publish::{ChangedItem, ReactedBy};
-use crate::model::{Change, ChangeOp, Seq};
+use crate::model::{Change, ChangeOp, Seq, reactions_bytes};
 
 /// Bytes of an item's other fields, about.
 const ITEM_BYTES: usize = 200;
@@ -74,8 +74,8 @@ pub(super) fn fitting<'a>(
                 bytes += ITEM_BYTES;
                 0
             });
-            if item.reactions.is_some() {
-                bytes -= std::mem::replace(of_entry, reactions_bytes(&item));
+            if let Some(reactions) = &item.reactions {
+                bytes -= std::mem::replace(of_entry, reactions_bytes(reactions));
                 bytes += *of_entry;
             }
         }
@@ -86,16 +86,11 @@ pub(super) fn fitting<'a>(
 
 /// Returns the approximate bytes of an item in an event. Escapes of JSON do not count.
 pub(super) fn encoded_bytes(item: &ChangedItem) -> usize {
-    ITEM_BYTES + content_bytes(item) + reactions_bytes(item)
+    ITEM_BYTES + content_bytes(item) + item.reactions.as_ref().map_or(0, reactions_bytes)
 }
 
 fn content_bytes(item: &ChangedItem) -> usize {
     item.content.as_ref().map_or(0, |state| state.weight())
-}
-
-fn reactions_bytes(item: &ChangedItem) -> usize {
-    let reactions = item.reactions.iter().flatten();
-    reactions.map(|(emoji, _)| emoji.len() + 24).sum()
 }
 
 #[cfg(test)]

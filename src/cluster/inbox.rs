@@ -108,9 +108,7 @@ fn item(row: &InboxRow, heads: &Heads) -> Option<InboxItem> {
     let (name, last, texts, rev, deleted) = match summary.kind {
         Kind::Dm | Kind::Group => {
             let (name, last) = (&summary.name, &summary.last);
-            // The deleted entries are stored before the rev, which is written behind.
-            let rev = row.rev.max(row.deleted.0);
-            (name, last, summary.texts, rev, &row.deleted.1)
+            (name, last, summary.texts, row.newest_rev(), &row.deleted.1)
         }
         Kind::Channel => {
             let head = heads.get(&row.conversation)?;

@@ -250,9 +250,8 @@ impl Rows {
     fn learn(&mut self, read: &[InboxRow]) {
         for row in read {
             let summary = row.summary.as_ref().map(SummaryVersion::of);
-            // The deleted entries are stored before the rev, which is written behind.
-            let rev = row.rev.max(row.deleted.0);
-            self.row(row.conversation).raise(summary, row.left_seq, rev);
+            self.row(row.conversation)
+                .raise(summary, row.left_seq, row.newest_rev());
         }
         self.rows.shrink_to_fit();
         self.places = self.rows.iter().filter_map(Row::place).collect();

@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::{
 };
 
 use crate::{
-    model::Attachment,
+    model::{Attachment, reactions_bytes},
     protocol::{Codec, Event},
 };
 
@@ -18,9 +18,8 @@ use crate::{
 const HEADER_MAX: usize = 10;
 /// The initial capacity for a frame without its body, large enough for most frames.
 const FRAME_BYTES: usize = 320;
-/// The bytes of an attachment without its texts, and of a number with its separators.
+/// The bytes of an attachment without its texts.
 const ATTACHMENT_BYTES: usize = 64;
-const NUMBER_BYTES: usize = 24;
 
 /// The bytes of one or more frames as they are on the wire, with their WebSocket headers. Clones share the bytes.
 #[derive(Clone, Debug)]
@@ -141,9 +140,8 @@ fn room(event: &Event) -> usize {
             let items = changed.items.iter().map(|item| {
                 let body = item.body.as_ref().map_or(0, String::len);
                 let attachments = item.attachments.as_deref().map_or(0, attachments_bytes);
-                let reactions = item.reactions.iter().flatten();
-                let reactions = reactions.map(|(emoji, _)| emoji.len() + NUMBER_BYTES);
-                FRAME_BYTES + body + attachments + reactions.sum::<usize>()
+                let reactions = item.reactions.as_ref().map_or(0, reactions_bytes);
+                FRAME_BYTES + body + attachments + reactions
             });
             items.sum()
         }

@@ -3,12 +3,9 @@
 
 mod subscriptions;
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, OnceLock,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
@@ -210,8 +207,10 @@ impl Hub {
                 let (hub, topic) = (self.clone(), topic.clone());
                 self.tasks.spawn(async move {
                     let mut over = None;
-                    let passes = |over| hub.clone().make_passes(topic.clone(), over);
-                    while contain("a pass", "events", passes(over)).await.is_none() {
+                    while contain("a pass", "events", hub.make_passes(&topic, over))
+                        .await
+                        .is_none()
+                    {
                         // A panic may lose a pass. The clients see the gap and fetch it.
                         over = hub.passes.pass(&topic);
                     }
@@ -220,13 +219,13 @@ impl Hub {
             Fate::Full => {
                 self.events_held.increment(1);
                 let pass = self.passes.pass(topic);
-                match &pass {
+                if let Some(pass) = &pass {
                     // The publisher must not be held up for long.
-                    Some(pass) if pass.len() > PASS_SOCKETS_AT_ONCE => {
-                        self.frames_queued.increment(pass.queue());
-                    }
-                    Some(pass) => self.write(pass, 0..pass.len()),
-                    None => {}
+                    self.count(if pass.len() > PASS_SOCKETS_AT_ONCE {
+                        pass.queue()
+                    } else {
+                        pass.write(0..pass.len())
+                    });
                 }
                 self.begin(topic, pass.as_ref());
             }
@@ -234,10 +233,10 @@ impl Hub {
     }
 
     /// Makes passes over the sockets of a topic until no event waits, beginning with the one after `over`.
-    async fn make_passes(self: Arc<Self>, topic: Topic, mut over: Option<Arc<Pass>>) {
-        while let Some(pass) = self.begin(&topic, over.as_ref()) {
+    async fn make_passes(&self, topic: &Topic, mut over: Option<Arc<Pass>>) {
+        while let Some(pass) = self.begin(topic, over.as_ref()) {
             for from in (0..pass.len()).step_by(PASS_SOCKETS_AT_ONCE) {
-                self.write(&pass, from..from + PASS_SOCKETS_AT_ONCE);
+                self.count(pass.write(from..from + PASS_SOCKETS_AT_ONCE));
                 yield_now().await;
             }
             over = Some(pass);
@@ -252,8 +251,8 @@ impl Hub {
         })
     }
 
-    fn write(&self, pass: &Pass, indices: Range<usize>) {
-        let (written, queued) = pass.write(indices);
+    /// Counts events that were written, and others that were queued.
+    fn count(&self, (written, queued): (u64, u64)) {
         self.frames_sent.increment(written);
         self.frames_queued.increment(queued);
     }
@@ -276,9 +275,8 @@ impl Hub {
         };
         let written = subscribers.sessions.values().filter(write).count();
         subscribers.pace.wrote(began, self.now_us());
-        self.frames_sent.increment(written as u64 * event.count());
-        let queued = (count - written) as u64 * event.count();
-        self.frames_queued.increment(queued);
+        let events = |sockets: usize| sockets as u64 * event.count();
+        self.count((events(written), events(count - written)));
     }
 
     fn now_us(&self) -> u64 {

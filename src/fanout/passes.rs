@@ -17,7 +17,10 @@ use dashmap::{
 use foldhash::quality::RandomState;
 use indexmap::IndexMap;
 
-use super::{Subscriber, encoded::Encoded};
+use super::{
+    Outbox, Subscriber,
+    encoded::{Encoded, Frame},
+};
 use crate::model::{SessionId, Topic};
 
 /// Bytes of the waiting events of a topic, approximately. Above this the publisher finishes the pass itself.
@@ -170,36 +173,35 @@ impl Pass {
     /// Writes to the sockets with these indices. Returns the number of events that were written, and of those that were
     /// queued.
     pub(super) fn write(&self, indices: Range<usize>) -> (u64, u64) {
+        self.give(indices, Outbox::write_or_push_once)
+    }
+
+    /// As [`Self::write`], for all sockets, but the events are only queued. It makes no system call.
+    pub(super) fn queue(&self) -> (u64, u64) {
+        self.give(0..self.len(), |outbox, frame, done| {
+            outbox.push_once(frame, done).then_some(false)
+        })
+    }
+
+    /// Gives the events to the sockets with these indices that do not have them. `give` returns whether they were written.
+    fn give(
+        &self,
+        indices: Range<usize>,
+        give: impl Fn(&Outbox, &Frame, &AtomicBool) -> Option<bool>,
+    ) -> (u64, u64) {
         let (mut written, mut queued) = (0, 0);
         let indices = indices.start..indices.end.min(self.len());
         let sockets = self.sockets[indices.clone()].values();
-        for (socket, done) in sockets.zip(&self.done[indices]) {
+        for (Subscriber { outbox, .. }, done) in sockets.map(|s| &**s).zip(&self.done[indices]) {
             if done.load(Ordering::Relaxed) {
                 continue;
             }
-            let outbox = &socket.outbox;
-            match outbox.write_or_push_once(self.events.frame(outbox.codec()), done) {
+            match give(outbox, self.events.frame(outbox.codec()), done) {
                 Some(true) => written += self.events.count(),
                 Some(false) => queued += self.events.count(),
                 None => {}
             }
         }
         (written, queued)
-    }
-
-    /// Queues the events for all sockets that do not have them. It makes no system call. Returns the number of events that
-    /// were queued.
-    pub(super) fn queue(&self) -> u64 {
-        let mut queued = 0;
-        for (socket, done) in self.sockets.values().zip(&self.done) {
-            if done.load(Ordering::Relaxed) {
-                continue;
-            }
-            let outbox = &socket.outbox;
-            if outbox.push_once(self.events.frame(outbox.codec()), done) {
-                queued += self.events.count();
-            }
-        }
-        queued
     }
 }

@@ -273,6 +273,14 @@ impl Entry {
     }
 }
 
+/// Returns the approximate bytes of reactions in an event. Escapes of JSON do not count.
+#[must_use]
+pub fn reactions_bytes(reactions: &Reactions) -> usize {
+    /// Bytes of a count and of what surrounds an emoji.
+    const COUNT: usize = 24;
+    reactions.keys().map(|emoji| emoji.len() + COUNT).sum()
+}
+
 /// Returns whether a text may be used as the emoji of a reaction.
 #[must_use]
 pub fn is_emoji(text: &str) -> bool {

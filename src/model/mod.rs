@@ -10,7 +10,7 @@ pub mod weight;
 
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
-    ReactionState, Reactions, is_emoji,
+    ReactionState, Reactions, is_emoji, reactions_bytes,
 };
 pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{

@@ -431,7 +431,7 @@ async fn rows_of_an_inbox_are_read_by_their_keys(store: &dyn Store) -> Checked {
             conversation: row.conversation,
             may_lack_texts: row.summary.as_ref().is_none_or(|s| s.texts.is_none()),
             may_have_left: row.left_seq.is_some(),
-            may_have_changes: row.rev.max(row.deleted.0) > 0,
+            may_have_changes: row.newest_rev() > 0,
         };
         assert_eq!(store.inbox_rows(&dora, &[key]).await?, [row]);
         assert_eq!(store.inbox_rows(&somebody(), &[key]).await?, []);

@@ -17,7 +17,9 @@ use std::{
 use async_trait::async_trait;
 use compaction::Compactor;
 pub use compaction::compact;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, UserValue};
+use fjall::{
+    Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot, UserValue,
+};
 use foldhash::quality::RandomState;
 use metrics::{counter, histogram};
 use tokio::sync::{mpsc, oneshot};
@@ -42,8 +44,7 @@ pub type Embedded = CellStore<Fjall>;
 /// A fjall database with its writer thread.
 pub struct Fjall {
     database: Database,
-    log: Keyspace,
-    rows: Keyspace,
+    keyspaces: Keyspaces,
     writes: mpsc::Sender<Command>,
     poisoned: Arc<OnceLock<String>>,
     compactor: Compactor,
@@ -85,34 +86,44 @@ impl Embedded {
             },
         };
         std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
-        let (database, [log, rows]) = open_database(path, cache_bytes).map_err(failed)?;
-        let poisoned = Arc::new(OnceLock::new());
+        let (database, keyspaces) = open_database(path, cache_bytes).map_err(failed)?;
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
-        let writer = Writer {
-            database: database.clone(),
-            log: log.clone(),
-            rows: rows.clone(),
-            poisoned: poisoned.clone(),
-            erased: RefCell::default(),
+        let compactor = Compactor::start(path, &database, &keyspaces).map_err(failed)?;
+        let fjall = Fjall {
+            database,
+            keyspaces,
+            writes,
+            poisoned: Arc::new(OnceLock::new()),
+            compactor,
         };
-        let compactor = Compactor::start(path, &database, [&log, &rows]).map_err(failed)?;
+        let writer = fjall.writer();
         thread::Builder::new()
             .name("store-writer".into())
             .spawn(move || writer.run(commands))
             .map_err(|e| failed(e.into()))?;
-        Ok(CellStore(Fjall {
-            database,
-            log,
-            rows,
-            writes,
-            poisoned,
-            compactor,
-        }))
+        Ok(CellStore(fjall))
     }
 }
 
-/// Opens or creates the database, with the keyspaces of the log and of all other rows.
-fn open_database(path: &Path, cache_bytes: u64) -> fjall::Result<(Database, [Keyspace; 2])> {
+/// The keyspaces of the log and of all other rows.
+#[derive(Clone)]
+struct Keyspaces {
+    log: Keyspace,
+    rows: Keyspace,
+}
+
+impl Keyspaces {
+    /// Returns the keyspace of a key.
+    fn of(&self, key: &[u8]) -> &Keyspace {
+        match key.first() {
+            Some(&LOG) => &self.log,
+            _ => &self.rows,
+        }
+    }
+}
+
+/// Opens or creates the database.
+fn open_database(path: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspaces)> {
     let database = Database::builder(path)
         .cache_size(cache_bytes)
         .max_cached_files(Some(crate::model::limits::STORE_FILES_OPEN_MAX))
@@ -121,16 +132,23 @@ fn open_database(path: &Path, cache_bytes: u64) -> fjall::Result<(Database, [Key
         .open()?;
     let log = database.keyspace("log", KeyspaceCreateOptions::default)?;
     let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
-    Ok((database, [log, rows]))
+    Ok((database, Keyspaces { log, rows }))
 }
 
 impl Fjall {
-    /// Returns the keyspace of a key.
-    fn keyspace(&self, key: &[u8]) -> Keyspace {
-        match key.first() {
-            Some(&LOG) => self.log.clone(),
-            _ => self.rows.clone(),
+    /// Returns a writer of this database.
+    fn writer(&self) -> Writer {
+        Writer {
+            database: self.database.clone(),
+            keyspaces: self.keyspaces.clone(),
+            poisoned: self.poisoned.clone(),
+            erased: RefCell::default(),
         }
+    }
+
+    /// Returns the keyspace of a key and a snapshot. Without one, a read might see a part of a batch that is being written.
+    fn snapshot(&self, key: &[u8]) -> (Keyspace, Snapshot) {
+        (self.keyspaces.of(key).clone(), self.database.snapshot())
     }
 
     async fn command<T>(
@@ -160,7 +178,7 @@ impl Cells for Fjall {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
-        let (keyspace, snapshot) = (self.keyspace(&range.from), self.database.snapshot());
+        let (keyspace, snapshot) = self.snapshot(&range.from);
         read(move || {
             let found = snapshot.range(&keyspace, range.from..range.to);
             if newest_first {
@@ -176,8 +194,7 @@ impl Cells for Fjall {
         let Some(first) = keys.first() else {
             return Ok(Vec::new());
         };
-        // Without a snapshot, a read might see a part of a batch that is being written.
-        let (keyspace, snapshot) = (self.keyspace(first), self.database.snapshot());
+        let (keyspace, snapshot) = self.snapshot(first);
         read(move || {
             let found = keys.into_iter().filter_map(|key| {
                 let value = snapshot.get(&keyspace, &key).transpose()?;
@@ -265,8 +282,7 @@ fn timestamp(value: &[u8]) -> u64 {
 /// The thread that writes.
 struct Writer {
     database: Database,
-    log: Keyspace,
-    rows: Keyspace,
+    keyspaces: Keyspaces,
     poisoned: Arc<OnceLock<String>>,
     erased: RefCell<Erased>,
 }
@@ -355,14 +371,6 @@ impl Writer {
         }
         cell.key.first() == Some(&LOG) && self.erased.borrow().may_contain(&cell.key)
     }
-
-    fn keyspace(&self, key: &[u8]) -> &Keyspace {
-        if key.first() == Some(&LOG) {
-            &self.log
-        } else {
-            &self.rows
-        }
-    }
 }
 
 /// The commands of one commit.
@@ -425,7 +433,7 @@ impl<'a> Group<'a> {
             Command::Remove { keys, done } => {
                 for key in keys {
                     self.newer.remove(&key);
-                    self.batch.remove(self.writer.keyspace(&key), key);
+                    self.batch.remove(self.writer.keyspaces.of(&key), key);
                 }
                 self.answer(done);
             }
@@ -453,7 +461,7 @@ impl<'a> Group<'a> {
         let mut value = Vec::with_capacity(8 + cell.value.len());
         value.extend_from_slice(&cell.timestamp.to_be_bytes());
         value.extend_from_slice(&cell.value);
-        let keyspace = self.writer.keyspace(&cell.key);
+        let keyspace = self.writer.keyspaces.of(&cell.key);
         if !self.writer.is_compared(&cell) {
             self.batch.insert(keyspace, cell.key, value);
             return Ok(());
@@ -479,7 +487,7 @@ impl<'a> Group<'a> {
         if cfg!(test) && broken(Mutation::Read) {
             return Err(std::io::Error::other("no more files").into());
         }
-        self.writer.keyspace(key).get(key)
+        self.writer.keyspaces.of(key).get(key)
     }
 
     /// Writes the batch and answers all commands.

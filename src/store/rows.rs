@@ -274,6 +274,12 @@ impl InboxRow {
         }
     }
 
+    /// Returns the newest rev that is known. The deleted entries are stored before the rev, which is written behind.
+    #[must_use]
+    pub fn newest_rev(&self) -> Rev {
+        self.rev.max(self.deleted.0)
+    }
+
     /// Applies a write to the row, by the rules of the store.
     pub fn merge(&mut self, write: &InboxWrite) {
         if let Some(summary) = &write.summary

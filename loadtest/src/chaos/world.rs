@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Time until a failed connection is retried.
 pub(super) const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// Who talks, and how much.
+/// The people of a run: their number, their conversations, and how often they do something.
 pub(crate) struct Cast {
     pub(crate) users: usize,
     /// Messages per second of each user; with `every_request` messages and other requests.

@@ -273,15 +273,11 @@ impl Cassandra {
         from: Seq,
         to: Seq,
     ) -> Result<LogPage> {
-        let mut parts: Vec<Vec<MessageColumns>> = Vec::new();
-        // The older bucket first: settling writes the newer one first, and a takeover must not see only the older one settled.
-        for bucket in bucket_of(from)..=bucket_of(to) {
-            let values = (conversation.0, big(bucket), big(from), big(to));
-            let part = self.read(operation, &self.statements.messages, values);
-            parts.push(part.await?);
-        }
+        let statement = &self.statements.messages;
+        let all = self.buckets(operation, statement, conversation, from, to);
+        let all: Vec<MessageColumns> = all.await?;
         let mut page = LogPage::default();
-        for columns in parts.into_iter().rev().flatten() {
+        for columns in all {
             page.states.extend(columns.state(operation)?);
             page.rows.extend(columns.row(operation)?);
         }
@@ -297,15 +293,32 @@ impl Cassandra {
         from: Rev,
         to: Rev,
     ) -> Result<Vec<ChangeRow>> {
-        let mut parts: Vec<Vec<ChangeColumns>> = Vec::new();
+        let statement = &self.statements.changes;
+        let all = self.buckets(operation, statement, conversation, from, to);
+        let all: Vec<ChangeColumns> = all.await?;
+        all.into_iter().map(|c| c.row(operation)).collect()
+    }
+
+    /// Reads the rows of a log from `from` to `to`, of all buckets between, newest first.
+    async fn buckets<R>(
+        &self,
+        operation: &'static str,
+        statement: &PreparedStatement,
+        conversation: ConversationId,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<R>>
+    where
+        R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata> + Send + 'static,
+    {
+        let mut buckets = Vec::new();
         // The older bucket first: settling writes the newer one first, and a takeover must not see only the older one settled.
         for bucket in bucket_of(from)..=bucket_of(to) {
             let values = (conversation.0, big(bucket), big(from), big(to));
-            let part = self.read(operation, &self.statements.changes, values);
-            parts.push(part.await?);
+            let rows: Vec<R> = self.read(operation, statement, values).await?;
+            buckets.push(rows);
         }
-        let columns = parts.into_iter().rev().flatten();
-        columns.map(|c| c.row(operation)).collect()
+        Ok(buckets.into_iter().rev().flatten().collect())
     }
 
     /// Records each bucket that rows of changes open, before its first row is written.

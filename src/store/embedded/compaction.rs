@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use rand::Rng as _;
 use tokio::time::Instant;
 
 use super::{
     super::{Error, Result},
-    open_database,
+    Keyspaces, open_database,
 };
 use crate::tasks::lock;
 
@@ -55,8 +55,8 @@ pub fn compact(path: &Path) -> Result<()> {
         return Err(failed(&"there is no such directory"));
     }
     {
-        let (database, [log, rows]) = open_database(path, CACHE_BYTES).map_err(|e| failed(&e))?;
-        compact_all(&database, [&log, &rows]).map_err(|e| failed(&e))?;
+        let (database, keyspaces) = open_database(path, CACHE_BYTES).map_err(|e| failed(&e))?;
+        compact_all(&database, &keyspaces).map_err(|e| failed(&e))?;
     }
     // Files of tables that were replaced are removed when the directory is opened.
     drop(open_database(path, CACHE_BYTES).map_err(|e| failed(&e))?);
@@ -65,7 +65,7 @@ pub fn compact(path: &Path) -> Result<()> {
 
 /// Rewrites all tables with the newest values only, and removes the journals that have older ones. Writers continue in
 /// the meantime.
-fn compact_all(database: &Database, keyspaces: [&Keyspace; 2]) -> fjall::Result<()> {
+fn compact_all(database: &Database, keyspaces: &Keyspaces) -> fjall::Result<()> {
     let filler = database.keyspace(FILLER, || {
         KeyspaceCreateOptions::default().max_memtable_size(FILLER_MEMORY_BYTES)
     })?;
@@ -78,6 +78,7 @@ fn compact_all(database: &Database, keyspaces: [&Keyspace; 2]) -> fjall::Result<
     }
     database.persist(PersistMode::Buffer)?;
     filler.rotate_memtable_and_wait()?;
+    let keyspaces = [&keyspaces.log, &keyspaces.rows];
     // A journal is removed once all keyspaces that it has writes of are flushed beyond it.
     for keyspace in keyspaces {
         keyspace.rotate_memtable_and_wait()?;
@@ -120,7 +121,7 @@ impl Compactor {
     pub(super) fn start(
         path: &Path,
         database: &Database,
-        keyspaces: [&Keyspace; 2],
+        keyspaces: &Keyspaces,
     ) -> fjall::Result<Self> {
         let shared = Arc::new(Shared {
             path: path.to_owned(),
@@ -128,7 +129,7 @@ impl Compactor {
             changed: Condvar::new(),
         });
         shared.state().erasures = u64::from(path.join(MARK).try_exists()?);
-        let (database, keyspaces) = (database.clone(), keyspaces.map(Clone::clone));
+        let (database, keyspaces) = (database.clone(), keyspaces.clone());
         let compactor = Self(shared.clone());
         let run = move || {
             shared.run(&database, &keyspaces);
@@ -198,7 +199,7 @@ impl Shared {
         Ok(())
     }
 
-    fn run(&self, database: &Database, keyspaces: &[Keyspace; 2]) {
+    fn run(&self, database: &Database, keyspaces: &Keyspaces) {
         // Before the first request, the state says whether an earlier process left erasures.
         let is_left = self.state().erasures > 0;
         let mut pause = if is_left {
@@ -208,7 +209,7 @@ impl Shared {
         };
         while let Some(erasures) = self.next(pause) {
             let began = Instant::now();
-            if let Err(error) = compact_all(database, keyspaces.each_ref()) {
+            if let Err(error) = compact_all(database, keyspaces) {
                 tracing::warn!(%error, "the store could not be compacted; trying again later");
             } else {
                 let seconds = began.elapsed().as_secs();
@@ -247,7 +248,7 @@ mod tests {
         super::{Embedded, Fjall},
         *,
     };
-    use crate::store::{Store as _, cells::CellStore, conformance};
+    use crate::store::{Store as _, conformance};
 
     /// Returns the files below a folder that contain a text.
     fn files_with(folder: &Path, text: &str) -> Vec<PathBuf> {
@@ -289,16 +290,15 @@ mod tests {
         let store = Embedded::open(folder.path(), 1 << 20).unwrap();
         let marker = "qZ7kWv3XnE9s";
         conformance::write_and_erase(&store, marker).await.unwrap();
-        let CellStore(Fjall {
+        let Fjall {
             database,
-            log,
-            rows,
+            keyspaces,
             ..
-        }) = &store;
-        compact_all(database, [log, rows]).unwrap();
+        } = &store.0;
+        compact_all(database, keyspaces).unwrap();
         assert_eq!(files_with(folder.path(), marker), Vec::<PathBuf>::new());
         // The next one finds everything in place.
-        compact_all(database, [log, rows]).unwrap();
+        compact_all(database, keyspaces).unwrap();
         store.close().await.unwrap();
     }
 

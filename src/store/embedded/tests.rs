@@ -4,21 +4,7 @@ use crate::{mutation::break_rule, tasks::Tasks};
 /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
 fn writer(folder: &Path) -> (Writer, Embedded) {
     let store = Embedded::open(folder, 1 << 20).unwrap();
-    let CellStore(Fjall {
-        database,
-        log,
-        rows,
-        poisoned,
-        ..
-    }) = &store;
-    let writer = Writer {
-        database: database.clone(),
-        log: log.clone(),
-        rows: rows.clone(),
-        poisoned: poisoned.clone(),
-        erased: RefCell::default(),
-    };
-    (writer, store)
+    (store.0.writer(), store)
 }
 
 fn cell(key: &[u8], timestamp: u64) -> Cell {
@@ -69,7 +55,7 @@ async fn what_cannot_be_read_fails_its_writes_and_poisons_nothing() {
     }
     store.0.healthy().unwrap();
     for key in [&b"m-log"[..], b"c-row", b"m-other"] {
-        let there = writer.keyspace(key).get(key).unwrap();
+        let there = writer.keyspaces.of(key).get(key).unwrap();
         assert!(there.is_none(), "nothing of the group is written");
     }
     let (commands, results) = group();
