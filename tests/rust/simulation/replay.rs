@@ -217,9 +217,15 @@ impl<'a> Replay<'a> {
             let due = |(_, r): &(usize, &Request)| r.acknowledged.unwrap_or(Rev::MAX);
             match possible.min_by_key(due) {
                 Some((number, _)) => used[number] = true,
-                None => self.findings.push(format!(
-                    "nobody asked for {change:?} then, or it is doubled"
-                )),
+                None => {
+                    let asked: Vec<&Request> = requests
+                        .iter()
+                        .filter(|request| request.by == change.by && makes(&request.wish, change))
+                        .collect();
+                    self.findings.push(format!(
+                        "nobody asked for {change:?} then, or it is doubled: {asked:?}"
+                    ));
+                }
             }
         }
     }

@@ -129,8 +129,12 @@ impl World {
             }
             // The message was changed meanwhile, or is deleted.
             Some(Err(Error::Conflict(_))) => {}
-            // A gateway that does not answer may carry out the request later.
+            // A gateway that does not answer may carry out the request later, and so may an owner that did not answer it.
             None => {
+                seen.requests[number].is_loose = true;
+                return false;
+            }
+            Some(Err(Error::Unavailable { reason })) if reason == "it took too long" => {
                 seen.requests[number].is_loose = true;
                 return false;
             }
