@@ -18,7 +18,7 @@ use crate::{
     data::Data,
     latency::latencies,
     report::Report,
-    server::Server,
+    server::{Server, token},
 };
 
 #[derive(Args)]
@@ -35,10 +35,25 @@ pub(crate) struct Options {
     /// Pages read of each inbox
     #[arg(long, default_value_t = 2_000)]
     pages: usize,
+    /// Connects of each user with cursors of all conversations, of which nothing is missed
+    #[arg(long, default_value_t = 100)]
+    connects: usize,
 }
 
 /// Conversations of a page, which is the protocol's default.
 const PAGE: usize = 50;
+/// Cursors of a connect: as many as fit into a frame.
+const CURSORS_MAX: usize = 1_000;
+
+/// The conversations that an inbox must have, with what it must say of each.
+type Expected = HashMap<String, Item>;
+
+/// What an inbox says of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Item {
+    unread: u64,
+    last_seq: u64,
+}
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("inbox", &common.outputs);
@@ -50,6 +65,18 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         let expected = fill(&server, &user, conversations, options)?;
         let mut reader = Client::connect(&server.address, &user, 0)?;
         check(&mut reader, &expected, &mut report)?;
+        let (connect, connect_cpu) = reconnect(&server, &user, &expected, options.connects)?;
+        let cursors = expected.len().min(CURSORS_MAX);
+        report.latency(
+            &format!("a connect with {cursors} cursors, of {conversations} conversations"),
+            &connect,
+        );
+        let connect_us = connect_cpu.as_secs_f64() * 1e6 / options.connects as f64;
+        report.figure(
+            &format!("CPU per connect with {cursors} cursors, of {conversations}"),
+            connect_us,
+            "µs",
+        );
         let (latency, cpu) = read(&server, &mut reader, options.pages)?;
         report.latency(
             &format!("a page, of {conversations} conversations"),
@@ -69,13 +96,13 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     report.finish()
 }
 
-/// Creates the conversations of an inbox. Returns the expected unread count of each.
+/// Creates the conversations of an inbox. Returns what it must say of each.
 fn fill(
     server: &Server,
     user: &str,
     conversations: usize,
     options: &Options,
-) -> anyhow::Result<HashMap<String, u64>> {
+) -> anyhow::Result<Expected> {
     let mut writer = Client::connect(&server.address, "writer", 0)?;
     let progress = ProgressBar::new((conversations * (options.messages + 1)) as u64);
     let mut expected = HashMap::new();
@@ -83,7 +110,13 @@ fn fill(
         let is_channel = number % options.channel_every == 0;
         let create = json!({"type": "create", "kind": if is_channel { "channel" } else { "group" },
             "name": format!("{number}"), "participants": [user]});
-        expected.insert(writer.create(create)?, options.messages as u64);
+        let unread = options.messages as u64;
+        // The first entry says that the conversation was created.
+        let item = Item {
+            unread,
+            last_seq: unread + 1,
+        };
+        expected.insert(writer.create(create)?, item);
         progress.inc(1);
     }
     let ids: Vec<&String> = expected.keys().collect();
@@ -98,11 +131,7 @@ fn fill(
 }
 
 /// Checks that the inbox has every conversation once, with the right unread count.
-fn check(
-    reader: &mut Client,
-    expected: &HashMap<String, u64>,
-    report: &mut Report,
-) -> anyhow::Result<()> {
+fn check(reader: &mut Client, expected: &Expected, report: &mut Report) -> anyhow::Result<()> {
     let (mut seen, mut before) = (HashMap::new(), None);
     loop {
         let (page, next) = page(reader, before.as_ref())?;
@@ -111,10 +140,15 @@ fn check(
                 .as_str()
                 .context("an inbox item has no conversation")?
                 .to_owned();
-            let unread = item["unread"]
-                .as_u64()
-                .context("an inbox item has no unread")?;
-            let again = seen.insert(conversation, unread);
+            let number = |field: &str| {
+                let number = item[field].as_u64();
+                number.with_context(|| format!("an inbox item has no {field}"))
+            };
+            let known = Item {
+                unread: number("unread")?,
+                last_seq: number("last_seq")?,
+            };
+            let again = seen.insert(conversation, known);
             report.must(again.is_none(), format!("{item} is in the inbox twice"));
         }
         before = next;
@@ -122,14 +156,16 @@ fn check(
             break;
         }
     }
+    let wrong = expected
+        .iter()
+        .filter(|(id, item)| seen.get(*id) != Some(item))
+        .count();
     report.must(
-        seen == *expected,
+        seen.len() == expected.len() && wrong == 0,
         format!(
-            "the inbox has {} conversations with {} unread messages instead of {} with {}",
+            "the inbox has {} conversations instead of {}, and says something else of {wrong}",
             seen.len(),
-            seen.values().sum::<u64>(),
             expected.len(),
-            expected.values().sum::<u64>()
         ),
     );
     Ok(())
@@ -159,6 +195,28 @@ fn read(
         let (_, next) = page(reader, before.as_ref())?;
         latency.saturating_record(begin.elapsed().as_micros() as u64);
         before = next;
+    }
+    Ok((latency, server.cpu()? - cpu))
+}
+
+/// Connects the user again and again with cursors of all conversations. Returns the times until the replies, and the
+/// server's CPU.
+fn reconnect(
+    server: &Server,
+    user: &str,
+    expected: &Expected,
+    times: usize,
+) -> anyhow::Result<(Histogram<u64>, Duration)> {
+    let cursors = expected.iter().take(CURSORS_MAX);
+    let cursors: HashMap<&String, [u64; 2]> =
+        cursors.map(|(id, item)| (id, [item.last_seq, 0])).collect();
+    let connect = json!({"type": "connect", "token": token(user)?, "cursors": cursors});
+    let (mut latency, cpu) = (latencies()?, server.cpu()?);
+    for _ in 0..times {
+        let mut client = Client::open(&server.address, "/v1/ws", 0)?;
+        let begin = Instant::now();
+        client.ask(connect.clone())?;
+        latency.saturating_record(begin.elapsed().as_micros() as u64);
     }
     Ok((latency, server.cpu()? - cpu))
 }

@@ -5,6 +5,7 @@
 //! runtime.
 
 mod compaction;
+mod memtables;
 
 use std::{
     cell::RefCell,
@@ -21,6 +22,7 @@ use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot, UserValue,
 };
 use foldhash::quality::RandomState;
+use memtables::Memtables;
 use metrics::{counter, histogram};
 use tokio::sync::{mpsc, oneshot};
 
@@ -48,6 +50,8 @@ pub struct Fjall {
     writes: mpsc::Sender<Command>,
     poisoned: Arc<OnceLock<String>>,
     compactor: Compactor,
+    /// Ends its thread when it is dropped.
+    _memtables: Memtables,
 }
 
 enum Command {
@@ -89,12 +93,14 @@ impl Embedded {
         let (database, keyspaces) = open_database(path, cache_bytes).map_err(failed)?;
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
         let compactor = Compactor::start(path, &database, &keyspaces).map_err(failed)?;
+        let memtables = Memtables::start(keyspaces.clone()).map_err(|e| failed(e.into()))?;
         let fjall = Fjall {
             database,
             keyspaces,
             writes,
             poisoned: Arc::new(OnceLock::new()),
             compactor,
+            _memtables: memtables,
         };
         let writer = fjall.writer();
         thread::Builder::new()
