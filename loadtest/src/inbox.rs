@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
@@ -199,8 +199,8 @@ fn read(
     Ok((latency, server.cpu()? - cpu))
 }
 
-/// Connects the user again and again with cursors of all conversations. Returns the times until the replies, and the
-/// server's CPU.
+/// Connects the user again and again with cursors of all conversations. Returns the times until nothing
+/// more can come, and the server's CPU.
 fn reconnect(
     server: &Server,
     user: &str,
@@ -215,7 +215,16 @@ fn reconnect(
     for _ in 0..times {
         let mut client = Client::open(&server.address, "/v1/ws", 0)?;
         let begin = Instant::now();
-        client.ask(connect.clone())?;
+        // What was missed is sent before the next request is read.
+        client.begin(connect.clone())?;
+        client.begin(json!({"type": "ping"}))?;
+        for expected in ["connected", "pong"] {
+            let frame = client.next()?;
+            ensure!(
+                frame["type"] == expected,
+                "{frame} came instead of `{expected}`"
+            );
+        }
         latency.saturating_record(begin.elapsed().as_micros() as u64);
     }
     Ok((latency, server.cpu()? - cpu))

@@ -173,9 +173,8 @@ impl Conversations {
             }
         };
         let limit = self.shared.environment.settings.operation_timeout;
-        timeout(limit, answered).map(|answered| {
-            output::<A>(answered.unwrap_or(Err(Error::unavailable("it took too long"))))
-        })
+        timeout(limit, answered)
+            .map(|answered| output::<A>(answered.unwrap_or(Err(Error::TOO_LATE))))
     }
 
     /// Puts a command into the owner's mailbox while the conversation's entry in the map is locked. An owner leaves the

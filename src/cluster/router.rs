@@ -201,8 +201,7 @@ impl Router {
         &self,
         asked: impl Future<Output = Result<T, Error>>,
     ) -> impl Future<Output = Result<T, Error>> {
-        timeout(self.operation_timeout, asked)
-            .map(|asked| asked.unwrap_or(Err(Error::unavailable("it took too long"))))
+        timeout(self.operation_timeout, asked).map(|asked| asked.unwrap_or(Err(Error::TOO_LATE)))
     }
 
     /// Asks the owner to append a message.

@@ -6,6 +6,7 @@
 
 mod compaction;
 mod memtables;
+mod packed;
 
 use std::{
     cell::RefCell,
@@ -91,6 +92,7 @@ impl Embedded {
         };
         std::fs::create_dir_all(path).map_err(|e| failed(e.into()))?;
         let (database, keyspaces) = open_database(path, cache_bytes).map_err(failed)?;
+        packed::convert(&database, &keyspaces.rows).map_err(failed)?;
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
         let compactor = Compactor::start(path, &database, &keyspaces).map_err(failed)?;
         let memtables = Memtables::start(keyspaces.clone()).map_err(|e| failed(e.into()))?;
@@ -185,6 +187,10 @@ impl Cells for Fjall {
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
         let (keyspace, snapshot) = self.snapshot(&range.from);
+        if let Some(range) = packed::range(&range) {
+            let scan = move || packed::scan(&snapshot, &keyspace, range, limit, newest_first);
+            return read(scan).await;
+        }
         read(move || {
             let found = snapshot.range(&keyspace, range.from..range.to);
             if newest_first {
@@ -201,6 +207,9 @@ impl Cells for Fjall {
             return Ok(Vec::new());
         };
         let (keyspace, snapshot) = self.snapshot(first);
+        if packed::row_and_column(first).is_some() {
+            return read(move || packed::get(&snapshot, &keyspace, keys)).await;
+        }
         read(move || {
             let found = keys.into_iter().filter_map(|key| {
                 let value = snapshot.get(&keyspace, &key).transpose()?;
@@ -385,6 +394,8 @@ struct Group<'a> {
     batch: fjall::OwnedWriteBatch,
     /// Values that this batch writes. The database does not return them before the commit.
     newer: HashMap<Vec<u8>, UserValue, RandomState>,
+    /// The packed rows of inboxes that this batch writes. They are added to it in the end.
+    packed: HashMap<Vec<u8>, Vec<u8>, RandomState>,
     /// Whether a command must be durable before it is answered.
     sync: bool,
     rows: u64,
@@ -399,6 +410,7 @@ impl<'a> Group<'a> {
             writer,
             batch: writer.database.batch(),
             newer: HashMap::default(),
+            packed: HashMap::default(),
             sync: false,
             rows: 0,
             answers: Vec::new(),
@@ -464,6 +476,9 @@ impl<'a> Group<'a> {
     }
 
     fn put(&mut self, cell: Cell) -> fjall::Result<()> {
+        if let Some((row, letter)) = packed::row_and_column(&cell.key) {
+            return self.put_packed(row, letter, &cell);
+        }
         let mut value = Vec::with_capacity(8 + cell.value.len());
         value.extend_from_slice(&cell.timestamp.to_be_bytes());
         value.extend_from_slice(&cell.value);
@@ -485,6 +500,20 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
+    /// Puts a cell of an inbox into its row.
+    fn put_packed(&mut self, key: Vec<u8>, letter: u8, cell: &Cell) -> fjall::Result<()> {
+        if let Some(row) = self.packed.get_mut(&key) {
+            packed::put(row, letter, cell)?;
+            return Ok(());
+        }
+        let stored = self.stored(&key)?;
+        let mut row = stored.map_or_else(Vec::new, |row| row.to_vec());
+        if packed::put(&mut row, letter, cell)? {
+            self.packed.insert(key, row);
+        }
+        Ok(())
+    }
+
     /// Returns the newest value of this key, here or in the database.
     fn stored(&self, key: &[u8]) -> fjall::Result<Option<UserValue>> {
         if let Some(value) = self.newer.get(key) {
@@ -497,7 +526,11 @@ impl<'a> Group<'a> {
     }
 
     /// Writes the batch and answers all commands.
-    fn commit(self) {
+    fn commit(mut self) {
+        for (key, row) in self.packed {
+            let keyspace = self.writer.keyspaces.of(&key);
+            self.batch.insert(keyspace, key, row);
+        }
         counter!("chat_store_rows_written_total", "table" => "cells").increment(self.rows);
         let result = match (self.writer.poisoned.get().cloned(), self.read_error) {
             (Some(reason), _) => Err(Error::Poisoned { reason }),

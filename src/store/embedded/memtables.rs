@@ -26,9 +26,9 @@ impl Memtables {
     pub(super) fn start(keyspaces: Keyspaces) -> std::io::Result<Self> {
         let (end, ended) = mpsc::channel::<()>();
         let run = move || {
-            // fjall has a few memtables at most: it makes writers wait for flushes.
+            // A memtable lives hardly longer than without this thread, so there are no more of them than fjall has.
             let mut held = Vec::new();
-            while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            loop {
                 for keyspace in [&keyspaces.log, &keyspaces.rows] {
                     let active = keyspace.tree.active_memtable();
                     if !held.iter().any(|memtable| Arc::ptr_eq(memtable, &active)) {
@@ -36,6 +36,9 @@ impl Memtables {
                     }
                 }
                 held.retain(|memtable| Arc::strong_count(memtable) > 1);
+                if ended.recv_timeout(LOOK_EVERY) != Err(mpsc::RecvTimeoutError::Timeout) {
+                    break;
+                }
             }
         };
         let thread = thread::Builder::new()
@@ -54,5 +57,29 @@ impl Drop for Memtables {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::embedded::open_database;
+
+    #[test]
+    fn a_flushed_memtable_is_freed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, keyspaces) = open_database(folder.path(), 1 << 20).unwrap();
+        let memtables = Memtables::start(keyspaces.clone()).unwrap();
+        keyspaces.log.insert("key", "value").unwrap();
+        let memtable = Arc::downgrade(&keyspaces.log.tree.active_memtable());
+        // A version of the tree that has it may stay until later flushes.
+        let is_freed = (0..1_000).any(|_| {
+            keyspaces.log.insert("key", "value").unwrap();
+            keyspaces.log.rotate_memtable_and_wait().unwrap();
+            memtable.strong_count() == 0
+        });
+        assert!(is_freed, "it is held for ever");
+        drop(memtables);
+        drop((keyspaces, database));
     }
 }

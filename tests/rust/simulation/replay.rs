@@ -199,16 +199,22 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Checks that each change was asked for, in the order of time, and that no request made two.
+    /// Checks that each change was asked for, in the order of time, and that no request made two. Only a repeated reaction
+    /// may do so, as often as its repetitions were not answered.
     fn check_requests(&mut self, requests: &[Request]) {
-        let mut used = vec![false; requests.len()];
+        let mut used = vec![0; requests.len()];
         for change in self.changes {
             let is_possible = |(number, request): &(usize, &Request)| {
-                let is_loose = request.is_loose && matches!(request.wish, Wish::React { .. });
-                let due = request.acknowledged.filter(|_| !is_loose);
+                let times = match request.wish {
+                    Wish::Edit { .. } => 1,
+                    Wish::Delete { .. } => usize::MAX,
+                    Wish::React { .. } => 1 + request.unanswered,
+                };
+                let may_be_late =
+                    matches!(request.wish, Wish::React { .. }) && request.unanswered > 0;
+                let due = request.acknowledged.filter(|_| !may_be_late);
                 let acknowledged = due.unwrap_or(Rev::MAX);
-                let is_delete = matches!(request.wish, Wish::Delete { .. });
-                (is_delete || is_loose || !used[*number])
+                used[*number] < times
                     && request.by == change.by
                     && (request.floor + 1..=acknowledged).contains(&change.rev)
                     && makes(&request.wish, change)
@@ -216,7 +222,7 @@ impl<'a> Replay<'a> {
             let possible = requests.iter().enumerate().filter(is_possible);
             let due = |(_, r): &(usize, &Request)| r.acknowledged.unwrap_or(Rev::MAX);
             match possible.min_by_key(due) {
-                Some((number, _)) => used[number] = true,
+                Some((number, _)) => used[number] += 1,
                 None => {
                     let asked: Vec<&Request> = requests
                         .iter()

@@ -51,8 +51,8 @@ pub(crate) struct Request {
     /// The newest rev that was acknowledged when the request began. The change comes after it.
     pub floor: Rev,
     pub acknowledged: Option<Rev>,
-    /// Whether a repetition may be carried out at any later time, because the client never learned its outcome.
-    pub is_loose: bool,
+    /// Repetitions of unknown outcome. Each may be carried out at any later time.
+    pub unanswered: usize,
 }
 
 /// The changes in (after, rev], as an event or an answer says.
@@ -92,7 +92,7 @@ impl Seen {
             wish,
             floor: self.newest,
             acknowledged: None,
-            is_loose: false,
+            unanswered: 0,
         });
         (self.requests.len() - 1, self.newest)
     }

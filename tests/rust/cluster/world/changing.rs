@@ -122,6 +122,11 @@ impl World {
         answer: Option<Result<Outcome, Error>>,
     ) -> bool {
         let seen = &mut self.seen.lock().unwrap()[conversation];
+        // A gateway, or the owner that it asked, may carry out the request later.
+        let error = answer.as_ref().map(|answer| answer.as_ref().err());
+        if error.is_none_or(|error| error == Some(&Error::TOO_LATE)) {
+            seen.requests[number].unanswered += 1;
+        }
         match answer {
             Some(Ok(Outcome::Revised { rev })) => {
                 seen.acknowledge(number, rev);
@@ -129,16 +134,9 @@ impl World {
             }
             // The message was changed meanwhile, or is deleted.
             Some(Err(Error::Conflict(_))) => {}
-            // A gateway that does not answer may carry out the request later, and so may an owner that did not answer it.
-            None => {
-                seen.requests[number].is_loose = true;
+            None | Some(Err(Error::Moved | Error::Closed | Error::Unavailable { .. })) => {
                 return false;
             }
-            Some(Err(Error::Unavailable { reason })) if reason == "it took too long" => {
-                seen.requests[number].is_loose = true;
-                return false;
-            }
-            Some(Err(Error::Moved | Error::Closed | Error::Unavailable { .. })) => return false,
             other => {
                 let text = format!("{:?} was answered with {other:?}", seen.requests[number]);
                 seen.find(text);
