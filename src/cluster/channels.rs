@@ -1,7 +1,7 @@
 //! The way of a session to a channel's entries: the owner must know that they are wanted here, and the entries from before
 //! it knew are read.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -108,6 +108,19 @@ impl Router {
                 self.sockets.follow_later(channel, None);
             }
         }
+    }
+
+    /// Returns the positions of those channels that sockets here follow without a gap. What comes after a position reaches
+    /// every session that had subscribed before this call. The owners know the positions of all other channels.
+    #[must_use]
+    pub fn positions(&self, channels: Vec<ConversationId>) -> HashMap<ConversationId, Cursor> {
+        // A gateway that was paused or cut off may have missed anything.
+        if !self.may_serve() {
+            return HashMap::new();
+        }
+        let (heads, _) = self.sockets.heads(channels, None, usize::MAX);
+        let position = |(channel, head): (_, Arc<Head>)| (channel, Cursor(head.head, head.rev));
+        heads.into_iter().map(position).collect()
     }
 
     /// Tells the channel's owner that its entries are wanted here, unless it knows.

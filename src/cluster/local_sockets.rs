@@ -258,13 +258,15 @@ impl LocalSockets {
             conversation: channel,
             head,
         };
-        self.hub
-            .deliver(&Topic::Channel(channel), &Encoded::new(event));
+        // Noted first, as entries are.
         let mut channels = lock(&self.channels);
         let progress = channels.get_mut(&channel);
         if let Some(progress) = progress.filter(|p| p.contiguous().is_some()) {
             progress.confirmed(Cursor(head, 0));
         }
+        drop(channels);
+        self.hub
+            .deliver(&Topic::Channel(channel), &Encoded::new(event));
     }
 
     /// Puts a publication into the queues of the sockets it concerns.
@@ -318,14 +320,15 @@ impl LocalSockets {
 
     fn deliver_entry(&self, conversation: ConversationId, entry: &Entry, audience: &Audience) {
         let message = Message::of(conversation, entry.clone(), None, None);
+        let is_channel = matches!(audience, Audience::Channel);
+        // Noted first: a session that subscribes and then looks how far the channel has come must find the entry there, or
+        // get it.
+        if is_channel && let Some(progress) = lock(&self.channels).get_mut(&conversation) {
+            progress.delivered_entry(entry);
+        }
         self.send(conversation, audience, Event::Message(Box::new(message)));
-        if matches!(audience, Audience::Channel) {
-            if let Some(progress) = lock(&self.channels).get_mut(&conversation) {
-                progress.delivered_entry(entry);
-            }
-            if entry.content.makes_private() {
-                self.end_spectators(conversation);
-            }
+        if is_channel && entry.content.makes_private() {
+            self.end_spectators(conversation);
         }
     }
 
@@ -336,13 +339,14 @@ impl LocalSockets {
         changed: &Changed,
         audience: &Audience,
     ) {
-        let event = changed_event(conversation, rev, changed.clone());
-        self.send(conversation, audience, event);
+        // Noted first, as entries are.
         if matches!(audience, Audience::Channel)
             && let Some(progress) = lock(&self.channels).get_mut(&conversation)
         {
             progress.delivered_changes(rev, changed);
         }
+        let event = changed_event(conversation, rev, changed.clone());
+        self.send(conversation, audience, event);
     }
 
     /// Ends or begins a channel's subscriptions of the users whose membership changed, and tells their sockets.

@@ -45,6 +45,8 @@ pub(super) struct Missed<'a> {
     session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     places: HashMap<ConversationId, InboxRef>,
+    /// The positions of the channels that are followed here, read after the session was subscribed.
+    positions: HashMap<ConversationId, Cursor>,
     /// The conversation that is being read.
     replay: Option<Replay>,
     /// Entries and changed items of all conversations that may still be pushed.
@@ -65,13 +67,20 @@ impl<'a> Missed<'a> {
             .take(CURSORS_MAX)
             .collect();
         let places = places.into_iter();
-        let places = places.map(|place| (place.conversation, place)).collect();
+        let places: HashMap<_, _> = places.map(|place| (place.conversation, place)).collect();
+        let is_channel = |id: &ConversationId| {
+            let place = places.get(id);
+            place.is_some_and(|place| place.kind == Kind::Channel)
+        };
+        let channels = cursors.iter().map(|(id, _)| *id).filter(is_channel);
+        let positions = gateway.router.positions(channels.collect());
         let cursors = cursors.into_iter();
         Self {
             gateway,
             session,
             cursors,
             places,
+            positions,
             replay: None,
             left: RESUME_ENTRIES_TOTAL_MAX,
             unknown: 0,
@@ -126,12 +135,17 @@ impl<'a> Missed<'a> {
             _ => Reader::User,
         };
         let rev_known = last.and(place).map(|place| place.rev);
+        let position = self.positions.get(&conversation);
+        let (last, rev_known) = match position {
+            Some(&Cursor(head, rev)) => (Some(head), Some(rev)),
+            None => (last, rev_known),
+        };
         Some(Replay {
             conversation,
             reader,
             after,
             head: last.unwrap_or(after),
-            is_head_current: last.is_none(),
+            is_head_current: last.is_none() || position.is_some(),
             changes: MissedChanges::new(conversation, Some(rev), rev_known),
             pushed: Pushed::default(),
             // The home knows the position of each dm and group, so most cursors need no further request.

@@ -271,6 +271,41 @@ async fn what_changed_follows_the_missed_messages() {
     }
 }
 
+/// The position of a channel that is followed here is known without a question to its owner, and moves with the channel.
+#[tokio::test(start_paused = true)]
+async fn a_followed_channel_is_where_its_owner_says() {
+    let fixture = Fixture::new().await;
+    let channel = fixture.conversation(Kind::Channel, 6, 7).await;
+    let place = place(channel, Kind::Channel, None);
+    let places = std::slice::from_ref(&place);
+    follow_channels(&fixture.gateway, &fixture.bob, places).await;
+    let router = &fixture.gateway.router;
+    let position = || router.positions(vec![channel]).get(&channel).copied();
+    assert_eq!(position(), None, "nobody has asked the owner yet");
+    router.inbox(&user("bob"), None, 50).await.unwrap();
+    assert_eq!(position(), Some(Cursor(6, 0)));
+    fixture.change(channel).await;
+    router.inbox(&user("bob"), None, 50).await.unwrap();
+    assert_eq!(position(), Some(Cursor(6, 3)));
+    let (pages, events) = fixture.missed_after(place.clone(), Cursor(6, 3)).await;
+    assert!(pages.is_empty() && events.is_empty(), "nothing is missing");
+    let (pages, events) = fixture.missed_after(place.clone(), Cursor(2, 1)).await;
+    let seqs: Vec<Seq> = pages.concat().iter().map(|message| message.seq).collect();
+    assert_eq!(seqs, [3, 4, 5, 6]);
+    assert_eq!(changed(events), [(1, 3, vec![3, 4])]);
+    let draft = Draft {
+        sender: user("alice"),
+        client_id: ClientId(Uuid::new_v4()),
+        content: Content::text("new"),
+        at: None,
+        retry: false,
+    };
+    router.send(channel, draft).await.unwrap();
+    assert_eq!(position(), Some(Cursor(7, 3)));
+    let (pages, _) = fixture.missed_after(place, Cursor(6, 3)).await;
+    assert_eq!(pages.concat().len(), 1);
+}
+
 /// The owner does not know the rev that the home has seen, which stands for an owner that cannot be asked.
 #[tokio::test(start_paused = true)]
 async fn changes_that_cannot_be_read_are_a_gap() {
