@@ -29,6 +29,8 @@ pub(super) struct ChannelProgress {
     contiguous: Option<Cursor>,
     /// Entries that were delivered beyond a gap.
     ahead: BTreeSet<Seq>,
+    /// The newest rev that was delivered, also before the owner confirmed.
+    delivered_rev: Rev,
     /// The channel's head, for inboxes. It counts while it is as new as `contiguous`, because then it is what the owner
     /// would answer.
     head: Option<Arc<Head>>,
@@ -62,6 +64,7 @@ impl ChannelProgress {
     }
 
     pub(super) fn delivered_changes(&mut self, rev: Rev, changed: &Changed) {
+        self.delivered_rev = rev.max(self.delivered_rev);
         let head = self.head.take();
         self.head = head.and_then(|head| head_after_changes(head, rev, changed));
         if let Some(Cursor(_, known)) = &mut self.contiguous {
@@ -85,7 +88,8 @@ impl ChannelProgress {
     pub(super) fn head(&self) -> Option<&Arc<Head>> {
         let Cursor(upto, rev) = self.contiguous?;
         let head = self.head.as_ref()?;
-        (upto == head.head && rev <= head.rev).then_some(head)
+        let newest_rev = rev.max(self.delivered_rev);
+        (upto == head.head && newest_rev <= head.rev).then_some(head)
     }
 
     fn advance(&mut self) {
@@ -237,6 +241,23 @@ mod tests {
         assert_eq!(progress.contiguous(), Some(Cursor(11, 7)));
         progress.delivered_entry(&entry(12));
         assert_eq!(progress.contiguous(), Some(Cursor(12, 7)));
+    }
+
+    /// A change that is delivered before the owner's older answer is not forgotten.
+    #[test]
+    fn a_head_older_than_a_delivered_change_does_not_count() {
+        let answer = known_head(6, 3).head.unwrap();
+        let mut progress = ChannelProgress::new(1);
+        progress.delivered_changes(4, &changed(3, 2, None));
+        progress.confirmed(Cursor(6, 3));
+        progress.learned(answer.clone());
+        assert!(progress.head().is_none());
+        let rev = 4;
+        progress.learned(Arc::new(Head {
+            rev,
+            ..answer.as_ref().clone()
+        }));
+        assert!(progress.head().is_some());
     }
 
     #[test]

@@ -450,6 +450,7 @@ impl<'a> Group<'a> {
             }
             Command::Remove { keys, done } => {
                 for key in keys {
+                    debug_assert!(packed::row_and_column(&key).is_none());
                     self.newer.remove(&key);
                     self.batch.remove(self.writer.keyspaces.of(&key), key);
                 }
@@ -468,6 +469,7 @@ impl<'a> Group<'a> {
     }
 
     fn swap(&mut self, expected: Option<u64>, cell: Cell) -> fjall::Result<bool> {
+        debug_assert!(packed::row_and_column(&cell.key).is_none());
         if self.stored(&cell.key)?.map(|value| timestamp(&value)) != expected {
             return Ok(false);
         }
@@ -536,7 +538,7 @@ impl<'a> Group<'a> {
             (Some(reason), _) => Err(Error::Poisoned { reason }),
             (None, Some(error)) => Err(Error::Unavailable {
                 operation: "write",
-                reason: format!("cannot read the stored timestamps: {error}"),
+                reason: format!("cannot read what is stored: {error}"),
             }),
             (None, None) => self.writer.write(self.batch, self.sync),
         };

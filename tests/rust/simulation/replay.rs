@@ -208,19 +208,16 @@ impl<'a> Replay<'a> {
                 let times = match request.wish {
                     Wish::Edit { .. } => 1,
                     Wish::Delete { .. } => usize::MAX,
-                    Wish::React { .. } => 1 + request.unanswered,
+                    Wish::React { .. } => request.executions_max(),
                 };
-                let may_be_late =
-                    matches!(request.wish, Wish::React { .. }) && request.unanswered > 0;
-                let due = request.acknowledged.filter(|_| !may_be_late);
-                let acknowledged = due.unwrap_or(Rev::MAX);
+                let acknowledged = request.due();
                 used[*number] < times
                     && request.by == change.by
                     && (request.floor + 1..=acknowledged).contains(&change.rev)
                     && makes(&request.wish, change)
             };
             let possible = requests.iter().enumerate().filter(is_possible);
-            let due = |(_, r): &(usize, &Request)| r.acknowledged.unwrap_or(Rev::MAX);
+            let due = |(_, request): &(usize, &Request)| request.due();
             match possible.min_by_key(due) {
                 Some((number, _)) => used[number] += 1,
                 None => {

@@ -55,6 +55,23 @@ pub(crate) struct Request {
     pub unanswered: usize,
 }
 
+impl Request {
+    /// How often a reaction may be carried out: once for each repetition of unknown outcome, and for the one that was
+    /// acknowledged.
+    pub(crate) fn executions_max(&self) -> usize {
+        (self.unanswered + usize::from(self.acknowledged.is_some())).max(1)
+    }
+
+    /// The rev up to which the request may have made its change.
+    pub(crate) fn due(&self) -> Rev {
+        let is_reaction = matches!(self.wish, Wish::React { .. });
+        let may_be_late = is_reaction && self.unanswered > 0;
+        self.acknowledged
+            .filter(|_| !may_be_late)
+            .unwrap_or(Rev::MAX)
+    }
+}
+
 /// The changes in (after, rev], as an event or an answer says.
 pub(crate) struct Told {
     pub after: Rev,
