@@ -26,23 +26,23 @@ struct Column<'a> {
     content: &'a [u8],
 }
 
+/// Returns this key, or the beginning of one, in the table of packed rows. `None` if it is no key of an inbox; then nothing
+/// is copied, because the writer asks for every cell.
+fn packed(key: &[u8]) -> Option<Vec<u8>> {
+    match key.split_first() {
+        Some((&INBOX, rest)) => Some([&[PACKED], rest].concat()),
+        _ => None,
+    }
+}
+
 /// Returns the key of the packed row of a cell, and the cell's column. `None` if it is no cell of an inbox.
 pub(super) fn row_and_column(key: &[u8]) -> Option<(Vec<u8>, u8)> {
     let (&column, row) = key.split_last()?;
-    let mut row = row.to_vec();
-    match row.first_mut() {
-        Some(table) if *table == INBOX => *table = PACKED,
-        _ => return None,
-    }
-    Some((row, column))
+    Some((packed(row)?, column))
 }
 
 /// Returns the range of packed rows for a range of cells of inboxes. `None` for other cells.
 pub(super) fn range(cells: &Range) -> Option<Range> {
-    let packed = |key: &[u8]| match key.split_first() {
-        Some((&INBOX, rest)) => Some([&[PACKED], rest].concat()),
-        _ => None,
-    };
     Some(Range {
         from: packed(&cells.from)?,
         to: packed(&cells.to).unwrap_or_else(|| vec![PACKED + 1]),
