@@ -1,4 +1,5 @@
-//! Measures what reading an inbox costs and how that grows with its conversations, and checks its unread counts.
+//! Measures what reading an inbox costs and how that grows with its conversations, and checks its unread counts. Each
+//! row has every column filled: read marks, edits and deletions.
 
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     Common,
     celebrity::pipeline,
-    client::{Client, send_frame},
+    client::{Client, request_frame, send_frame},
     data::Data,
     latency::latencies,
     report::Report,
@@ -29,21 +30,31 @@ pub(crate) struct Options {
     /// One conversation in this many is a channel, the others are groups
     #[arg(long, default_value_t = 5)]
     channel_every: usize,
-    /// Unread messages in each conversation
-    #[arg(long, default_value_t = 3)]
-    messages: usize,
+    /// Messages in each conversation: one is read, one is edited, one is deleted, the others are unread
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..))]
+    messages: u64,
     /// Pages read of each inbox
     #[arg(long, default_value_t = 2_000)]
     pages: usize,
     /// Connects of each user with cursors of all conversations, of which nothing is missed
     #[arg(long, default_value_t = 100)]
     connects: usize,
+    /// Starts of the gateway, after each of which the first page of each inbox is measured
+    #[arg(long, default_value_t = 5)]
+    starts: usize,
 }
 
 /// Conversations of a page, which is the protocol's default.
 const PAGE: usize = 50;
 /// Cursors of a connect: as many as fit into a frame.
 const CURSORS_MAX: usize = 1_000;
+
+/// Seqs of the messages that are read, edited and deleted. The first entry says that the conversation was created.
+const READ: u64 = 2;
+const EDITED: u64 = 3;
+const DELETED: u64 = 4;
+/// The newest rev of each conversation: an edit and a deletion.
+const REV: u64 = 2;
 
 /// The conversations that an inbox must have, with what it must say of each.
 type Expected = HashMap<String, Item>;
@@ -58,10 +69,10 @@ struct Item {
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("inbox", &common.outputs);
     let data = Data::new(common)?;
-    let server = Server::gateway(common, &data)?;
+    let mut server = Server::gateway(common, &data)?;
     let (mut times, mut costs) = (Vec::new(), Vec::new());
     for &conversations in &options.conversations {
-        let user = format!("reader-of-{conversations}");
+        let user = reader_of(conversations);
         let expected = fill(&server, &user, conversations, options)?;
         let mut reader = Client::connect(&server.address, &user, 0)?;
         check(&mut reader, &expected, &mut report)?;
@@ -90,10 +101,37 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         ));
         costs.push((conversations as f64, cpu_us));
     }
+    for &conversations in &options.conversations {
+        let mut cost = Duration::ZERO;
+        for _ in 0..options.starts {
+            server.drain()?;
+            server = Server::gateway(common, &data)?;
+            cost += first_page(&server, &reader_of(conversations))?;
+        }
+        report.figure(
+            &format!("CPU of connect and first page after a start, of {conversations}"),
+            cost.as_secs_f64() * 1e3 / options.starts.max(1) as f64,
+            "ms",
+        );
+    }
     let title = format!("a page of {PAGE}, by conversations in the inbox");
     report.growth(&format!("{title}: p50"), "ms", "conversations", times);
     report.growth(&format!("{title}: CPU"), "µs", "conversations", costs);
     report.finish()
+}
+
+fn reader_of(conversations: usize) -> String {
+    format!("reader-of-{conversations}")
+}
+
+/// Connects, and reads the first page of an inbox that the server has not read yet. Returns the server's CPU.
+fn first_page(server: &Server, user: &str) -> anyhow::Result<Duration> {
+    // Another user's connection and page bring the code into memory.
+    page(&mut Client::connect(&server.address, "nobody", 0)?, None)?;
+    let cpu = server.cpu()?;
+    let mut reader = Client::connect(&server.address, user, 0)?;
+    page(&mut reader, None)?;
+    Ok(server.cpu()? - cpu)
 }
 
 /// Creates the conversations of an inbox. Returns what it must say of each.
@@ -104,28 +142,36 @@ fn fill(
     options: &Options,
 ) -> anyhow::Result<Expected> {
     let mut writer = Client::connect(&server.address, "writer", 0)?;
-    let progress = ProgressBar::new((conversations * (options.messages + 1)) as u64);
+    let messages = options.messages as usize;
+    let progress = ProgressBar::new((conversations * (messages + 4)) as u64);
     let mut expected = HashMap::new();
     for number in 0..conversations {
         let is_channel = number % options.channel_every == 0;
         let create = json!({"type": "create", "kind": if is_channel { "channel" } else { "group" },
             "name": format!("{number}"), "participants": [user]});
-        let unread = options.messages as u64;
-        // The first entry says that the conversation was created.
         let item = Item {
-            unread,
-            last_seq: unread + 1,
+            unread: options.messages - 2,
+            last_seq: options.messages + 1,
         };
         expected.insert(writer.create(create)?, item);
         progress.inc(1);
     }
     let ids: Vec<&String> = expected.keys().collect();
-    pipeline(
-        &mut writer,
-        conversations * options.messages,
-        &progress,
-        |n| send_frame(ids[n % ids.len()], &format!("number {n}")),
-    )?;
+    pipeline(&mut writer, conversations * messages, &progress, |n| {
+        send_frame(ids[n % ids.len()], &format!("number {n}"))
+    })?;
+    pipeline(&mut writer, conversations, &progress, |n| {
+        request_frame(
+            json!({"type": "edit", "conversation": ids[n], "seq": EDITED, "body": "edited"}),
+        )
+    })?;
+    pipeline(&mut writer, conversations, &progress, |n| {
+        request_frame(json!({"type": "delete", "conversation": ids[n], "seqs": [DELETED]}))
+    })?;
+    let mut reader = Client::connect(&server.address, user, 0)?;
+    pipeline(&mut reader, conversations, &progress, |n| {
+        request_frame(json!({"type": "read", "conversation": ids[n], "seq": READ}))
+    })?;
     progress.finish_and_clear();
     Ok(expected)
 }
@@ -208,8 +254,9 @@ fn reconnect(
     times: usize,
 ) -> anyhow::Result<(Histogram<u64>, Duration)> {
     let cursors = expected.iter().take(CURSORS_MAX);
-    let cursors: HashMap<&String, [u64; 2]> =
-        cursors.map(|(id, item)| (id, [item.last_seq, 0])).collect();
+    let cursors: HashMap<&String, [u64; 2]> = cursors
+        .map(|(id, item)| (id, [item.last_seq, REV]))
+        .collect();
     let connect = json!({"type": "connect", "token": token(user)?, "cursors": cursors});
     let (mut latency, cpu) = (latencies()?, server.cpu()?);
     for _ in 0..times {
