@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod command;
 pub mod config;
 pub mod fanout;
+pub mod files;
 pub mod gateway;
 pub mod import;
 pub mod memory;

@@ -90,14 +90,14 @@ impl Node {
             },
         );
         let router = cluster.router.clone();
-        let gateway = Arc::new(Gateway::new(config, router, hub, tokens, edge.clone()));
+        let parts = open_files(config, &store, &cluster, &core, &upkeep)?;
+        let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts);
+        let gateway = Arc::new(gateway);
         let removed = CancellationToken::new();
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
         keep_running(&upkeep, &cluster, &gateway, &store, metrics);
         cluster.start();
-        for &gone in members.gone() {
-            repair(&cluster.conversations, &*store, gone).await?;
-        }
+        repair(&cluster.conversations, &*store, members.gone()).await?;
         if !cluster.ready(SETTLED_WITHIN).await {
             tracing::warn!("not all gateways of the ring are reachable yet");
         }
@@ -196,6 +196,27 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
     }
 }
 
+/// Opens the uploaded files, and starts to erase those that no message has.
+fn open_files(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    cluster: &Cluster,
+    core: &Tasks,
+    upkeep: &Tasks,
+) -> anyhow::Result<(Option<Arc<gateway::Files>>, gateway::Eraser)> {
+    let files = gateway::Files::open(config, store.clone(), core.clone());
+    let files = files.map_err(|e| anyhow::anyhow!("attachments.path: {e}"))?;
+    let (eraser, dropped) = gateway::Eraser::new();
+    if let Some(files) = &files {
+        let router = cluster.router.clone();
+        let erasing = gateway::Eraser::run(files.clone(), router, dropped);
+        upkeep.spawn_until_drained(erasing);
+    }
+    let told = eraser.clone();
+    cluster.on_dropped_file(move |conversation, file| told.drop_file(conversation, file));
+    Ok((files, eraser))
+}
+
 fn bind(setting: &str, listen: SocketAddr) -> anyhow::Result<TcpListener> {
     gateway::bind(listen).map_err(|e| anyhow::anyhow!("{setting} {listen}: {e}"))
 }
@@ -276,19 +297,21 @@ async fn join(
     }
 }
 
-/// Repairs the inbox rows of a gateway that crashed. It waits while a shared store is unreachable, as nothing is served
+/// Repairs the inbox rows of gateways that crashed. It waits while a shared store is unreachable, as nothing is served
 /// before.
 async fn repair(
     conversations: &Conversations,
     store: &dyn Store,
-    gone: GatewayId,
+    gone: &[GatewayId],
 ) -> anyhow::Result<()> {
-    while let Err(error) = conversations.repair(gone).await {
-        if !store.is_shared() {
-            return Err(error.into());
+    for &gone in gone {
+        while let Err(error) = conversations.repair(gone).await {
+            if !store.is_shared() {
+                return Err(error.into());
+            }
+            tracing::warn!(%error, "could not complete the repair after a crash; trying again");
+            sleep(RETRY_AFTER).await;
         }
-        tracing::warn!(%error, "could not complete the repair after a crash; trying again");
-        sleep(RETRY_AFTER).await;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
 /** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
+import type { Addresses } from './addresses.js';
 import { abortable, persist, unless, within } from './backoff.js';
 import { indexedDbStorage } from './browser-storage.js';
 import { ChangeFeed, type ChangeHost } from './change-feed.js';
@@ -13,9 +14,12 @@ import { Inbox, type InboxHost } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
 import { Outbox } from './outbox.js';
+import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
+  AttachmentId,
+  AttachmentUrl,
   Changed,
   ChangedItem,
   Connected,
@@ -24,6 +28,7 @@ import type {
   HistoryPage,
   Kind,
   Message,
+  Millis,
   Posting,
   Presence,
   PublicConversation,
@@ -38,6 +43,7 @@ import type {
   Typing,
   UserId,
 } from './types.js';
+import { type AttachOptions, type Sender, Upload } from './upload.js';
 import type { Watcher, WatcherHost } from './watcher.js';
 
 export interface ChatOptions {
@@ -140,6 +146,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
   #watches = new Set<readonly UserId[]>();
   #watcher: Watcher | undefined;
+  /** The code for addresses and for uploads, once it is needed. */
+  #addresses: Promise<Addresses> | undefined;
+  #sender: Promise<Sender> | undefined;
+  #url: () => Promise<string> | string;
   #warned = false;
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
@@ -162,8 +172,9 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     // Watermarks use half of the user's rate, so that other requests find room.
     const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
     this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
+    this.#url = typeof url === 'function' ? url : () => String(url);
     this.#connection = new Connection({
-      url: typeof url === 'function' ? url : () => String(url),
+      url: this.#url,
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
       token: typeof token === 'string' ? fixed(token) : token,
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
@@ -175,7 +186,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     });
     const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
     this.outbox = new Outbox(storage, scope, {
-      ask: (request) => this.#connection.ask(request),
+      ask: (request) => this.#connection.ask(sendable(request)),
       changed: (conversation) => this.changed(conversation),
       accepted: (entry, rev) => this.#known(entry.conversation)?.accepted(entry, rev),
       failed: (error) => this.#failed(error),
@@ -208,6 +219,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   async logout(): Promise<void> {
     this.#disconnect();
     for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.marks, this.#presence]) kept.clear();
+    this.#addresses = undefined;
     await this.outbox.clear(this.user);
   }
 
@@ -305,6 +317,51 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** Lists public groups and channels, page by page. */
   publicConversations({ limit, signal }: Paging = {}): AsyncGenerator<PublicConversation[]> {
     return pages((after: ConversationId | undefined) => this.request({ type: 'public', limit, after }, { signal }));
+  }
+
+  /** Returns the addresses of an uploaded file. They are kept until shortly before they expire, and requests of one tick are sent
+   * together. Rejects with `not_found` if the user may not download the file. */
+  async attachment(id: AttachmentId): Promise<AttachmentUrl> {
+    this.#addresses ??= import('./addresses.js').then(({ Addresses }) => new Addresses(this));
+    // After a failure the code is loaded again.
+    const addresses = await this.#addresses.catch((error) => {
+      this.#addresses = undefined;
+      throw notLoaded(error);
+    });
+    return addresses.get(id);
+  }
+
+  /** @internal */
+  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload {
+    return new Upload(conversation, blob, options, () => {
+      this.#sender ??= import('./transfer.js').then(({ Transfers }) => new Transfers(this));
+      return this.#sender.catch((error) => {
+        this.#sender = undefined;
+        throw notLoaded(error);
+      });
+    });
+  }
+
+  /** @internal Resolves when there is a connection, and a direct chat that was opened without one is created. */
+  async ready(conversation: ConversationId, signal: AbortSignal): Promise<void> {
+    await this.#ready(signal);
+    await this.#begin(conversation, signal);
+  }
+
+  /** @internal Returns the URL of a path of the gateway, which a proxy may serve under another one. */
+  async http(path: string): Promise<string> {
+    const socket = new URL(await this.#url(), globalThis.location?.href);
+    return new URL(path.slice(1), new URL('../', socket).href.replace(/^ws/, 'http')).href;
+  }
+
+  /** @internal */
+  token(isRefused: boolean): Promise<string> {
+    return this.#connection.token(isRefused ? 'rejected' : 'initial');
+  }
+
+  /** @internal Returns the time of the gateway. */
+  now(): Millis {
+    return this.#connection.now();
   }
 
   /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
@@ -514,6 +571,11 @@ function originOf(url: string): string {
     // `connect()` reports an invalid URL.
     return url;
   }
+}
+
+/** Returns the error of a part of the client that could not be loaded. */
+function notLoaded(cause: Error): ChatError {
+  return new ChatError('unreachable', `a part of the client was not loaded: ${cause.message}`, { cause });
 }
 
 /** Returns a source for a token that cannot be renewed. */

@@ -198,6 +198,11 @@ export class Connection {
     if (request.type === 'cursors' || this.#refill() >= 1) this.#send(this.#encode(request));
   }
 
+  /** Returns the time of the gateway. */
+  now(): Millis {
+    return Date.now() + this.#ahead;
+  }
+
   /** Deletes the token. */
   clear(): void {
     this.#token = this.#fetched = undefined;
@@ -256,7 +261,7 @@ export class Connection {
     let url = '';
     let socket: WebSocket;
     try {
-      token = await this.#fetchToken(state.token);
+      token = await this.token(state.token);
       [url, this.#codec] = await within(TOKEN_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
       if (isOver()) return;
       this.#fresh = this.#token !== known;
@@ -379,14 +384,14 @@ export class Connection {
   /** Schedules the renewal of the token. */
   #expires(at: Millis): void {
     if (this.#token) this.#token.expires = at;
-    const left = at - Date.now() - this.#ahead;
+    const left = at - this.now();
     this.#after(Math.max(left - EXPIRING_MS, left / 2), () => void this.#refresh(at));
   }
 
   async #refresh(at: Millis): Promise<void> {
     const state = this.state;
     try {
-      const token = await this.#fetchToken('expiring');
+      const token = await this.token('expiring');
       if (this.state === state) this.#expires((await this.ask({ type: 'refresh', token })).expiresAt);
     } catch {
       // If it never succeeds, the gateway closes the connection at the expiry, and the client asks for a new token.
@@ -395,9 +400,9 @@ export class Connection {
   }
 
   /** Returns the known token while it is valid, else a new one. Asks for one token at a time. */
-  async #fetchToken(reason: TokenReason): Promise<string> {
+  async token(reason: TokenReason): Promise<string> {
     const known = this.#token;
-    if (reason === 'initial' && known && known.expires - Date.now() - this.#ahead > EXPIRING_MS) return known.text;
+    if (reason === 'initial' && known && known.expires - this.now() > EXPIRING_MS) return known.text;
     if (this.#fetched) return this.#fetched;
     const why = known ? reason : 'initial';
     const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))

@@ -7,6 +7,7 @@ import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
 import type { Marks } from './marks.js';
 import type { Outbox, Pending } from './outbox.js';
+import { onItsWay } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {
@@ -33,6 +34,7 @@ import type {
   SystemChange,
   UserId,
 } from './types.js';
+import type { AttachOptions, Upload } from './upload.js';
 
 /** The events of a conversation, by name. */
 export interface ConversationEvents {
@@ -46,7 +48,8 @@ export interface ConversationEvents {
 
 /** The optional parts of a message to send. */
 export interface SendOptions {
-  attachments?: Attachment[];
+  /** Links, uploaded files, and files that are being uploaded: the message is sent when all of them are ready. */
+  attachments?: (Attachment | Upload)[];
   replyTo?: Seq;
 }
 
@@ -57,7 +60,7 @@ export interface EditOptions {
   from?: ChatMessage;
 }
 
-/** An immutable view of a conversation, for a component to render. */
+/** A view of a conversation that never changes, for a component to render. */
 export interface ConversationView {
   conversation: Conversation;
   messages: readonly ChatMessage[];
@@ -75,6 +78,7 @@ export interface Host {
   /** Returns a page, and notes the rev of its states. */
   history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage>;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
   /** Sends a request that has no answer. */
   post(request: Request): void;
   /** Keeps the conversation, or lets it be collected. */
@@ -228,11 +232,16 @@ export class Conversation extends List<ConversationEvents> {
     return [...this.#typing.keys()];
   }
 
-  /** Sends a message. It is in the list at once, and is sent when there is a connection. Resolves when the gateway
-   * acknowledged it; rejects when it failed for good. */
-  send(body: string, { attachments, replyTo }: SendOptions = {}): Promise<Sent> {
+  /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Until they are,
+   * it is in memory only. Resolves when the gateway acknowledged it; rejects when it failed for good. */
+  send(body: string, { attachments: files, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
-    return this.#host.outbox.add({ conversation: this.id, body, attachments, replyTo });
+    return this.#host.outbox.add({ conversation: this.id, body, replyTo }, files);
+  }
+
+  /** Uploads a file for a message of this conversation. Pass what it returns to `send()`, at once or later. */
+  attach(blob: Blob, options: AttachOptions = {}): Upload {
+    return this.#host.upload(this.id, blob, options);
   }
 
   /** Replaces the text and the attachments of a message of the user. It is shown at once, and sent when there is a connection.
@@ -549,9 +558,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Applies a system message to the followed participants. */
   #follow({ seq, sender }: Message, system: SystemChange): void {
     const user = 'user' in system ? system.user : sender;
-    if (system.change === 'added' || system.change === 'joined') {
-      this.#followed?.set(user, { deliveredSeq: seq, readSeq: seq });
-    }
+    if (system.change === 'added' || system.change === 'joined') this.#followed?.set(user, { deliveredSeq: seq, readSeq: seq });
     if (system.change === 'removed' || system.change === 'left') this.#followed?.delete(user);
     if (this.users && this.details) void this.loadDetails().catch(() => {});
   }
@@ -589,12 +596,4 @@ export class Conversation extends List<ConversationEvents> {
     this.#isShown = false;
     if (this.hasListeners) this.#tell();
   }
-}
-
-/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
-function onItsWay(entry: Pending): ChatMessage {
-  const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
-  const state = error ? 'failed' : sent ? 'sent' : 'sending';
-  const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }

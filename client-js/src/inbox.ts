@@ -317,7 +317,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   }
 }
 
-/** Returns the beginning of a text, or without text the name or URL of the first attachment. */
+/** Returns the beginning of a text, or without text the name, or else the URL, of the first attachment. */
 function previewOf({ body, attachments }: { body: string; attachments?: Attachment[] | undefined }): LastMessage['preview'] {
   const [first] = attachments ?? [];
   const text = body || first?.name || first?.url || '';

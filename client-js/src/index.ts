@@ -13,3 +13,4 @@ export type { Inbox } from './inbox.js';
 export type { ChangeType, ChatMessage, FailedChange, MessageState } from './list.js';
 export { memoryStorage, type OutboxChange, type OutboxEntry, type OutboxStorage } from './storage.js';
 export type * from './types.js';
+export type { AttachOptions, Upload, UploadEvents, UploadState } from './upload.js';

@@ -1,7 +1,12 @@
 /** The entries of the outbox, and what it needs of others. */
 import type { ChatError } from './codes.js';
+import type { ChatMessage } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
 import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq } from './types.js';
+import { Upload } from './upload.js';
+
+/** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
+export const OUTBOX_MAX = 1_000;
 
 /** A message to be sent. */
 export interface Draft {
@@ -19,6 +24,8 @@ export interface Pending extends OutboxEntry {
 
 /** An entry with what this tab does for it. */
 export interface Local extends Pending {
+  /** The attachments, while one of them is being uploaded. The message is not sent and not stored until then. */
+  files?: (Attachment | Upload)[];
   /** Whether it may have been sent before. */
   tried?: boolean;
   /** Whether its last change is not in the storage yet. */
@@ -56,3 +63,39 @@ export interface OutboxHost {
   /** Called with an error of the storage, or between tabs. */
   failed(error: Error): void;
 }
+
+/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
+export function onItsWay(entry: Pending): ChatMessage {
+  const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
+  const state = error ? 'failed' : sent ? 'sent' : 'sending';
+  const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
+  return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
+}
+
+/** Returns a request with only those fields of uploaded files that a client may send. */
+export function sendable<R extends { type: string }>(request: R): R {
+  if (!('attachments' in request)) return request;
+  const files = request.attachments as Attachment[] | undefined;
+  return { ...request, attachments: files?.map((file) => (file.id ? { id: file.id, alt: file.alt } : file)) };
+}
+
+/** Returns an edit whose base is at least `rev`. */
+export function raised(edit: OutboxChange & { type: 'edit' }, rev: Rev = 0): OutboxChange {
+  return { ...edit, baseRev: Math.max(edit.baseRev, rev) };
+}
+
+/** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */
+export const whatOf = (change: OutboxChange): string => ('emoji' in change ? `react ${change.emoji}` : change.type);
+
+/** Adds to a map of limited size, which loses its oldest entry. */
+export function remember<T>(map: Map<string, T>, clientId: string, value: T): void {
+  map.set(clientId, value);
+  const [oldest] = map.keys();
+  if (map.size > OUTBOX_MAX) map.delete(oldest!);
+}
+
+/** Returns the uploads of a message that is not sent until they are ready. */
+export const uploadsOf = ({ files = [] }: Local) => files.filter((file) => file instanceof Upload);
+
+/** Returns an attachment as the list shows it. */
+export const shown = (file: Attachment | Upload): Attachment => (file instanceof Upload ? file.attachment : file);

@@ -7,13 +7,13 @@ import { keysOf, sameText } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
+import { OUTBOX_MAX, raised, remember, shown, uploadsOf, whatOf } from './outbox-entry.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
-import type { Accepted, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
+import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
+import { Upload } from './upload.js';
 
-export type { Pending } from './outbox-entry.js';
+export { OUTBOX_MAX, type Pending } from './outbox-entry.js';
 
-/** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
-export const OUTBOX_MAX = 1_000;
 /** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
 const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
 /** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
@@ -71,8 +71,9 @@ export class Outbox {
   }
 
   /** Queues a message. Resolves with its acknowledgement. */
-  add(draft: Draft): Promise<Sent> {
-    return this.#add(draft) as Promise<Sent>;
+  add(draft: Draft, files?: (Attachment | Upload)[]): Promise<Sent> {
+    const isUploading = files?.some((file) => file instanceof Upload && file.state !== 'ready');
+    return this.#add({ ...draft, attachments: files?.map(shown), ...(isUploading && { files }) }) as Promise<Sent>;
   }
 
   /** Queues a change of a message. Resolves with its acknowledgement.
@@ -97,7 +98,7 @@ export class Outbox {
     return this.#seqs.get(clientId);
   }
 
-  #add(draft: Draft & { change?: OutboxChange; over?: string | undefined }): Promise<Sent | Accepted> {
+  #add(draft: Pick<Local, 'change' | 'over' | 'files'> & Draft): Promise<Sent | Accepted> {
     const sent = new Promise<Sent | Accepted>((resolve, reject) => {
       if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
       else {
@@ -118,6 +119,7 @@ export class Outbox {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
     const { change } = entry;
+    for (const file of uploadsOf(entry)) file.retry();
     this.#entries.delete(clientId);
     if (change?.type === 'edit' && change.seq) entry.change = { ...change, baseRev: contentRev(change.seq) };
     const over = change && this.#editBefore(entry.conversation, change);
@@ -128,6 +130,7 @@ export class Outbox {
   discard(clientId: string): void {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
+    for (const file of uploadsOf(entry)) file.abort();
     this.#forget(entry);
     for (const other of this.#changesOfPending(clientId)) {
       this.#settle(other.clientId)?.reject(new ChatError('closed', 'discarded'));
@@ -293,6 +296,23 @@ export class Outbox {
     entry.at = Math.max(Date.now(), (last?.at ?? 0) + 1);
     this.#entries.set(entry.clientId, entry);
     this.#store(entry);
+    if (entry.files) void this.#upload(entry, entry.files);
+    this.#send(entry.conversation);
+  }
+
+  /** Sends a message when its files are uploaded. */
+  async #upload(entry: Local, files: (Attachment | Upload)[]): Promise<void> {
+    try {
+      await Promise.all(uploadsOf(entry).map(({ done }) => done));
+      entry.attachments = files.map(shown);
+      delete entry.files;
+    } catch (thrown) {
+      // It may have been discarded.
+      if (this.#entries.get(entry.clientId) === entry) this.#fail(entry, thrown as ChatError);
+      return;
+    }
+    if (this.#entries.get(entry.clientId) !== entry) return;
+    this.#store(entry);
     this.#send(entry.conversation);
   }
 
@@ -311,7 +331,7 @@ export class Outbox {
       // This tab changed the storage meanwhile, so the answer may be outdated.
       if (this.#writes !== writes) return this.#load();
       const before = [...this.#entries.values()];
-      const now = before.filter((entry) => entry.sent || entry.unsaved);
+      const now = before.filter((entry) => entry.sent || entry.unsaved || entry.files);
       for (const entry of stored) {
         // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
         if (this.#revs.has(entry.clientId)) {
@@ -383,7 +403,7 @@ export class Outbox {
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   #store(entry: Local, remove = false): void {
     this.#host.changed(entry.conversation);
-    if (!this.#user) return;
+    if (!this.#user || entry.files) return;
     const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missingTimer: ______, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
@@ -445,9 +465,9 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, missingTimer, change }: Local): boolean {
+  #isDue({ failed, sent, unstored, missingTimer, change, files }: Local): boolean {
     // A change waits until its message has a seq.
-    return !failed && !sent && !missingTimer && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
+    return !failed && !sent && !files && !missingTimer && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
@@ -495,7 +515,6 @@ export class Outbox {
 
   /** Sends one entry. Returns the error if it has to be retried. */
   async #sendOne(entry: Local): Promise<ChatError | undefined> {
-    const { clientId } = entry;
     const retry = entry.tried;
     entry.tried = true;
     try {
@@ -509,11 +528,15 @@ export class Outbox {
         entry.suspect ||= isFault;
         return error;
       }
-      entry.failed = { code: error.code, message: error.message };
-      this.#settle(clientId)?.reject(error);
-      this.#store(entry);
+      this.#fail(entry, error);
     }
     return undefined;
+  }
+
+  #fail(entry: Local, error: ChatError): void {
+    entry.failed = { code: error.code, message: error.message };
+    this.#settle(entry.clientId)?.reject(error);
+    this.#store(entry);
   }
 
   async #sendMessage(entry: Local, retry: boolean | undefined): Promise<void> {
@@ -564,18 +587,3 @@ export class Outbox {
     }
   }
 }
-
-/** Returns an edit whose base is at least `rev`. */
-function raised(edit: OutboxChange & { type: 'edit' }, rev: Rev = 0): OutboxChange {
-  return { ...edit, baseRev: Math.max(edit.baseRev, rev) };
-}
-
-/** Adds to a map of limited size, which loses its oldest entry. */
-function remember<T>(map: Map<string, T>, clientId: string, value: T): void {
-  map.set(clientId, value);
-  const [oldest] = map.keys();
-  if (map.size > OUTBOX_MAX) map.delete(oldest!);
-}
-
-/** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */
-const whatOf = (change: OutboxChange): string => ('emoji' in change ? `react ${change.emoji}` : change.type);

@@ -5,6 +5,8 @@ import type { ErrorCode } from './codes.js';
 
 /** A UUID as text. */
 export type ConversationId = string;
+/** The UUID of an uploaded file, as text. */
+export type AttachmentId = string;
 /** The name of a user: 1 to 64 bytes without white space. */
 export type UserId = string;
 /** The sequence number of an entry in its conversation: 1, 2, 3 … without gaps. */
@@ -21,15 +23,35 @@ export type Role = 'member' | 'admin' | 'owner';
 /** Who may send messages to a conversation. */
 export type Posting = 'everyone' | 'admins';
 
-/** A file that a message refers to. */
+/** A file of a message: a link with a `url`, or an uploaded file with an `id`, whose address `chat.attachment(id)` returns. Of
+ * an uploaded file only `id` and `alt` are sent, and the gateway adds the other fields. While it is being uploaded, it has
+ * neither `url` nor `id`. */
 export interface Attachment {
-  /** The URL, `http:` or `https:`. */
-  url: string;
+  /** The URL of a link, `http:` or `https:`. */
+  url?: string;
+  /** The id of an uploaded file. */
+  id?: AttachmentId;
   name?: string;
   /** The media type. */
   mime?: string;
   /** The size in bytes. */
   size?: number;
+  /** A description for people who cannot see the file. */
+  alt?: string;
+  /** The width of a picture in pixels. */
+  width?: number;
+  /** The height of a picture in pixels. */
+  height?: number;
+}
+
+/** The addresses of an uploaded file, which anyone who has them can use until they expire. */
+export interface AttachmentUrl {
+  id: AttachmentId;
+  url: string;
+  /** The address of a small picture. */
+  thumb?: string;
+  /** The time of the gateway when the addresses expire: five to ten minutes later. */
+  expiresAt: Millis;
 }
 
 /** The change that a system entry records. */
@@ -126,7 +148,7 @@ export interface LastMessage {
   at: Millis;
   sender: UserId;
   kind: 'text' | 'system';
-  /** The first 100 characters of the text, or without text of the name or URL of the first attachment. */
+  /** The first 100 characters of the text, or without text the name, or else the URL, of the first attachment. */
   preview: string;
   /** Whether it was deleted. `preview` is then empty. */
   deleted?: boolean;
@@ -304,7 +326,8 @@ export type Request =
   | (In<'reactions'> & { seq: Seq; emoji?: string; after?: string; limit?: number })
   | (In<'changes'> & { after: Rev; limit?: number })
   | { type: 'public'; after?: ConversationId; limit?: number }
-  | { type: 'ping' };
+  | { type: 'ping' }
+  | { type: 'attachment_urls'; ids: AttachmentId[] };
 
 /** The answer to each request, by its type. */
 export interface Replies {
@@ -339,6 +362,7 @@ export interface Replies {
   unsubscribe: unknown;
   public: { items: PublicConversation[]; next?: ConversationId };
   ping: { time: Millis };
+  attachment_urls: { items: AttachmentUrl[] };
 }
 
 /** A frame that the gateway pushes. */

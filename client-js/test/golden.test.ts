@@ -71,6 +71,7 @@ const requests: Request[] = [
   { type: 'unreact', conversation, seq: 4, emoji: '👍' },
   { type: 'reactions', conversation, seq: 4, emoji: '👍', after: '👍 bob', limit: 20 },
   { type: 'changes', conversation, after: 6, limit: 100 },
+  { type: 'attachment_urls', ids: ['0199c0de-0000-4000-8000-000000000004'] },
 ];
 
 /** The type of the answer to each request, and every event. The compiler checks that none is missing. */
@@ -105,6 +106,7 @@ const replyOf: { [Type in keyof Replies]: string } = {
   unreact: 'ok',
   reactions: 'reactions',
   changes: 'changes',
+  attachment_urls: 'attachment_urls',
 };
 const events: { [Type in ServerEvent['type']]: true } = {
   message: true,

@@ -115,6 +115,7 @@ mod tests {
                 seq,
                 content,
                 edits,
+                dropped: Vec::new(),
             },
         )
     }

@@ -9,6 +9,7 @@ mod changes;
 mod changing;
 mod effects;
 mod environment;
+mod files;
 mod loading;
 mod panicked;
 mod parked;
@@ -33,6 +34,7 @@ use tokio::{
 
 pub(super) use self::environment::Environment;
 pub use self::environment::Settings;
+pub(super) use self::files::has_file;
 use self::{
     changes::ChangeLog,
     effects::PendingEntry,
@@ -52,7 +54,7 @@ use super::{
     recent::RecentEntries,
 };
 use crate::{
-    model::{ConversationId, Kind, Rev, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
+    model::{AttachmentId, ConversationId, Kind, Rev, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
     store::{self, Activity, LogRow, Mark},
     tasks::contain,
 };
@@ -102,12 +104,31 @@ pub(super) enum OwnerReply {
     ReadSent {
         seq: Seq,
     },
+    /// The caller reads which of these files the messages up to `head` have.
+    ReadFiles {
+        files: Vec<AttachmentId>,
+        head: Seq,
+    },
+    /// The caller reads whether a message has a file.
+    CheckFile(FileCheck),
     /// The caller reads this page of a channel's participants.
     ReadParticipants {
         actor: UserId,
         after: Option<UserId>,
         limit: usize,
     },
+}
+
+/// The question whether a message has a file.
+#[derive(Debug)]
+pub(super) struct FileCheck {
+    pub file: AttachmentId,
+    /// Whether a message that is not stored yet may have it.
+    pub is_busy: bool,
+    /// The newest entry of the log. Later rows are of earlier owners and do not count.
+    pub newest: Seq,
+    /// A row of this owner, which is written first (rule [fence]). `None` if there is one already.
+    pub fence: Option<LogRow>,
 }
 
 /// A part of the log that a caller reads.
@@ -235,6 +256,8 @@ struct Owner {
     marks: usize,
     /// The settled seq that this owner stored for the next one, or tried to store.
     stored_settled: Seq,
+    /// The newest entry if its row is of an earlier owner, otherwise 0.
+    inherited: Seq,
     /// The last minute for which an `activity` row was written.
     active_minute: u32,
     /// The time of each user's last typing event.

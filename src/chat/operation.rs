@@ -1,13 +1,16 @@
 //! The operations on a conversation, and their outcomes.
 
+mod range;
+
 use std::sync::Arc;
 
+pub use range::LogRange;
 use serde::{Deserialize, Serialize};
 
 use super::{error::Error, publish::ChangedItem};
 use crate::model::{
-    ClientId, ConversationId, DeletedSeqs, Details, Draft, EditedContent, Entry, EntryState, Kind,
-    Last, MessageId, Millis, Participant, Posting, Rev, Role, Seq, UserId,
+    AttachmentId, ClientId, ConversationId, DeletedSeqs, Details, Draft, EditedContent, Entry,
+    EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rev, Role, Seq, UserId,
 };
 
 /// An operation on one conversation with a typed output. The enums [`Operation`] and [`Outcome`] are its form in mailboxes
@@ -142,6 +145,11 @@ operations! {
     GetChanges => Changes { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
     /// Reads the changes after a rev, for a gateway that lacks them. It never comes from a client.
     CatchUpChanges => CatchUpChanges { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
+    /// Returns which of these files a message has, for a user who may read the conversation.
+    GetFiles => Files { files: Vec<AttachmentId> } -> Vec<AttachmentId>: Outcome::Files(files) => files;
+    /// Returns whether a message has the file. If none has, no later message may have it (rule [erase-twice]). It never
+    /// comes from a client.
+    CheckFile => CheckFile { file: AttachmentId } -> FileUse: Outcome::FileUse(found) => found;
 }
 
 /// An operation that only loads a conversation, so that its owner finishes the work of the previous one. Between
@@ -201,6 +209,7 @@ impl Operation {
                 | Self::Reactors(_)
                 | Self::Changes { .. }
                 | Self::CatchUpChanges { .. }
+                | Self::Files { .. }
         )
     }
 
@@ -208,10 +217,15 @@ impl Operation {
     /// which are not participants.
     pub(super) fn depends_on_actor(&self, details: &Details) -> bool {
         match self {
-            Self::History { .. } | Self::Head | Self::Reactors(_) | Self::Changes { .. } => {
-                !details.public
-            }
-            Self::CatchUp { .. } | Self::CatchUpChanges { .. } | Self::Repair => false,
+            Self::History { .. }
+            | Self::Head
+            | Self::Reactors(_)
+            | Self::Changes { .. }
+            | Self::Files { .. } => !details.public,
+            Self::CatchUp { .. }
+            | Self::CatchUpChanges { .. }
+            | Self::CheckFile { .. }
+            | Self::Repair => false,
             Self::Create(_)
             | Self::Details
             | Self::Participants { .. }
@@ -254,6 +268,8 @@ impl Operation {
             | Self::Reactors(_)
             | Self::Changes { .. }
             | Self::CatchUpChanges { .. }
+            | Self::Files { .. }
+            | Self::CheckFile { .. }
             | Self::Repair => None,
         }
     }
@@ -279,6 +295,8 @@ impl Operation {
             | Self::Reactors(_)
             | Self::Changes { .. }
             | Self::CatchUpChanges { .. }
+            | Self::Files { .. }
+            | Self::CheckFile { .. }
             | Self::Repair => Some(self.clone()),
             // A repeated edit without `base_rev` could undo a newer one.
             Self::Edit(edit) => edit.base_rev.is_some().then(|| self.clone()),
@@ -350,34 +368,6 @@ pub struct GetReactors {
     pub limit: usize,
 }
 
-/// The part of a log that a page is read from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LogRange {
-    Newest,
-    Before(Seq),
-    After(Seq),
-    Around(Seq),
-}
-
-impl LogRange {
-    /// Returns the first and the last seq of a page of a log whose newest entry is `head`. The page is empty if the first
-    /// is greater than the last.
-    #[must_use]
-    pub fn within(self, head: Seq, limit: usize) -> (Seq, Seq) {
-        let limit = limit as Seq;
-        let newest_up_to = |to: Seq| (to.saturating_sub(limit) + 1, to);
-        match self {
-            Self::Newest => newest_up_to(head),
-            Self::Before(seq) => newest_up_to(seq.saturating_sub(1).min(head)),
-            Self::After(seq) => (seq.saturating_add(1), seq.saturating_add(limit).min(head)),
-            Self::Around(seq) => {
-                let to = seq.saturating_add(limit / 2).min(head);
-                newest_up_to(to.max(limit.min(head)))
-            }
-        }
-    }
-}
-
 /// The outcome of an operation, in mailboxes and between gateways.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Outcome {
@@ -400,6 +390,18 @@ pub enum Outcome {
     },
     Reactors(Reactors),
     Changes(Changes),
+    /// The files that messages have.
+    Files(Vec<AttachmentId>),
+    FileUse(FileUse),
+}
+
+/// Whether messages have a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileUse {
+    Used,
+    Unused,
+    /// A message that is being sent may have it (rule [busy-later]).
+    Busy,
 }
 
 /// The result of creating a conversation.

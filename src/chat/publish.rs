@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use crate::{
     model::{
-        ContentState, ConversationId, Cursor, DeletedSeqs, Details, Entry, Kind, Newest, Reactions,
-        Rev, Seq, UserId, weight::ALLOCATION_BYTES,
+        AttachmentId, ContentState, ConversationId, Cursor, DeletedSeqs, Details, Entry, Kind,
+        Newest, Reactions, Rev, Seq, UserId, weight::ALLOCATION_BYTES,
     },
     store::InboxSummary,
 };
@@ -395,6 +395,9 @@ impl fmt::Debug for RedeliveryGuard {
 /// Publications of one conversation arrive in the order of these calls.
 pub trait Publish: Send + Sync + 'static {
     fn publish(&self, publication: Publication) -> Confirmation;
+
+    /// Tells that a message no longer has a file, so that the file can be erased soon. If this is lost, a sweep finds it.
+    fn drop_file(&self, _: ConversationId, _: AttachmentId) {}
 }
 
 #[cfg(test)]

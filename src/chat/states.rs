@@ -10,7 +10,7 @@ use foldhash::quality::RandomState;
 
 use crate::{
     model::{
-        Change, ChangeOp, Entry, EntryState, Rev, Seq, UserId,
+        Attachment, Change, ChangeOp, Content, Entry, EntryState, Rev, Seq, UserId,
         limits::{ENTRIES_KNOWN_MAX, REACTORS_KNOWN_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
@@ -50,6 +50,18 @@ fn toggles_weight(toggles: &Toggles) -> usize {
 }
 
 impl KnownEntry {
+    /// The attachments of the entry after all appended changes.
+    pub(super) fn attachments(&self) -> &[Attachment] {
+        match (&self.appended.content, &self.entry.content) {
+            (Some(changed), _) => changed
+                .content
+                .as_ref()
+                .map_or(&[], |content| &content.attachments),
+            (None, Content::Text { attachments, .. }) => attachments,
+            (None, Content::System(_)) => &[],
+        }
+    }
+
     fn weight(&self) -> usize {
         let order = size_of::<(Seq, Self)>() + size_of::<Seq>() + 2 * ALLOCATION_BYTES;
         order + self.entry.weight() + self.appended.weight() + self.applied.weight()
@@ -235,6 +247,7 @@ mod tests {
         let entries = vec![DeletedEntry {
             seq,
             edits: Vec::new(),
+            files: Vec::new(),
         }];
         let deleted = DeletedSeqs::default();
         change(rev, ChangeOp::Delete { entries, deleted })

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
 };
 
 use arc_swap::ArcSwap;
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     chat::{Audience, Body, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
-    model::{ConversationId, Entry, GatewayId, Topic, UserId},
+    model::{AttachmentId, ConversationId, Entry, GatewayId, Topic, UserId},
 };
 
 pub struct Delivery {
@@ -36,8 +36,13 @@ pub struct Delivery {
     /// The other gateways; `None` if this gateway is always alone.
     peers: Option<Arc<Peers>>,
     outstanding: Mutex<Outstanding>,
+    /// What is told of files that messages no longer have.
+    dropped: OnceLock<DroppedFile>,
     myself: Weak<Self>,
 }
+
+/// A function that is told that a message of a conversation no longer has a file.
+pub(super) type DroppedFile = Box<dyn Fn(ConversationId, AttachmentId) + Send + Sync>;
 
 /// The confirmed publications that may have to be sent again.
 #[derive(Default)]
@@ -111,8 +116,14 @@ impl Delivery {
             interests,
             peers,
             outstanding: Mutex::default(),
+            dropped: OnceLock::new(),
             myself: myself.clone(),
         })
+    }
+
+    /// Sets what is told of files that messages no longer have.
+    pub(super) fn on_dropped_file(&self, tell: DroppedFile) {
+        let _ = self.dropped.set(tell);
     }
 
     /// Sends one frame to each gateway with subscribers, however many subscribers it has.
@@ -361,6 +372,12 @@ fn by_home(users: Vec<UserId>, ring: &View) -> BTreeMap<GatewayId, Vec<UserId>> 
 }
 
 impl Publish for Delivery {
+    fn drop_file(&self, conversation: ConversationId, file: AttachmentId) {
+        if let Some(tell) = self.dropped.get() {
+            tell(conversation, file);
+        }
+    }
+
     fn publish(&self, mut publication: Publication) -> Confirmation {
         if let Body::Changed(changed) = &publication.body {
             let changed = changed.clone();

@@ -53,7 +53,7 @@ use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     memory::Memory,
-    model::{CurrentLevel, Level},
+    model::{AttachmentId, ConversationId, CurrentLevel, Level},
     store::Store,
     tasks::{Tasks, lock},
 };
@@ -77,6 +77,7 @@ pub struct Cluster {
     pub conversations: Conversations,
     pub inbox: Arc<InboxWriter>,
     level: CurrentLevel,
+    delivery: Arc<Delivery>,
     exchange: Option<Arc<Exchange>>,
 }
 
@@ -132,7 +133,7 @@ impl Cluster {
                 members.clone(),
                 peers,
                 home.clone(),
-                delivery,
+                delivery.clone(),
                 router.clone(),
                 conversations.clone(),
                 inbox.clone(),
@@ -146,6 +147,7 @@ impl Cluster {
             conversations,
             inbox,
             level: members.level(),
+            delivery,
             exchange,
         }
     }
@@ -155,6 +157,14 @@ impl Cluster {
     #[must_use]
     pub fn level(&self) -> Level {
         self.level.get()
+    }
+
+    /// Sets what is told of files that messages no longer have.
+    pub fn on_dropped_file(
+        &self,
+        tell: impl Fn(ConversationId, AttachmentId) + Send + Sync + 'static,
+    ) {
+        self.delivery.on_dropped_file(Box::new(tell));
     }
 
     /// Connects to the other gateways.

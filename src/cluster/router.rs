@@ -26,7 +26,10 @@ use super::{
 };
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
-    model::{ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, Level, UserId},
+    model::{
+        ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, LEVEL_FILES, Level,
+        UserId,
+    },
     store::{PublicPage, Store},
     tasks::Tasks,
 };
@@ -97,6 +100,12 @@ impl Router {
     #[must_use]
     pub fn has_changes(&self) -> bool {
         self.level.get() >= LEVEL_CHANGES
+    }
+
+    /// Returns whether messages may have uploaded files.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        self.level.get() >= LEVEL_FILES
     }
 
     pub(super) fn sockets(&self) -> &LocalSockets {
@@ -312,6 +321,7 @@ fn needed_level(operation: &Operation) -> Level {
         | Operation::Reactors(_)
         | Operation::Changes { .. }
         | Operation::CatchUpChanges { .. } => LEVEL_CHANGES,
+        Operation::Files { .. } | Operation::CheckFile { .. } => LEVEL_FILES,
         Operation::Create(_)
         | Operation::Details
         | Operation::Participants { .. }

@@ -39,6 +39,7 @@ impl<'a> Checks<'a> {
         checks.store();
         checks.cassandra();
         checks.cluster();
+        checks.attachments();
         checks.drain();
         checks.wrong
     }
@@ -276,6 +277,37 @@ impl<'a> Checks<'a> {
             !cluster.enabled || cluster.secret.as_ref().is_some_and(|s| s.len() >= 32),
             "cluster.secret",
             "must have at least 32 bytes, and be the same in all gateways. Generate one with: openssl rand -base64 48",
+        );
+    }
+
+    fn attachments(&mut self) {
+        let of = &self.loaded.config.attachments;
+        let bounds = [
+            ("size_max_mib", of.size_max_mib, 1, 5_120),
+            ("user_mib_per_day", of.user_mib_per_day, 1, 1 << 20),
+            (
+                "uploads_per_minute",
+                of.uploads_per_minute.into(),
+                1,
+                10_000,
+            ),
+            ("uploads_at_once", of.uploads_at_once as u64, 1, 64),
+            ("min_free_mib", of.min_free_mib, 0, 1 << 30),
+            ("orphan_h", of.orphan_h, 1, 168),
+            ("url_window_s", of.url_window_s, 60, 3_600),
+            ("image_threads", of.image_threads as u64, 0, 4),
+            ("image_megapixels", of.image_megapixels, 1, 200),
+            ("thumb_px", of.thumb_px.into(), 64, 2_048),
+        ];
+        for (name, value, least, most) in bounds {
+            let key = format!("attachments.{name}");
+            let text = format!("must be from {least} to {most}");
+            self.check((least..=most).contains(&value), &key, &text);
+        }
+        self.check(
+            of.secret.as_ref().is_none_or(|secret| secret.len() >= 32),
+            "attachments.secret",
+            "must have at least 32 bytes. Generate one with: openssl rand -base64 48",
         );
     }
 

@@ -1,10 +1,12 @@
 //! The settings in the form in which other modules use them.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use super::{Cassandra, Config, Consistency, Limits, Messages};
+use super::{Attachments, Cassandra, Config, Consistency, FilesKind, Limits, Messages};
 use crate::{
-    chat, memory,
+    chat,
+    files::ImageLimits,
+    memory,
     model::limits::{
         ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
         WATCHED_MAX,
@@ -86,7 +88,39 @@ impl Cassandra {
     }
 }
 
+impl Attachments {
+    #[must_use]
+    pub fn size_max(&self) -> u64 {
+        self.size_max_mib << 20
+    }
+
+    /// Returns the time after which a file that no message has is erased.
+    #[must_use]
+    pub fn orphan_ms(&self) -> i64 {
+        i64::try_from(self.orphan_h * 3_600_000).unwrap_or(i64::MAX)
+    }
+
+    /// Returns what an image may have that is shown. `None` if images are not shown.
+    #[must_use]
+    pub fn image_limits(&self) -> Option<ImageLimits> {
+        (self.image_threads > 0).then(|| ImageLimits {
+            pixels: self.image_megapixels * 1_000_000,
+            thumbnail_side: self.thumb_px,
+            ..ImageLimits::default()
+        })
+    }
+}
+
 impl Config {
+    /// Returns the directory of uploaded files. `None` if there are none: they are turned off, or there are other
+    /// gateways, which could not read it.
+    #[must_use]
+    pub fn attachments_path(&self) -> Option<PathBuf> {
+        let beside = || self.store.embedded.path.join("attachments");
+        let is_local = self.attachments.store == FilesKind::Local && !self.cluster.enabled;
+        is_local.then(|| self.attachments.path.clone().unwrap_or_else(beside))
+    }
+
     /// Returns the memory for conversations, homes and caches.
     #[must_use]
     pub fn memory(&self) -> memory::Memory {

@@ -152,7 +152,8 @@ fn room(event: &Event) -> usize {
 
 fn attachments_bytes(attachments: &[Attachment]) -> usize {
     let bytes = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let each = |a: &Attachment| ATTACHMENT_BYTES + a.url.len() + bytes(&a.name) + bytes(&a.mime);
+    let texts = |a: &Attachment| bytes(&a.name) + bytes(&a.mime) + bytes(&a.alt);
+    let each = |a: &Attachment| ATTACHMENT_BYTES + a.numbers_bytes() + a.url.len() + texts(a);
     attachments.iter().map(each).sum()
 }
 

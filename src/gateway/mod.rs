@@ -6,6 +6,7 @@ mod admin;
 mod admission;
 mod bodies;
 mod development;
+mod files;
 mod http;
 mod listener;
 mod openapi;
@@ -35,6 +36,7 @@ use crate::{
 
 pub use admin::Admin;
 pub use admission::Admission;
+pub use files::{Eraser, Files};
 pub use listener::{bind, serve};
 pub use service::SCOPES;
 
@@ -56,6 +58,9 @@ pub struct Gateway {
     rates: rates::Rates,
     sent: session::Counters,
     metrics: requests::Metrics,
+    /// Uploaded files. `None` if there are no uploads.
+    pub(crate) files: Option<Arc<Files>>,
+    pub(crate) eraser: Eraser,
 }
 
 impl Gateway {
@@ -66,6 +71,7 @@ impl Gateway {
         hub: Arc<Hub>,
         tokens: Tokens,
         tasks: Tasks,
+        (files, eraser): (Option<Arc<Files>>, Eraser),
     ) -> Self {
         let limits = config.limits.clone();
         let services = RateLimiter::keyed(quota(
@@ -89,6 +95,8 @@ impl Gateway {
             rates,
             sent: session::Counters::default(),
             metrics: requests::Metrics::default(),
+            files,
+            eraser,
         }
     }
 
@@ -98,6 +106,9 @@ impl Gateway {
         self.services.retain_recent();
         self.services.shrink_to_fit();
         self.rates.forget();
+        if let Some(files) = &self.files {
+            files.keep_up();
+        }
     }
 
     /// Sends the presence changes collected since the last call. It is called every few seconds.

@@ -12,7 +12,7 @@ use utoipa::{
     },
 };
 
-use super::{development, http};
+use super::{development, files, http};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,6 +26,7 @@ use super::{development, http};
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
         http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
         http::changes::unreact, http::changes::reactions, http::changes::changes,
+        files::upload::begin, files::download::redirect, files::download::file,
     ),
     modifiers(&Bearer),
 )]
@@ -39,10 +40,10 @@ impl Modify for Bearer {
             .scheme(HttpAuthScheme::Bearer)
             .bearer_format("JWT")
             .build();
-        document
-            .components
-            .get_or_insert_with(Components::new)
-            .add_security_scheme("service", SecurityScheme::Http(scheme));
+        let components = document.components.get_or_insert_with(Components::new);
+        for name in ["service", "user"] {
+            components.add_security_scheme(name, SecurityScheme::Http(scheme.clone()));
+        }
     }
 }
 

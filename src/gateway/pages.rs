@@ -124,8 +124,9 @@ fn text_bytes(text: &str) -> usize {
 
 fn links_bytes(attachments: &[Attachment]) -> usize {
     let optional = |t: &Option<String>| t.as_deref().map_or(0, text_bytes);
+    let texts = |a: &Attachment| optional(&a.name) + optional(&a.mime) + optional(&a.alt);
     let links = attachments.iter();
-    let links = links.map(|a| text_bytes(&a.url) + optional(&a.name) + optional(&a.mime) + 60);
+    let links = links.map(|a| text_bytes(&a.url) + texts(a) + a.numbers_bytes() + 60);
     links.sum()
 }
 

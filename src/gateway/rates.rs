@@ -22,7 +22,7 @@ use crate::{
         UserId,
         limits::{CONNECT_BYTES, DELETE_SEQS_MAX},
     },
-    protocol::{Delete, Request, Users},
+    protocol::{AttachmentUrls, Delete, Request, Users},
 };
 
 /// The longest wait for bytes that a user owes. It is shorter than the time after which a client considers a silent
@@ -35,6 +35,8 @@ const WATCH_BYTES: usize = 512;
 const INBOX_BYTES: usize = 64 << 10;
 /// The cost of a page of public conversations, participants, reactions or changes, even if few rows are returned.
 const LISTING_BYTES: usize = 16 << 10;
+/// The cost of the address of a file, because the file, its references and a message are read.
+const FILE_BYTES: usize = 2 << 10;
 /// The cost of each further message that one request deletes. So 256 of them take a budget of the default size, and then
 /// as long as separate requests.
 const DELETE_BYTES: usize = 8 << 10;
@@ -48,6 +50,7 @@ pub(super) fn work_bytes(request: &Request) -> usize {
         | Request::Participants(_)
         | Request::Reactions(_)
         | Request::Changes(_) => LISTING_BYTES,
+        Request::AttachmentUrls(AttachmentUrls { ids }) => ids.len() * FILE_BYTES,
         // A longer list is refused.
         Request::Delete(Delete { seqs, .. }) if seqs.len() <= DELETE_SEQS_MAX => {
             seqs.len().saturating_sub(1) * DELETE_BYTES

@@ -1,9 +1,11 @@
 //! The index of the protocol: maps each request to a call and its result to an answer, for sessions and HTTP alike.
 
 mod changes;
+mod files;
 
 use std::{collections::HashMap, sync::Arc};
 
+pub(super) use files::urls;
 use futures_util::{
     FutureExt, TryFutureExt,
     future::{Either, ready},
@@ -138,6 +140,7 @@ fn answer(
         Request::React(r) => changes::react(gateway, user, r, true),
         Request::Unreact(r) => changes::react(gateway, user, r, false),
         Request::Reactions(r) => changes::reactions(gateway, user, r).boxed(),
+        Request::AttachmentUrls(r) => files::attachment_urls(gateway, user, r.ids).boxed(),
         Request::Changes(r) => changes::changes(gateway, user, r).boxed(),
         Request::Connect(_)
         | Request::Cursors(_)

@@ -20,6 +20,7 @@ use super::{
     address::forwarded,
     admission::SharedPlace,
     listener::Peer,
+    rates::Wait,
     reply::{Said, refused, respond},
 };
 use crate::{
@@ -114,6 +115,36 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
     }
 }
 
+/// A user with a token of their own, or a back end whose token has the scope `S` and that acts for a user.
+pub(super) struct Person<S> {
+    pub(super) acting: UserId,
+    scope: PhantomData<S>,
+}
+
+impl<S: Scope> FromRequestParts<Arc<Gateway>> for Person<S> {
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        gateway: &Arc<Gateway>,
+    ) -> Result<Self, Response> {
+        let identity = identify(parts, gateway)?;
+        if identity.service.is_some() {
+            // The token is checked twice, which costs less than what follows.
+            let Service { acting, scope } =
+                Service::<S>::from_request_parts(parts, gateway).await?;
+            return Ok(Self { acting, scope });
+        }
+        let rate = gateway.rates.of(&identity.user);
+        if let Err(Wait(wait)) = gateway.rates.request(&rate) {
+            let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
+            return Err(too_often("too many requests", wait_ms));
+        }
+        let (acting, scope) = (identity.user, PhantomData);
+        Ok(Self { acting, scope })
+    }
+}
+
 /// Returns the client's address of a request.
 pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAddr> {
     let peer = parts.extensions.get::<Peer>()?.address;
@@ -125,18 +156,19 @@ pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAd
     })
 }
 
-/// Returns the service of a valid token. Rejected tokens count against the address.
+fn too_often(text: &str, retry_after_ms: u64) -> Response {
+    respond(Answer::Error(Refusal {
+        code: ErrorCode::RateLimited,
+        message: text.into(),
+        retry_after_ms: Some(retry_after_ms),
+    }))
+}
+
+/// Returns the owner of a valid token. Rejected tokens count against the address.
 #[expect(clippy::result_large_err, reason = "a response either way")]
-fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
+fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response> {
     let address = address(parts, gateway);
     let guessing = || address.is_some_and(|address| gateway.admission.is_guessing(address));
-    let too_often = |text: &str, retry_after_ms| {
-        respond(Answer::Error(Refusal {
-            code: ErrorCode::RateLimited,
-            message: text.into(),
-            retry_after_ms: Some(retry_after_ms),
-        }))
-    };
     const GUESSING: &str = "too many tokens from this address were not accepted";
     if guessing() {
         return Err(too_often(GUESSING, 1000));
@@ -163,9 +195,16 @@ fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Servi
     if let Some(place) = parts.extensions.get::<SharedPlace>() {
         place.authenticated();
     }
+    Ok(identity)
+}
+
+/// Returns the service of a valid token.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
+    let identity = identify(parts, gateway)?;
     let Some(claims) = identity.service else {
         // This counts for the address, not for a service that happens to have this name.
-        if let Some(address) = address {
+        if let Some(address) = address(parts, gateway) {
             gateway.admission.wrong_token(address);
         }
         let text = "only tokens with role service may use HTTP";

@@ -135,7 +135,7 @@ fn start(
 
 /// Checks the origin. Browsers send the origin of the page that connects; other clients need not send one. Pages of
 /// this gateway are always allowed.
-fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), String> {
+pub(super) fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), String> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attachment, Content, Entry, Millis, Rev, Seq, UserId,
+    Attachment, AttachmentId, Content, Entry, Millis, Rev, Seq, UserId,
     limits::{DELETED_SEQS_KEPT, EMOJI_BYTES_MAX},
 };
 
@@ -34,6 +34,9 @@ pub enum ChangeOp {
         content: Option<EditedContent>,
         /// The revs of all edits of the entry, including this one.
         edits: Vec<Rev>,
+        /// The uploaded files that the entry had before and has no more.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        dropped: Vec<AttachmentId>,
     },
     Delete {
         entries: Vec<DeletedEntry>,
@@ -63,6 +66,9 @@ pub struct DeletedEntry {
     pub seq: Seq,
     /// The revs of its edits, whose content is erased too.
     pub edits: Vec<Rev>,
+    /// The uploaded files that the entry had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<AttachmentId>,
 }
 
 /// The deleted entries of a conversation, as far as unread counts need them.
@@ -218,6 +224,7 @@ impl Change {
                 seq,
                 content: new,
                 edits,
+                ..
             } => {
                 let state = new.clone().map(|new| (*seq, content(Some(new), edits)));
                 state.into_iter().collect()

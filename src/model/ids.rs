@@ -172,6 +172,10 @@ uuid_id! {
     MessageId
 }
 uuid_id! {
+    /// The id of an uploaded file: random (version 4), so that nobody can guess one.
+    AttachmentId
+}
+uuid_id! {
     /// The id of a gateway process. Each start has a new one.
     GatewayId
 }

@@ -17,8 +17,11 @@ pub const LEVEL_STATED: Level = 1;
 /// The level of messages that change: edits, deletions, reactions, and unread counts without system entries.
 pub const LEVEL_CHANGES: Level = 2;
 
+/// The level of uploaded files.
+pub const LEVEL_FILES: Level = 3;
+
 /// The highest level that this build supports.
-pub const LEVEL_MAX: Level = LEVEL_CHANGES;
+pub const LEVEL_MAX: Level = LEVEL_FILES;
 
 /// The level of the ring that this gateway has read last. It never falls. Clones share the value.
 #[derive(Clone, Debug, Default)]

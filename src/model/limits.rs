@@ -94,6 +94,9 @@ pub const GROUP_PARTICIPANTS_MAX: usize = 10_000;
 /// Attachments of one message.
 pub const ATTACHMENTS_MAX: usize = 10;
 
+/// Files for whose addresses one request may ask.
+pub const FILES_ASKED_MAX: usize = 50;
+
 /// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientId, EntryState, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS};
+use super::{
+    Attachment, ClientId, EntryState, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS,
+};
 
 /// The position of an entry in its conversation: 1, 2, 3 … without gaps.
 pub type Seq = u64;
@@ -19,21 +21,6 @@ pub type Millis = i64;
 /// The position that a client has reached in one conversation. On the wire: `[seq, rev]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Cursor(pub Seq, pub Rev);
-
-/// A link to a file that is stored elsewhere.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Attachment {
-    /// The address of the file: `https://…` or `http://…`.
-    pub url: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The media type of the file, such as `image/png`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mime: Option<String>,
-    /// The size of the file in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<u64>,
-}
 
 /// The content of an entry: a message or a change of the conversation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

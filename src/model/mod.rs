@@ -1,5 +1,6 @@
 //! The domain's values: plain types without I/O or a clock. Every module may use them; they use no other module.
 
+mod attachment;
 mod change;
 mod conversation;
 mod ids;
@@ -8,16 +9,17 @@ pub mod limits;
 mod log;
 pub mod weight;
 
+pub use attachment::{Attachment, FileFacts, FileResult, FileState, file_ids};
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
     ReactionState, Reactions, is_emoji, reactions_bytes,
 };
 pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{
-    ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic, UserId,
+    AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic,
+    UserId,
 };
-pub use level::{CurrentLevel, LEVEL_CHANGES, LEVEL_MAX, LEVEL_STATED, Level};
+pub use level::{CurrentLevel, LEVEL_CHANGES, LEVEL_FILES, LEVEL_MAX, LEVEL_STATED, Level};
 pub use log::{
-    Attachment, Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Newest, Rev, Seq,
-    SystemChange,
+    Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Newest, Rev, Seq, SystemChange,
 };

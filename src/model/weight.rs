@@ -1,8 +1,8 @@
 //! The memory that values use, in bytes. Estimates are high: every holder of a shared value counts all of it.
 
 use super::{
-    Attachment, Change, ChangeOp, Content, ContentState, DeletedSeqs, EditedContent, Entry,
-    EntryState, Last, Participant, Reactions, Rev, Seq, SystemChange, UserId,
+    Attachment, AttachmentId, Change, ChangeOp, Content, ContentState, DeletedSeqs, EditedContent,
+    Entry, EntryState, Last, Participant, Reactions, Rev, Seq, SystemChange, UserId,
 };
 
 /// The overhead of one allocation: the counters of an `Arc`, rounding, and the allocator's own records.
@@ -27,12 +27,17 @@ impl UserId {
 impl Attachment {
     fn weight(&self) -> usize {
         let Self {
+            id: _,
             url,
             name,
             mime,
             size: _,
+            alt,
+            width: _,
+            height: _,
         } = self;
-        size_of::<Self>() + text(url) + optional(name.as_ref()) + optional(mime.as_ref())
+        let optional: usize = [name, mime, alt].map(|t| optional(t.as_ref())).iter().sum();
+        size_of::<Self>() + text(url) + optional
     }
 }
 
@@ -140,12 +145,21 @@ impl Change {
     #[must_use]
     pub fn weight(&self) -> usize {
         let op = match &self.op {
-            ChangeOp::Edit { content, edits, .. } => {
-                content.as_ref().map_or(0, EditedContent::weight) + edits.len() * size_of::<Rev>()
+            ChangeOp::Edit {
+                content,
+                edits,
+                dropped,
+                ..
+            } => {
+                let content = content.as_ref().map_or(0, EditedContent::weight);
+                let dropped = dropped.len() * size_of::<AttachmentId>();
+                content + edits.len() * size_of::<Rev>() + dropped
             }
             ChangeOp::Delete { entries, deleted } => {
                 let edits = entries.iter().map(|entry| {
-                    size_of_val(entry) + ALLOCATION_BYTES + entry.edits.len() * size_of::<Rev>()
+                    let files = entry.files.len() * size_of::<AttachmentId>();
+                    let edits = entry.edits.len() * size_of::<Rev>();
+                    size_of_val(entry) + ALLOCATION_BYTES + edits + files
                 });
                 edits.sum::<usize>() + deleted.weight()
             }
@@ -195,7 +209,7 @@ mod tests {
             url: "u".repeat(bytes),
             name: Some("n".repeat(bytes)),
             mime: Some("m".repeat(bytes)),
-            size: None,
+            ..Attachment::default()
         };
         let links = |bytes| {
             weight(Content::Text {

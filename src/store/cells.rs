@@ -4,6 +4,7 @@
 
 mod changes;
 mod erase;
+mod files;
 mod keys;
 #[cfg(test)]
 mod pinned;
@@ -111,14 +112,16 @@ impl<C: Cells> Store for CellStore<C> {
         activity: Option<Activity>,
     ) -> Result<()> {
         let mut cells = log_cells(conversation, rows);
+        cells.extend(files::reference_cells(rows));
         cells.extend(activity.map(|activity| activity_cell(conversation, activity)));
         self.0.write("append", cells, true).await
     }
 
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()> {
-        self.0
-            .write("settle", log_cells(conversation, rows), true)
-            .await
+        let mut cells = log_cells(conversation, rows);
+        // Rule [refs-settle]: the message may be the only one that has the file.
+        cells.extend(files::reference_cells(rows));
+        self.0.write("settle", cells, true).await
     }
 
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
@@ -437,6 +440,7 @@ impl<C: Cells> Store for CellStore<C> {
         let from = Key::new(SENDS).0;
         let to = Key::new(SENDS).u32(keep).0;
         self.remove(Range { from, to }, |_| true).await?;
+        self.remove(files::usage_before(keep), |_| true).await?;
         let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
         let old = minute.saturating_sub(ACTIVITY_MINUTES);
         self.remove(Range::prefix(&Key::new(ACTIVITY)), |key| {

@@ -3,6 +3,7 @@
 
 mod changes;
 mod erasure;
+mod files;
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -53,6 +54,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     a_heartbeat_only_goes_up(store).await?;
     changes::check(store).await?;
     erasure::what_is_erased_stays_erased(store).await?;
+    files::check(store).await?;
     store.sweep().await?;
     store.healthy()
 }

@@ -8,12 +8,14 @@ pub mod cassandra;
 mod cells;
 pub mod conformance;
 pub mod embedded;
+mod files;
 mod public;
 mod reactors;
 mod rows;
 pub mod simulated;
 
 use async_trait::async_trait;
+pub use files::{FileRow, FileStore, REFERENCES_MAX, Reference, WORK_SHARDS, WorkShard};
 pub use rows::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
     InboxKey, InboxRow, InboxSummary, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
@@ -45,7 +47,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The contract of every backend. [`conformance`] checks it.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: FileStore {
     /// Writes log rows with a `sends` row for each, and `activity` if given. Durable when it returns.
     async fn append(
         &self,

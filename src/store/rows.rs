@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Reference;
 use crate::model::{
     Change, ClientId, ConversationId, DeletedSeqs, Details, Entry, EntryState, Epoch, GatewayId,
     Kind, LEVEL_MAX, Last, Level, Millis, Participant, Rev, Seq, UserId,
@@ -70,6 +71,8 @@ pub struct AppliedChanges {
     pub inbox: Vec<InboxWrite>,
     /// The deleted entries of the conversation as of a rev.
     pub deleted: Option<(Rev, DeletedSeqs)>,
+    /// The files that edited or deleted messages have now, or have no more.
+    pub references: Vec<Reference>,
 }
 
 /// A user's reaction to an entry. It is stored by entry and by user.

@@ -158,6 +158,14 @@ pub(super) const COUNTERS: &[Help] = &[
     ("chat_sessions_opened_total", "Client connections accepted"),
     // tasks
     (
+        "chat_files_erased_total",
+        "Uploaded files that were erased because no message had them",
+    ),
+    (
+        "chat_files_left_to_sweep_total",
+        "Dropped files that were left to a sweep because too many waited",
+    ),
+    (
         "chat_panics_total",
         "Tasks that panicked. Each is a bug, and is logged with its task",
     ),

@@ -15,13 +15,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("protocol", &[]),
     ("store", &[]),
+    ("files", &[]),
     ("chat", &["store"]),
     ("fanout", &["protocol"]),
     ("cluster", &["protocol", "store", "chat", "fanout"]),
     (
         "gateway",
         &[
-            "protocol", "store", "chat", "fanout", "cluster", "auth", "config",
+            "protocol", "store", "files", "chat", "fanout", "cluster", "auth", "config",
         ],
     ),
 ];

@@ -341,6 +341,7 @@ fn long_link() -> Attachment {
         name: Some("n".repeat(2_000)),
         mime: None,
         size: None,
+        ..Attachment::default()
     }
 }
 

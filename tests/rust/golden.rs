@@ -11,9 +11,9 @@ use chat_gateway::{
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
-        ConversationEvent, Deleted, ErrorCode, Event, HistoryPage, InboxItem, Item, Limits,
-        Message, Okay, ParticipantItem, PresenceItem, PublicItem, ReactionBy, ReactorItem, Refusal,
-        Reply, Sent,
+        ConversationEvent, Deleted, ErrorCode, Event, FileUrl, HistoryPage, InboxItem, Item,
+        Limits, Message, Okay, ParticipantItem, PresenceItem, PublicItem, ReactionBy, ReactorItem,
+        Refusal, Reply, Sent,
     },
 };
 use serde::Serialize;
@@ -87,6 +87,7 @@ fn full_message() -> Message {
             name: Some("cat.png".into()),
             mime: Some("image/png".into()),
             size: Some(70_000),
+            ..Attachment::default()
         }],
         reply_to: Some(3),
         ..message(4, None)
@@ -375,7 +376,21 @@ fn answers() -> Vec<Answer> {
             message: "too many requests".into(),
             retry_after_ms: Some(250),
         }),
+        Answer::AttachmentUrls {
+            items: vec![file_url()],
+        },
     ]
+}
+
+fn file_url() -> FileUrl {
+    let id = "0199c0de-0000-4000-8000-000000000004";
+    let address = |variant: &str| format!("/v1/files/{id}/{variant}?e=1795000600&s=00");
+    FileUrl {
+        id: id.parse().unwrap(),
+        url: address("original"),
+        thumb: Some(address("thumbnail")),
+        expires_at: 1_795_000_600_000,
+    }
 }
 
 fn changed_events() -> Vec<Event> {

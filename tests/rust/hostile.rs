@@ -210,6 +210,7 @@ const TYPES: &[&str] = &[
     "react",
     "unreact",
     "changes",
+    "attachment_urls",
 ];
 
 /// The fields that requests have.
@@ -230,6 +231,7 @@ const FIELDS: &[&str] = &[
     "client_id",
     "body",
     "attachments",
+    "ids",
     "reply_to",
     "retry",
     "before",

@@ -1,5 +1,7 @@
-import { type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
-import type { ChatMessage, Conversation } from '../../src/index.js';
+import { type ClipboardEvent, type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
+import type { ChatMessage, Conversation, Upload } from '../../src/index.js';
+import { Attached } from './Attached.js';
+import { type Attaching, useUploads } from './attaching.js';
 import { draftOf, keepDraft } from './drafts.js';
 import { Icon, useMedia } from './parts.js';
 import { Name } from './words.js';
@@ -11,6 +13,8 @@ interface Props {
   replyTo: ChatMessage | undefined;
   /** The message whose text is being edited. If it was deleted meanwhile, the composer ends the editing. */
   editing: ChatMessage | undefined;
+  /** The files of the next message. */
+  attaching: Attaching;
   onCancelReply: () => void;
   /** Edits the user's last message, or ends it. */
   onEdit: (message: 'last' | undefined) => void;
@@ -18,7 +22,7 @@ interface Props {
 }
 
 /** The field to write a message in. */
-export function Composer({ user, conversation, bodyBytes, replyTo, editing: edits, onCancelReply, onEdit, onSent }: Props) {
+export function Composer({ user, conversation, bodyBytes, replyTo, editing: edits, attaching, onCancelReply, onEdit, onSent }: Props) {
   const editing = edits?.deleted ? undefined : edits;
   const [draft, setDraft] = useState(() => draftOf(user, conversation.id));
   const [edited, setEdited] = useState('');
@@ -29,10 +33,13 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
   const onTouch = useMedia('(pointer: coarse)');
   const field = useRef<HTMLTextAreaElement>(null);
   const body = text.trim();
-  // An attachment needs no text.
-  const isEmpty = !body && !editing?.attachments?.length;
+  // Files need no text.
+  const files = editing ? [] : attaching.files;
+  useUploads(attaching.files);
+  const isEmpty = !body && !(editing?.attachments ?? files).length;
   const tooLong = new TextEncoder().encode(body).length > bodyBytes;
-  const canSend = !isEmpty && !tooLong;
+  // A file that failed is either uploaded again or removed first.
+  const canSend = !isEmpty && !tooLong && !files.some(({ state }) => state === 'failed');
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: the height follows the text.
   useLayoutEffect(() => {
@@ -84,10 +91,23 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       return field.current?.focus();
     }
     // The list shows whether it was sent.
-    conversation.send(body, replyTo?.seq ? { replyTo: replyTo.seq } : {}).catch(() => {});
+    const attachments = attaching.take();
+    conversation.send(body, { ...(attachments.length && { attachments }), ...(replyTo?.seq && { replyTo: replyTo.seq }) }).catch(() => {});
     setNotice(undefined);
     keep('');
     onSent();
+    field.current?.focus();
+  };
+  const picker = useRef<HTMLInputElement>(null);
+  const pasted = (event: ClipboardEvent) => {
+    const { files, types } = event.clipboardData;
+    // Programs that copy text add a picture of it.
+    if (!files.length || editing || types.includes('text/plain')) return;
+    event.preventDefault();
+    attaching.attach(files);
+  };
+  const remove = (file: Upload) => {
+    attaching.remove(file);
     field.current?.focus();
   };
   const submit = (event: FormEvent) => {
@@ -128,20 +148,46 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       {replyTo && !editing && (
         <p className="replying">
           <span>
-            Reply to <Name of={replyTo.sender} />: <bdi>{replyTo.body.slice(0, 100)}</bdi>
+            Reply to <Name of={replyTo.sender} />: <bdi>{replyTo.body.slice(0, 100) || 'an attachment'}</bdi>
           </span>
           <button type="button" className="quiet" aria-label="Do not reply" onClick={onCancelReply}>
             <Icon name="close" />
           </button>
         </p>
       )}
-      <div role="status">{notice && <p className="replying">{notice}</p>}</div>
+      <div role="status">{(notice ?? attaching.notice) && <p className="replying">{notice ?? attaching.notice}</p>}</div>
+      <Attached files={files} onRemove={remove} />
       {tooLong && (
         <p role="alert" className="problem">
           Too long: at most {bodyBytes.toLocaleString()} bytes.
         </p>
       )}
       <div className="line">
+        {!editing && (
+          <>
+            <input
+              ref={picker}
+              type="file"
+              multiple
+              hidden
+              onChange={({ currentTarget }) => {
+                attaching.attach(currentTarget.files ?? []);
+                // The same file may be chosen again.
+                currentTarget.value = '';
+                field.current?.focus();
+              }}
+            />
+            <button
+              type="button"
+              className="quiet clip"
+              aria-label="Attach files"
+              title="Attach files"
+              onClick={() => picker.current?.click()}
+            >
+              <Icon name="clip" />
+            </button>
+          </>
+        )}
         <textarea
           ref={field}
           rows={1}
@@ -151,6 +197,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
           value={text}
           onChange={(event) => write(event.target.value)}
           onKeyDown={pressed}
+          onPaste={pasted}
           enterKeyHint={onTouch ? 'enter' : 'send'}
         />
         <button type="submit" className="primary round" aria-label={editing ? 'Save' : 'Send'} disabled={!canSend}>

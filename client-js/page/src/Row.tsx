@@ -2,6 +2,7 @@
 import { memo, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
+import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
@@ -9,7 +10,7 @@ import { Picker, Reactions } from './Reactions.js';
 import { bodyOf, deletedText, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
 
 /** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
-export interface Actions {
+export interface Actions extends FileActions {
   reply: (message: ChatMessage) => void;
   edit: (message: ChatMessage) => void;
   remove: (message: ChatMessage) => void;
@@ -66,18 +67,7 @@ export const Row = memo(function Row(props: Props) {
             {bodyOf(body)}
           </div>
         )}
-        {attachments?.map(({ url, name, size }) => (
-          <a
-            key={url}
-            className="attachment"
-            href={/^https?:/i.test(url) ? url : undefined}
-            target="_blank"
-            rel="noopener noreferrer nofollow ugc"
-          >
-            <bdi>{name ?? url}</bdi>
-            {size !== undefined && <small> {Math.ceil(size / 1024).toLocaleString()} KiB</small>}
-          </a>
-        ))}
+        {attachments && <Files files={attachments} actions={actions} />}
         <Meta message={message} />
         <Failures conversation={conversation} message={message} />
       </div>

@@ -1,8 +1,10 @@
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import type { ChatClient, ChatMessage } from '../../src/index.js';
+import type { Attachment, ChatClient, ChatMessage } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
+import { useAttaching, useDrop } from './attaching.js';
 import { Composer } from './Composer.js';
 import { Details, Panel } from './Details.js';
+import { Lightbox } from './Files.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
@@ -46,6 +48,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   /** The message that is being edited, as it was when that began. */
   const [edited, setEdited] = useState<ChatMessage>();
   const [removing, setRemoving] = useState<ChatMessage>();
+  const [picture, setPicture] = useState<Attachment>();
   const actions = useMemo<Actions>(
     () => ({
       reply: (message) => {
@@ -54,10 +57,13 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
       },
       edit: setEdited,
       remove: setRemoving,
+      address: (id) => chat.attachment(id),
+      show: setPicture,
     }),
-    [],
+    [chat],
   );
   const limits = chat.session?.limits;
+  const attaching = useAttaching(user, conversation, limits?.attachments ?? 10);
   // A gateway that names no limit for reactions is an older one, which refuses all changes.
   const may = mayChange(conversation) && (!limits || limits.reactions !== undefined);
   const editWindowS = limits?.editWindowS ?? 0;
@@ -98,6 +104,9 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
     wasWriting.current = isWriting;
   }, [isWriting]);
 
+  const mayAttach = isWriting && !edited && !removed && !outside;
+  const { isOver, ...drop } = useDrop((files) => mayAttach && attaching.attach(files));
+
   const detailsButton = useRef<HTMLButtonElement>(null);
   const footer = useRef<HTMLElement>(null);
   const closeDetails = useCallback(() => setShowsDetails(false), []);
@@ -114,7 +123,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
   const isNarrow = useMedia('(width < 1000px)');
   return (
     <>
-      <main className="thread" aria-label={title} inert={showsDetails && isNarrow}>
+      <main className={isOver && mayAttach ? 'thread dropping' : 'thread'} aria-label={title} inert={showsDetails && isNarrow} {...drop}>
         <header>
           <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={() => onSelect(undefined)}>
             <Icon name="back" />
@@ -187,6 +196,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
             bodyBytes={chat.session?.limits.bodyBytes ?? 16384}
             replyTo={replyTo}
             editing={editing}
+            attaching={attaching}
             onEdit={edit}
             onCancelReply={() => setReplyTo(undefined)}
             onSent={() => {
@@ -220,6 +230,7 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
           It disappears for everybody, and cannot be restored.
         </Confirm>
       )}
+      {picture && <Lightbox file={picture} actions={actions} onClose={() => setPicture(undefined)} />}
       {showsDetails && (
         <>
           {isNarrow && <div className="scrim" onClick={closeDetails} aria-hidden="true" />}

@@ -32,6 +32,8 @@ const paths = {
   seen: 'M12 2a10 10 0 1 0 0 20 10 10 0 0 0 0-20zM10.500 16.800l-4.400-4.400 1.700-1.700 2.700 2.700 5.700-5.700 1.700 1.700z',
   bell: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4',
   quiet: 'M6 16v-5a6 6 0 0 1 12 0v5l1.500 2h-15zM10 21h4M3 3l18 18',
+  clip: 'M20 11l-8.500 8.500a5 5 0 0 1-7-7L13 4a3.500 3.500 0 0 1 5 5l-8.500 8.500a2 2 0 0 1-3-3L14 7',
+  again: 'M20 5v5h-5M19.500 10a8 8 0 1 0 .5 4',
   alert: 'M12 8v5M12 16.500v.01M12 3l10 18H2z',
 };
 
@@ -44,7 +46,17 @@ export function Icon({ name }: { name: keyof typeof paths }) {
 }
 
 /** A modal dialog. It is the browser's own, which keeps the focus inside and closes with Escape. */
-export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
+export function Dialog({
+  title,
+  className,
+  onClose,
+  children,
+}: {
+  title: string;
+  className?: string;
+  onClose: () => void;
+  children: ReactNode;
+}) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
   // A layout effect closes it before it leaves the document. Otherwise the browser would not restore the focus.
@@ -59,6 +71,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     // biome-ignore lint/a11y/useKeyWithClickEvents: Escape closes it too.
     <dialog
       ref={ref}
+      className={className}
       aria-labelledby={id}
       onCancel={(event) => {
         event.preventDefault();

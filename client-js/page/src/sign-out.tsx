@@ -1,6 +1,7 @@
 /** Signing out. It deletes everything of the user, so that the next user of a shared computer finds nothing. */
 import { useEffect, useRef, useState } from 'react';
 import type { ChatClient, OutboxEntry, OutboxStorage } from '../../src/index.js';
+import { forgetAttached } from './attaching.js';
 import { deleteDrafts } from './drafts.js';
 import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
@@ -19,6 +20,7 @@ interface Props {
 
 /** Deletes everything that is stored for this user. Returns a sentence for the user if that failed. */
 async function clear(chat: ChatClient, user: string): Promise<string | undefined> {
+  forgetAttached(user);
   try {
     await chat.logout();
     return undefined;

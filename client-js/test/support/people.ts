@@ -55,8 +55,11 @@ export class People {
       page.on('pageerror', (error) => this.#complaints.push(`${error}`));
       page.on('console', (message) => {
         const text = message.text();
-        // Some tests stop the gateway, so these errors are expected.
-        if (message.type() === 'error' && !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET/.test(text)) {
+        // Some tests stop the gateway, or have it refuse an upload, so these errors are expected.
+        if (
+          message.type() === 'error' &&
+          !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET|status of 413/.test(text)
+        ) {
           this.#complaints.push(text);
         }
       });

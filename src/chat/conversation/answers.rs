@@ -21,7 +21,7 @@ use crate::{
     clock,
     model::{
         Attachment, Content, ConversationId, Details, Draft, Entry, Kind, Millis, Newest, Seq,
-        SystemChange, UserId,
+        SystemChange, UserId, file_ids,
         limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, MAILBOX_OPERATIONS_MAX},
     },
     mutation::{Mutation, broken},
@@ -84,6 +84,8 @@ impl Owner {
             Operation::CatchUpChanges { after, limit } => {
                 drop(reply.send(self.changes_after(actor, after, limit)));
             }
+            Operation::Files { files } => drop(reply.send(self.files(&actor, files))),
+            Operation::CheckFile { file } => drop(reply.send(Ok(self.check_file(file)))),
             // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }
@@ -161,7 +163,7 @@ impl Owner {
         }));
     }
 
-    fn send(&mut self, draft: Draft, reply: Reply) {
+    fn send(&mut self, mut draft: Draft, reply: Reply) {
         let checked = self
             .known()
             .and_then(|p| p.check_posting(&draft.sender))
@@ -170,10 +172,18 @@ impl Owner {
             drop(reply.send(Err(error)));
             return;
         }
-        match self.client_ids.find(&draft.sender, draft.client_id) {
-            Some(seq) => self.repeated(seq, reply),
-            None => self.append(draft, reply),
+        if let Some(seq) = self.client_ids.find(&draft.sender, draft.client_id) {
+            return self.repeated(seq, reply);
         }
+        if let Content::Text { attachments, .. } = &mut draft.content
+            && file_ids(attachments).next().is_some()
+        {
+            match self.with_facts(&draft.sender, attachments) {
+                Ok(complete) => *attachments = complete,
+                Err(error) => return drop(reply.send(Err(error))),
+            }
+        }
+        self.append(draft, reply);
     }
 
     /// Appends a draft as the next entry. Its row is written at the end of this round.
@@ -255,7 +265,9 @@ impl Owner {
                 max: ATTACHMENTS_MAX,
             });
         }
-        attachments.iter().try_for_each(check_attachment)?;
+        let has_files = self.has_files();
+        let check = |attachment| check_attachment(attachment, has_files);
+        attachments.iter().try_for_each(check)?;
         if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
             return Err(Error::invalid(
                 "reply_to is no message of this conversation",
@@ -501,19 +513,31 @@ impl Owner {
     }
 }
 
-fn check_attachment(attachment: &Attachment) -> Result<(), Error> {
+fn check_attachment(attachment: &Attachment, has_files: bool) -> Result<(), Error> {
     let Attachment {
+        id,
         url,
         name,
         mime,
         size: _,
+        alt,
+        width,
+        height,
     } = attachment;
-    if !(url.starts_with("https://") || url.starts_with("http://")) {
+    let is_new = id.is_some() || alt.is_some() || width.is_some() || height.is_some();
+    if is_new && !has_files {
+        return Err(Error::unavailable("not before all gateways are upgraded"));
+    }
+    if id.is_some() && !url.is_empty() {
+        return Err(Error::invalid("an attachment has an id or a url, not both"));
+    }
+    if id.is_none() && !(url.starts_with("https://") || url.starts_with("http://")) {
         return Err(Error::invalid(
             "an attachment's url begins with https:// or http://",
         ));
     }
-    let described = name.as_ref().map_or(0, String::len) + mime.as_ref().map_or(0, String::len);
+    let texts = [name, mime, alt].into_iter().flatten();
+    let described: usize = texts.map(String::len).sum();
     if url.len().max(described) > ATTACHMENT_BYTES_MAX {
         return Err(Error::TooLarge {
             what: "bytes of an attachment".into(),

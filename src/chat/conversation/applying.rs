@@ -11,7 +11,9 @@ use std::{
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
-use super::{Done, Owner, changes::PendingChange, publishing::arrived, retry_while_owner};
+use super::{
+    Done, Owner, changes::PendingChange, files::references, publishing::arrived, retry_while_owner,
+};
 use crate::{
     chat::{
         changed,
@@ -49,6 +51,8 @@ impl Effects {
             for (seq, state) in change.states() {
                 merged.entry(seq).or_default().merge(&state);
             }
+            let references = references(&change.op, change.rev);
+            effects.applied.references.extend(references);
             match &change.op {
                 ChangeOp::React { seq, emoji, on, .. } => {
                     effects.applied.reactors.push(ReactorRow {
@@ -307,6 +311,11 @@ impl Owner {
         self.changes.applied = revs.end - 1;
         for change in &changes {
             self.changes.apply(change);
+            for gone in references(&change.op, change.rev) {
+                if !gone.on {
+                    self.environment.publish.drop_file(self.id, gone.file);
+                }
+            }
             if let ChangeOp::Delete { entries, .. } = &change.op {
                 for deleted in entries {
                     self.recent.erase(deleted.seq);

@@ -236,13 +236,12 @@ impl RecentChanges {
         let place = rev.checked_sub(first).map(usize::try_from);
         if let Some(Ok(place)) = place
             && let Some(change) = self.changes.get_mut(place)
-            && let ChangeOp::Edit { seq, edits, .. } = &change.op
+            && let ChangeOp::Edit { .. } = &change.op
         {
-            let op = ChangeOp::Edit {
-                seq: *seq,
-                content: None,
-                edits: edits.clone(),
-            };
+            let mut op = change.op.clone();
+            if let ChangeOp::Edit { content, .. } = &mut op {
+                *content = None;
+            }
             let erased = Arc::new(Change {
                 op,
                 ..change.as_ref().clone()

@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
-use super::{Done, Owner, OwnerReply, Reply, changes::PendingChange, retry_while_owner};
+use super::{
+    Done, Owner, OwnerReply, Reply, changes::PendingChange, files::kept, retry_while_owner,
+};
 use crate::{
     chat::{
         error::Error,
@@ -14,8 +16,8 @@ use crate::{
     },
     clock,
     model::{
-        Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState, Kind,
-        LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, is_emoji,
+        Attachment, Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState,
+        Kind, LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, file_ids, is_emoji,
         limits::{
             DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX,
             REACTIONS_REST,
@@ -179,6 +181,11 @@ impl Owner {
         self.participant(actor)?;
         self.check_edited(&edit.content)?;
         let window = self.environment.settings.edit_window;
+        let before = self.attachments_of(edit.seq)?;
+        let new = EditedContent {
+            body: edit.content.body.clone(),
+            attachments: kept(&edit.content.attachments, &before)?,
+        };
         let known = self.entry_to_change(edit.seq)?;
         if known.entry.sender != *actor {
             return Err(Error::Forbidden(
@@ -195,7 +202,7 @@ impl Owner {
             let Some(content) = &state.content else {
                 return Err(deleted());
             };
-            if *content == edit.content && edit.at.is_none() {
+            if *content == new && edit.at.is_none() {
                 return Ok(Checked::DoneBefore(state.rev));
             }
             // Rule [base-rev]: a repeated edit never undoes a newer one.
@@ -203,7 +210,7 @@ impl Owner {
                 return Err(Error::Conflict("the message was changed meanwhile".into()));
             }
             edits.clone_from(&state.edits);
-        } else if has_content(&known.entry, &edit.content) && edit.at.is_none() {
+        } else if has_content(&known.entry, &new) && edit.at.is_none() {
             return Ok(Checked::DoneBefore(0));
         }
         if edits.len() >= EDITS_MAX {
@@ -211,10 +218,18 @@ impl Owner {
         }
         let op = ChangeOp::Edit {
             seq: edit.seq,
-            content: Some(edit.content.clone()),
+            dropped: file_ids(&before)
+                .filter(|file| !file_ids(&new.attachments).any(|id| id == *file))
+                .collect(),
+            content: Some(new),
             edits,
         };
         Ok(Checked::New(op, edit.at))
+    }
+
+    /// The attachments of a message after all appended changes.
+    fn attachments_of(&mut self, seq: Seq) -> Result<Vec<Attachment>, Error> {
+        Ok(self.entry_to_change(seq)?.attachments().to_vec())
     }
 
     fn check_edited(&self, content: &EditedContent) -> Result<(), Error> {
@@ -256,6 +271,7 @@ impl Owner {
                 state => entries.push(DeletedEntry {
                     seq,
                     edits: state.as_ref().map_or(Vec::new(), |s| s.edits.clone()),
+                    files: file_ids(known.attachments()).collect(),
                 }),
             }
         }

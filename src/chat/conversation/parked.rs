@@ -8,13 +8,19 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
-use super::{Command, Done, Owner, takeover::find_sent};
+use super::{
+    Command, Done, Owner,
+    files::{self, FoundFile, LookedUp},
+    takeover::find_sent,
+};
 use crate::{
     chat::{error::Error, operation::Operation},
     model::{
-        ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId,
-        limits::{DELETE_SEQS_MAX, LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
+        AttachmentId, ClientId, Content, ConversationId, Entry, EntryState, Kind, Seq, UserId,
+        file_ids,
+        limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
     },
     store::{self, ParticipantRow, Store},
 };
@@ -27,6 +33,8 @@ pub(super) struct Parked {
     actors: HashSet<UserId>,
     /// The lookups that the store has not answered yet.
     in_flight: HashSet<Lookup>,
+    /// The files that were looked up for these commands.
+    pub files: LookedUp,
 }
 
 /// A question to the store whose answer an operation needs.
@@ -40,6 +48,8 @@ enum Lookup {
     Entry(Seq),
     /// The reactions of a user to an entry.
     Reactions(Seq, UserId),
+    /// An uploaded file that a message is to have.
+    File(AttachmentId),
 }
 
 /// The answer to one lookup.
@@ -48,6 +58,7 @@ enum Found {
     Sent(Option<Seq>),
     Entry(Box<(Arc<Entry>, EntryState)>),
     Reactions(Vec<(String, bool)>),
+    File(Instant, Option<FoundFile>),
 }
 
 /// The answers to lookups that were made together.
@@ -64,6 +75,9 @@ impl Parked {
 impl Owner {
     /// Keeps a command that cannot be handled yet. Returns the command if it can be.
     pub(super) fn park(&mut self, command: Command) -> Option<Command> {
+        if command.reply.is_closed() {
+            return None; // The caller does not wait any more.
+        }
         let waits = self.parked.actors.contains(&command.actor)
             || self.awaits_commit(&command)
             || self.awaits_room(&command)
@@ -102,6 +116,7 @@ impl Owner {
             | Operation::Reactors(_)
             | Operation::Changes { .. }
             | Operation::CatchUpChanges { .. }
+            | Operation::Files { .. }
             | Operation::CatchUp { .. } => participants.awaits_commit(&command.actor, false),
             // Changes are checked against what is appended.
             Operation::Add { .. }
@@ -113,6 +128,7 @@ impl Owner {
             | Operation::Edit(_)
             | Operation::Delete(_)
             | Operation::React(_)
+            | Operation::CheckFile { .. }
             | Operation::Repair => false,
         }
     }
@@ -124,6 +140,16 @@ impl Owner {
             Operation::Edit(_) | Operation::Delete(_) | Operation::React(_)
         );
         is_change && !self.changes.log.can_append()
+    }
+
+    /// Whether a message that is not appended yet is to have a file (rule [naming]).
+    pub(super) fn awaits_file(&self, file: AttachmentId) -> bool {
+        let commands = self.parked.commands.iter().chain(&self.backlog);
+        let names = |command: &Command| match &command.operation {
+            Operation::Send(draft) => files::names(&draft.content, file),
+            _ => false,
+        };
+        commands.into_iter().any(names)
     }
 
     /// Puts all parked commands before the later ones in the backlog. Those that must still wait are parked again.
@@ -163,10 +189,32 @@ impl Owner {
         {
             lookups.push(Lookup::Sent(draft.sender.clone(), draft.client_id));
         }
+        if lookups.is_empty() {
+            self.file_lookups(command, &mut lookups);
+        }
         if lookups.is_empty() && self.has_changes() {
             self.entry_lookups(command, &mut lookups);
         }
         lookups
+    }
+
+    /// The files that must be known before the command can be handled.
+    fn file_lookups(&self, command: &Command, lookups: &mut Vec<Lookup>) {
+        let Operation::Send(draft) = &command.operation else {
+            return;
+        };
+        let Content::Text { attachments, .. } = &draft.content else {
+            return;
+        };
+        // Nothing is read for a user who is refused anyway.
+        let participants = self.participants.as_ref();
+        let is_in = participants.is_some_and(|p| p.get(&command.actor).is_some());
+        if !is_in || !self.has_files() {
+            return;
+        }
+        let files = file_ids(attachments).take(ATTACHMENTS_MAX);
+        let unknown = files.filter(|file| !self.parked.files.has(*file));
+        lookups.extend(unknown.map(Lookup::File));
     }
 
     /// The entries and reactions that must be known before the command can be handled.
@@ -248,6 +296,10 @@ impl Owner {
                         let emoji = |(_, emoji, on)| (emoji, on);
                         found.map(|found| Found::Reactions(found.into_iter().map(emoji).collect()))
                     }
+                    Lookup::File(file) => {
+                        let found = files::find(&*store, *file).await;
+                        found.map(|(since, found)| Found::File(since, found))
+                    }
                 };
                 (lookup, found)
             });
@@ -288,6 +340,9 @@ impl Owner {
                 }
                 (Lookup::Reactions(seq, user), Ok(Found::Reactions(emoji))) => {
                     self.changes.states.know_reactions(*seq, user, emoji);
+                }
+                (Lookup::File(file), Ok(Found::File(since, found))) => {
+                    self.parked.files.learn(*file, since, found);
                 }
                 (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {

@@ -76,8 +76,8 @@ impl Owner {
             recent.push(entry);
         }
         let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
-        let queued = log.settled();
         let mut owner = Self {
+            queued: log.settled(),
             id,
             held,
             environment,
@@ -88,7 +88,6 @@ impl Owner {
             participants,
             changes,
             texts,
-            queued,
             unwritten: Vec::new(),
             backlog: VecDeque::new(),
             parked: Parked::default(),
@@ -96,6 +95,7 @@ impl Owner {
             writing: 0,
             marks: 0,
             stored_settled,
+            inherited: 0,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
@@ -115,6 +115,9 @@ impl Owner {
         let (id, ownership, environment) =
             (self.id, self.ownership.clone(), self.environment.clone());
         let store = &environment.store;
+        if settle.is_empty() {
+            self.inherited = self.log.head();
+        }
         if !settle.is_empty() && !broken(Mutation::Settle) {
             // If this gateway dies before it wrote the inbox rows, crash repair finds the conversation by this row.
             let activity = environment.activity();

@@ -10,16 +10,16 @@ use super::Conversations;
 use crate::{
     chat::{
         changed,
-        conversation::{OwnerReply, ReadLog},
+        conversation::{FileCheck, OwnerReply, ReadLog, has_file},
         error::Error,
         lease::Ownership,
         operation::{
-            Changes, GetReactors, Listed, LogRange, Outcome, Page, ParticipantsPage, Reactor,
-            Reactors, SendAck,
+            Changes, FileUse, GetReactors, Listed, LogRange, Outcome, Page, ParticipantsPage,
+            Reactor, Reactors, SendAck,
         },
     },
     model::{
-        ConversationId, Kind, Rev, Seq, UserId,
+        AttachmentId, ConversationId, FileState, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
     store::{ParticipantRow, ReactorsPage},
@@ -73,6 +73,12 @@ impl Conversations {
                 let entry = entries.first().ok_or(Error::Closed)?;
                 Outcome::Sent(SendAck::of(entry, true))
             }
+            OwnerReply::ReadFiles { files, head } => {
+                Outcome::Files(self.files_in_use(conversation, files, head).await?)
+            }
+            OwnerReply::CheckFile(check) => {
+                Outcome::FileUse(self.check_file(conversation, check).await?)
+            }
             OwnerReply::ReadParticipants {
                 actor,
                 after,
@@ -114,6 +120,79 @@ impl Conversations {
             states,
             mine: Vec::new(),
         })
+    }
+
+    /// Returns which of these files messages up to `head` have.
+    async fn files_in_use(
+        &self,
+        conversation: ConversationId,
+        files: Vec<AttachmentId>,
+        head: Seq,
+    ) -> Result<Vec<AttachmentId>, Error> {
+        let mut found = Vec::new();
+        for files in files.chunks(READS_AT_ONCE) {
+            let used = files
+                .iter()
+                .map(|file| self.has_file(conversation, *file, head));
+            for (file, is_used) in files.iter().zip(join_all(used).await) {
+                found.extend(is_used?.then_some(*file));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Checks whether a message has a file. If none has, no later one may have it.
+    async fn check_file(
+        &self,
+        conversation: ConversationId,
+        check: FileCheck,
+    ) -> Result<FileUse, Error> {
+        let FileCheck {
+            file,
+            is_busy,
+            newest,
+            fence,
+        } = check;
+        if is_busy {
+            return Ok(FileUse::Busy);
+        }
+        let store = &self.shared.environment.store;
+        if let Some(row) = fence {
+            // Rule [fence]: no takeover adopts a late row of an earlier owner, which might have the file.
+            store.settle(conversation, &[row]).await?;
+        }
+        if self.has_file(conversation, file, newest).await? {
+            return Ok(FileUse::Used);
+        }
+        store.set_file_state(file, FileState::Erasing).await?;
+        Ok(FileUse::Unused)
+    }
+
+    /// Whether a message up to `head` has the file.
+    async fn has_file(
+        &self,
+        conversation: ConversationId,
+        file: AttachmentId,
+        head: Seq,
+    ) -> Result<bool, Error> {
+        let store = &self.shared.environment.store;
+        for reference in store.references(file).await? {
+            if !reference.on || reference.seq > head {
+                continue;
+            }
+            let page = store
+                .log(conversation, reference.seq, reference.seq)
+                .await?;
+            let state = page.states.first().map(|(_, state)| state);
+            if page
+                .rows
+                .iter()
+                .any(|row| has_file(&row.record, state, file))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     async fn read_reactors(

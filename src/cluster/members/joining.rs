@@ -264,7 +264,7 @@ mod tests {
         assert!(matches!(error, NotJoined::Level(level) if level == LEVEL_MAX + 1));
         let text = error.to_string();
         assert!(
-            text.starts_with("the store has level 3, and this build supports levels up to 2"),
+            text.starts_with("the store has level 4, and this build supports levels up to 3"),
             "{text}"
         );
         assert_eq!(

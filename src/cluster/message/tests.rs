@@ -61,6 +61,7 @@ fn text() -> Content {
         name: Some("n".repeat(ATTACHMENT_BYTES_MAX)),
         mime: Some(String::new()),
         size: Some(u64::MAX),
+        ..Attachment::default()
     };
     Content::Text {
         body: "b".repeat(BODY_BYTES_MAX),

@@ -66,7 +66,14 @@ impl Fixture {
         let kept = members.clone();
         tasks.spawn_until_drained(async move { kept.keep().await });
         let tokens = Tokens::new(&config).unwrap();
-        let gateway = Gateway::new(&config, cluster.router.clone(), hub, tokens, tasks);
+        let gateway = Gateway::new(
+            &config,
+            cluster.router.clone(),
+            hub,
+            tokens,
+            tasks,
+            (None, crate::gateway::Eraser::new().0),
+        );
         let outbox_bytes = gateway.limits.outbox_bytes;
         let bob = Subscriber::new(SessionId(1), user("bob"), Codec::Json, outbox_bytes);
         Self {

@@ -64,17 +64,14 @@ impl Statements {
         row: &ChangeRow,
     ) -> Option<Unit> {
         let Change { rev, op, .. } = &*row.record;
-        let ChangeOp::Edit { seq, edits, .. } = op else {
+        let mut erased = op.clone();
+        let ChangeOp::Edit { content, edits, .. } = &mut erased else {
             return None;
         };
-        let erased = ChangeOp::Edit {
-            seq: *seq,
-            content: None,
-            edits: edits.clone(),
-        };
+        *content = None;
+        let bytes = 2 * STATEMENT_BYTES + edits.len() * 8;
         let (bucket, rev, epoch) = (big(bucket_of(*rev)), big(*rev), big(row.epoch));
         let values = Box::new((json(&erased), conversation.0, bucket, rev, epoch));
-        let bytes = 2 * STATEMENT_BYTES + edits.len() * 8;
         Some(Unit::one(&self.erase_change, values, bytes))
     }
 
@@ -243,12 +240,14 @@ mod tests {
                 attachments: Vec::new(),
             }),
             edits: vec![2],
+            dropped: Vec::new(),
         };
         let mut deleted = DeletedSeqs::default();
         deleted.add(7);
         let delete = ChangeOp::Delete {
             entries: vec![DeletedEntry {
                 seq: 7,
+                files: Vec::new(),
                 edits: vec![2],
             }],
             deleted: deleted.clone(),

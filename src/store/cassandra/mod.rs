@@ -8,6 +8,7 @@ mod changes;
 mod columns;
 mod connect;
 mod erase;
+mod files;
 mod inbox;
 mod operations;
 mod reads;

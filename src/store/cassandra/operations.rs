@@ -50,6 +50,7 @@ impl Store for Cassandra {
         let s = &self.statements;
         let mut units = s.messages(conversation, rows);
         units.extend(rows.iter().map(|row| s.send(conversation, row)));
+        units.extend(s.references_of(rows));
         units.extend(
             activity
                 .into_iter()
@@ -62,8 +63,10 @@ impl Store for Cassandra {
         const OPERATION: &str = "settle";
         self.open_buckets(OPERATION, conversation, rows).await?;
         let s = &self.statements;
-        let sends = rows.iter().map(|row| s.send(conversation, row)).collect();
-        self.batches.write(OPERATION, sends).await?;
+        let mut before: Vec<Unit> = rows.iter().map(|row| s.send(conversation, row)).collect();
+        // Rule [refs-settle]: the message may be the only one that has the file.
+        before.extend(s.references_of(rows));
+        self.batches.write(OPERATION, before).await?;
         // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
         for unit in s.messages(conversation, rows) {
             self.batches.write(OPERATION, vec![unit]).await?;
@@ -185,6 +188,8 @@ impl Store for Cassandra {
             units.extend(s.inbox_write(write));
             units.extend(s.clear_old_preview(write));
         }
+        let references = applied.references.iter().copied();
+        units.extend(references.flat_map(|reference| s.changed_reference(reference)));
         let deleted = applied.deleted.iter();
         units.extend(deleted.map(|deleted| s.deleted(conversation, deleted)));
         self.batches.write("apply_changes", units).await

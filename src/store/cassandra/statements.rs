@@ -127,6 +127,22 @@ statements! {
     /// Nothing is written to the partition of a day that is over.
     write delete_erasures: "DELETE FROM erasures USING TIMESTAMP 1 WHERE day = ? AND shard = ?",
 
+    write insert_file: "INSERT INTO attachments (attachment_id, facts) VALUES (?, ?) USING TIMESTAMP 0",
+    write set_file_result: "UPDATE attachments USING TIMESTAMP 3 SET result = ? WHERE attachment_id = ?",
+    write set_file_state: "UPDATE attachments USING TIMESTAMP ? SET state = ? WHERE attachment_id = ?",
+    read file: "SELECT facts, result, state FROM attachments WHERE attachment_id = ?",
+    write set_reference: "UPDATE attachment_refs USING TIMESTAMP ? SET active = ?, rev = ? WHERE attachment_id = ? AND seq = ?",
+    read references: "SELECT seq, active, rev FROM attachment_refs WHERE attachment_id = ? LIMIT ?",
+    write insert_work: "INSERT INTO attachment_work (day, shard, attachment_id) VALUES (?, ?, ?) USING TIMESTAMP 0",
+    read work: "SELECT attachment_id FROM attachment_work WHERE day = ? AND shard = ? AND attachment_id > ? LIMIT ?",
+    read work_first: "SELECT attachment_id FROM attachment_work WHERE day = ? AND shard = ? LIMIT ?",
+    /// Scans a table that has at most 64 partitions per day that is not finished.
+    read work_shards: "SELECT DISTINCT day, shard FROM attachment_work",
+    /// Nothing is written to the partition of a day that is over.
+    write delete_work: "DELETE FROM attachment_work USING TIMESTAMP 1 WHERE day = ? AND shard = ?",
+    write set_usage: "UPDATE attachment_usage USING TIMESTAMP ? SET bytes = ? WHERE user_id = ? AND day = ?",
+    read usage: "SELECT bytes FROM attachment_usage WHERE user_id = ? AND day = ?",
+
     write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 0",
     read sends: "SELECT epoch, seq FROM sends WHERE conversation_id = ? AND sender = ? AND client_id = ?",
 

@@ -2,12 +2,14 @@
 
 use super::{
     Cell, Cells,
+    files::{reference_cell, work_cell},
     keys::{
         CHANGES, CHANGES_SETTLED, DELETED, Key, MINE, Range, SETTLED, after, change_key, mine_key,
         reactor_key, reactors_key,
     },
     states::{change_cell, change_row, deleted_seqs, deleted_value, state_cells},
     summaries::{clear_old_summary, inbox_cells},
+    today,
     values::{corrupt, decode, encode, take_u64},
 };
 use crate::{
@@ -138,6 +140,11 @@ pub(super) fn effects(conversation: ConversationId, applied: &AppliedChanges) ->
     for write in &applied.inbox {
         inbox_cells(write, &mut cells);
         clear_old_summary(write, &mut cells);
+    }
+    for reference in &applied.references {
+        cells.push(reference_cell(*reference));
+        // A sweep erases the file if nothing else does before.
+        cells.extend((!reference.on).then(|| work_cell(today(), reference.file)));
     }
     if let Some((rev, deleted)) = &applied.deleted {
         let key = Key::new(SETTLED)

@@ -19,6 +19,12 @@ pub(in crate::store) const CHANGES: u8 = b'r';
 pub(super) const REACTORS: u8 = b'e';
 pub(super) const MINE: u8 = b'y';
 
+/// Uploaded files, the messages that have them, the work of sweeps, and the bytes that users have uploaded.
+pub(super) const FILE: u8 = b'F';
+pub(super) const REFERENCE: u8 = b'R';
+pub(super) const WORK: u8 = b'Q';
+pub(super) const USAGE: u8 = b'Z';
+
 /// Columns of the state of an entry.
 pub(super) const CONTENT: u8 = b's';
 pub(super) const REACTIONS: u8 = b'r';

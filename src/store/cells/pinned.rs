@@ -57,6 +57,7 @@ fn entry() -> Entry {
         name: Some("b".into()),
         mime: None,
         size: Some(7),
+        ..Attachment::default()
     };
     Entry {
         seq: 300,

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     model::{
-        Change, ChangeOp, ContentState, ConversationId, DeletedEntry, DeletedSeqs, EditedContent,
-        EntryState, Millis, ReactionState, Reactions, Rev, Seq, UserId,
+        AttachmentId, Change, ChangeOp, ContentState, ConversationId, DeletedEntry, DeletedSeqs,
+        EditedContent, EntryState, Millis, ReactionState, Reactions, Rev, Seq, UserId,
     },
     store::{ChangeRow, LogPage, Result},
 };
@@ -54,12 +54,24 @@ struct StoredChange(
 #[derive(Serialize, Deserialize)]
 enum StoredOp {
     #[serde(rename = "e")]
-    Edit(Seq, Option<StoredEdited>, Vec<Rev>),
+    Edit(
+        Seq,
+        Option<StoredEdited>,
+        Vec<Rev>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")] Vec<AttachmentId>, // dropped
+    ),
     #[serde(rename = "d")]
-    Delete(Vec<(Seq, Vec<Rev>)>, StoredDeleted),
+    Delete(Vec<StoredDeletedEntry>, StoredDeleted),
     #[serde(rename = "r")]
     React(Seq, String, bool, Reactions),
 }
+
+#[derive(Serialize, Deserialize)]
+struct StoredDeletedEntry(
+    Seq,
+    Vec<Rev>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")] Vec<AttachmentId>, // files
+);
 
 #[derive(Serialize, Deserialize)]
 struct StoredDeleted(Vec<Seq>, u64);
@@ -83,9 +95,18 @@ pub(super) fn change_cell(conversation: ConversationId, row: &ChangeRow) -> Cell
             seq,
             content,
             edits,
-        } => StoredOp::Edit(*seq, content.as_ref().map(StoredEdited::of), edits.clone()),
+            dropped,
+        } => StoredOp::Edit(
+            *seq,
+            content.as_ref().map(StoredEdited::of),
+            edits.clone(),
+            dropped.clone(),
+        ),
         ChangeOp::Delete { entries, deleted } => StoredOp::Delete(
-            entries.iter().map(|e| (e.seq, e.edits.clone())).collect(),
+            entries
+                .iter()
+                .map(|e| StoredDeletedEntry(e.seq, e.edits.clone(), e.files.clone()))
+                .collect(),
             StoredDeleted(deleted.highest.clone(), deleted.count),
         ),
         ChangeOp::React {
@@ -106,15 +127,16 @@ pub(super) fn change_row(operation: &'static str, cell: &Cell) -> Result<ChangeR
     let epoch = take_u64(operation, &cell.key, 25)?;
     let StoredChange(by, at, settled, op) = decode(operation, &cell.value)?;
     let op = match op {
-        StoredOp::Edit(seq, content, edits) => ChangeOp::Edit {
+        StoredOp::Edit(seq, content, edits, dropped) => ChangeOp::Edit {
             seq,
             content: content.map(StoredEdited::content),
             edits,
+            dropped,
         },
         StoredOp::Delete(entries, StoredDeleted(highest, count)) => ChangeOp::Delete {
             entries: entries
                 .into_iter()
-                .map(|(seq, edits)| DeletedEntry { seq, edits })
+                .map(|StoredDeletedEntry(seq, edits, files)| DeletedEntry { seq, edits, files })
                 .collect(),
             deleted: DeletedSeqs { highest, count },
         },
@@ -135,10 +157,11 @@ pub(super) fn change_row(operation: &'static str, cell: &Cell) -> Result<ChangeR
 /// Returns the cell that erases the content of an edit. `None` if the row is another change.
 pub(super) fn erased_change(operation: &'static str, cell: &Cell) -> Result<Option<Cell>> {
     let StoredChange(by, at, settled, op) = decode(operation, &cell.value)?;
-    let StoredOp::Edit(seq, _, edits) = op else {
+    let StoredOp::Edit(seq, _, edits, dropped) = op else {
         return Ok(None);
     };
-    let stored = StoredChange(by, at, settled, StoredOp::Edit(seq, None, edits));
+    let erased = StoredOp::Edit(seq, None, edits, dropped);
+    let stored = StoredChange(by, at, settled, erased);
     Ok(Some(Cell {
         key: cell.key.clone(),
         timestamp: 1,

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     model::{
-        Attachment, ClientId, Content, ConversationId, Details, Entry, GatewayId, Kind,
-        LEVEL_STATED, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
+        Attachment, AttachmentId, ClientId, Content, ConversationId, Details, Entry, GatewayId,
+        Kind, LEVEL_STATED, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
     },
     store::{ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result, RingRow},
 };
@@ -97,26 +97,47 @@ enum StoredContent<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct StoredAttachment(String, Option<String>, Option<String>, Option<u64>);
+pub(super) struct StoredAttachment(
+    String,
+    Option<String>,
+    Option<String>,
+    Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<StoredFile>,
+);
+
+/// The id of an uploaded file, and the description, width and height.
+#[derive(Serialize, Deserialize, Default, PartialEq)]
+struct StoredFile(
+    Option<AttachmentId>,
+    Option<String>,
+    Option<u32>,
+    Option<u32>,
+);
 
 pub(super) fn stored_attachments(attachments: &[Attachment]) -> Vec<StoredAttachment> {
-    attachments
-        .iter()
-        .cloned()
-        .map(|a| StoredAttachment(a.url, a.name, a.mime, a.size))
-        .collect()
+    let stored = |a: Attachment| {
+        let file = StoredFile(a.id, a.alt, a.width, a.height);
+        let file = (file != StoredFile::default()).then_some(file);
+        StoredAttachment(a.url, a.name, a.mime, a.size, file)
+    };
+    attachments.iter().cloned().map(stored).collect()
 }
 
 pub(super) fn attachments(stored: Vec<StoredAttachment>) -> Vec<Attachment> {
-    stored
-        .into_iter()
-        .map(|StoredAttachment(url, name, mime, size)| Attachment {
+    let attachment = |StoredAttachment(url, name, mime, size, file)| {
+        let StoredFile(id, alt, width, height) = file.unwrap_or_default();
+        Attachment {
+            id,
             url,
             name,
             mime,
             size,
-        })
-        .collect()
+            alt,
+            width,
+            height,
+        }
+    };
+    stored.into_iter().map(attachment).collect()
 }
 
 pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Cell> {

@@ -7,9 +7,9 @@ use futures_util::{StreamExt as _, stream};
 use super::{Checked, row, somebody, user};
 use crate::{
     model::{
-        Attachment, Change, ChangeOp, ContentState, ConversationId, DeletedEntry, DeletedSeqs,
-        EditedContent, Entry, EntryState, Kind, ReactionState, Reactions, Rev, Seq, UserId,
-        limits::SCAN_ROWS_MAX,
+        Attachment, AttachmentId, Change, ChangeOp, ContentState, ConversationId, DeletedEntry,
+        DeletedSeqs, EditedContent, Entry, EntryState, Kind, ReactionState, Reactions, Rev, Seq,
+        UserId, limits::SCAN_ROWS_MAX,
     },
     store::{
         AppliedChanges, ChangeRow, InboxSummary, InboxWrite, LogRow, Mark, ReactorRow, Result,
@@ -69,6 +69,7 @@ pub(super) fn attachment(name: &str) -> Attachment {
         name: Some(name.into()),
         mime: None,
         size: Some(3),
+        ..Attachment::default()
     }
 }
 
@@ -145,11 +146,13 @@ async fn every_kind_of_change_is_stored(store: &dyn Store) -> Checked {
         seq: 7,
         content,
         edits: vec![1, 2],
+        dropped: vec![AttachmentId(uuid::Uuid::from_u128(9))],
     };
     let delete = ChangeOp::Delete {
         entries: vec![DeletedEntry {
             seq: 7,
             edits: vec![1, 2],
+            files: vec![AttachmentId(uuid::Uuid::from_u128(8))],
         }],
         deleted: DeletedSeqs {
             highest: vec![3, 7],
@@ -179,6 +182,7 @@ async fn changes_have_epochs(store: &dyn Store) -> Checked {
             seq: 1,
             content: Some(edited("new")),
             edits: vec![2],
+            dropped: Vec::new(),
         },
     )];
     store.settle_changes(id, &new).await?;

@@ -58,6 +58,7 @@ pub(in crate::store) async fn write_marked(store: &dyn Store, marker: &str) -> R
         seq: 4_095,
         content: Some(edited(marker)),
         edits: vec![2],
+        dropped: Vec::new(),
     };
     let edit = change(2, 1, edit);
     let erasure = Erasure {

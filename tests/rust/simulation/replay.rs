@@ -81,6 +81,7 @@ impl<'a> Replay<'a> {
                 seq,
                 content,
                 edits,
+                ..
             } => {
                 let known = self.edits.entry(*seq).or_default();
                 known.push(rev);

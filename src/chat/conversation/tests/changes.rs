@@ -533,6 +533,7 @@ async fn a_successor_carries_out_what_its_predecessor_only_wrote() {
                         attachments: Vec::new(),
                     }),
                     edits: vec![1, 2],
+                    dropped: Vec::new(),
                 },
             }),
             epoch: 1,

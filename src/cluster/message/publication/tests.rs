@@ -39,6 +39,7 @@ fn messages() -> Vec<PeerMessage> {
             name: Some("b".into()),
             mime: None,
             size: Some(300),
+            ..Attachment::default()
         }],
         reply_to: Some(5),
     };

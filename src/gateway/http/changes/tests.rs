@@ -59,7 +59,14 @@ impl Fixture {
         tasks.spawn_until_drained(async move { kept.keep().await });
         let tokens = Tokens::new(&config).unwrap();
         let router = cluster.router.clone();
-        let gateway = Arc::new(Gateway::new(&config, router, hub, tokens, tasks));
+        let gateway = Arc::new(Gateway::new(
+            &config,
+            router,
+            hub,
+            tokens,
+            tasks,
+            (None, crate::gateway::Eraser::new().0),
+        ));
         Self { gateway }
     }
 

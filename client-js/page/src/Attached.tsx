@@ -1,0 +1,102 @@
+/** The row of files above the field to write in: previews, progress, and descriptions of pictures. */
+import { useEffect, useRef, useState } from 'react';
+import type { Upload } from '../../src/index.js';
+import { numberOf, useUploads } from './attaching.js';
+import { isPictureType, sizeOf } from './Files.js';
+import { Icon } from './parts.js';
+
+/** The longer side of a preview in pixels of the canvas. */
+const PREVIEW_PX = 128;
+
+interface Props {
+  files: readonly Upload[];
+  onRemove: (file: Upload) => void;
+}
+
+export function Attached({ files, onRemove }: Props) {
+  if (!files.length) return null;
+  return (
+    <ul className="attached" aria-label="Attached files">
+      {files.map((file) => (
+        <AttachedFile key={numberOf(file)} file={file} onRemove={onRemove} />
+      ))}
+    </ul>
+  );
+}
+
+function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Upload) => void }) {
+  const [only] = useState(() => [file]);
+  useUploads(only);
+  const { name, size, sent, state, error } = file;
+  const isPicture = isPictureType(file.blob.type);
+  const [alt, setAlt] = useState(file.alt ?? '');
+  return (
+    <li data-state={state}>
+      {isPicture && <Preview file={file} />}
+      <div>
+        <p>
+          <bdi>{name}</bdi> <small>{sizeOf(size)}</small>
+        </p>
+        {state === 'failed' ? (
+          <p role="alert" className="problem">
+            {error?.message ?? 'Not uploaded.'}
+          </p>
+        ) : (
+          <progress aria-label={`Upload of ${name}`} max={Math.max(1, size)} value={state === 'ready' ? Math.max(1, size) : sent} />
+        )}
+        {isPicture && (
+          <input
+            aria-label={`Description of ${name}`}
+            placeholder="Description"
+            value={alt}
+            maxLength={300}
+            onChange={({ target: { value } }) => {
+              setAlt(value);
+              file.alt = value.trim() || undefined;
+            }}
+            // Enter would send the message.
+            onKeyDown={(event) => event.key === 'Enter' && event.preventDefault()}
+          />
+        )}
+      </div>
+      {state === 'failed' && (
+        <button type="button" className="quiet" aria-label={`Upload ${name} again`} title="Try again" onClick={() => file.retry()}>
+          <Icon name="again" />
+        </button>
+      )}
+      <button type="button" className="quiet" aria-label={`Remove ${name}`} title="Remove" onClick={() => onRemove(file)}>
+        <Icon name="close" />
+      </button>
+    </li>
+  );
+}
+
+/** A small picture of a file. It is drawn, because the page's policy allows no picture from memory. */
+function Preview({ file }: { file: Upload }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    let isOver = false;
+    createImageBitmap(file.blob)
+      .then((picture) => {
+        const { width, height } = picture;
+        const scale = Math.min(1, PREVIEW_PX / Math.max(width, height));
+        const to = canvas.current;
+        if (to && !isOver) {
+          to.width = Math.max(1, Math.round(width * scale));
+          to.height = Math.max(1, Math.round(height * scale));
+          to.getContext('2d')?.drawImage(picture, 0, 0, to.width, to.height);
+        }
+        picture.close();
+      })
+      // The gateway says whether it is a picture. Without a preview it can be sent, too.
+      .catch(() => {});
+    return () => {
+      isOver = true;
+    };
+  }, [file]);
+  return (
+    <span aria-hidden="true">
+      <canvas ref={canvas} width={1} height={1} />
+    </span>
+  );
+}

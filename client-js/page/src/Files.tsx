@@ -1,0 +1,166 @@
+/** The files of a message: pictures as thumbnails, which open in a window, and others as links. */
+import { useEffect, useState } from 'react';
+import type { Attachment, AttachmentUrl } from '../../src/index.js';
+import { Dialog } from './parts.js';
+
+/** The largest thumbnail in CSS pixels. */
+const [WIDTH_MAX, HEIGHT_MAX] = [320, 240];
+/** The least side of a thumbnail, so that very narrow pictures can be seen and clicked. */
+const SIDE_MIN = 32;
+/** The time after which an address is requested again, if that failed for a while. */
+const AGAIN_MS = 5_000;
+
+const PICTURES = ['image/jpeg', 'image/png', 'image/gif', 'image/webp'];
+
+/** Whether the page shows files of this media type as pictures. */
+export const isPictureType = (mime: string | undefined): boolean => PICTURES.includes(mime ?? '');
+
+/** Returns a number of bytes as text. */
+export function sizeOf(bytes: number): string {
+  const mib = bytes / 1_048_576;
+  if (mib >= 1) return `${mib.toLocaleString(undefined, { maximumFractionDigits: 1 })} MiB`;
+  return `${Math.ceil(bytes / 1024).toLocaleString()} KiB`;
+}
+
+/** What the rows need for their files. */
+export interface FileActions {
+  /** Returns the addresses of an uploaded file. */
+  address: (id: string) => Promise<AttachmentUrl>;
+  /** Shows a picture in full. */
+  show: (picture: Attachment) => void;
+}
+
+export function Files({ files, actions }: { files: readonly Attachment[]; actions: FileActions }) {
+  return files.map((file, i) => {
+    const { id, url, name, mime, width, height } = file;
+    const key = `${id ?? url ?? name} ${i}`;
+    if (id) {
+      const isPicture = isPictureType(mime) && width && height;
+      return isPicture ? <Picture key={key} file={file} actions={actions} /> : <FileLink key={key} file={file} actions={actions} />;
+    }
+    return (
+      <a
+        key={key}
+        className="attachment"
+        href={url && /^https?:/i.test(url) ? url : undefined}
+        target="_blank"
+        rel="noopener noreferrer nofollow ugc"
+      >
+        <NameAndSize file={file} />
+      </a>
+    );
+  });
+}
+
+function NameAndSize({ file: { name, url, size } }: { file: Attachment }) {
+  return (
+    <>
+      <bdi>{name || url || 'a file'}</bdi>
+      {size !== undefined && <small> {sizeOf(size)}</small>}
+    </>
+  );
+}
+
+/** Returns the addresses of a file as soon as they are known, or why the user may not have them. */
+function useAddress(id: string, actions: FileActions): { address?: AttachmentUrl; error?: Error } {
+  const [found, setFound] = useState<{ address?: AttachmentUrl; error?: Error }>({});
+  useEffect(() => {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    let isOver = false;
+    const ask = () =>
+      actions.address(id).then(
+        (address) => isOver || setFound({ address }),
+        (error) => {
+          if (isOver) return;
+          // Without a connection it is requested again, while the message is shown.
+          if (error.temporary || error.code === 'closed') timer = setTimeout(ask, AGAIN_MS);
+          else setFound({ error });
+        },
+      );
+    void ask();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, [id, actions]);
+  return found;
+}
+
+/** A thumbnail. Its space is there before its bytes are, so that no message moves. */
+function Picture({ file, actions }: { file: Attachment; actions: FileActions }) {
+  const { id, name, alt, width, height } = file;
+  const { address, error } = useAddress(id!, actions);
+  const [isBroken, setIsBroken] = useState(false);
+  if (error || isBroken) return <FileLink file={file} actions={actions} />;
+  const scale = Math.min(1, WIDTH_MAX / width!, HEIGHT_MAX / height!);
+  const [w, h] = [width!, height!].map((side) => Math.max(SIDE_MIN, Math.round(side * scale)));
+  const text = alt || name || 'A picture';
+  return (
+    <button
+      type="button"
+      className="picture"
+      style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
+      title={alt || name}
+      aria-label={`Show ${text}`}
+      onClick={() => actions.show(file)}
+    >
+      {address && <img src={address.thumb ?? address.url} alt={text} draggable={false} onError={() => setIsBroken(true)} />}
+    </button>
+  );
+}
+
+/** A file that is downloaded when the user asks for it. */
+function FileLink({ file, actions }: { file: Attachment; actions: FileActions }) {
+  const [problem, setProblem] = useState<string>();
+  const download = async () => {
+    try {
+      setProblem(undefined);
+      save((await actions.address(file.id!)).url, file.name);
+    } catch (error) {
+      setProblem((error as Error).message);
+    }
+  };
+  return (
+    <>
+      <button type="button" className="attachment" title="Download" onClick={download}>
+        <NameAndSize file={file} />
+      </button>
+      {problem && (
+        <p role="alert" className="problem">
+          {problem}
+        </p>
+      )}
+    </>
+  );
+}
+
+/** Downloads an address of the gateway, which has the page's origin. */
+function save(url: string, name = 'file'): void {
+  const link = document.createElement('a');
+  link.href = url;
+  link.download = name;
+  link.click();
+}
+
+/** A picture in full, with a link to download it. */
+export function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
+  const { id, name, alt, width, height } = file;
+  const { address, error } = useAddress(id!, actions);
+  return (
+    <Dialog title={name || 'A picture'} className="lightbox" onClose={onClose}>
+      {error ? (
+        <p role="alert" className="problem">
+          {error.message}
+        </p>
+      ) : (
+        <img src={address?.url} alt={alt || name || 'A picture'} width={width} height={height} />
+      )}
+      {alt && <p>{alt}</p>}
+      {address && (
+        <a data-first href={address.url} download={name ?? ''}>
+          Download
+        </a>
+      )}
+    </Dialog>
+  );
+}

@@ -1,0 +1,361 @@
+//! The bytes of files in a directory of this machine:
+//!
+//! | path | content |
+//! |---|---|
+//! | `incoming/<id>` | an upload that is not complete |
+//! | `files/<id>/original` | a complete file |
+//! | `files/<id>/thumbnail` | its thumbnail |
+//! | `signing.key` | the secret that signs addresses, unless one is set |
+//!
+//! An upload cannot change a complete file, because it is moved first.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{fs::File, io::AsyncWriteExt as _};
+
+use crate::{model::AttachmentId, tasks::lock};
+
+const INCOMING: &str = "incoming";
+const FILES: &str = "files";
+const ORIGINAL: &str = "original";
+const THUMBNAIL: &str = "thumbnail";
+const SECRET: &str = "signing.key";
+const SECRET_BYTES: usize = 32;
+
+/// A part of a file that can be downloaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Variant {
+    Original,
+    Thumbnail,
+}
+
+impl Variant {
+    /// Returns the variant with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            ORIGINAL => Some(Self::Original),
+            THUMBNAIL => Some(Self::Thumbnail),
+            _ => None,
+        }
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Original => ORIGINAL,
+            Self::Thumbnail => THUMBNAIL,
+        }
+    }
+}
+
+/// A directory for the bytes of files.
+#[derive(Debug)]
+pub struct Directory {
+    root: PathBuf,
+    /// Bytes of the disk that uploads leave free.
+    free_min: u64,
+    /// The uploads to which something writes now.
+    writing: Arc<Mutex<HashSet<AttachmentId>>>,
+}
+
+/// The right to write to an upload. Nobody else has it for the same upload.
+#[derive(Debug)]
+pub struct Writing {
+    id: AttachmentId,
+    all: Arc<Mutex<HashSet<AttachmentId>>>,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.id);
+    }
+}
+
+/// An upload that is being written to.
+#[derive(Debug)]
+pub struct Upload {
+    file: File,
+    /// Bytes that are there.
+    pub len: u64,
+}
+
+impl Upload {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// The error of the file system. A part of the bytes may have been written.
+    pub async fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes).await?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Hands everything to the operating system, so that the length of the file counts it.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        self.file.flush().await
+    }
+
+    async fn sync(&mut self) -> io::Result<()> {
+        self.flush().await?;
+        self.file.sync_all().await
+    }
+}
+
+impl Directory {
+    /// Opens the directory, and creates it if necessary.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn open(root: &Path, free_min: u64) -> io::Result<Self> {
+        fs::create_dir_all(root.join(INCOMING))?;
+        fs::create_dir_all(root.join(FILES))?;
+        sync_directory(root)?;
+        Ok(Self {
+            root: root.to_owned(),
+            free_min,
+            writing: Arc::default(),
+        })
+    }
+
+    /// Returns the secret of the directory, which signs addresses. It is made once.
+    ///
+    /// # Errors
+    /// The error of the file system, or of the source of random numbers.
+    pub fn secret(&self) -> io::Result<Vec<u8>> {
+        let path = self.root.join(SECRET);
+        match fs::read(&path) {
+            Ok(secret) if secret.len() >= SECRET_BYTES => return Ok(secret),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut secret = vec![0; SECRET_BYTES];
+        aws_lc_rs::rand::fill(&mut secret).map_err(io::Error::other)?;
+        let new = path.with_extension("new");
+        let mut file = fs::OpenOptions::new()
+            .mode(0o600)
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .open(&new)?;
+        io::Write::write_all(&mut file, &secret)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        sync_directory(&self.root)?;
+        Ok(secret)
+    }
+
+    fn incoming(&self, id: AttachmentId) -> PathBuf {
+        self.root.join(INCOMING).join(id.to_string())
+    }
+
+    fn folder(&self, id: AttachmentId) -> PathBuf {
+        self.root.join(FILES).join(id.to_string())
+    }
+
+    /// Returns the path of a complete file, whether it exists or not.
+    #[must_use]
+    pub fn path(&self, id: AttachmentId, variant: Variant) -> PathBuf {
+        self.folder(id).join(variant.name())
+    }
+
+    /// Returns whether the disk has room for so many bytes more.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn has_room(&self, bytes: u64) -> io::Result<bool> {
+        let disk = rustix::fs::statvfs(&self.root)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        Ok(free >= bytes.saturating_add(self.free_min))
+    }
+
+    /// Begins an upload.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn begin(&self, id: AttachmentId) -> io::Result<()> {
+        File::create_new(self.incoming(id)).await.map(drop)
+    }
+
+    /// Returns the bytes of an upload that have come. `None` if there is no such upload: it is complete, was given up, or
+    /// never began.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn received(&self, id: AttachmentId) -> io::Result<Option<u64>> {
+        match tokio::fs::metadata(self.incoming(id)).await {
+            Ok(metadata) => Ok(Some(metadata.len())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the right to write to an upload, unless someone else has it.
+    #[must_use]
+    pub fn take(&self, id: AttachmentId) -> Option<Writing> {
+        lock(&self.writing).insert(id).then(|| Writing {
+            id,
+            all: self.writing.clone(),
+        })
+    }
+
+    /// Opens an upload to continue it.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn resume(&self, writing: &Writing) -> io::Result<Upload> {
+        let path = self.incoming(writing.id);
+        let file = File::options().append(true).open(path).await?;
+        let len = file.metadata().await?.len();
+        Ok(Upload { file, len })
+    }
+
+    /// Makes the bytes of an upload durable, and moves them to where no upload can change them. It may be repeated.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn complete(&self, writing: &Writing, upload: Option<Upload>) -> io::Result<()> {
+        if let Some(mut upload) = upload {
+            upload.sync().await?;
+        }
+        let (from, folder) = (self.incoming(writing.id), self.folder(writing.id));
+        let root = self.root.clone();
+        blocking(move || {
+            fs::create_dir_all(&folder)?;
+            match fs::rename(&from, folder.join(ORIGINAL)) {
+                // An attempt before this one moved it.
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound
+                        && folder.join(ORIGINAL).exists() => {}
+                moved => moved?,
+            }
+            sync_directory(&folder)?;
+            sync_directory(&root.join(FILES))?;
+            sync_directory(&root.join(INCOMING))
+        })
+        .await
+    }
+
+    /// Replaces a variant of a complete file by other bytes, durably.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn replace(&self, id: AttachmentId, variant: Variant, bytes: &[u8]) -> io::Result<()> {
+        let path = self.path(id, variant);
+        let new = path.with_extension("new");
+        let mut file = fs::File::create(&new)?;
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        sync_directory(&self.folder(id))
+    }
+
+    /// Removes uploads that are not complete and to which nothing was written for so long.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn remove_old_uploads(&self, age: Duration) -> io::Result<()> {
+        let incoming = self.root.join(INCOMING);
+        blocking(move || {
+            for entry in fs::read_dir(incoming)? {
+                let entry = entry?;
+                let written = entry.metadata()?.modified()?;
+                if written.elapsed().is_ok_and(|since| since > age) {
+                    if_there(fs::remove_file(entry.path()))?;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes all bytes of a file, complete or not. It may be repeated.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub async fn erase(&self, id: AttachmentId) -> io::Result<()> {
+        let (incoming, folder, root) = (self.incoming(id), self.folder(id), self.root.clone());
+        blocking(move || {
+            if_there(fs::remove_file(incoming))?;
+            if_there(fs::remove_dir_all(folder))?;
+            sync_directory(&root.join(FILES))?;
+            sync_directory(&root.join(INCOMING))
+        })
+        .await
+    }
+}
+
+fn if_there(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Makes the names of the files in a directory durable.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    fs::File::open(path)?.sync_all()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_upload_is_resumed_completed_and_erased() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Directory::open(root.path(), 0).unwrap();
+        let id = AttachmentId(uuid::Uuid::new_v4());
+        assert_eq!(directory.received(id).await.unwrap(), None);
+        directory.begin(id).await.unwrap();
+        let writing = directory.take(id).unwrap();
+        assert!(directory.take(id).is_none(), "there is one writer");
+        let mut upload = directory.resume(&writing).await.unwrap();
+        upload.append(b"hello ").await.unwrap();
+        upload.flush().await.unwrap();
+        drop((upload, writing));
+        assert_eq!(directory.received(id).await.unwrap(), Some(6));
+        let writing = directory.take(id).unwrap();
+        let mut upload = directory.resume(&writing).await.unwrap();
+        assert_eq!(upload.len, 6);
+        upload.append(b"world").await.unwrap();
+        directory.complete(&writing, Some(upload)).await.unwrap();
+        directory.complete(&writing, None).await.unwrap();
+        let path = directory.path(id, Variant::Original);
+        assert_eq!(fs::read(&path).unwrap(), b"hello world");
+        assert_eq!(directory.received(id).await.unwrap(), None);
+        directory.replace(id, Variant::Thumbnail, b"small").unwrap();
+        directory.erase(id).await.unwrap();
+        directory.erase(id).await.unwrap();
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(root.path().join(FILES)).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(root.path().join(INCOMING)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_has_no_room() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Directory::open(root.path(), 0).unwrap();
+        assert!(directory.has_room(1).unwrap());
+        assert!(!directory.has_room(u64::MAX).unwrap());
+    }
+}

@@ -1,0 +1,225 @@
+//! Uploaded files: who may upload and download them, over HTTP (docs/attachments.md).
+
+pub(super) mod download;
+mod eraser;
+mod inspect;
+pub(super) mod upload;
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use super::{
+    Gateway,
+    reply::{refused, respond},
+    requests, upgrade,
+};
+use crate::{
+    chat::Error,
+    clock, config,
+    files::{Directory, Signer},
+    model::{AttachmentId, UserId},
+    protocol::ErrorCode,
+    store::{self, FileRow, Store},
+    tasks::{Tasks, lock},
+};
+
+pub use eraser::Eraser;
+
+/// Locks of users who begin uploads, so that two at once are counted one after the other.
+const USAGE_LOCKS: usize = 64;
+
+/// The uploads and downloads of this gateway.
+pub struct Files {
+    pub(super) directory: Arc<Directory>,
+    pub(super) store: Arc<dyn Store>,
+    signer: Signer,
+    settings: config::Attachments,
+    /// How often users may begin an upload.
+    begins: DefaultKeyedRateLimiter<UserId>,
+    /// Users with the number of their uploads to which something is being written.
+    writing: Arc<Mutex<HashMap<UserId, usize>>>,
+    usage: Vec<tokio::sync::Mutex<()>>,
+    /// Files that may be looked at at the same time.
+    inspections: tokio::sync::Semaphore,
+    tasks: Tasks,
+}
+
+/// One upload that counts among those of its user.
+pub(super) struct Counted {
+    user: UserId,
+    all: Arc<Mutex<HashMap<UserId, usize>>>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all);
+        if let Some(count) = all.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.user);
+            }
+        }
+    }
+}
+
+impl Files {
+    /// Opens the directory of the settings. `None` if they turn uploads off.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn open(
+        config: &config::Config,
+        store: Arc<dyn Store>,
+        tasks: Tasks,
+    ) -> io::Result<Option<Arc<Self>>> {
+        let settings = config.attachments.clone();
+        let Some(path) = config.attachments_path() else {
+            return Ok(None);
+        };
+        let directory = Directory::open(&path, settings.min_free_mib << 20)?;
+        let secret = match (&settings.secret, &config.cluster.secret) {
+            (Some(secret), _) | (None, Some(secret)) => secret.clone().into_bytes(),
+            (None, None) => directory.secret()?,
+        };
+        let per_minute = std::num::NonZeroU32::new(settings.uploads_per_minute);
+        let per_minute = per_minute.unwrap_or(std::num::NonZeroU32::MIN);
+        let inspections = settings.image_threads.max(1);
+        Ok(Some(Arc::new(Self {
+            directory: Arc::new(directory),
+            store,
+            signer: Signer::new(&secret, settings.url_window_s),
+            begins: RateLimiter::keyed(Quota::per_minute(per_minute)),
+            writing: Arc::default(),
+            usage: (0..USAGE_LOCKS)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
+            inspections: tokio::sync::Semaphore::new(inspections),
+            tasks,
+            settings,
+        })))
+    }
+
+    /// Drops the rates of users who were not active recently. It is called every few seconds.
+    pub(super) fn keep_up(&self) {
+        self.begins.retain_recent();
+        self.begins.shrink_to_fit();
+    }
+
+    /// Counts an upload to which a user writes. `None` if there are too many.
+    fn count(&self, user: &UserId) -> Option<Counted> {
+        let mut all = lock(&self.writing);
+        let count = all.entry(user.clone()).or_default();
+        if *count >= self.settings.uploads_at_once {
+            return None;
+        }
+        *count += 1;
+        Some(Counted {
+            user: user.clone(),
+            all: self.writing.clone(),
+        })
+    }
+
+    async fn row(&self, file: AttachmentId) -> store::Result<Option<FileRow>> {
+        let found = self.store.files(&[file]).await?;
+        Ok(found.into_iter().next().map(|(_, row)| row))
+    }
+}
+
+fn now_s() -> u64 {
+    u64::try_from(clock::wall() / 1_000).unwrap_or_default()
+}
+
+pub(super) fn today() -> u32 {
+    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
+}
+
+/// Returns the answer to a request for a file that does not exist, or that the user may not know of.
+fn no_such_file() -> Response {
+    refused(ErrorCode::NotFound, "there is no such file")
+}
+
+fn refused_by(error: &Error) -> Response {
+    respond(requests::refused(error))
+}
+
+fn store_failed(error: store::Error) -> Response {
+    refused_by(&Error::from(error))
+}
+
+fn disk_failed(error: &io::Error) -> Response {
+    crate::seldom::seldom!(ERROR, "the directory of uploaded files failed", %error);
+    refused(
+        ErrorCode::Unavailable,
+        "the file could not be stored or read: try again",
+    )
+}
+
+/// Returns the routes of files. Pages of other origins may use them as they may use the WebSocket.
+pub(super) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    let one = get(upload::offset)
+        .head(upload::offset)
+        .patch(upload::append)
+        .delete(upload::give_up)
+        .options(upload::options);
+    Router::new()
+        .route(
+            "/v1/attachments",
+            post(upload::begin).options(upload::options),
+        )
+        .route("/v1/attachments/{file}", get(download::redirect))
+        .route("/v1/attachments/{file}/upload", one)
+        .route("/v1/files/{file}/{variant}", get(download::file))
+        .layer(middleware::from_fn_with_state(gateway.clone(), share))
+}
+
+/// Lets pages of the origins in `client.origins` use a route (<https://fetch.spec.whatwg.org/#http-cors-protocol>).
+async fn share(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let origin = headers.get(header::ORIGIN).cloned();
+    let origin = origin.filter(|_| upgrade::allowed(&gateway.origins, headers).is_ok());
+    let is_asking = request.method() == Method::OPTIONS
+        && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if is_asking {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        next.run(request).await
+    };
+    let told = response.headers_mut();
+    told.append(header::VARY, HeaderValue::from_static("origin"));
+    let Some(origin) = origin else {
+        return response;
+    };
+    told.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    let fixed = if is_asking {
+        &[
+            (header::ACCESS_CONTROL_ALLOW_METHODS, upload::METHODS),
+            (
+                header::ACCESS_CONTROL_ALLOW_HEADERS,
+                upload::REQUEST_HEADERS,
+            ),
+            (header::ACCESS_CONTROL_MAX_AGE, "3600"),
+        ][..]
+    } else {
+        &[(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            upload::RESPONSE_HEADERS,
+        )][..]
+    };
+    for (name, text) in fixed {
+        told.insert(name, HeaderValue::from_static(text));
+    }
+    response
+}

@@ -1,0 +1,313 @@
+//! Downloads: an address with a signature for whoever may read a message with the file, and the bytes for whoever has
+//! the address.
+
+use std::{io::SeekFrom, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::State,
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt as _, AsyncSeekExt as _},
+};
+
+use super::{Files, disk_failed, no_such_file, now_s, refused_by, store_failed};
+use crate::{
+    files::{DOWNLOAD, Signature, Variant, is_inline},
+    gateway::{
+        Gateway,
+        reply::{Path, Query, refused, refused_with},
+        requests,
+        service::{MessagesRead, Person},
+    },
+    model::{AttachmentId, FileState},
+    protocol::{ErrorCode, FileUrl},
+    store::FileRow,
+};
+
+/// Bytes that are read from the disk at once.
+const PART_BYTES: usize = 64 << 10;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(in crate::gateway) struct VariantQuery {
+    /// `original` or `thumbnail`.
+    variant: Option<String>,
+}
+
+/// Leads to the address of a file, which is valid for some minutes.
+#[utoipa::path(get, path = "/v1/attachments/{file}", params(("file" = uuid::Uuid, Path), VariantQuery),
+    security(("user" = []), ("service" = ["messages:read"])),
+    responses((status = 302), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn redirect(
+    State(gateway): State<Arc<Gateway>>,
+    person: Person<MessagesRead>,
+    Path(file): Path<AttachmentId>,
+    Query(VariantQuery { variant }): Query<VariantQuery>,
+) -> Response {
+    let variant = variant.as_deref().unwrap_or("original");
+    let Some(variant) = Variant::named(variant) else {
+        return refused(ErrorCode::BadRequest, "variant is original or thumbnail");
+    };
+    let urls = match requests::urls(&gateway, &person.acting, vec![file]).await {
+        Ok(urls) => urls,
+        Err(error) => return refused_by(&error),
+    };
+    let url = urls.into_iter().next().and_then(|urls| match variant {
+        Variant::Original => Some(urls.url),
+        Variant::Thumbnail => urls.thumb,
+    });
+    let Some(location) = url.and_then(|url| HeaderValue::from_str(&url).ok()) else {
+        return no_such_file();
+    };
+    let headers = [
+        (header::LOCATION, location),
+        (
+            header::CACHE_CONTROL,
+            HeaderValue::from_static("private, no-store"),
+        ),
+    ];
+    (StatusCode::FOUND, headers).into_response()
+}
+
+impl Files {
+    pub(in crate::gateway) fn url(&self, file: AttachmentId, row: &FileRow) -> FileUrl {
+        let address = |variant: Variant| {
+            let Signature { expires_s, text } = self.signer.sign(file, variant, now_s());
+            let path = format!("/v1/files/{file}/{}?e={expires_s}&s={text}", variant.name());
+            (path, expires_s)
+        };
+        let (url, expires_s) = address(Variant::Original);
+        let has_thumbnail = row.result.as_ref().is_some_and(|r| r.thumbnail.is_some());
+        FileUrl {
+            id: file,
+            url,
+            thumb: has_thumbnail.then(|| address(Variant::Thumbnail).0),
+            expires_at: i64::try_from(expires_s * 1_000).unwrap_or(i64::MAX),
+        }
+    }
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(in crate::gateway) struct SignatureQuery {
+    /// When the address expires, in seconds since 1970.
+    e: u64,
+    /// The signature.
+    s: String,
+}
+
+/// Returns the bytes of a file, or a range of them.
+#[utoipa::path(get, path = "/v1/files/{file}/{variant}",
+    params(("file" = uuid::Uuid, Path), ("variant" = String, Path), SignatureQuery), security(()),
+    responses((status = 200), (status = 206), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn file(
+    State(gateway): State<Arc<Gateway>>,
+    Path((file, variant)): Path<(AttachmentId, String)>,
+    Query(SignatureQuery { e, s }): Query<SignatureQuery>,
+    headers: HeaderMap,
+) -> Response {
+    let (Some(files), Some(variant)) = (&gateway.files, Variant::named(&variant)) else {
+        return no_such_file();
+    };
+    let signature = Signature {
+        expires_s: e,
+        text: s,
+    };
+    if !files.signer.is_valid(file, variant, &signature, now_s()) {
+        return refused(
+            ErrorCode::Forbidden,
+            "the address has expired, or was changed",
+        );
+    }
+    let row = match files.row(file).await {
+        Ok(row) => row,
+        Err(error) => return store_failed(error),
+    };
+    let Some(row) = row.filter(|row| matches!(row.state, FileState::Ready | FileState::Erasing))
+    else {
+        return no_such_file();
+    };
+    let opened = File::open(files.directory.path(file, variant)).await;
+    let opened = match opened {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
+        Err(error) => return disk_failed(&error),
+    };
+    match serve(opened, &row, variant, &headers).await {
+        Ok(response) => response,
+        Err(error) => disk_failed(&error),
+    }
+}
+
+/// A part of a file that a client wants.
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    All,
+    Part { from: u64, to: u64 },
+    Nothing,
+}
+
+/// Reads a `Range` of one part (RFC 9110, section 14). Anything else means the whole file.
+fn wanted(headers: &HeaderMap, etag: &str, len: u64) -> Wanted {
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v: &HeaderValue| v.to_str().ok())
+    };
+    if text(header::IF_RANGE).is_some_and(|known| known != etag) {
+        return Wanted::All;
+    }
+    let range = text(header::RANGE).and_then(|range| range.strip_prefix("bytes="));
+    let Some((from, to)) = range.and_then(|range| range.split_once('-')) else {
+        return Wanted::All;
+    };
+    let (from, to) = (from.trim(), to.trim());
+    let (from, to) = match (from.parse::<u64>(), to.parse::<u64>()) {
+        (Ok(from), Ok(to)) => (from, to.min(len.saturating_sub(1))),
+        (Ok(from), Err(_)) if to.is_empty() => (from, len.saturating_sub(1)),
+        (Err(_), Ok(last)) if from.is_empty() => (len.saturating_sub(last), len.saturating_sub(1)),
+        _ => return Wanted::All,
+    };
+    if from > to || from >= len {
+        Wanted::Nothing
+    } else {
+        Wanted::Part { from, to }
+    }
+}
+
+async fn serve(
+    mut opened: File,
+    row: &FileRow,
+    variant: Variant,
+    headers: &HeaderMap,
+) -> std::io::Result<Response> {
+    let len = opened.metadata().await?.len();
+    let result = row.result.as_ref();
+    let digest = result.map_or("", |result| result.sha256.as_str());
+    let etag = format!("\"{}{digest}\"", &variant.name()[..1]);
+    let mime = result.and_then(|result| match variant {
+        Variant::Original => is_inline(&result.mime).then_some(result.mime.as_str()),
+        Variant::Thumbnail => result.thumbnail.as_deref(),
+    });
+    let (status, from, to) = match wanted(headers, &etag, len) {
+        Wanted::All => (StatusCode::OK, 0, len),
+        Wanted::Part { from, to } => (StatusCode::PARTIAL_CONTENT, from, to + 1),
+        Wanted::Nothing => {
+            let range = format!("bytes */{len}");
+            let status = StatusCode::RANGE_NOT_SATISFIABLE;
+            let refusal = "the file has no such bytes".to_owned();
+            let response = refused_with(status, ErrorCode::BadRequest, refusal);
+            return Ok(([(header::CONTENT_RANGE, range)], response).into_response());
+        }
+    };
+    opened.seek(SeekFrom::Start(from)).await?;
+    let mut response = Response::new(body(opened, to - from));
+    *response.status_mut() = status;
+    let given = response.headers_mut();
+    describe(given, &row.facts.name, mime, etag);
+    given.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
+    if status == StatusCode::PARTIAL_CONTENT {
+        let range = HeaderValue::from_str(&format!("bytes {from}-{}/{len}", to - 1));
+        given.extend(range.map(|range| (header::CONTENT_RANGE, range)));
+    }
+    Ok(response)
+}
+
+/// Adds the headers of a file. Without a media type it is a download. Nothing of it is executed, whatever it contains.
+fn describe(headers: &mut HeaderMap, name: &str, mime: Option<&str>, etag: String) {
+    let disposition = if mime.is_some() {
+        "inline"
+    } else {
+        "attachment"
+    };
+    let name = utf8_percent_encode(name, NON_ALPHANUMERIC);
+    let fixed = |text: &str| text.to_owned();
+    let texts = [
+        (header::CONTENT_TYPE, fixed(mime.unwrap_or(DOWNLOAD))),
+        (
+            header::CONTENT_DISPOSITION,
+            format!("{disposition}; filename*=UTF-8''{name}"),
+        ),
+        (header::ETAG, etag),
+        (header::ACCEPT_RANGES, fixed("bytes")),
+        (
+            header::CACHE_CONTROL,
+            fixed("private, max-age=300, immutable"),
+        ),
+        (header::X_CONTENT_TYPE_OPTIONS, fixed("nosniff")),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            fixed("sandbox; default-src 'none'"),
+        ),
+        (header::REFERRER_POLICY, fixed("no-referrer")),
+        (
+            header::HeaderName::from_static("cross-origin-resource-policy"),
+            fixed("cross-origin"),
+        ),
+    ];
+    for (name, text) in texts {
+        headers.extend(HeaderValue::from_str(&text).map(|value| (name, value)));
+    }
+}
+
+/// Returns the next `len` bytes of a file, read in parts as the client takes them.
+fn body(opened: File, len: u64) -> Body {
+    Body::from_stream(stream::try_unfold(
+        (opened, len),
+        async |(mut opened, left)| {
+            if left == 0 {
+                return Ok(None);
+            }
+            let want = usize::try_from(left).unwrap_or(PART_BYTES).min(PART_BYTES);
+            let mut part = vec![0; want];
+            let read = opened.read(&mut part).await?;
+            if read == 0 {
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
+            }
+            part.truncate(read);
+            Ok(Some((
+                bytes::Bytes::from(part),
+                (opened, left - read as u64),
+            )))
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_within_the_file() {
+        let ask = |range: &str| {
+            let headers =
+                HeaderMap::from_iter([(header::RANGE, HeaderValue::from_str(range).unwrap())]);
+            wanted(&headers, "\"x\"", 100)
+        };
+        let part = |from, to| Wanted::Part { from, to };
+        assert_eq!(ask("bytes=0-9"), part(0, 9));
+        assert_eq!(ask("bytes=90-"), part(90, 99));
+        assert_eq!(ask("bytes=90-1000"), part(90, 99));
+        assert_eq!(ask("bytes=-10"), part(90, 99));
+        assert_eq!(ask("bytes=-1000"), part(0, 99));
+        for nothing in ["bytes=100-", "bytes=9-8", "bytes=-0"] {
+            assert_eq!(ask(nothing), Wanted::Nothing, "{nothing}");
+        }
+        for all in ["bytes=0-1,3-4", "lines=1-2", "bytes=a-b", "bytes=-", ""] {
+            assert_eq!(ask(all), Wanted::All, "{all}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(header::RANGE, HeaderValue::from_static("bytes=0-9"));
+        headers.insert(header::IF_RANGE, HeaderValue::from_static("\"y\""));
+        assert_eq!(wanted(&headers, "\"x\"", 100), Wanted::All);
+        headers.insert(header::IF_RANGE, HeaderValue::from_static("\"x\""));
+        assert_eq!(wanted(&headers, "\"x\"", 100), part(0, 9));
+    }
+}

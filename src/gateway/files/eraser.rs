@@ -1,0 +1,204 @@
+//! Erases files that no message has. The owner of the conversation decides that, twice: see docs/attachments.md.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use metrics::counter;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{Files, inspect, today};
+use crate::{
+    chat::{CheckFile, FileUse},
+    clock,
+    cluster::Router,
+    model::{AttachmentId, ConversationId, FileState, UserId},
+    store::WorkShard,
+};
+
+/// The time between the two checks of a file (rule [erase-twice]).
+const BETWEEN_CHECKS: Duration = Duration::from_millis(2_200);
+/// Files that wait to be erased. What does not fit is left to a sweep.
+const WAITING_MAX: usize = 4_096;
+/// The time between two sweeps.
+const SWEEP_EVERY: Duration = Duration::from_secs(300);
+/// The age at which an upload is removed that is not complete, whatever the store says of it (rule [incoming-age]).
+/// Longer than the longest `attachments.orphan_h`, and a day more.
+const INCOMING_MAX: Duration = Duration::from_secs(8 * 86_400);
+/// Files of a partition that a sweep reads at once.
+const PAGE: usize = 100;
+
+type Dropped = (ConversationId, AttachmentId);
+
+/// Tells the gateway that a file may be unused.
+#[derive(Clone, Debug)]
+pub struct Eraser {
+    dropped: mpsc::Sender<Dropped>,
+}
+
+impl Eraser {
+    /// Returns the sender, and the receiver for [`Self::run`].
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Dropped>) {
+        let (dropped, waiting) = mpsc::channel(WAITING_MAX);
+        (Self { dropped }, waiting)
+    }
+
+    /// Notes that a file may be unused. It is erased soon if no message has it.
+    pub fn drop_file(&self, conversation: ConversationId, file: AttachmentId) {
+        if self.dropped.try_send((conversation, file)).is_err() {
+            counter!("chat_files_left_to_sweep_total").increment(1);
+        }
+    }
+
+    /// Erases files as they are dropped, and sweeps. It ends with the gateway.
+    pub async fn run(files: Arc<Files>, router: Arc<Router>, waiting: mpsc::Receiver<Dropped>) {
+        futures_util::join!(
+            erase_dropped(&files, &router, waiting),
+            keep_sweeping(&files, &router)
+        );
+    }
+}
+
+async fn erase_dropped(files: &Files, router: &Router, mut waiting: mpsc::Receiver<Dropped>) {
+    let mut second: VecDeque<(Instant, Dropped)> = VecDeque::new();
+    loop {
+        let next = second.front().map(|(at, _)| *at);
+        let due = async {
+            match next {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            dropped = waiting.recv(), if second.len() < WAITING_MAX => {
+                let Some(dropped) = dropped else { return };
+                if check(router, dropped).await == FileUse::Unused {
+                    second.push_back((Instant::now() + BETWEEN_CHECKS, dropped));
+                }
+            }
+            () = due => {
+                if let Some((_, dropped)) = second.pop_front() {
+                    erase_if_unused(files, router, dropped).await;
+                }
+            }
+        }
+    }
+}
+
+async fn keep_sweeping(files: &Arc<Files>, router: &Router) {
+    loop {
+        sleep(SWEEP_EVERY).await;
+        sweep(files, router).await;
+    }
+}
+
+/// Asks the owner whether a file is unused. If it is, no later message may have it.
+async fn check(router: &Router, (conversation, file): Dropped) -> FileUse {
+    let asked = CheckFile { file };
+    match router.ask(conversation, UserId::gateway(), asked).await {
+        Ok(found) => found,
+        Err(error) => {
+            crate::seldom::seldom!(WARN, "could not find out whether a file is unused; a sweep tries again", %file, %error);
+            FileUse::Busy
+        }
+    }
+}
+
+/// Erases a file if it is still unused at the second check (rule [erase-twice]).
+async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
+    let (_, file) = dropped;
+    if check(router, dropped).await != FileUse::Unused {
+        return;
+    }
+    let erased = files.directory.erase(file).await;
+    if let Err(error) = erased {
+        crate::seldom::seldom!(ERROR, "could not erase a file; a sweep tries again", %file, %error);
+        return;
+    }
+    match files.store.set_file_state(file, FileState::Erased).await {
+        Ok(()) => counter!("chat_files_erased_total").increment(1),
+        Err(error) => {
+            crate::seldom::seldom!(WARN, "could not record that a file is erased; a sweep tries again", %file, %error);
+        }
+    }
+}
+
+/// Looks at the files that were created or dropped on earlier days, or long enough ago, and erases those that no message
+/// has.
+async fn sweep(files: &Arc<Files>, router: &Router) {
+    if let Err(error) = files.directory.remove_old_uploads(INCOMING_MAX).await {
+        tracing::warn!(%error, "could not look for old uploads in the directory");
+    }
+    let shards = match files.store.work_shards().await {
+        Ok(shards) => shards,
+        Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
+    };
+    for shard in shards {
+        match sweep_shard(files, router, shard).await {
+            Ok(is_done) if is_done && shard.day < today() => {
+                if let Err(error) = files.store.finish_work(shard).await {
+                    tracing::warn!(%error, "could not finish a sweep");
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "could not sweep files; trying again"),
+        }
+    }
+}
+
+/// Sweeps one partition. Returns whether nothing is left to do in it.
+async fn sweep_shard(
+    files: &Arc<Files>,
+    router: &Router,
+    shard: WorkShard,
+) -> crate::store::Result<bool> {
+    let (mut after, mut is_done) = (None, true);
+    loop {
+        let page = files.store.work(shard, after, PAGE).await?;
+        let Some(last) = page.last() else {
+            return Ok(is_done);
+        };
+        after = Some(*last);
+        let mut unused = Vec::new();
+        for (file, row) in files.store.files(&page).await? {
+            let age = clock::wall().saturating_sub(row.facts.created_at);
+            let is_old = age >= files.settings.orphan_ms();
+            let dropped = (row.facts.conversation, file);
+            match row.state {
+                FileState::Erased | FileState::Blocked => {}
+                FileState::Scanning if !is_old => {
+                    // The gateway ended before it had looked at the file.
+                    inspect::again(files, file, &row.facts).await;
+                    is_done = false;
+                }
+                FileState::Pending | FileState::Scanning | FileState::Ready if !is_old => {
+                    is_done = false;
+                }
+                // The first check of a file that is being erased is repeated, as is the wait.
+                FileState::Pending
+                | FileState::Scanning
+                | FileState::Ready
+                | FileState::Erasing => match check(router, dropped).await {
+                    FileUse::Unused => unused.push(dropped),
+                    FileUse::Used => {}
+                    FileUse::Busy => is_done = false,
+                },
+            }
+        }
+        if unused.is_empty() {
+            continue;
+        }
+        sleep(BETWEEN_CHECKS).await;
+        for dropped in unused {
+            erase_if_unused(files, router, dropped).await;
+            is_done &= is_erased(files, dropped.1).await?;
+        }
+    }
+}
+
+async fn is_erased(files: &Files, file: AttachmentId) -> crate::store::Result<bool> {
+    let row = files.row(file).await?;
+    Ok(row.is_none_or(|row| row.state == FileState::Erased))
+}

@@ -1,0 +1,178 @@
+//! What happens to a file when its bytes are complete: it is moved, looked at, cleaned of metadata, and becomes ready.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::Path,
+    sync::Arc,
+};
+
+use aws_lc_rs::digest;
+use axum::response::Response;
+
+use super::{Files, disk_failed, store_failed};
+use crate::{
+    files::{
+        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, is_inline,
+        process, sniff, strip,
+    },
+    model::{AttachmentId, FileFacts, FileResult, FileState},
+    protocol::ErrorCode,
+};
+
+/// The largest image that is looked at. A larger one is a download.
+const IMAGE_BYTES_MAX: u64 = 32 << 20;
+/// Bytes that are read at once to compute a hash.
+const PART_BYTES: usize = 256 << 10;
+
+impl Files {
+    /// Runs `inspection` to its end, also if the caller goes away.
+    pub(super) async fn finish(
+        &self,
+        inspection: impl Future<Output = Result<FileState, Response>> + Send + 'static,
+    ) -> Result<FileState, Response> {
+        let (done, finished) = tokio::sync::oneshot::channel();
+        self.tasks.spawn(async move {
+            let _ = done.send(inspection.await);
+        });
+        let gone = "the gateway is stopping";
+        match finished.await {
+            Ok(done) => done,
+            Err(_) => Err(super::refused(ErrorCode::Unavailable, gone)),
+        }
+    }
+}
+
+/// Moves a complete upload and looks at it. Returns its state.
+pub(super) async fn complete(
+    files: &Arc<Files>,
+    file: AttachmentId,
+    facts: &FileFacts,
+    writing: &Writing,
+    upload: Option<Upload>,
+) -> Result<FileState, Response> {
+    let moved = files.directory.complete(writing, upload).await;
+    moved.map_err(|error| disk_failed(&error))?;
+    let scanning = files.store.set_file_state(file, FileState::Scanning);
+    scanning.await.map_err(store_failed)?;
+    look_at(files, file, facts).await
+}
+
+/// Completes what a gateway that ended had begun.
+pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
+    let Some(writing) = files.directory.take(file) else {
+        return; // Someone is at it.
+    };
+    if let Err(response) = complete(files, file, facts, &writing, None).await {
+        tracing::warn!(%file, status = %response.status(), "could not look at a file again");
+    }
+}
+
+async fn look_at(
+    files: &Arc<Files>,
+    file: AttachmentId,
+    facts: &FileFacts,
+) -> Result<FileState, Response> {
+    let _permit = files.inspections.acquire().await;
+    let (directory, limits, size) = (
+        files.directory.clone(),
+        files.settings.image_limits(),
+        facts.size,
+    );
+    let looked =
+        tokio::task::spawn_blocking(move || inspect(&directory, file, size, limits.as_ref()));
+    let result = looked
+        .await
+        .map_err(io::Error::other)
+        .and_then(|looked| looked);
+    let result = result.map_err(|error| disk_failed(&error))?;
+    let stored = async {
+        files.store.set_file_result(file, &result).await?;
+        files.store.set_file_state(file, FileState::Ready).await
+    };
+    stored.await.map_err(store_failed)?;
+    Ok(FileState::Ready)
+}
+
+/// Finds out what a file is. Images lose their metadata and get a thumbnail.
+fn inspect(
+    directory: &Directory,
+    file: AttachmentId,
+    size: u64,
+    limits: Option<&ImageLimits>,
+) -> io::Result<FileResult> {
+    let path = directory.path(file, Variant::Original);
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    fs::File::open(&path)?
+        .take(HEAD_BYTES as u64)
+        .read_to_end(&mut head)?;
+    let mut kind = sniff(&head);
+    let mut image = None;
+    if let (Some(_), Some(limits)) = (kind.format(), limits) {
+        image = if size <= IMAGE_BYTES_MAX {
+            show(directory, file, &kind, limits)?
+        } else {
+            None
+        };
+        if image.is_none() {
+            // What cannot be decoded or cleaned is not shown.
+            kind = kind.as_download();
+        }
+    }
+    let is_broken = !kind.is_inline() && is_inline(kind.mime());
+    let (sha256, size) = hash(&path)?;
+    Ok(FileResult {
+        sha256,
+        size,
+        mime: if is_broken { DOWNLOAD } else { kind.mime() }.to_owned(),
+        pixels: image.as_ref().map(|image| image.pixels),
+        thumbnail: image.map(|image| image.thumbnail.to_owned()),
+    })
+}
+
+struct Shown {
+    pixels: (u32, u32),
+    thumbnail: &'static str,
+}
+
+/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
+fn show(
+    directory: &Directory,
+    file: AttachmentId,
+    kind: &Kind,
+    limits: &ImageLimits,
+) -> io::Result<Option<Shown>> {
+    let Some(format) = kind.format() else {
+        return Ok(None);
+    };
+    let bytes = fs::read(directory.path(file, Variant::Original))?;
+    let Ok(clean) = strip(&bytes, format) else {
+        return Ok(None);
+    };
+    drop(bytes);
+    let Ok(processed) = process(&clean, format, limits) else {
+        return Ok(None);
+    };
+    directory.replace(file, Variant::Thumbnail, &processed.thumbnail.bytes)?;
+    directory.replace(file, Variant::Original, &clean)?;
+    Ok(Some(Shown {
+        pixels: (processed.width, processed.height),
+        thumbnail: processed.thumbnail.mime,
+    }))
+}
+
+/// Returns the SHA-256 of a file in hexadecimal, and its length.
+fn hash(path: &Path) -> io::Result<(String, u64)> {
+    let mut file = fs::File::open(path)?;
+    let mut context = digest::Context::new(&digest::SHA256);
+    let (mut part, mut len) = (vec![0; PART_BYTES], 0);
+    loop {
+        let read = file.read(&mut part)?;
+        if read == 0 {
+            break;
+        }
+        context.update(&part[..read]);
+        len += read as u64;
+    }
+    Ok((crate::files::hexadecimal(context.finish().as_ref()), len))
+}

@@ -1,0 +1,454 @@
+//! Uploads by the protocol tus 1.0.0 (<https://tus.io/protocols/resumable-upload>): core, creation, termination,
+//! expiration. A client whose connection breaks asks for the offset and continues from there.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::Body as Bytes,
+    extract::{FromRequest as _, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::{Duration, timeout};
+
+use super::{Files, disk_failed, inspect, no_such_file, refused_by, store_failed, today};
+use crate::{
+    chat::GetDetails,
+    clock,
+    files::{Upload, Writing, clean},
+    gateway::{
+        Gateway,
+        reply::{Body, Path, refused, refused_with},
+        service::{MessagesWrite, Person},
+    },
+    model::{
+        AttachmentId, ConversationId, FileFacts, FileState, UserId, limits::ATTACHMENT_BYTES_MAX,
+    },
+    protocol::ErrorCode,
+    store::FileRow,
+};
+
+const VERSION: &str = "1.0.0";
+const EXTENSIONS: &str = "creation,termination,expiration";
+/// What pages of other origins may use.
+pub(super) const METHODS: &str = "GET, HEAD, POST, PATCH, DELETE";
+pub(super) const REQUEST_HEADERS: &str = "authorization, content-type, range, if-range, chat-user, tus-resumable, upload-length, \
+    upload-offset, upload-metadata";
+pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-resumable, tus-version, tus-extension, tus-max-size, \
+    upload-offset, upload-length, upload-expires, file-state";
+/// The longest pause between two parts of a body.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The media type of a part.
+const CONTENT_TYPE: &str = "application/offset+octet-stream";
+
+/// A file to upload.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(in crate::gateway) struct NewFile {
+    /// The conversation whose messages may have the file.
+    #[schema(value_type = String, format = Uuid)]
+    conversation: ConversationId,
+    name: String,
+    /// Bytes.
+    size: u64,
+    /// A description for people who cannot see the file.
+    alt: Option<String>,
+}
+
+fn with_tus(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert("tus-resumable", HeaderValue::from_static(VERSION));
+    response
+}
+
+fn number(value: u64) -> HeaderValue {
+    HeaderValue::from(value)
+}
+
+/// Says what the server supports.
+pub(super) async fn options(State(gateway): State<Arc<Gateway>>) -> Response {
+    let size_max = gateway
+        .files
+        .as_ref()
+        .map_or(0, |files| files.settings.size_max());
+    let headers = [
+        ("tus-version", HeaderValue::from_static(VERSION)),
+        ("tus-extension", HeaderValue::from_static(EXTENSIONS)),
+        ("tus-max-size", number(size_max)),
+    ];
+    with_tus((StatusCode::NO_CONTENT, headers).into_response())
+}
+
+/// Begins an upload: with a body in JSON, or by `Upload-Length` and `Upload-Metadata` of tus.
+#[utoipa::path(post, path = "/v1/attachments", request_body = NewFile, security(("user" = []), ("service" = ["messages:write"])),
+    responses((status = 201), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn begin(
+    State(gateway): State<Arc<Gateway>>,
+    person: Person<MessagesWrite>,
+    request: Request,
+) -> Response {
+    let Some(files) = gateway.files.clone() else {
+        return refused(
+            ErrorCode::NotFound,
+            "uploads are off: see attachments.store",
+        );
+    };
+    let is_tus = request.headers().contains_key("tus-resumable");
+    let asked = if is_tus {
+        asked_by_tus(request.headers())
+    } else {
+        match Body::<NewFile>::from_request(request, &gateway).await {
+            Ok(Body(asked)) => Ok(asked),
+            Err(response) => return response,
+        }
+    };
+    match asked {
+        Ok(asked) => create(&gateway, &files, person.acting, asked).await,
+        Err(text) => with_tus(refused(ErrorCode::BadRequest, text)),
+    }
+}
+
+/// Reads the headers of tus: pairs of a name and a value in Base64.
+fn asked_by_tus(headers: &HeaderMap) -> Result<NewFile, &'static str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if text("tus-resumable") != Some(VERSION) {
+        return Err("only tus 1.0.0 is supported");
+    }
+    let size = text("upload-length").and_then(|length| length.parse().ok());
+    let size = size.ok_or("upload-length is missing or no number")?;
+    let (mut conversation, mut name, mut alt) = (None, None, None);
+    for pair in text("upload-metadata").unwrap_or_default().split(',') {
+        let (key, value) = pair.trim().split_once(' ').unwrap_or((pair.trim(), ""));
+        let value = BASE64_STANDARD.decode(value.trim());
+        let value = value.map_err(|_| "upload-metadata has a value that is not Base64")?;
+        let value = String::from_utf8(value);
+        let value = value.map_err(|_| "upload-metadata has a value that is not UTF-8")?;
+        match key {
+            "conversation" => conversation = value.parse().ok(),
+            "filename" | "name" => name = Some(value),
+            "alt" => alt = Some(value),
+            // Other programs send more.
+            _ => {}
+        }
+    }
+    Ok(NewFile {
+        conversation: conversation
+            .ok_or("upload-metadata lacks `conversation` with the id of a conversation")?,
+        name: name.ok_or("upload-metadata lacks `filename`")?,
+        size,
+        alt,
+    })
+}
+
+/// Checks whether a user may upload such a file.
+async fn may_begin(
+    gateway: &Gateway,
+    files: &Files,
+    user: &UserId,
+    asked: &NewFile,
+) -> Result<(), Response> {
+    let size_max = files.settings.size_max();
+    if asked.size == 0 || asked.size > size_max {
+        let text = format!("a file has 1 to {size_max} bytes");
+        return Err(refused(ErrorCode::TooLarge, text));
+    }
+    if asked.alt.as_ref().map_or(0, String::len) + asked.name.len() > ATTACHMENT_BYTES_MAX {
+        let text = format!("name and alt have at most {ATTACHMENT_BYTES_MAX} bytes together");
+        return Err(refused(ErrorCode::TooLarge, text));
+    }
+    if files.begins.check_key(user).is_err() {
+        return Err(too_many("uploads in a minute"));
+    }
+    if !gateway.router.has_files() {
+        let text = "not before all gateways are upgraded";
+        return Err(refused(ErrorCode::Unavailable, text));
+    }
+    let details = gateway
+        .router
+        .ask(asked.conversation, user.clone(), GetDetails)
+        .await;
+    let view = details.map_err(|error| refused_by(&error))?;
+    if view.role.is_none() {
+        return Err(refused(
+            ErrorCode::Forbidden,
+            "only participants may upload",
+        ));
+    }
+    match files.directory.has_room(asked.size) {
+        Ok(true) => {}
+        Ok(false) => {
+            crate::seldom::seldom!(
+                WARN,
+                "an upload was refused: the disk is almost full (attachments.min_free_mib)"
+            );
+            return Err(refused(ErrorCode::Unavailable, "the disk is almost full"));
+        }
+        Err(error) => return Err(disk_failed(&error)),
+    }
+    match files.take_quota(user, asked.size).await {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let text = format!("at most {} MiB in a day", files.settings.user_mib_per_day);
+            Err(refused(ErrorCode::TooLarge, text))
+        }
+        Err(error) => Err(store_failed(error)),
+    }
+}
+
+async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) -> Response {
+    if let Err(response) = may_begin(gateway, files, &user, &asked).await {
+        return with_tus(response);
+    }
+    let id = AttachmentId(uuid::Uuid::new_v4());
+    let facts = FileFacts {
+        uploader: user,
+        conversation: asked.conversation,
+        name: clean(&asked.name),
+        size: asked.size,
+        alt: asked.alt.filter(|alt| !alt.is_empty()),
+        created_at: clock::wall(),
+    };
+    // Rule [incoming-once]: nothing else creates the file in the directory.
+    if let Err(error) = files.directory.begin(id).await {
+        return with_tus(disk_failed(&error));
+    }
+    // Rule [upload-work]: with the work, so that a sweep knows the file.
+    if let Err(error) = files.store.create_file(id, &facts, today()).await {
+        return with_tus(store_failed(error));
+    }
+    let place = format!("/v1/attachments/{id}/upload");
+    let location = HeaderValue::from_str(&place).unwrap_or(HeaderValue::from_static(""));
+    let headers = [
+        (header::LOCATION, location),
+        (
+            header::HeaderName::from_static("upload-expires"),
+            files.expires(&facts),
+        ),
+    ];
+    let body = Json(json!({"id": id, "upload": {"tus": place}}));
+    with_tus((StatusCode::CREATED, headers, body).into_response())
+}
+
+fn too_many(what: &str) -> Response {
+    let text = format!("too many {what}");
+    with_tus(refused(ErrorCode::RateLimited, text))
+}
+
+impl Files {
+    /// Counts bytes that a user is going to upload. Returns whether that is within the limit of the day.
+    async fn take_quota(&self, user: &UserId, bytes: u64) -> crate::store::Result<bool> {
+        let hash = xxhash_rust::xxh3::xxh3_64(user.as_str().as_bytes());
+        let at = usize::try_from(hash).unwrap_or_default() % self.usage.len();
+        let _one_at_a_time = self.usage[at].lock().await;
+        let today = today();
+        let after = self.store.usage(user, today).await?.saturating_add(bytes);
+        if after > self.settings.user_mib_per_day << 20 {
+            return Ok(false);
+        }
+        self.store.set_usage(user, today, after).await?;
+        Ok(true)
+    }
+
+    /// Returns when an upload is given up if it is not complete and no message has it.
+    fn expires(&self, facts: &FileFacts) -> HeaderValue {
+        let at = u64::try_from(facts.created_at / 1_000).unwrap_or_default();
+        let at = at + self.settings.orphan_h * 3_600;
+        let at = std::time::UNIX_EPOCH + Duration::from_secs(at);
+        HeaderValue::from_str(&httpdate::fmt_http_date(at)).unwrap_or(HeaderValue::from_static(""))
+    }
+
+    /// Returns the file if the user is its uploader.
+    async fn mine(&self, file: AttachmentId, user: &UserId) -> Result<FileRow, Response> {
+        let row = self.row(file).await.map_err(store_failed)?;
+        row.filter(|row| row.facts.uploader == *user)
+            .ok_or_else(no_such_file)
+    }
+}
+
+fn state_name(state: FileState) -> HeaderValue {
+    HeaderValue::from_static(match state {
+        FileState::Pending => "pending",
+        FileState::Scanning => "scanning",
+        FileState::Ready => "ready",
+        FileState::Erasing => "erasing",
+        FileState::Blocked => "blocked",
+        FileState::Erased => "erased",
+    })
+}
+
+/// Says how many bytes have come.
+pub(super) async fn offset(
+    State(gateway): State<Arc<Gateway>>,
+    person: Person<MessagesWrite>,
+    Path(file): Path<AttachmentId>,
+) -> Response {
+    let Some(files) = &gateway.files else {
+        return no_such_file();
+    };
+    let row = match files.mine(file, &person.acting).await {
+        Ok(row) => row,
+        Err(response) => return with_tus(response),
+    };
+    let received = match (row.state, files.directory.received(file).await) {
+        (FileState::Erased | FileState::Blocked, _) => return with_tus(no_such_file()),
+        (_, Ok(Some(received))) => received,
+        // It is complete, and was moved. If nobody looks at it, the gateway ended meanwhile.
+        (state, Ok(None)) => {
+            if matches!(state, FileState::Pending | FileState::Scanning) {
+                let (files, facts) = (files.clone(), row.facts.clone());
+                gateway
+                    .tasks
+                    .spawn(async move { inspect::again(&files, file, &facts).await });
+            }
+            row.facts.size
+        }
+        (_, Err(error)) => return with_tus(disk_failed(&error)),
+    };
+    let headers = [
+        ("upload-offset", number(received)),
+        ("upload-length", number(row.facts.size)),
+        ("upload-expires", files.expires(&row.facts)),
+        ("file-state", state_name(row.state)),
+        ("cache-control", HeaderValue::from_static("no-store")),
+    ];
+    with_tus((StatusCode::OK, headers).into_response())
+}
+
+/// Gives an upload up, or a complete file that no message has.
+pub(super) async fn give_up(
+    State(gateway): State<Arc<Gateway>>,
+    person: Person<MessagesWrite>,
+    Path(file): Path<AttachmentId>,
+) -> Response {
+    let Some(files) = gateway.files.clone() else {
+        return no_such_file();
+    };
+    match files.mine(file, &person.acting).await {
+        Ok(row) => gateway.eraser.drop_file(row.facts.conversation, file),
+        Err(response) => return with_tus(response),
+    }
+    with_tus(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Appends the body to an upload.
+pub(super) async fn append(
+    State(gateway): State<Arc<Gateway>>,
+    person: Person<MessagesWrite>,
+    Path(file): Path<AttachmentId>,
+    request: Request,
+) -> Response {
+    let Some(files) = gateway.files.clone() else {
+        return no_such_file();
+    };
+    let user = person.acting;
+    let appended = match may_append(&files, &user, file, request.headers()).await {
+        Ok((row, writing, upload)) => {
+            let body = request.into_body();
+            received(&files, (file, &row), writing, upload, body).await
+        }
+        Err(response) => Err(response),
+    };
+    with_tus(match appended {
+        Ok(response) => response,
+        // What is left of the body is not read.
+        Err(response) => ([(header::CONNECTION, "close")], response).into_response(),
+    })
+}
+
+/// Checks whether a body may be appended, and takes the right to write.
+async fn may_append(
+    files: &Files,
+    user: &UserId,
+    file: AttachmentId,
+    headers: &HeaderMap,
+) -> Result<(FileRow, (Writing, super::Counted), Upload), Response> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if text("tus-resumable") != Some(VERSION) {
+        let refusal = "only tus 1.0.0 is supported".to_owned();
+        let status = StatusCode::PRECONDITION_FAILED;
+        return Err(refused_with(status, ErrorCode::BadRequest, refusal));
+    }
+    if text("content-type") != Some(CONTENT_TYPE) {
+        let refusal = format!("the content-type of a part is {CONTENT_TYPE}");
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Err(refused_with(status, ErrorCode::BadRequest, refusal));
+    }
+    let row = files.mine(file, user).await?;
+    if row.state != FileState::Pending {
+        return Err(refused(
+            ErrorCode::Conflict,
+            "the upload is complete or given up",
+        ));
+    }
+    let counted = files.count(user);
+    let counted = counted.ok_or_else(|| too_many("uploads at once"))?;
+    let writing = files.directory.take(file).ok_or_else(|| {
+        let refusal = "something else writes to this upload".to_owned();
+        refused_with(StatusCode::LOCKED, ErrorCode::Conflict, refusal)
+    })?;
+    let upload = files.directory.resume(&writing).await;
+    let upload = upload.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => no_such_file(),
+        _ => disk_failed(&error),
+    })?;
+    if text("upload-offset").and_then(|offset| offset.parse().ok()) != Some(upload.len) {
+        let refusal = format!("upload-offset is not {}, which has come", upload.len);
+        return Err(refused(ErrorCode::Conflict, refusal));
+    }
+    Ok((row, (writing, counted), upload))
+}
+
+/// Writes the body as it comes. What has come counts, even if the rest does not.
+async fn received(
+    files: &Arc<Files>,
+    (file, row): (AttachmentId, &FileRow),
+    writing: (Writing, super::Counted),
+    mut upload: Upload,
+    body: Bytes,
+) -> Result<Response, Response> {
+    let size = row.facts.size;
+    let mut parts = body.into_data_stream();
+    let broken = loop {
+        match timeout(PAUSE_MAX, parts.next()).await {
+            Ok(Some(Ok(part))) => {
+                if upload.len + part.len() as u64 > size {
+                    let text = format!("there are more than the announced {size} bytes");
+                    break Some(refused(ErrorCode::TooLarge, text));
+                }
+                if let Err(error) = upload.append(&part).await {
+                    break Some(disk_failed(&error));
+                }
+            }
+            Ok(None) => break None,
+            Ok(Some(Err(_))) | Err(_) => {
+                break Some(refused(ErrorCode::BadRequest, "the body broke off"));
+            }
+        }
+    };
+    upload.flush().await.map_err(|error| disk_failed(&error))?;
+    let offset = upload.len;
+    if let Some(response) = broken {
+        return Err(response);
+    }
+    let mut state = row.state;
+    if offset == size {
+        // It goes on if the client's connection breaks.
+        let (here, facts) = (files.clone(), row.facts.clone());
+        let inspected = async move {
+            let done = inspect::complete(&here, file, &facts, &writing.0, Some(upload)).await;
+            drop(writing);
+            done
+        };
+        state = files.finish(inspected).await?;
+    }
+    let headers = [
+        ("upload-offset", number(offset)),
+        ("upload-expires", files.expires(&row.facts)),
+        ("file-state", state_name(state)),
+    ];
+    Ok((StatusCode::NO_CONTENT, headers).into_response())
+}

@@ -1,0 +1,94 @@
+"""Uploads and downloads of files, for tests."""
+import base64
+import hashlib
+import io
+import os
+import pathlib
+
+import httpx
+from PIL import Image
+
+from support import PATIENCE
+
+TUS = {"tus-resumable": "1.0.0"}
+
+
+def picture(width=800, height=600, format="PNG", color=(200, 30, 60), **options):
+    """The bytes of a picture with a gradient."""
+    image = Image.linear_gradient("L").resize((width, height)).convert("RGB")
+    image = Image.blend(image, Image.new("RGB", (width, height), color), 0.5)
+    out = io.BytesIO()
+    image.save(out, format, **options)
+    return out.getvalue()
+
+
+class Uploader:
+    """One user who uploads and downloads over HTTP."""
+
+    def __init__(self, gateway, user):
+        self.gateway, self.user = gateway, user
+        self.token = gateway.dev_token(user)
+        self.http = httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE)
+
+    def headers(self, **more):
+        return {"authorization": f"Bearer {self.token}", **more}
+
+    async def begin(self, conversation, size, name="cat.png", **fields):
+        body = {"conversation": conversation, "name": name, "size": size, **fields}
+        return await self.http.post("/v1/attachments", json=body, headers=self.headers())
+
+    async def append(self, file, offset, data):
+        headers = self.headers(**TUS, **{"upload-offset": str(offset), "content-type": "application/offset+octet-stream"})
+        return await self.http.patch(f"/v1/attachments/{file}/upload", content=data, headers=headers)
+
+    async def head(self, file):
+        return await self.http.head(f"/v1/attachments/{file}/upload", headers=self.headers(**TUS))
+
+    async def delete(self, file):
+        return await self.http.delete(f"/v1/attachments/{file}/upload", headers=self.headers(**TUS))
+
+    async def upload(self, conversation, data, name="cat.png", **fields):
+        """Uploads a file and returns its id."""
+        begun = await self.begin(conversation, len(data), name, **fields)
+        assert begun.status_code == 201, begun.text
+        file = begun.json()["id"]
+        done = await self.append(file, 0, data)
+        assert (done.status_code, done.headers["file-state"]) == (204, "ready"), (done.text, done.headers)
+        return file
+
+    async def find(self, file, **query):
+        """Asks for the address of a file."""
+        return await self.http.get(f"/v1/attachments/{file}", params=query, headers=self.headers())
+
+    async def download(self, file, **query):
+        """Downloads a file, without the token."""
+        found = await self.find(file, **query)
+        assert found.status_code == 302, found.text
+        return await self.http.get(found.headers["location"])
+
+
+def metadata(**values):
+    """The header `upload-metadata` of tus."""
+    return ",".join(f"{key} {base64.b64encode(value.encode()).decode()}" for key, value in values.items())
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def names_in(gateway):
+    """The files in the directory of attachments, without the key."""
+    root = pathlib.Path(gateway.directory) / "attachments"
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and p.name != "signing.key")
+
+
+def bytes_with(gateway, marker):
+    """The files of the directory of attachments that contain a marker."""
+    root = os.path.join(gateway.directory, "attachments")
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            if marker in open(path, "rb").read():
+                found.append(path)
+    return found

@@ -1,0 +1,292 @@
+"""Uploaded files: uploads by tus, files in messages, downloads, and how they go."""
+import asyncio
+import io
+import socket
+
+import pytest
+from PIL import Image
+from tusclient.client import TusClient
+
+from changes import delete, edit, entry
+from files import TUS, Uploader, bytes_with, metadata, names_in, picture, sha256
+from support import UNLIMITED, Refused, eventually, uuid4
+from test_messages import refused
+
+
+async def two(start, **settings):
+    gateway = start(**UNLIMITED, **settings)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    dm = await alice.create("dm", "bob")
+    return gateway, alice, bob, dm
+
+
+async def closed(*clients):
+    for client in clients:
+        await client.close()
+
+
+async def gone(gateway, *files):
+    """Waits until nothing is left of some files."""
+
+    async def are_gone():
+        return not any(file in name for name in names_in(gateway) for file in files)
+
+    await eventually(are_gone)
+
+
+async def test_a_picture_is_uploaded_sent_and_seen_by_its_readers_only(start):
+    gateway, alice, bob, dm = await two(start)
+    up, down, mallory = (Uploader(gateway, name) for name in ("alice", "bob", "mallory"))
+    data = picture()
+    file = await up.upload(dm, data, "../a\u202ecat.png", alt="a cat")
+    # Before a message has it, only its uploader may see it.
+    assert (await down.find(file)).status_code == 404
+    assert sha256((await up.download(file)).content) == sha256(data)
+    sent = await alice.send(dm, "", attachments=[{"id": file}])
+    message = await bob.message(dm)
+    wanted = {"id": file, "name": "acat.png", "mime": "image/png", "size": len(data), "alt": "a cat", "width": 800, "height": 600}
+    assert message["attachments"] == [wanted]
+    assert (await entry(bob, dm, sent["seq"]))["attachments"] == [wanted]
+    assert (await bob.inbox(dm))["last_message"]["preview"] == "acat.png"
+    found = await down.download(file)
+    assert found.content == data and found.headers["content-type"] == "image/png"
+    assert found.headers["etag"] == f'"o{sha256(data)}"'
+    thumbnail = await down.download(file, variant="thumbnail")
+    assert Image.open(io.BytesIO(thumbnail.content)).size == (640, 480)
+    urls = (await bob.ask("attachment_urls", ids=[file, uuid4()]))["items"]
+    assert [item["id"] for item in urls] == [file] and {"url", "thumb", "expires_at"} <= urls[0].keys()
+    assert (await down.http.get(urls[0]["thumb"])).content == thumbnail.content
+    # Others learn nothing, with or without a message.
+    stranger = await gateway.connect("mallory")
+    assert (await mallory.find(file)).status_code == 404
+    assert (await stranger.ask("attachment_urls", ids=[file]))["items"] == []
+    with pytest.raises(Refused):
+        await stranger.send(dm, "", attachments=[{"id": file}])
+    group = await alice.create("group", "mallory")
+    await refused(stranger.send(group, "", attachments=[{"id": file}]), "bad_request")
+    # The file belongs to that conversation, and to its uploader.
+    await refused(alice.send(group, "", attachments=[{"id": file}]), "bad_request")
+    await refused(bob.send(dm, "", attachments=[{"id": file}]), "bad_request")
+    changed = urls[0]["url"].replace("s=", "s=0")
+    assert (await down.http.get(changed)).status_code == 403
+    assert (await down.http.get(urls[0]["url"].replace("original", "thumbnail"))).status_code == 403
+    await closed(alice, bob, stranger)
+
+
+async def test_uploads_continue_where_they_broke_off(start, tmp_path):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    data = bytes(range(256)) * 4_096
+    file = (await up.begin(dm, len(data), "data.bin")).json()["id"]
+    assert (await up.append(file, 0, data[:300_000])).headers["upload-offset"] == "300000"
+    # A connection that breaks in the middle of a part.
+    host, port = gateway.client.split(":")
+    with socket.create_connection((host, int(port))) as broken:
+        head = f"PATCH /v1/attachments/{file}/upload HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {up.token}\r\n"
+        head += "tus-resumable: 1.0.0\r\nupload-offset: 300000\r\ncontent-type: application/offset+octet-stream\r\n"
+        broken.sendall((head + f"content-length: {len(data) - 300_000}\r\n\r\n").encode() + data[300_000:400_000])
+
+        async def arrived():
+            return (await up.head(file)).headers["upload-offset"] == "400000"
+
+        await eventually(arrived)
+        # Someone else cannot write meanwhile.
+        assert (await up.append(file, 400_000, b"x")).status_code == 423
+
+    async def free():
+        answer = await up.append(file, 400_000, data[400_000:500_000])
+        assert answer.status_code in (204, 423), answer.text
+        return answer.status_code == 204
+
+    await eventually(free)
+    assert (await up.append(file, 400_000, b"x")).status_code == 409, "a wrong offset"
+    gateway.kill()
+    gateway.start()
+    up = Uploader(gateway, "alice")
+    offset = int((await up.head(file)).headers["upload-offset"])
+    assert offset == 500_000
+    done = await up.append(file, offset, data[offset:])
+    assert (done.headers["upload-offset"], done.headers["file-state"]) == (str(len(data)), "ready")
+    assert (await up.append(file, len(data), b"x")).status_code == 409
+    assert (await up.download(file)).content == data
+    # An independent client does the same.
+    path = tmp_path / "other.bin"
+    path.write_bytes(data)
+    client = TusClient(f"http://{gateway.client}/v1/attachments", headers=up.headers())
+    uploader = client.uploader(str(path), chunk_size=300_000, metadata={"conversation": dm, "filename": "other.bin"})
+    await asyncio.to_thread(uploader.upload)
+    other = uploader.url.split("/")[-2]
+    assert (await up.download(other)).content == data
+    await closed(alice, bob)
+
+
+async def test_a_file_goes_when_its_message_goes(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    marker = b"the marker of this file"
+    one, two_, three, four = [await up.upload(dm, marker + bytes([n]), f"{n}.bin") for n in range(4)]
+    both = await alice.send(dm, "two files", attachments=[{"id": one}, {"id": two_}])
+    again = await alice.send(dm, "one of them again", attachments=[{"id": two_}])
+    edited = await alice.send(dm, "to be edited", attachments=[{"id": three}, {"id": four}])
+    urls = {item["id"]: item["url"] for item in (await bob.ask("attachment_urls", ids=[one, two_, three]))["items"]}
+    assert len(urls) == 3
+    await delete(alice, dm, both["seq"])
+    assert "attachments" not in await entry(bob, dm, both["seq"])
+    await gone(gateway, one)
+    assert (await up.http.get(urls[one])).status_code == 404
+    assert (await up.http.get(urls[two_])).status_code == 200, "another message has it"
+    await refused(alice.send(dm, "again", attachments=[{"id": one}]), "conflict")
+    # An edit keeps files or drops them; it adds none.
+    await refused(edit(alice, dm, edited["seq"], "edited", attachments=[{"id": two_}]), "bad_request")
+    await edit(alice, dm, edited["seq"], "edited", attachments=[{"id": four, "alt": "the fourth"}])
+    shown = (await entry(bob, dm, edited["seq"]))["attachments"]
+    assert [(a["id"], a["alt"]) for a in shown] == [(four, "the fourth")]
+    await gone(gateway, three)
+    await delete(alice, dm, again["seq"], edited["seq"])
+    await gone(gateway, two_, four)
+    assert bytes_with(gateway, marker) == []
+    # An upload that is given up goes too.
+    five = await up.upload(dm, marker, "5.bin")
+    assert (await up.delete(five)).status_code == 204
+    await gone(gateway, five)
+    assert names_in(gateway) == []
+    assert gateway.metrics()["chat_files_erased_total"] == 5
+    await closed(alice, bob)
+
+
+async def test_files_survive_kills_and_deletions_are_finished_after_them(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    data = picture()
+    kept, dropped = await up.upload(dm, data), await up.upload(dm, data)
+    seqs = [(await alice.send(dm, "", attachments=[{"id": file}]))["seq"] for file in (kept, dropped)]
+    half = (await up.begin(dm, 100)).json()["id"]
+    await delete(alice, dm, seqs[1])
+    gateway.kill()
+    gateway.start()
+    up, down = Uploader(gateway, "alice"), Uploader(gateway, "bob")
+    alice = await gateway.connect("alice")
+    assert (await down.download(kept)).content == data
+    assert (await down.find(dropped)).status_code == 404
+    assert (await up.head(half)).headers["upload-offset"] == "0"
+    await refused(alice.send(dm, "", attachments=[{"id": half}]), "conflict")
+    # A message that was sent before the kill keeps its file when the kill's repair is over.
+    assert (await alice.send(dm, "", attachments=[{"id": kept}]))["seq"] == seqs[1] + 1
+    await closed(alice)
+
+
+async def test_limits_and_wrong_requests(start):
+    gateway, alice, bob, dm = await two(
+        start, attachments__size_max_mib=1, attachments__user_mib_per_day=2, attachments__uploads_per_minute=12)
+    up = Uploader(gateway, "alice")
+
+    async def status(answer, code):
+        answer = await answer
+        return answer.status_code, answer.json()["code"]
+
+    assert await status(up.begin(dm, 0), 413) == (413, "too_large")
+    assert await status(up.begin(dm, (1 << 20) + 1), 413) == (413, "too_large")
+    assert await status(up.begin(uuid4(), 1), 404) == (404, "not_found")
+    assert await status(up.begin(dm, 1, "n" * 3_000), 413) == (413, "too_large")
+    assert await status(up.http.post("/v1/attachments", json={}), 401) == (401, "unauthorized")
+    mallory = Uploader(gateway, "mallory")
+    assert (await mallory.begin(dm, 1)).status_code in (403, 404)
+    file = (await up.begin(dm, 10)).json()["id"]
+    assert await status(up.append(file, 0, b"x" * 11), 413) == (413, "too_large")
+    assert (await mallory.head(file)).status_code == 404
+    assert (await mallory.append(file, 0, b"x")).status_code == 404
+    assert (await mallory.delete(file)).status_code == 404
+    plain = up.headers(**{"upload-offset": "0", "content-type": "application/offset+octet-stream"})
+    assert (await up.http.patch(f"/v1/attachments/{file}/upload", content=b"x", headers=plain)).status_code == 412
+    wrong = up.headers(**TUS, **{"upload-offset": "0", "content-type": "text/plain"})
+    assert (await up.http.patch(f"/v1/attachments/{file}/upload", content=b"x", headers=wrong)).status_code == 415
+    options = await up.http.options("/v1/attachments")
+    assert (options.status_code, options.headers["tus-max-size"]) == (204, str(1 << 20))
+    for sent in ("conversation !", metadata(filename="x"), metadata(conversation="x", filename="x")):
+        headers = up.headers(**TUS, **{"upload-length": "1", "upload-metadata": sent})
+        assert (await up.http.post("/v1/attachments", headers=headers)).status_code == 400, sent
+    # What may be uploaded in a day.
+    assert (await up.begin(dm, 1 << 20)).status_code == 201
+    assert await status(up.begin(dm, 1 << 20), 413) == (413, "too_large")
+    for _ in range(20):
+        answer = await up.begin(dm, 1)
+        if answer.status_code != 201:
+            break
+    assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
+    await refused(alice.send(dm, "", attachments=[{"id": file, "url": "https://example.org"}]), "bad_request")
+    await refused(alice.send(dm, "", attachments=[{"name": "nothing"}]), "bad_request")
+    with pytest.raises(Refused):
+        await alice.ask("attachment_urls", ids=[file] * 51)
+    await closed(alice, bob)
+
+
+HOSTILE = {
+    "page.html": b"<html><script>alert(1)</script></html>",
+    "picture.svg": b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>',
+    "picture.png": b"\x89PNG\r\n\x1a\n<script>alert(1)</script>",
+    "cat.gif": b"GIF89a=1;alert(1)//" + b"\0" * 100,
+    "paper.pdf": b"%PDF-1.7\n" + b"x" * 100,
+    "archive.zip": b"PK\x03\x04" + b"\0" * 100,
+    "bomb.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\xff\xff\xff\0\xff\xff\xff\x08\x06\0\0\0" + b"\0" * 100,
+    "empty.jpg": b"\xff\xd8\xff",
+}
+
+
+async def test_nothing_hostile_is_shown(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    for name, data in HOSTILE.items():
+        file = await up.upload(dm, data, name)
+        await alice.send(dm, "", attachments=[{"id": file}])
+        found = await up.download(file)
+        assert found.content == data
+        headers = found.headers
+        assert headers["content-type"] == "application/octet-stream", name
+        assert headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"] == "sandbox; default-src 'none'"
+        assert (await up.find(file, variant="thumbnail")).status_code == 404
+    await closed(alice, bob)
+
+
+async def test_pictures_lose_what_they_say_about_people(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112], exif[0x8825] = "SECRETPLACE", 6, {1: "N", 2: (48.0, 1.0, 2.0)}
+    for format, options in (("JPEG", {"exif": exif, "comment": b"SECRETPLACE"}), ("PNG", {"exif": exif}), ("WEBP", {"exif": exif})):
+        data = picture(format=format, **options)
+        assert b"SECRETPLACE" in data
+        file = await up.upload(dm, data + b"SECRETPLACE after the end" * (format != "WEBP"), f"a.{format.lower()}")
+        found = (await up.download(file)).content
+        assert b"SECRETPLACE" not in found and len(found) < len(data)
+        after = Image.open(io.BytesIO(found))
+        assert after.getexif().get(0x0112) == 6 and not after.getexif().get_ifd(0x8825)
+        assert after.convert("RGB").tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
+        sent = await alice.send(dm, "", attachments=[{"id": file}])
+        shown = (await entry(bob, dm, sent["seq"]))["attachments"][0]
+        assert (shown["width"], shown["height"]) == (600, 800), "as it is shown, turned"
+    await closed(alice, bob)
+
+
+async def test_ranges_and_caching(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    data = bytes(range(256)) * 1_000
+    file = await up.upload(dm, data, "data.bin")
+    url = (await up.find(file)).headers["location"]
+
+    async def part(range, **headers):
+        answer = await up.http.get(url, headers={"range": range, **headers})
+        return answer.status_code, answer.headers.get("content-range"), answer.content
+
+    assert await part("bytes=0-9") == (206, f"bytes 0-9/{len(data)}", data[:10])
+    assert await part("bytes=200000-") == (206, f"bytes 200000-{len(data) - 1}/{len(data)}", data[200_000:])
+    assert await part("bytes=-5") == (206, f"bytes {len(data) - 5}-{len(data) - 1}/{len(data)}", data[-5:])
+    status, told, _ = await part(f"bytes={len(data)}-")
+    assert (status, told) == (416, f"bytes */{len(data)}")
+    assert await part("bytes=0-9", **{"if-range": '"other"'}) == (200, None, data)
+    etag = (await up.http.get(url)).headers["etag"]
+    assert (await part("bytes=0-9", **{"if-range": etag}))[0] == 206
+    assert (await up.find(file)).headers["location"] == url, "the address stays the same for some minutes"
+    await closed(alice, bob)
