@@ -18,7 +18,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{fs::File, io::AsyncWriteExt as _};
+use tokio::{
+    fs::File,
+    io::{AsyncSeekExt as _, AsyncWriteExt as _},
+};
 
 use crate::{model::AttachmentId, tasks::lock};
 
@@ -28,6 +31,8 @@ const ORIGINAL: &str = "original";
 const THUMBNAIL: &str = "thumbnail";
 const SECRET: &str = "signing.key";
 const SECRET_BYTES: usize = 32;
+/// Files that uploads leave for others on the disk.
+const FILES_FREE_MIN: u64 = 10_000;
 
 /// A part of a file that can be downloaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +182,9 @@ impl Directory {
     pub fn has_room(&self, bytes: u64) -> io::Result<bool> {
         let disk = rustix::fs::statvfs(&self.root)?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        Ok(free >= bytes.saturating_add(self.free_min))
+        // A file system without a number of files says 0.
+        let has_files = disk.f_files == 0 || disk.f_favail > FILES_FREE_MIN;
+        Ok(has_files && free >= bytes.saturating_add(self.free_min))
     }
 
     /// Begins an upload.
@@ -216,8 +223,9 @@ impl Directory {
     /// The error of the file system.
     pub async fn resume(&self, writing: &Writing) -> io::Result<Upload> {
         let path = self.incoming(writing.id);
-        let file = File::options().append(true).open(path).await?;
-        let len = file.metadata().await?.len();
+        // Not opened to append: a write that was under way when its connection broke puts the same bytes at the same place.
+        let mut file = File::options().write(true).open(path).await?;
+        let len = file.seek(io::SeekFrom::End(0)).await?;
         Ok(Upload { file, len })
     }
 
@@ -225,20 +233,37 @@ impl Directory {
     ///
     /// # Errors
     /// The error of the file system.
-    pub async fn complete(&self, writing: &Writing, upload: Option<Upload>) -> io::Result<()> {
+    pub async fn complete(
+        &self,
+        writing: &Writing,
+        size: u64,
+        upload: Option<Upload>,
+    ) -> io::Result<()> {
         if let Some(mut upload) = upload {
             upload.sync().await?;
         }
         let (from, folder) = (self.incoming(writing.id), self.folder(writing.id));
         let root = self.root.clone();
         blocking(move || {
+            if let Ok(metadata) = fs::metadata(&from)
+                && metadata.len() != size
+            {
+                return Err(io::Error::other(
+                    "an upload has another size than announced",
+                ));
+            }
             fs::create_dir_all(&folder)?;
             match fs::rename(&from, folder.join(ORIGINAL)) {
                 // An attempt before this one moved it.
                 Err(error)
                     if error.kind() == io::ErrorKind::NotFound
                         && folder.join(ORIGINAL).exists() => {}
-                moved => moved?,
+                Err(error) => {
+                    // It was given up meanwhile. Only an empty folder is removed.
+                    let _ = fs::remove_dir(&folder);
+                    return Err(error);
+                }
+                Ok(()) => {}
             }
             sync_directory(&folder)?;
             sync_directory(&root.join(FILES))?;
@@ -270,7 +295,10 @@ impl Directory {
         blocking(move || {
             for entry in fs::read_dir(incoming)? {
                 let entry = entry?;
-                let written = entry.metadata()?.modified()?;
+                let Ok(metadata) = entry.metadata() else {
+                    continue; // It was moved meanwhile.
+                };
+                let written = metadata.modified()?;
                 if written.elapsed().is_ok_and(|since| since > age) {
                     if_there(fs::remove_file(entry.path()))?;
                 }
@@ -338,8 +366,11 @@ mod tests {
         let mut upload = directory.resume(&writing).await.unwrap();
         assert_eq!(upload.len, 6);
         upload.append(b"world").await.unwrap();
-        directory.complete(&writing, Some(upload)).await.unwrap();
-        directory.complete(&writing, None).await.unwrap();
+        directory
+            .complete(&writing, 11, Some(upload))
+            .await
+            .unwrap();
+        directory.complete(&writing, 11, None).await.unwrap();
         let path = directory.path(id, Variant::Original);
         assert_eq!(fs::read(&path).unwrap(), b"hello world");
         assert_eq!(directory.received(id).await.unwrap(), None);

@@ -20,6 +20,7 @@ use axum::{
     routing::{get, post},
 };
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Gateway,
@@ -38,6 +39,12 @@ use crate::{
 
 pub use eraser::Eraser;
 
+/// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
+const UPLOADS_OPEN_MAX: usize = 64;
+/// Parts of files that are read at the same time. Reads of the embedded store use the same threads.
+const READS_MAX: usize = 32;
+/// Files that are made durable or erased at the same time.
+const FINISHING_MAX: usize = 4;
 /// Locks of users who begin uploads, so that two at once are counted one after the other.
 const USAGE_LOCKS: usize = 64;
 
@@ -51,14 +58,19 @@ pub struct Files {
     begins: DefaultKeyedRateLimiter<UserId>,
     /// Users with the number of their uploads to which something is being written.
     writing: Arc<Mutex<HashMap<UserId, usize>>>,
+    /// Places of uploads that are written to: each is an open file.
+    places: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+    finishing: Semaphore,
     usage: Vec<tokio::sync::Mutex<()>>,
     /// Files that may be looked at at the same time.
-    inspections: tokio::sync::Semaphore,
+    inspections: Semaphore,
     tasks: Tasks,
 }
 
-/// One upload that counts among those of its user.
+/// One upload that counts among those of its user, and among all that are written to.
 pub(super) struct Counted {
+    _place: OwnedSemaphorePermit,
     user: UserId,
     all: Arc<Mutex<HashMap<UserId, usize>>>,
 }
@@ -106,7 +118,10 @@ impl Files {
             usage: (0..USAGE_LOCKS)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
-            inspections: tokio::sync::Semaphore::new(inspections),
+            inspections: Semaphore::new(inspections),
+            places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
+            finishing: Semaphore::new(FINISHING_MAX),
             tasks,
             settings,
         })))
@@ -120,6 +135,7 @@ impl Files {
 
     /// Counts an upload to which a user writes. `None` if there are too many.
     fn count(&self, user: &UserId) -> Option<Counted> {
+        let place = self.places.clone().try_acquire_owned().ok()?;
         let mut all = lock(&self.writing);
         let count = all.entry(user.clone()).or_default();
         if *count >= self.settings.uploads_at_once {
@@ -127,6 +143,7 @@ impl Files {
         }
         *count += 1;
         Some(Counted {
+            _place: place,
             user: user.clone(),
             all: self.writing.clone(),
         })

@@ -52,7 +52,7 @@ pub fn file_ids(attachments: &[Attachment]) -> impl Iterator<Item = AttachmentId
     attachments.iter().filter_map(|attachment| attachment.id)
 }
 
-/// What is known of a file before its bytes have come. It never changes.
+/// What is known of a file before its bytes have come. It changes only when the file is erased: then its texts go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileFacts {
     pub uploader: UserId,
@@ -63,6 +63,18 @@ pub struct FileFacts {
     pub size: u64,
     pub alt: Option<String>,
     pub created_at: Millis,
+}
+
+impl FileFacts {
+    /// Returns the facts of a file that was erased.
+    #[must_use]
+    pub fn without_texts(&self) -> Self {
+        Self {
+            name: String::new(),
+            alt: None,
+            ..self.clone()
+        }
+    }
 }
 
 /// What was found out about a complete file. It never changes.

@@ -75,6 +75,9 @@ pub trait FileStore: Send + Sync + 'static {
     /// Raises the state. A lower one changes nothing (rule [state-rises]).
     async fn set_file_state(&self, file: AttachmentId, state: FileState) -> Result<()>;
 
+    /// Sets the state [`FileState::Erased`], and erases the name and the description of the file.
+    async fn forget_file(&self, file: AttachmentId) -> Result<()>;
+
     /// Returns the files that exist among these, in any order.
     async fn files(&self, files: &[AttachmentId]) -> Result<Vec<(AttachmentId, FileRow)>>;
 

@@ -290,3 +290,44 @@ async def test_ranges_and_caching(start):
     assert (await part("bytes=0-9", **{"if-range": etag}))[0] == 206
     assert (await up.find(file)).headers["location"] == url, "the address stays the same for some minutes"
     await closed(alice, bob)
+
+
+async def test_pictures_are_downloads_if_none_is_looked_at(start):
+    gateway, alice, bob, dm = await two(start, attachments__image_threads=0)
+    up = Uploader(gateway, "alice")
+    file = await up.upload(dm, picture(format="JPEG"))
+    found = await up.download(file)
+    assert found.headers["content-type"] == "application/octet-stream"
+    assert (await up.find(file, variant="thumbnail")).status_code == 404
+    await closed(alice, bob)
+
+
+async def test_a_complete_upload_that_nobody_looked_at_becomes_ready(start):
+    """The connection broke off just before the end of its last part: the client sees the whole length."""
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    file = (await up.begin(dm, 10, "data.bin")).json()["id"]
+    assert (await up.append(file, 0, b"01234")).status_code == 204
+    gateway.kill()
+    with open(f"{gateway.directory}/attachments/incoming/{file}", "ab") as rest:
+        rest.write(b"56789")
+    gateway.start()
+    up = Uploader(gateway, "alice")
+
+    async def ready():
+        head = await up.head(file)
+        assert head.headers["upload-offset"] == "10"
+        return head.headers["file-state"] == "ready"
+
+    await eventually(ready)
+    assert (await up.download(file)).content == b"0123456789"
+    await closed(alice, bob)
+
+
+async def test_a_full_disk_refuses_uploads_and_not_messages(start):
+    gateway, alice, bob, dm = await two(start, attachments__min_free_mib=1 << 30)
+    up = Uploader(gateway, "alice")
+    answer = await up.begin(dm, 10)
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert (await alice.send(dm, "still"))["seq"] == 1
+    await closed(alice, bob)

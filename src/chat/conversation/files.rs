@@ -41,6 +41,12 @@ impl LookedUp {
     /// Notes the answer to a lookup that began at `since`, and forgets old ones. So there are never more than lookups of
     /// one moment.
     pub(super) fn learn(&mut self, file: AttachmentId, since: Instant, found: Option<FoundFile>) {
+        let mut found = found;
+        // Messages that are not stored yet count too.
+        let before = self.0.get(&file).and_then(|looked| looked.found.as_ref());
+        if let (Some(before), Some(found)) = (before, &mut found) {
+            found.references = found.references.max(before.references);
+        }
         self.0.retain(|_, looked| looked.since.elapsed() < FRESH);
         self.0.insert(file, Looked { since, found });
     }

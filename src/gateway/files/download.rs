@@ -1,9 +1,10 @@
 //! Downloads: an address with a signature for whoever may read a message with the file, and the bytes for whoever has
 //! the address.
 
-use std::{io::SeekFrom, sync::Arc};
+use std::{io::SeekFrom, path::PathBuf, sync::Arc};
 
 use axum::{
+    Extension,
     body::Body,
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use tokio::{
     fs::File,
     io::{AsyncReadExt as _, AsyncSeekExt as _},
+    sync::Semaphore,
 };
 
 use super::{Files, disk_failed, no_such_file, now_s, refused_by, store_failed};
@@ -22,6 +24,7 @@ use crate::{
     files::{DOWNLOAD, Signature, Variant, is_inline},
     gateway::{
         Gateway,
+        admission::SharedPlace,
         reply::{Path, Query, refused, refused_with},
         requests,
         service::{MessagesRead, Person},
@@ -32,7 +35,7 @@ use crate::{
 };
 
 /// Bytes that are read from the disk at once.
-const PART_BYTES: usize = 64 << 10;
+const PART_BYTES: usize = 128 << 10;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -111,6 +114,7 @@ pub(in crate::gateway) async fn file(
     State(gateway): State<Arc<Gateway>>,
     Path((file, variant)): Path<(AttachmentId, String)>,
     Query(SignatureQuery { e, s }): Query<SignatureQuery>,
+    place: Option<Extension<SharedPlace>>,
     headers: HeaderMap,
 ) -> Response {
     let (Some(files), Some(variant)) = (&gateway.files, Variant::named(&variant)) else {
@@ -126,6 +130,10 @@ pub(in crate::gateway) async fn file(
             "the address has expired, or was changed",
         );
     }
+    // Connections of browsers for pictures are no strangers.
+    if let Some(Extension(place)) = place {
+        place.authenticated();
+    }
     let row = match files.row(file).await {
         Ok(row) => row,
         Err(error) => return store_failed(error),
@@ -134,16 +142,13 @@ pub(in crate::gateway) async fn file(
     else {
         return no_such_file();
     };
-    let opened = File::open(files.directory.path(file, variant)).await;
-    let opened = match opened {
-        Ok(opened) => opened,
+    let path = files.directory.path(file, variant);
+    let len = match tokio::fs::metadata(&path).await {
+        Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
         Err(error) => return disk_failed(&error),
     };
-    match serve(opened, &row, variant, &headers).await {
-        Ok(response) => response,
-        Err(error) => disk_failed(&error),
-    }
+    serve(files, (path, len), &row, variant, &headers)
 }
 
 /// A part of a file that a client wants.
@@ -182,13 +187,13 @@ fn wanted(headers: &HeaderMap, etag: &str, len: u64) -> Wanted {
     }
 }
 
-async fn serve(
-    mut opened: File,
+fn serve(
+    files: &Files,
+    (path, len): (PathBuf, u64),
     row: &FileRow,
     variant: Variant,
     headers: &HeaderMap,
-) -> std::io::Result<Response> {
-    let len = opened.metadata().await?.len();
+) -> Response {
     let result = row.result.as_ref();
     let digest = result.map_or("", |result| result.sha256.as_str());
     let etag = format!("\"{}{digest}\"", &variant.name()[..1]);
@@ -204,11 +209,10 @@ async fn serve(
             let status = StatusCode::RANGE_NOT_SATISFIABLE;
             let refusal = "the file has no such bytes".to_owned();
             let response = refused_with(status, ErrorCode::BadRequest, refusal);
-            return Ok(([(header::CONTENT_RANGE, range)], response).into_response());
+            return ([(header::CONTENT_RANGE, range)], response).into_response();
         }
     };
-    opened.seek(SeekFrom::Start(from)).await?;
-    let mut response = Response::new(body(opened, to - from));
+    let mut response = Response::new(body(files.reads.clone(), path, from, to));
     *response.status_mut() = status;
     let given = response.headers_mut();
     describe(given, &row.facts.name, mime, etag);
@@ -217,7 +221,7 @@ async fn serve(
         let range = HeaderValue::from_str(&format!("bytes {from}-{}/{len}", to - 1));
         given.extend(range.map(|range| (header::CONTENT_RANGE, range)));
     }
-    Ok(response)
+    response
 }
 
 /// Adds the headers of a file. Without a media type it is a download. Nothing of it is executed, whatever it contains.
@@ -257,27 +261,26 @@ fn describe(headers: &mut HeaderMap, name: &str, mime: Option<&str>, etag: Strin
     }
 }
 
-/// Returns the next `len` bytes of a file, read in parts as the client takes them.
-fn body(opened: File, len: u64) -> Body {
-    Body::from_stream(stream::try_unfold(
-        (opened, len),
-        async |(mut opened, left)| {
-            if left == 0 {
-                return Ok(None);
-            }
-            let want = usize::try_from(left).unwrap_or(PART_BYTES).min(PART_BYTES);
-            let mut part = vec![0; want];
-            let read = opened.read(&mut part).await?;
-            if read == 0 {
-                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
-            }
-            part.truncate(read);
-            Ok(Some((
-                bytes::Bytes::from(part),
-                (opened, left - read as u64),
-            )))
-        },
-    ))
+/// Returns the bytes of a file from `from` up to `to`, read in parts as the client takes them. The file is open only
+/// while a part is read, so slow clients hold no open files.
+fn body(reads: Arc<Semaphore>, path: PathBuf, from: u64, to: u64) -> Body {
+    let parts = stream::try_unfold((reads, path, from), move |(reads, path, at)| async move {
+        if at >= to {
+            return Ok(None);
+        }
+        let place = reads.clone().acquire_owned().await;
+        let want = usize::try_from(to - at)
+            .unwrap_or(PART_BYTES)
+            .min(PART_BYTES);
+        let mut part = vec![0; want];
+        let mut opened = File::open(&path).await?;
+        opened.seek(SeekFrom::Start(at)).await?;
+        opened.read_exact(&mut part).await?;
+        drop(place);
+        let next = (reads, path, at + want as u64);
+        std::io::Result::Ok(Some((bytes::Bytes::from(part), next)))
+    });
+    Body::from_stream(parts)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{
     clock,
     cluster::Router,
     model::{AttachmentId, ConversationId, FileState, UserId},
-    store::WorkShard,
+    store::{FileRow, WorkShard},
 };
 
 /// The time between the two checks of a file (rule [erase-twice]).
@@ -112,12 +112,16 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     if check(router, dropped).await != FileUse::Unused {
         return;
     }
-    let erased = files.directory.erase(file).await;
+    let erased = {
+        let _place = files.finishing.acquire().await;
+        files.directory.erase(file).await
+    };
     if let Err(error) = erased {
         crate::seldom::seldom!(ERROR, "could not erase a file; a sweep tries again", %file, %error);
         return;
     }
-    match files.store.set_file_state(file, FileState::Erased).await {
+    // Rule [bytes-first].
+    match files.store.forget_file(file).await {
         Ok(()) => counter!("chat_files_erased_total").increment(1),
         Err(error) => {
             crate::seldom::seldom!(WARN, "could not record that a file is erased; a sweep tries again", %file, %error);
@@ -136,54 +140,90 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
     for shard in shards {
-        match sweep_shard(files, router, shard).await {
-            Ok(is_done) if is_done && shard.day < today() => {
-                if let Err(error) = files.store.finish_work(shard).await {
-                    tracing::warn!(%error, "could not finish a sweep");
+        let swept = async {
+            let left = sweep_shard(files, router, shard).await?;
+            // Nothing is written to it any more, also if a write began just before midnight.
+            if shard.day + 1 < today() {
+                // What is left is the work of another day, so that no partition is swept for ever.
+                for file in left {
+                    files.store.add_work(today(), file).await?;
                 }
+                files.store.finish_work(shard).await?;
             }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "could not sweep files; trying again"),
+            crate::store::Result::Ok(())
+        };
+        if let Err(error) = swept.await {
+            tracing::warn!(%error, "could not sweep files; trying again");
         }
     }
 }
 
-/// Sweeps one partition. Returns whether nothing is left to do in it.
+/// What a sweep does with a file.
+enum Next {
+    /// Nothing, and nothing is left to do.
+    Done,
+    /// Nothing yet.
+    Later,
+    /// It looks at the file: the gateway ended before it had.
+    Inspect,
+    /// It asks the owner whether the file is used.
+    Check,
+}
+
+/// Decides what a sweep does with a file.
+async fn next(files: &Files, file: AttachmentId, row: &FileRow) -> crate::store::Result<Next> {
+    let age = clock::wall().saturating_sub(row.facts.created_at);
+    let is_old = age >= files.settings.orphan_ms();
+    Ok(match row.state {
+        FileState::Erased | FileState::Blocked => Next::Done,
+        // The first check of a file that is being erased is repeated, as is the wait.
+        FileState::Erasing => Next::Check,
+        FileState::Pending | FileState::Scanning | FileState::Ready if is_old => Next::Check,
+        FileState::Ready => {
+            let references = files.store.references(file).await?;
+            // A message dropped it, and nobody erased it then.
+            if references.iter().any(|reference| !reference.on) {
+                Next::Check
+            } else {
+                Next::Later
+            }
+        }
+        FileState::Scanning => Next::Inspect,
+        FileState::Pending => match files.directory.received(file).await {
+            Ok(received) if received.is_none_or(|bytes| bytes == row.facts.size) => Next::Inspect,
+            _ => Next::Later,
+        },
+    })
+}
+
+/// Sweeps one partition. Returns the files with which something is left to do.
 async fn sweep_shard(
     files: &Arc<Files>,
     router: &Router,
     shard: WorkShard,
-) -> crate::store::Result<bool> {
-    let (mut after, mut is_done) = (None, true);
+) -> crate::store::Result<Vec<AttachmentId>> {
+    let (mut after, mut left) = (None, Vec::new());
     loop {
         let page = files.store.work(shard, after, PAGE).await?;
         let Some(last) = page.last() else {
-            return Ok(is_done);
+            return Ok(left);
         };
         after = Some(*last);
         let mut unused = Vec::new();
         for (file, row) in files.store.files(&page).await? {
-            let age = clock::wall().saturating_sub(row.facts.created_at);
-            let is_old = age >= files.settings.orphan_ms();
             let dropped = (row.facts.conversation, file);
-            match row.state {
-                FileState::Erased | FileState::Blocked => {}
-                FileState::Scanning if !is_old => {
-                    // The gateway ended before it had looked at the file.
+            match next(files, file, &row).await? {
+                Next::Done => {}
+                Next::Later => left.push(file),
+                Next::Inspect => {
                     inspect::again(files, file, &row.facts).await;
-                    is_done = false;
+                    left.push(file);
                 }
-                FileState::Pending | FileState::Scanning | FileState::Ready if !is_old => {
-                    is_done = false;
-                }
-                // The first check of a file that is being erased is repeated, as is the wait.
-                FileState::Pending
-                | FileState::Scanning
-                | FileState::Ready
-                | FileState::Erasing => match check(router, dropped).await {
+                Next::Check => match check(router, dropped).await {
                     FileUse::Unused => unused.push(dropped),
                     FileUse::Used => {}
-                    FileUse::Busy => is_done = false,
+                    // Rule [busy-later].
+                    FileUse::Busy => left.push(file),
                 },
             }
         }
@@ -193,7 +233,9 @@ async fn sweep_shard(
         sleep(BETWEEN_CHECKS).await;
         for dropped in unused {
             erase_if_unused(files, router, dropped).await;
-            is_done &= is_erased(files, dropped.1).await?;
+            if !is_erased(files, dropped.1).await? {
+                left.push(dropped.1);
+            }
         }
     }
 }

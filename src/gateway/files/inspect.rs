@@ -51,8 +51,11 @@ pub(super) async fn complete(
     writing: &Writing,
     upload: Option<Upload>,
 ) -> Result<FileState, Response> {
-    let moved = files.directory.complete(writing, upload).await;
-    moved.map_err(|error| disk_failed(&error))?;
+    {
+        let _place = files.finishing.acquire().await;
+        let moved = files.directory.complete(writing, facts.size, upload).await;
+        moved.map_err(|error| disk_failed(&error))?;
+    }
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
     look_at(files, file, facts).await
@@ -108,11 +111,10 @@ fn inspect(
         .read_to_end(&mut head)?;
     let mut kind = sniff(&head);
     let mut image = None;
-    if let (Some(_), Some(limits)) = (kind.format(), limits) {
-        image = if size <= IMAGE_BYTES_MAX {
-            show(directory, file, &kind, limits)?
-        } else {
-            None
+    if kind.format().is_some() {
+        image = match limits {
+            Some(limits) if size <= IMAGE_BYTES_MAX => show(directory, file, &kind, limits)?,
+            _ => None,
         };
         if image.is_none() {
             // What cannot be decoded or cleaned is not shown.

@@ -41,6 +41,10 @@ pub(super) const REQUEST_HEADERS: &str = "authorization, content-type, range, if
     upload-offset, upload-metadata";
 pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-resumable, tus-version, tus-extension, tus-max-size, \
     upload-offset, upload-length, upload-expires, file-state";
+/// Bytes that an upload costs at least in what its user may upload in a day.
+const UPLOAD_COST_MIN: u64 = 64 << 10;
+/// Bytes of a body after which the room of the disk is checked again.
+const ROOM_CHECKED_EVERY: u64 = 4 << 20;
 /// The longest pause between two parts of a body.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The media type of a part.
@@ -178,18 +182,12 @@ async fn may_begin(
             "only participants may upload",
         ));
     }
-    match files.directory.has_room(asked.size) {
-        Ok(true) => {}
-        Ok(false) => {
-            crate::seldom::seldom!(
-                WARN,
-                "an upload was refused: the disk is almost full (attachments.min_free_mib)"
-            );
-            return Err(refused(ErrorCode::Unavailable, "the disk is almost full"));
-        }
-        Err(error) => return Err(disk_failed(&error)),
-    }
-    match files.take_quota(user, asked.size).await {
+    files.check_room(asked.size)?;
+    // Each upload has rows and a file, however small it is.
+    match files
+        .take_quota(user, asked.size.max(UPLOAD_COST_MIN))
+        .await
+    {
         Ok(true) => Ok(()),
         Ok(false) => {
             let text = format!("at most {} MiB in a day", files.settings.user_mib_per_day);
@@ -239,6 +237,22 @@ fn too_many(what: &str) -> Response {
 }
 
 impl Files {
+    /// Checks whether the disk has room for so many bytes more.
+    #[expect(clippy::result_large_err, reason = "a response either way")]
+    fn check_room(&self, bytes: u64) -> Result<(), Response> {
+        match self.directory.has_room(bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                crate::seldom::seldom!(
+                    WARN,
+                    "an upload was refused: the disk is almost full (attachments.min_free_mib)"
+                );
+                Err(refused(ErrorCode::Unavailable, "the disk is almost full"))
+            }
+            Err(error) => Err(disk_failed(&error)),
+        }
+    }
+
     /// Counts bytes that a user is going to upload. Returns whether that is within the limit of the day.
     async fn take_quota(&self, user: &UserId, bytes: u64) -> crate::store::Result<bool> {
         let hash = xxhash_rust::xxh3::xxh3_64(user.as_str().as_bytes());
@@ -296,18 +310,18 @@ pub(super) async fn offset(
     let received = match (row.state, files.directory.received(file).await) {
         (FileState::Erased | FileState::Blocked, _) => return with_tus(no_such_file()),
         (_, Ok(Some(received))) => received,
-        // It is complete, and was moved. If nobody looks at it, the gateway ended meanwhile.
-        (state, Ok(None)) => {
-            if matches!(state, FileState::Pending | FileState::Scanning) {
-                let (files, facts) = (files.clone(), row.facts.clone());
-                gateway
-                    .tasks
-                    .spawn(async move { inspect::again(&files, file, &facts).await });
-            }
-            row.facts.size
-        }
+        // It is complete, and was moved.
+        (_, Ok(None)) => row.facts.size,
         (_, Err(error)) => return with_tus(disk_failed(&error)),
     };
+    // If nobody looks at a complete file, the gateway ended meanwhile, or the last part broke off.
+    let is_waiting = matches!(row.state, FileState::Pending | FileState::Scanning);
+    if is_waiting && received == row.facts.size {
+        let (files, facts) = (files.clone(), row.facts.clone());
+        gateway
+            .tasks
+            .spawn(async move { inspect::again(&files, file, &facts).await });
+    }
     let headers = [
         ("upload-offset", number(received)),
         ("upload-length", number(row.facts.size)),
@@ -327,6 +341,9 @@ pub(super) async fn give_up(
     let Some(files) = gateway.files.clone() else {
         return no_such_file();
     };
+    if files.begins.check_key(&person.acting).is_err() {
+        return too_many("uploads in a minute");
+    }
     match files.mine(file, &person.acting).await {
         Ok(row) => gateway.eraser.drop_file(row.facts.conversation, file),
         Err(response) => return with_tus(response),
@@ -399,6 +416,7 @@ async fn may_append(
         let refusal = format!("upload-offset is not {}, which has come", upload.len);
         return Err(refused(ErrorCode::Conflict, refusal));
     }
+    files.check_room(row.facts.size.saturating_sub(upload.len))?;
     Ok((row, (writing, counted), upload))
 }
 
@@ -412,15 +430,24 @@ async fn received(
 ) -> Result<Response, Response> {
     let size = row.facts.size;
     let mut parts = body.into_data_stream();
+    let mut unchecked = 0;
     let broken = loop {
         match timeout(PAUSE_MAX, parts.next()).await {
             Ok(Some(Ok(part))) => {
                 if upload.len + part.len() as u64 > size {
                     let text = format!("there are more than the announced {size} bytes");
-                    break Some(refused(ErrorCode::TooLarge, text));
+                    return Err(refused(ErrorCode::TooLarge, text));
                 }
                 if let Err(error) = upload.append(&part).await {
                     break Some(disk_failed(&error));
+                }
+                // Others write too.
+                unchecked += part.len() as u64;
+                if unchecked >= ROOM_CHECKED_EVERY {
+                    unchecked = 0;
+                    if let Err(response) = files.check_room(0) {
+                        break Some(response);
+                    }
                 }
             }
             Ok(None) => break None,
@@ -431,7 +458,8 @@ async fn received(
     };
     upload.flush().await.map_err(|error| disk_failed(&error))?;
     let offset = upload.len;
-    if let Some(response) = broken {
+    // Nothing is missing if the body broke off after its last byte.
+    if let Some(response) = broken.filter(|_| offset < size) {
         return Err(response);
     }
     let mut state = row.state;

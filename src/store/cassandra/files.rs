@@ -108,6 +108,18 @@ impl FileStore for Cassandra {
         self.batches.write("set_file_state", vec![unit]).await
     }
 
+    async fn forget_file(&self, file: AttachmentId) -> Result<()> {
+        let s = &self.statements;
+        let mut unit = s.file_state(file, FileState::Erased);
+        for (_, row) in self.files(&[file]).await? {
+            let facts = json(&row.facts.without_texts());
+            let bytes = STATEMENT_BYTES + facts.len();
+            let values = Box::new((facts, file.0));
+            unit.extend([Unit::one(&s.erase_file, values, bytes)]);
+        }
+        self.batches.write("forget_file", vec![unit]).await
+    }
+
     async fn files(&self, files: &[AttachmentId]) -> Result<Vec<(AttachmentId, FileRow)>> {
         let found = stream::iter(files.to_vec()).map(|file| self.file(file));
         let found = found.buffered(FILES_AT_ONCE);

@@ -129,6 +129,7 @@ statements! {
 
     write insert_file: "INSERT INTO attachments (attachment_id, facts) VALUES (?, ?) USING TIMESTAMP 0",
     write set_file_result: "UPDATE attachments USING TIMESTAMP 3 SET result = ? WHERE attachment_id = ?",
+    write erase_file: "UPDATE attachments USING TIMESTAMP 1 SET facts = ? WHERE attachment_id = ?",
     write set_file_state: "UPDATE attachments USING TIMESTAMP ? SET state = ? WHERE attachment_id = ?",
     read file: "SELECT facts, result, state FROM attachments WHERE attachment_id = ?",
     write set_reference: "UPDATE attachment_refs USING TIMESTAMP ? SET active = ?, rev = ? WHERE attachment_id = ? AND seq = ?",

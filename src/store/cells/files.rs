@@ -62,6 +62,21 @@ fn state_cell(file: AttachmentId, state: FileState) -> Cell {
         .cell(state.number(), Vec::new())
 }
 
+fn facts_cell(file: AttachmentId, facts: &FileFacts, timestamp: u64) -> Cell {
+    let facts = facts.clone();
+    let stored = StoredFacts(
+        facts.uploader,
+        facts.conversation,
+        facts.name,
+        facts.size,
+        facts.alt,
+        facts.created_at,
+    );
+    file_key(file)
+        .bytes(&[FACTS])
+        .cell(timestamp, encode(&stored))
+}
+
 pub(super) fn reference_cell(reference: Reference) -> Cell {
     Key::new(REFERENCE)
         .bytes(reference.file.0.as_bytes())
@@ -120,16 +135,7 @@ fn row(cells: &[Cell]) -> Result<Option<FileRow>> {
 #[async_trait]
 impl<C: Cells> FileStore for CellStore<C> {
     async fn create_file(&self, file: AttachmentId, facts: &FileFacts, day: u32) -> Result<()> {
-        let facts = facts.clone();
-        let stored = StoredFacts(
-            facts.uploader,
-            facts.conversation,
-            facts.name,
-            facts.size,
-            facts.alt,
-            facts.created_at,
-        );
-        let facts = file_key(file).bytes(&[FACTS]).cell(0, encode(&stored));
+        let facts = facts_cell(file, facts, 0);
         let cells = vec![
             facts,
             state_cell(file, FileState::Pending),
@@ -156,6 +162,15 @@ impl<C: Cells> FileStore for CellStore<C> {
     async fn set_file_state(&self, file: AttachmentId, state: FileState) -> Result<()> {
         let cell = state_cell(file, state);
         self.0.write("set_file_state", vec![cell], true).await
+    }
+
+    async fn forget_file(&self, file: AttachmentId) -> Result<()> {
+        let mut cells = vec![state_cell(file, FileState::Erased)];
+        for (_, row) in self.files(&[file]).await? {
+            cells.push(facts_cell(file, &row.facts.without_texts(), 1));
+        }
+        self.0.write("forget_file", cells, true).await?;
+        self.0.erased().await
     }
 
     async fn files(&self, files: &[AttachmentId]) -> Result<Vec<(AttachmentId, FileRow)>> {

@@ -66,6 +66,13 @@ async fn a_file_is_read_as_it_was_written(store: &dyn Store) -> Checked {
         wanted.state = state;
         assert_eq!(store.files(&[id]).await?, [(id, wanted.clone())]);
     }
+    store.forget_file(other).await?;
+    let forgotten = store.files(&[other]).await?;
+    let [(_, row)] = &forgotten[..] else {
+        panic!("{forgotten:?}");
+    };
+    assert_eq!(row.state, FileState::Erased);
+    assert_eq!((row.facts.name.as_str(), &row.facts.alt), ("", &None));
     let both = store.files(&[none, other, id]).await?;
     let both: BTreeSet<_> = both.into_iter().map(|(id, _)| id).collect();
     assert_eq!(both, BTreeSet::from([id, other]));
