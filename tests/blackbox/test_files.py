@@ -175,6 +175,7 @@ async def test_files_survive_kills_and_deletions_are_finished_after_them(start):
     await closed(alice)
 
 
+@pytest.mark.embedded
 async def test_limits_and_wrong_requests(start):
     gateway, alice, bob, dm = await two(
         start, attachments__size_max_mib=1, attachments__user_mib_per_day=2, attachments__uploads_per_minute=12)
@@ -232,6 +233,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.embedded
 async def test_nothing_hostile_is_shown(start):
     gateway, alice, bob, dm = await two(start)
     up = Uploader(gateway, "alice")
@@ -249,6 +251,7 @@ async def test_nothing_hostile_is_shown(start):
     await closed(alice, bob)
 
 
+@pytest.mark.embedded
 async def test_pictures_lose_what_they_say_about_people(start):
     gateway, alice, bob, dm = await two(start)
     up = Uploader(gateway, "alice")
@@ -269,6 +272,7 @@ async def test_pictures_lose_what_they_say_about_people(start):
     await closed(alice, bob)
 
 
+@pytest.mark.embedded
 async def test_ranges_and_caching(start):
     gateway, alice, bob, dm = await two(start)
     up = Uploader(gateway, "alice")
@@ -292,6 +296,7 @@ async def test_ranges_and_caching(start):
     await closed(alice, bob)
 
 
+@pytest.mark.embedded
 async def test_pictures_are_downloads_if_none_is_looked_at(start):
     gateway, alice, bob, dm = await two(start, attachments__image_threads=0)
     up = Uploader(gateway, "alice")
@@ -302,6 +307,7 @@ async def test_pictures_are_downloads_if_none_is_looked_at(start):
     await closed(alice, bob)
 
 
+@pytest.mark.embedded
 async def test_a_complete_upload_that_nobody_looked_at_becomes_ready(start):
     """The connection broke off just before the end of its last part: the client sees the whole length."""
     gateway, alice, bob, dm = await two(start)
@@ -324,6 +330,7 @@ async def test_a_complete_upload_that_nobody_looked_at_becomes_ready(start):
     await closed(alice, bob)
 
 
+@pytest.mark.embedded
 async def test_a_full_disk_refuses_uploads_and_not_messages(start):
     gateway, alice, bob, dm = await two(start, attachments__min_free_mib=1 << 30)
     up = Uploader(gateway, "alice")
