@@ -22,6 +22,12 @@ pub fn wall() -> Millis {
     Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX)
 }
 
+/// Returns the days since 1970, UTC.
+#[must_use]
+pub fn today() -> u32 {
+    u32::try_from(wall() / 86_400_000).unwrap_or_default()
+}
+
 thread_local! {
     static SIMULATED: Cell<Option<Simulated>> = const { Cell::new(None) };
 }

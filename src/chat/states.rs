@@ -10,7 +10,7 @@ use foldhash::quality::RandomState;
 
 use crate::{
     model::{
-        Attachment, Change, ChangeOp, Content, Entry, EntryState, Rev, Seq, UserId,
+        Attachment, Change, ChangeOp, Entry, EntryState, Rev, Seq, UserId,
         limits::{ENTRIES_KNOWN_MAX, REACTORS_KNOWN_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
@@ -52,14 +52,7 @@ fn toggles_weight(toggles: &Toggles) -> usize {
 impl KnownEntry {
     /// The attachments of the entry after all appended changes.
     pub(super) fn attachments(&self) -> &[Attachment] {
-        match (&self.appended.content, &self.entry.content) {
-            (Some(changed), _) => changed
-                .content
-                .as_ref()
-                .map_or(&[], |content| &content.attachments),
-            (None, Content::Text { attachments, .. }) => attachments,
-            (None, Content::System(_)) => &[],
-        }
+        self.entry.attachments(Some(&self.appended))
     }
 
     fn weight(&self) -> usize {

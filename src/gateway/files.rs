@@ -159,10 +159,6 @@ fn now_s() -> u64 {
     u64::try_from(clock::wall() / 1_000).unwrap_or_default()
 }
 
-pub(super) fn today() -> u32 {
-    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
-}
-
 /// Returns the answer to a request for a file that does not exist, or that the user may not know of.
 fn no_such_file() -> Response {
     refused(ErrorCode::NotFound, "there is no such file")

@@ -89,7 +89,16 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
         parts: &mut Parts,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-        let (service, claims) = authenticate(parts, gateway)?;
+        let identity = identify(parts, gateway)?;
+        Self::of(identity, parts, gateway)
+    }
+}
+
+impl<S: Scope> Service<S> {
+    /// Checks what the owner of a valid token may do.
+    #[expect(clippy::result_large_err, reason = "a response either way")]
+    fn of(identity: auth::Identity, parts: &Parts, gateway: &Gateway) -> Result<Self, Response> {
+        let (service, claims) = admit(identity, parts, gateway)?;
         let acting = acting(&parts.headers, &service);
         if let Some(Record(record)) = parts.extensions.get() {
             let acting = acting.as_ref().ok().cloned();
@@ -130,9 +139,7 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Person<S> {
     ) -> Result<Self, Response> {
         let identity = identify(parts, gateway)?;
         if identity.service.is_some() {
-            // The token is checked twice, which costs less than what follows.
-            let Service { acting, scope } =
-                Service::<S>::from_request_parts(parts, gateway).await?;
+            let Service { acting, scope } = Service::<S>::of(identity, parts, gateway)?;
             return Ok(Self { acting, scope });
         }
         let rate = gateway.rates.of(&identity.user);
@@ -198,10 +205,13 @@ fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response
     Ok(identity)
 }
 
-/// Returns the service of a valid token.
+/// Returns the service that owns a token, if it is one and keeps to its rate.
 #[expect(clippy::result_large_err, reason = "a response either way")]
-fn authenticate(parts: &Parts, gateway: &Gateway) -> Result<(UserId, auth::Service), Response> {
-    let identity = identify(parts, gateway)?;
+fn admit(
+    identity: auth::Identity,
+    parts: &Parts,
+    gateway: &Gateway,
+) -> Result<(UserId, auth::Service), Response> {
     let Some(claims) = identity.service else {
         // This counts for the address, not for a service that happens to have this name.
         if let Some(address) = address(parts, gateway) {

@@ -53,6 +53,28 @@ pub enum ChangeOp {
     },
 }
 
+impl ChangeOp {
+    /// Returns an edit without its content, as it is after its entry was deleted. `None` if it is another change.
+    #[must_use]
+    pub fn erased_edit(&self) -> Option<Self> {
+        let Self::Edit {
+            seq,
+            content: _,
+            edits,
+            dropped,
+        } = self
+        else {
+            return None;
+        };
+        Some(Self::Edit {
+            seq: *seq,
+            content: None,
+            edits: edits.clone(),
+            dropped: dropped.clone(),
+        })
+    }
+}
+
 /// The content of an edited message.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EditedContent {
@@ -260,6 +282,18 @@ impl Entry {
             (*body, *attachments) = (String::new(), Vec::new());
         }
         entry
+    }
+
+    /// Returns the attachments of the entry after the changes in `state`.
+    #[must_use]
+    pub fn attachments<'a>(&'a self, state: Option<&'a EntryState>) -> &'a [Attachment] {
+        match state.and_then(|state| state.content.as_ref()) {
+            None => self.content.attachments(),
+            Some(changed) => {
+                let content = changed.content.as_ref();
+                content.map_or(&[], |content| &content.attachments)
+            }
+        }
     }
 
     /// Returns the entry as people see it after the changes in `state`.

@@ -43,6 +43,15 @@ impl Content {
         }
     }
 
+    /// Returns the attachments. System entries have none.
+    #[must_use]
+    pub fn attachments(&self) -> &[Attachment] {
+        match self {
+            Self::Text { attachments, .. } => attachments,
+            Self::System(_) => &[],
+        }
+    }
+
     /// Returns whether this entry makes the conversation private, whatever it was before.
     #[must_use]
     pub fn makes_private(&self) -> bool {

@@ -34,7 +34,7 @@ use super::{
     public::{PublicScan, Step},
 };
 use crate::{
-    clock,
+    clock::{self, today},
     model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId},
 };
 
@@ -42,10 +42,6 @@ use crate::{
 const ACTIVITY_MINUTES: u32 = 60;
 /// Keys that a sweep scans in one step.
 const SWEEP_KEYS: usize = 1_000;
-
-fn today() -> u32 {
-    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
-}
 
 fn activity_cell(conversation: ConversationId, activity: Activity) -> Cell {
     let Activity { gateway, minute } = activity;

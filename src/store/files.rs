@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{LogRow, Result};
-use crate::model::{AttachmentId, Content, FileFacts, FileResult, FileState, Rev, Seq, UserId};
+use crate::model::{AttachmentId, FileFacts, FileResult, FileState, Rev, Seq, UserId, file_ids};
 
 /// Partitions of the work of one day.
 pub const WORK_SHARDS: u8 = 64;
@@ -31,11 +31,7 @@ pub struct Reference {
 impl Reference {
     /// Returns the references of a message as it was sent.
     pub(super) fn of_row(row: &LogRow) -> impl Iterator<Item = Self> + use<'_> {
-        let attachments = match &row.record.content {
-            Content::Text { attachments, .. } => &attachments[..],
-            Content::System(_) => &[],
-        };
-        let files = attachments.iter().filter_map(|attachment| attachment.id);
+        let files = file_ids(row.record.content.attachments());
         files.map(|file| Self {
             file,
             seq: row.record.seq,

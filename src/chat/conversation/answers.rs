@@ -265,8 +265,7 @@ impl Owner {
                 max: ATTACHMENTS_MAX,
             });
         }
-        let has_files = self.has_files();
-        let check = |attachment| check_attachment(attachment, has_files);
+        let check = |attachment| check_attachment(attachment, self.has_files());
         attachments.iter().try_for_each(check)?;
         if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
             return Err(Error::invalid(

@@ -236,12 +236,8 @@ impl RecentChanges {
         let place = rev.checked_sub(first).map(usize::try_from);
         if let Some(Ok(place)) = place
             && let Some(change) = self.changes.get_mut(place)
-            && let ChangeOp::Edit { .. } = &change.op
+            && let Some(op) = change.op.erased_edit()
         {
-            let mut op = change.op.clone();
-            if let ChangeOp::Edit { content, .. } = &mut op {
-                *content = None;
-            }
             let erased = Arc::new(Change {
                 op,
                 ..change.as_ref().clone()

@@ -6,7 +6,10 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Done, Owner, OwnerReply, Reply, changes::PendingChange, files::kept, retry_while_owner,
+    Done, Owner, OwnerReply, Reply,
+    changes::PendingChange,
+    files::{includes, kept},
+    retry_while_owner,
 };
 use crate::{
     chat::{
@@ -219,7 +222,7 @@ impl Owner {
         let op = ChangeOp::Edit {
             seq: edit.seq,
             dropped: file_ids(&before)
-                .filter(|file| !file_ids(&new.attachments).any(|id| id == *file))
+                .filter(|file| !includes(&new.attachments, *file))
                 .collect(),
             content: Some(new),
             edits,

@@ -8,8 +8,8 @@ use super::{FileCheck, Owner, OwnerReply};
 use crate::{
     chat::error::Error,
     model::{
-        Attachment, AttachmentId, ChangeOp, Content, Entry, EntryState, FileState, LEVEL_FILES,
-        Rev, Seq, UserId, file_ids, limits::FILES_ASKED_MAX,
+        Attachment, AttachmentId, ChangeOp, Entry, EntryState, FileState, LEVEL_FILES, Rev, Seq,
+        UserId, file_ids, limits::FILES_ASKED_MAX,
     },
     store::{self, FileRow, LogRow, Reference, Store},
 };
@@ -153,7 +153,7 @@ impl Owner {
     pub(super) fn check_file(&self, file: AttachmentId) -> OwnerReply {
         let is_appended = (self.log.settled() + 1..self.log.next())
             .filter_map(|seq| self.log.get(seq))
-            .any(|pending| names(&pending.entry.content, file));
+            .any(|pending| includes(pending.entry.content.attachments(), file));
         let is_shared = self.environment.store.is_shared();
         let newest = self.recent.newest();
         // Without an entry there can be no fence.
@@ -211,11 +211,9 @@ fn described(file: Attachment, given: &Attachment) -> Attachment {
     }
 }
 
-pub(super) fn names(content: &Content, file: AttachmentId) -> bool {
-    match content {
-        Content::Text { attachments, .. } => file_ids(attachments).any(|id| id == file),
-        Content::System(_) => false,
-    }
+/// Whether a file is among attachments.
+pub(super) fn includes(attachments: &[Attachment], file: AttachmentId) -> bool {
+    file_ids(attachments).any(|id| id == file)
 }
 
 /// Reads a file and the number of its references. The state may be as old as the beginning of the read.
@@ -238,13 +236,7 @@ pub(in crate::chat) fn has_file(
     state: Option<&EntryState>,
     file: AttachmentId,
 ) -> bool {
-    match state.and_then(|state| state.content.as_ref()) {
-        None => names(&entry.content, file),
-        Some(changed) => {
-            let content = changed.content.as_ref();
-            content.is_some_and(|c| file_ids(&c.attachments).any(|id| id == file))
-        }
-    }
+    includes(entry.attachments(state), file)
 }
 
 /// Returns the references that follow from a change.

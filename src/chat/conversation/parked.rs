@@ -18,8 +18,7 @@ use super::{
 use crate::{
     chat::{error::Error, operation::Operation},
     model::{
-        AttachmentId, ClientId, Content, ConversationId, Entry, EntryState, Kind, Seq, UserId,
-        file_ids,
+        AttachmentId, ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId, file_ids,
         limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
     },
     store::{self, ParticipantRow, Store},
@@ -146,7 +145,7 @@ impl Owner {
     pub(super) fn awaits_file(&self, file: AttachmentId) -> bool {
         let commands = self.parked.commands.iter().chain(&self.backlog);
         let names = |command: &Command| match &command.operation {
-            Operation::Send(draft) => files::names(&draft.content, file),
+            Operation::Send(draft) => files::includes(draft.content.attachments(), file),
             _ => false,
         };
         commands.into_iter().any(names)
@@ -203,16 +202,17 @@ impl Owner {
         let Operation::Send(draft) = &command.operation else {
             return;
         };
-        let Content::Text { attachments, .. } = &draft.content else {
-            return;
-        };
-        // Nothing is read for a user who is refused anyway.
-        let participants = self.participants.as_ref();
-        let is_in = participants.is_some_and(|p| p.get(&command.actor).is_some());
-        if !is_in || !self.has_files() {
+        let mut files = file_ids(draft.content.attachments())
+            .take(ATTACHMENTS_MAX)
+            .peekable();
+        // Most messages have no file, and nothing is read for a user who is refused anyway.
+        if files.peek().is_none() || !self.has_files() {
             return;
         }
-        let files = file_ids(attachments).take(ATTACHMENTS_MAX);
+        let participants = self.participants.as_ref();
+        if participants.is_none_or(|p| p.get(&command.actor).is_none()) {
+            return;
+        }
         let unknown = files.filter(|file| !self.parked.files.has(*file));
         lookups.extend(unknown.map(Lookup::File));
     }

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Files, inspect, today};
+use super::{Files, inspect};
 use crate::{
     chat::{CheckFile, FileUse},
     clock,
@@ -143,10 +143,10 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
         let swept = async {
             let left = sweep_shard(files, router, shard).await?;
             // Nothing is written to it any more, also if a write began just before midnight.
-            if shard.day + 1 < today() {
+            if shard.day + 1 < clock::today() {
                 // What is left is the work of another day, so that no partition is swept for ever.
                 for file in left {
-                    files.store.add_work(today(), file).await?;
+                    files.store.add_work(clock::today(), file).await?;
                 }
                 files.store.finish_work(shard).await?;
             }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::{Duration, timeout};
 
-use super::{Files, disk_failed, inspect, no_such_file, refused_by, store_failed, today};
+use super::{Files, disk_failed, inspect, no_such_file, refused_by, store_failed};
 use crate::{
     chat::GetDetails,
     clock,
@@ -215,7 +215,7 @@ async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) 
         return with_tus(disk_failed(&error));
     }
     // Rule [upload-work]: with the work, so that a sweep knows the file.
-    if let Err(error) = files.store.create_file(id, &facts, today()).await {
+    if let Err(error) = files.store.create_file(id, &facts, clock::today()).await {
         return with_tus(store_failed(error));
     }
     let place = format!("/v1/attachments/{id}/upload");
@@ -258,7 +258,7 @@ impl Files {
         let hash = xxhash_rust::xxh3::xxh3_64(user.as_str().as_bytes());
         let at = usize::try_from(hash).unwrap_or_default() % self.usage.len();
         let _one_at_a_time = self.usage[at].lock().await;
-        let today = today();
+        let today = clock::today();
         let after = self.store.usage(user, today).await?.saturating_add(bytes);
         if after > self.settings.user_mib_per_day << 20 {
             return Ok(false);

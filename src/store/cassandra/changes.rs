@@ -10,9 +10,7 @@ use super::{
     statements::Statements,
 };
 use crate::{
-    model::{
-        Change, ChangeOp, ContentState, ConversationId, DeletedSeqs, EntryState, Kind, Rev, Seq,
-    },
+    model::{Change, ContentState, ConversationId, DeletedSeqs, EntryState, Kind, Rev, Seq},
     store::{ChangeRow, ReactorRow, Result},
 };
 
@@ -64,14 +62,10 @@ impl Statements {
         row: &ChangeRow,
     ) -> Option<Unit> {
         let Change { rev, op, .. } = &*row.record;
-        let mut erased = op.clone();
-        let ChangeOp::Edit { content, edits, .. } = &mut erased else {
-            return None;
-        };
-        *content = None;
-        let bytes = 2 * STATEMENT_BYTES + edits.len() * 8;
+        let erased = json(&op.erased_edit()?);
+        let bytes = 2 * STATEMENT_BYTES + erased.len();
         let (bucket, rev, epoch) = (big(bucket_of(*rev)), big(*rev), big(row.epoch));
-        let values = Box::new((json(&erased), conversation.0, bucket, rev, epoch));
+        let values = Box::new((erased, conversation.0, bucket, rev, epoch));
         Some(Unit::one(&self.erase_change, values, bytes))
     }
 
@@ -228,7 +222,7 @@ impl ReactorColumns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{DeletedEntry, EditedContent, ReactionState, Reactions, UserId};
+    use crate::model::{ChangeOp, DeletedEntry, EditedContent, ReactionState, Reactions, UserId};
 
     /// These texts are the stored format: they must stay readable.
     #[test]

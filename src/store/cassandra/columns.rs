@@ -80,6 +80,11 @@ pub(super) fn small(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
+/// Converts days since 1970 for CQL.
+pub(super) fn day_column(day: u32) -> i32 {
+    i32::try_from(day).unwrap_or(i32::MAX)
+}
+
 /// Leaves an absent column unset, because writing a null would create a tombstone.
 pub(super) fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
     value.map_or(MaybeUnset::Unset, MaybeUnset::Set)

@@ -12,7 +12,7 @@ use super::{
     Cassandra,
     batches::Unit,
     changes::ChangeColumns,
-    columns::{STATEMENT_BYTES, big, bucket_of, corrupt, unsigned, user},
+    columns::{STATEMENT_BYTES, big, bucket_of, corrupt, day_column, unsigned, user},
     statements::Statements,
 };
 use crate::{
@@ -52,7 +52,7 @@ impl Place {
 }
 
 fn today() -> i32 {
-    i32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
+    day_column(clock::today())
 }
 
 /// Returns the last day whose erasures are repeated.

@@ -7,25 +7,17 @@ use uuid::Uuid;
 use super::{
     Cassandra,
     batches::Unit,
-    columns::{STATEMENT_BYTES, big, corrupt, from_json, json, small, unsigned},
+    columns::{STATEMENT_BYTES, big, corrupt, day_column, from_json, json, small, unsigned},
     statements::Statements,
 };
 use crate::{
-    clock,
+    clock::today,
     model::{AttachmentId, FileFacts, FileResult, FileState, UserId},
     store::{FileRow, FileStore, LogRow, REFERENCES_MAX, Reference, Result, WorkShard},
 };
 
 /// Files that are read concurrently.
 const FILES_AT_ONCE: usize = 16;
-
-fn today() -> u32 {
-    u32::try_from(clock::wall() / 86_400_000).unwrap_or_default()
-}
-
-fn day_column(day: u32) -> i32 {
-    i32::try_from(day).unwrap_or(i32::MAX)
-}
 
 impl Statements {
     fn file_state(&self, file: AttachmentId, state: FileState) -> Unit {

@@ -179,10 +179,7 @@ async fn work_is_listed_until_it_is_finished(store: &dyn Store) -> Checked {
 }
 
 async fn usage_only_rises(store: &dyn Store) -> Checked {
-    let (user, today) = (
-        somebody(),
-        u32::try_from(clock::wall() / 86_400_000).unwrap_or_default(),
-    );
+    let (user, today) = (somebody(), clock::today());
     assert_eq!(store.usage(&user, today).await?, 0);
     store.set_usage(&user, today, 500).await?;
     store.set_usage(&user, today, 200).await?;
