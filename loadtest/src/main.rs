@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "measurements need real time")]
 
 mod abuse;
+mod attachments;
 mod attacks;
 mod bare;
 mod celebrity;
@@ -116,6 +117,8 @@ enum Scenario {
     Abuse(abuse::Options),
     /// Measure what reactions to one message of a large channel cost, and look for each of them in the end
     Reactions(reactions::Options),
+    /// Measure uploads of files, what they cost people who talk meanwhile, and whether deleted files are gone
+    Attachments(attachments::Options),
     /// Compare this build with a base build, in turn: which costs have grown
     Pairs(pairs::Options),
     /// Run the hostile sessions, in a separate process
@@ -149,6 +152,7 @@ fn main() -> ExitCode {
             Scenario::Peers(options) => peers::run(&common, &options),
             Scenario::Abuse(options) => abuse::run(&common, &options),
             Scenario::Reactions(options) => reactions::run(&common, &options),
+            Scenario::Attachments(options) => attachments::run(&common, &options),
             Scenario::Pairs(options) => pairs::run(&common, &options),
             Scenario::Hostile => hostile::serve().map(|()| true),
             Scenario::RawServer => raw::serve().map(|()| true),

@@ -2,6 +2,7 @@
 
 use super::{Algorithm, Config, Limits, Loaded, StoreKind};
 use crate::{
+    files::Scanner,
     memory::{MIB_MAX, MIB_MIN},
     model::limits::GROUP_PARTICIPANTS_MAX,
 };
@@ -309,6 +310,13 @@ impl<'a> Checks<'a> {
             "attachments.secret",
             "must have at least 32 bytes. Generate one with: openssl rand -base64 48",
         );
+        let scanner = of
+            .scanner
+            .as_ref()
+            .map(|address| address.parse::<Scanner>());
+        if let Some(Err(text)) = scanner {
+            self.check(false, "attachments.scanner", text);
+        }
     }
 
     fn drain(&mut self) {

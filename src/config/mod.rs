@@ -294,6 +294,8 @@ pub struct Attachments {
     pub image_megapixels: u64,
     /// Pixels of the longer side of a thumbnail.
     pub thumb_px: u32,
+    /// The address of clamd, which scans each file before messages may have it.
+    pub scanner: Option<String>,
 }
 
 impl fmt::Debug for Attachments {
@@ -479,6 +481,7 @@ impl Default for Attachments {
             image_threads: 1,
             image_megapixels: 40,
             thumb_px: 640,
+            scanner: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use super::{Attachments, Cassandra, Config, Consistency, FilesKind, Limits, Messages};
 use crate::{
     chat,
-    files::ImageLimits,
+    files::{ImageLimits, Scanner},
     memory,
     model::limits::{
         ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
@@ -98,6 +98,15 @@ impl Attachments {
     #[must_use]
     pub fn orphan_ms(&self) -> i64 {
         i64::try_from(self.orphan_h * 3_600_000).unwrap_or(i64::MAX)
+    }
+
+    /// Returns the scanner of files. `None` if they are not scanned.
+    #[must_use]
+    pub fn scanner(&self) -> Option<Scanner> {
+        // An address that is none was refused at the start.
+        self.scanner
+            .as_ref()
+            .and_then(|address| address.parse().ok())
     }
 
     /// Returns what an image may have that is shown. `None` if images are not shown.

@@ -10,6 +10,7 @@ mod image;
 mod kind;
 mod metadata;
 mod name;
+mod scanner;
 mod signing;
 
 #[cfg(test)]
@@ -21,5 +22,6 @@ pub use self::{
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
     name::clean,
+    scanner::{Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},
 };

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     chat::Error,
     clock, config,
-    files::{Directory, Signer},
+    files::{Directory, Scanner, Signer},
     model::{AttachmentId, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
@@ -45,6 +45,8 @@ const UPLOADS_OPEN_MAX: usize = 64;
 const READS_MAX: usize = 32;
 /// Files that are made durable or erased at the same time.
 const FINISHING_MAX: usize = 4;
+/// Files that are scanned at the same time. clamd has ten threads by default, and other gateways ask it too.
+const SCANS_MAX: usize = 4;
 /// Locks of users who begin uploads, so that two at once are counted one after the other.
 const USAGE_LOCKS: usize = 64;
 
@@ -63,6 +65,8 @@ pub struct Files {
     reads: Arc<Semaphore>,
     finishing: Semaphore,
     usage: Vec<tokio::sync::Mutex<()>>,
+    scanner: Option<Scanner>,
+    scans: Semaphore,
     /// Files that may be looked at at the same time.
     inspections: Semaphore,
     tasks: Tasks,
@@ -118,6 +122,8 @@ impl Files {
             usage: (0..USAGE_LOCKS)
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
+            scanner: settings.scanner(),
+            scans: Semaphore::new(SCANS_MAX),
             inspections: Semaphore::new(inspections),
             places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),

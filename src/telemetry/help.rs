@@ -158,6 +158,10 @@ pub(super) const COUNTERS: &[Help] = &[
     ("chat_sessions_opened_total", "Client connections accepted"),
     // tasks
     (
+        "chat_files_blocked_total",
+        "Uploaded files that the scanner did not let pass, and that were erased",
+    ),
+    (
         "chat_files_erased_total",
         "Uploaded files that were erased because no message had them",
     ),

@@ -4,6 +4,10 @@ import hashlib
 import io
 import os
 import pathlib
+import socket
+import subprocess
+import tempfile
+import time
 
 import httpx
 from PIL import Image
@@ -92,3 +96,51 @@ def bytes_with(gateway, marker):
             if marker in open(path, "rb").read():
                 found.append(path)
     return found
+
+
+class Clamd:
+    """A real clamd whose only signature is `MARKER`. CLAMD names the program."""
+
+    MARKER = b"malicious, says the signature of the tests"
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="chat-test-clamd-"))
+        signatures = self.folder / "signatures"
+        signatures.mkdir()
+        (signatures / "test.ndb").write_text(f"Chat.Test:0:*:{self.MARKER.hex()}\n")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.process = None
+
+    def start(self):
+        settings = {
+            "Foreground": "yes",
+            "DatabaseDirectory": self.folder / "signatures",
+            "TCPAddr": "127.0.0.1",
+            "TCPSocket": self.port,
+            "TemporaryDirectory": self.folder,
+            "StreamMaxLength": "1M",
+            "LogFile": self.folder / "log",
+            "User": "root",
+        }
+        path = self.folder / "clamd.conf"
+        path.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        program = os.environ.get("CLAMD", "clamd")
+        self.process = subprocess.Popen([program, "-c", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and self.process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as asked:
+                    asked.sendall(b"zPING\0")
+                    if asked.recv(8) == b"PONG\0":
+                        return self
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError(f"clamd does not answer: {(self.folder / 'log').read_text()}")
+
+    def stop(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None

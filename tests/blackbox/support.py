@@ -74,10 +74,14 @@ def keyspace_of(directory):
 
 
 def emptied(keyspace):
+    from cassandra.query import ConsistencyLevel, SimpleStatement
+
     tables = cql().execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
     for row in tables:
-        if row["table_name"] != "schema_state":
-            cql().execute(f"TRUNCATE {keyspace}.{row['table_name']}")
+        table = f"{keyspace}.{row['table_name']}"
+        something = SimpleStatement(f"SELECT * FROM {table} LIMIT 1", consistency_level=ConsistencyLevel.ALL)
+        if row["table_name"] != "schema_state" and cql().execute(something).one():
+            cql().execute(f"TRUNCATE {table}")
     return keyspace
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 from tusclient.client import TusClient
 
 from changes import delete, edit, entry
-from files import TUS, Uploader, bytes_with, metadata, names_in, picture, sha256
+from files import TUS, Clamd, Uploader, bytes_with, metadata, names_in, picture, sha256
 from support import UNLIMITED, Refused, eventually, uuid4
 from test_messages import refused
 
@@ -337,4 +337,65 @@ async def test_a_full_disk_refuses_uploads_and_not_messages(start):
     answer = await up.begin(dm, 10)
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert (await alice.send(dm, "still"))["seq"] == 1
+    await closed(alice, bob)
+
+
+@pytest.fixture
+def clamd():
+    scanner = Clamd()
+    yield scanner
+    scanner.stop()
+
+
+async def uploaded(up, dm, data, name="data.bin"):
+    """Uploads a file. Returns its id and the state that the last part is answered with."""
+    file = (await up.begin(dm, len(data), name)).json()["id"]
+    done = await up.append(file, 0, data)
+    assert done.status_code == 204, done.text
+    return file, done.headers["file-state"]
+
+
+@pytest.mark.embedded
+async def test_a_scanner_blocks_what_it_finds(start, clamd):
+    clamd.start()
+    gateway, alice, bob, dm = await two(start, attachments__scanner=clamd.address)
+    up = Uploader(gateway, "alice")
+    harmless, state = await uploaded(up, dm, picture(), "cat.png")
+    assert state == "ready"
+    await alice.send(dm, "", attachments=[{"id": harmless}])
+    # Found in the middle of a file, and in a file that clamd does not take.
+    for data in [b"x" * 70_000 + clamd.MARKER + b"x" * 70_000, b"x" * (2 << 20)]:
+        file, state = await uploaded(up, dm, data)
+        assert state == "blocked"
+        assert not any(file in name for name in names_in(gateway)), "its bytes go at once"
+        assert (await up.head(file)).headers["file-state"] == "blocked"
+        assert (await up.find(file)).status_code == 404
+        await refused(alice.send(dm, "", attachments=[{"id": file}]), "conflict")
+    assert gateway.metrics()["chat_files_blocked_total"] == 2
+    await closed(alice, bob)
+
+
+@pytest.mark.embedded
+async def test_nothing_is_served_unscanned(start, clamd):
+    gateway, alice, bob, dm = await two(start, attachments__scanner=clamd.address)
+    up = Uploader(gateway, "alice")
+    file, state = await uploaded(up, dm, picture(), "cat.png")
+    assert state == "scanning"
+    await refused(alice.send(dm, "", attachments=[{"id": file}]), "conflict")
+    assert (await up.find(file)).status_code == 404
+    # Messages continue, also after a restart, and whoever asks has the file scanned again.
+    gateway.kill()
+    gateway.start()
+    await alice.close()
+    alice = await gateway.connect("alice")
+    await alice.send(dm, "hello")
+    up = Uploader(gateway, "alice")
+    assert (await up.head(file)).headers["file-state"] == "scanning"
+    clamd.start()
+
+    async def is_ready():
+        return (await up.head(file)).headers["file-state"] == "ready"
+
+    await eventually(is_ready)
+    await alice.send(dm, "", attachments=[{"id": file}])
     await closed(alice, bob)

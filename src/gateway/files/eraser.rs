@@ -168,6 +168,8 @@ enum Next {
     Inspect,
     /// It asks the owner whether the file is used.
     Check,
+    /// It erases the name of the file, whose bytes are gone.
+    Forget,
 }
 
 /// Decides what a sweep does with a file.
@@ -175,7 +177,10 @@ async fn next(files: &Files, file: AttachmentId, row: &FileRow) -> crate::store:
     let age = clock::wall().saturating_sub(row.facts.created_at);
     let is_old = age >= files.settings.orphan_ms();
     Ok(match row.state {
-        FileState::Erased | FileState::Blocked => Next::Done,
+        FileState::Erased => Next::Done,
+        // Its uploader can ask for a day why it is not there.
+        FileState::Blocked if is_old => Next::Forget,
+        FileState::Blocked => Next::Later,
         // The first check of a file that is being erased is repeated, as is the wait.
         FileState::Erasing => Next::Check,
         FileState::Pending | FileState::Scanning | FileState::Ready if is_old => Next::Check,
@@ -219,6 +224,7 @@ async fn sweep_shard(
                     inspect::again(files, file, &row.facts).await;
                     left.push(file);
                 }
+                Next::Forget => files.store.forget_file(file).await?,
                 Next::Check => match check(router, dropped).await {
                     FileUse::Unused => unused.push(dropped),
                     FileUse::Used => {}

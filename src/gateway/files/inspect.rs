@@ -9,12 +9,13 @@ use std::{
 
 use aws_lc_rs::digest;
 use axum::response::Response;
+use metrics::counter;
 
 use super::{Files, disk_failed, store_failed};
 use crate::{
     files::{
-        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, is_inline,
-        process, sniff, strip,
+        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Verdict, Writing,
+        is_inline, process, sniff, strip,
     },
     model::{AttachmentId, FileFacts, FileResult, FileState},
     protocol::ErrorCode,
@@ -58,7 +59,46 @@ pub(super) async fn complete(
     }
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    look_at(files, file, facts).await
+    match scan(files, file, facts).await? {
+        FileState::Ready => look_at(files, file, facts).await,
+        state => Ok(state),
+    }
+}
+
+/// Has a file scanned, if there is a scanner. Returns [`FileState::Ready`] if it may be shown, and its state otherwise:
+/// nothing is served that was not scanned.
+async fn scan(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<FileState, Response> {
+    let Some(scanner) = &files.scanner else {
+        return Ok(FileState::Ready);
+    };
+    let scanned = {
+        let _place = files.scans.acquire().await;
+        let path = files.directory.path(file, Variant::Original);
+        match tokio::fs::File::open(path).await {
+            Ok(bytes) => scanner.scan(bytes).await,
+            Err(error) => return Err(disk_failed(&error)),
+        }
+    };
+    let finding = match scanned {
+        Ok(Verdict::Clean) => return Ok(FileState::Ready),
+        Ok(Verdict::Found(name)) => name,
+        Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
+        Err(error) => {
+            crate::seldom::seldom!(ERROR, "files cannot be scanned, so none becomes ready (attachments.scanner)", %scanner, %error);
+            return Ok(FileState::Scanning);
+        }
+    };
+    tracing::warn!(%file, user = %facts.uploader, conversation = %facts.conversation, finding, "an uploaded file was blocked");
+    // Rule [block-erase]: the bytes go first. If the gateway ends before the state is written, nothing can be shown.
+    files
+        .directory
+        .erase(file)
+        .await
+        .map_err(|error| disk_failed(&error))?;
+    let blocked = files.store.set_file_state(file, FileState::Blocked);
+    blocked.await.map_err(store_failed)?;
+    counter!("chat_files_blocked_total").increment(1);
+    Ok(FileState::Blocked)
 }
 
 /// Completes what a gateway that ended had begun.

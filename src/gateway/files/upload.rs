@@ -308,7 +308,7 @@ pub(super) async fn offset(
         Err(response) => return with_tus(response),
     };
     let received = match (row.state, files.directory.received(file).await) {
-        (FileState::Erased | FileState::Blocked, _) => return with_tus(no_such_file()),
+        (FileState::Erased, _) => return with_tus(no_such_file()),
         (_, Ok(Some(received))) => received,
         // It is complete, and was moved.
         (_, Ok(None)) => row.facts.size,
