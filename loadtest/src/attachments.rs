@@ -101,7 +101,7 @@ impl Sender {
     fn new(server: &Server) -> anyhow::Result<Self> {
         let mut client = Client::connect(&server.address, "uploader", 0)?;
         let members: Vec<_> = (0..64).map(|n| format!("uploader-{n}")).collect();
-        let request = json!({"type": "create", "kind": "group", "members": members});
+        let request = json!({"type": "create", "kind": "group", "participants": members});
         let conversation = client.create(request)?;
         Ok(Self {
             client,

@@ -20,7 +20,7 @@ use std::{
 
 use tokio::{
     fs::File,
-    io::{AsyncSeekExt as _, AsyncWriteExt as _},
+    io::{AsyncSeekExt as _, AsyncWriteExt as _, BufWriter},
 };
 
 use crate::{model::AttachmentId, tasks::lock};
@@ -31,6 +31,8 @@ const ORIGINAL: &str = "original";
 const THUMBNAIL: &str = "thumbnail";
 const SECRET: &str = "signing.key";
 const SECRET_BYTES: usize = 32;
+/// Bytes of an upload that are written at once. As many again are on their way to the disk.
+const PART_BYTES: usize = 256 << 10;
 /// Files that uploads leave for others on the disk.
 const FILES_FREE_MIN: u64 = 10_000;
 
@@ -87,13 +89,13 @@ impl Drop for Writing {
 /// An upload that is being written to.
 #[derive(Debug)]
 pub struct Upload {
-    file: File,
+    file: BufWriter<File>,
     /// Bytes that are there.
     pub len: u64,
 }
 
 impl Upload {
-    /// Appends bytes.
+    /// Appends bytes. They are written in large parts, because each write is a change of threads.
     ///
     /// # Errors
     /// The error of the file system. A part of the bytes may have been written.
@@ -113,7 +115,7 @@ impl Upload {
 
     async fn sync(&mut self) -> io::Result<()> {
         self.flush().await?;
-        self.file.sync_all().await
+        self.file.get_ref().sync_all().await
     }
 }
 
@@ -226,6 +228,7 @@ impl Directory {
         // Not opened to append: a write that was under way when its connection broke puts the same bytes at the same place.
         let mut file = File::options().write(true).open(path).await?;
         let len = file.seek(io::SeekFrom::End(0)).await?;
+        let file = BufWriter::with_capacity(PART_BYTES, file);
         Ok(Upload { file, len })
     }
 
