@@ -94,7 +94,7 @@ export class OutboxFiles {
     try {
       const kept = await within(KEEP_TIMEOUT_MS, async () => this.#of.storage.files?.(clientId) ?? []);
       if (this.#of.entry(clientId) !== entry) return;
-      if (kept.length < uploads.length) throw new ChatError('not_found', 'its files are lost: discard it, and send it again');
+      if (kept.length < uploads.length) throw new ChatError('not_found', 'the browser lost its files: discard it, and attach them again');
       // The files need the conversation, too.
       if (entry.dm) this.#of.dms.set(conversation, entry.dm);
       const files: (Attachment | Upload)[] = [...attachments];
@@ -110,7 +110,8 @@ export class OutboxFiles {
   /** Waits until the files of a message are uploaded, and has it sent. */
   async #complete(entry: Local, files: (Attachment | Upload)[]): Promise<void> {
     const uploads = uploadsOf(entry);
-    // A later tab needs the id, which is known then.
+    // A later tab needs the ids. The gateway may have given some before this tab got the lock.
+    if (entry.uploads) this.#store(entry);
     const ends = uploads.map((file) => file.on('state', (state) => state === 'uploading' && entry.uploads && this.#store(entry)));
     const isOver = () => this.#of.entry(entry.clientId) !== entry;
     try {

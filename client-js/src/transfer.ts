@@ -97,7 +97,7 @@ export class Transfers implements Sender {
     }
   }
 
-  /** Has the gateway erase a file, or what came of it. Does nothing without a connection: a sweep erases it later. */
+  /** Has the gateway erase a file, or what came of it. If that fails, a sweep erases it later. */
   drop(id: AttachmentId): void {
     void this.#send('DELETE', placeOf(id), { 'tus-resumable': '1.0.0' }).catch(() => {});
   }
