@@ -261,7 +261,8 @@ async function put(blob: Blob, { offset, size, url }: Part, signal: AbortSignal)
 /** Throws if the bytes at an offset are gone: the file was changed or deleted, or the browser lost it. */
 async function checkReadable(blob: Blob, offset: number): Promise<void> {
   try {
-    await blob.slice(offset, offset + 1).arrayBuffer();
+    // React Native cannot read blobs.
+    await blob.slice(offset, offset + 1).arrayBuffer?.();
   } catch (cause) {
     throw new ChatError('not_found', 'the file cannot be read any more: choose it again', { cause });
   }

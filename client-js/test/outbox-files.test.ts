@@ -1,8 +1,9 @@
 /** Files of waiting messages that the storage of the outbox keeps for a later client. */
 import 'fake-indexeddb/auto';
 import { afterAll, afterEach, beforeAll, expect, test, vi } from 'vitest';
-import { type ChatClient, indexedDbStorage, type Message, memoryStorage, type OutboxStorage } from '../src/index.js';
+import { type ChatClient, indexedDbStorage, type Message, type OutboxStorage } from '../src/index.js';
 import { disconnectAll, Gateway, until, user } from './support/gateway.js';
+import { keeping } from './support/keeping.js';
 import { noise } from './support/pictures.js';
 
 let gateway: Gateway;
@@ -15,21 +16,6 @@ afterEach(() => {
 });
 afterAll(() => gateway.close());
 
-/** A storage in memory that keeps files, too. */
-function keeping(): OutboxStorage & { kept: Map<string, Blob[]> } {
-  const memory = memoryStorage();
-  const kept = new Map<string, Blob[]>();
-  return {
-    ...memory,
-    kept,
-    remove: async (clientId) => {
-      kept.delete(clientId);
-      return memory.remove(clientId);
-    },
-    keep: async (clientId, files) => kept.set(clientId, files),
-    files: async (clientId) => kept.get(clientId) ?? [],
-  };
-}
 /** Returns a client that does not get a connection. */
 function offline(name: string, storage: OutboxStorage): ChatClient {
   const client = gateway.client(name, { storage, user: name, token: () => Promise.reject(new Error('no network')) });
@@ -158,6 +144,18 @@ test('IndexedDB keeps files in their order, at most 200 MiB, and forgets them wi
   await storage.remove('a');
   await until(async () => !(await sizes('a')));
   expect([await storage.entries('alice'), await sizes('b')]).toEqual([[], 1]);
+});
+
+test('files without a message are deleted later, because a tab may be about to store their message', async () => {
+  const first = indexedDbStorage('left');
+  await first.put({ clientId: 'waiting', user: 'alice', conversation: 'c', body: '', at: 1 });
+  const now = vi.spyOn(Date, 'now').mockReturnValue(Date.now() - 3_600_000);
+  for (const id of ['waiting', 'left']) await first.keep!(id, [new Blob(['x'])]);
+  now.mockRestore();
+  await first.keep!('new', [new Blob(['x'])]);
+  const second = indexedDbStorage('left');
+  await until(async () => !(await second.files!('left')).length);
+  for (const id of ['waiting', 'new']) expect(await second.files!(id)).toHaveLength(1);
 });
 
 test('a database of an earlier version keeps its entries', async () => {

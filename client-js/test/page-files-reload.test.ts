@@ -1,5 +1,5 @@
 /** Uploads that a reload or a closed tab interrupts, in the chat page in a real Chromium against a real gateway. */
-import type { BrowserContext, Page, WebSocketRoute } from 'playwright-core';
+import type { BrowserContext, Page, Route, WebSocketRoute } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
 import { connected, openDm, picture, setUp } from './support/people.js';
@@ -191,6 +191,29 @@ test('another tab waits while the first one uploads, and continues when that is 
   await showsCat(other);
   expect(network.requests).toEqual(['POST attachments', 'PATCH upload']);
   await keeps(other, 0, 0);
+});
+
+test('a message whose upload failed in one tab is tried again, or discarded, in another', async () => {
+  const { alice, bob, context } = await two();
+  const other = await context.newPage();
+  await other.goto(alice.url());
+  await connected(other);
+  const refusal = { status: 413, json: { code: 'too_large', message: 'a file has 1 to 9 bytes' } };
+  const asked: Route[] = [];
+  await context.route('**/v1/attachments', (route) => void asked.push(route), { times: 2 });
+  for (const text of ['one', 'two']) {
+    await send(alice, cat, text);
+    await until(() => asked.length);
+    await asked.pop()!.fulfill(refusal);
+    for (const page of [alice, other]) await page.locator('.message[data-state="failed"]', { hasText: text }).waitFor();
+  }
+  await keeps(alice, 2, 2);
+  const of = (page: Page, text: string) => page.locator('.message', { hasText: text });
+  await of(other, 'one').getByRole('button', { name: 'Discard' }).click();
+  await of(other, 'two').getByRole('button', { name: 'Try again' }).click();
+  for (const page of [alice, other, bob]) await showsCat(page);
+  expect(await of(alice, 'one').count()).toBe(0);
+  await keeps(alice, 0, 0);
 });
 
 test('a message whose file the browser lost fails, and can be discarded', async () => {

@@ -9,17 +9,20 @@ import { ChatClient, type Conversation, memoryStorage, type Upload } from '../sr
 import { FakeServer } from './support/fake-server.js';
 import { FileStorage } from './support/file-storage.js';
 import { until } from './support/gateway.js';
+import { keeping } from './support/keeping.js';
 import { noise } from './support/pictures.js';
 
 let storage: FileStorage;
 let server: FakeServer;
 let client: ChatClient;
 let conversation: Conversation;
+let url: string;
 beforeEach(async () => {
   storage = new FileStorage();
   server = new FakeServer();
   server.answers.send = () => ({ type: 'sent', seq: 1, message_id: 'm', at: 1, duplicate: false });
-  client = new ChatClient(await storage.start(), { token: 'secret', WebSocket: server.WebSocket, storage: memoryStorage() });
+  url = await storage.start();
+  client = new ChatClient(url, { token: 'secret', WebSocket: server.WebSocket, storage: memoryStorage() });
   await client.connect();
   conversation = client.conversation('c');
 });
@@ -157,6 +160,32 @@ test('an upload continues on the next connection with the missing parts', async 
   expect(sent[0]).toBe(0);
   expect(storage.count('HEAD', 'upload')).toBe(1);
   expect(storage.count('PUT', 'part')).toBe(6);
+});
+
+test('an upload continues in the next client with the missing parts', async () => {
+  const kept = keeping();
+  const make = async () => {
+    const next = new ChatClient(url, { token: 'secret', user: 'alice', WebSocket: server.WebSocket, storage: kept });
+    await next.connect();
+    return next;
+  };
+  const first = await make();
+  const data = noise(4_500);
+  const file = first.conversation('c').attach(new Blob([data]), { name: 'x' });
+  first
+    .conversation('c')
+    .send('text', { attachments: [file] })
+    .catch(() => {});
+  file.on('progress', ({ sent }) => sent === 2_000 && first.disconnect());
+  await expect(file.done).rejects.toMatchObject({ code: 'closed' });
+  const before = storage.count('PUT', 'part');
+  expect(before).toBeLessThan(5);
+  const second = await make();
+  await until(() => server.received('send').length);
+  expect(digestOf(storage.bytes('file-1'))).toBe(digestOf(data));
+  expect(storage.count('POST', 'attachments')).toBe(1);
+  expect(storage.count('HEAD', 'upload')).toBe(1);
+  second.disconnect();
 });
 
 test('an upload that the gateway gave up begins anew', async () => {
