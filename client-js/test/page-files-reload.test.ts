@@ -174,23 +174,26 @@ test('an upload that expired meanwhile begins anew, and the message is stored on
   await keeps(alice, 0, 0);
 });
 
-test('another tab waits while the first one uploads, and continues when that is closed', async () => {
+test.each([
+  ['the tab that sends for all', 0],
+  ['another tab', 1],
+])('while %s uploads, no other tab does, and one continues when that is closed', async (_, which) => {
   const { alice, bob, context, network } = await two();
-  const other = await context.newPage();
-  await other.goto(alice.url());
-  await connected(other);
-  await alice.route(/\/v1\/attachments/, (route) => route.abort('connectionrefused'));
-  await send(alice, cat, 'Look!');
-  await other.locator('.message[data-state="sending"]', { hasText: 'Look!' }).waitFor();
-  await keeps(alice, 1, 1);
+  const second = await context.newPage();
+  await second.goto(alice.url());
+  await connected(second);
+  const [first, other] = which ? [second, alice] : [alice, second];
+  await first!.route(/\/v1\/attachments/, (route) => route.abort('connectionrefused'));
+  await send(first!, cat, 'Look!');
+  await other!.locator('.message[data-state="sending"]', { hasText: 'Look!' }).waitFor();
+  await keeps(other!, 1, 1);
   // The other tab would have begun by now.
-  await other.waitForTimeout(1_000);
+  await other!.waitForTimeout(1_000);
   expect(network.requests).toEqual([]);
-  await alice.close();
-  await showsCat(bob);
-  await showsCat(other);
+  await first!.close();
+  for (const page of [bob, other!]) await showsCat(page);
   expect(network.requests).toEqual(['POST attachments', 'PATCH upload']);
-  await keeps(other, 0, 0);
+  await keeps(other!, 0, 0);
 });
 
 test('a message whose upload failed in one tab is tried again, or discarded, in another', async () => {
