@@ -124,7 +124,11 @@ export class OutboxFiles {
       await stored;
     } catch (thrown) {
       // It may have been discarded.
-      if (!isOver()) await this.#of.fail(entry, thrown as ChatError);
+      if (isOver()) return;
+      const error = thrown as ChatError;
+      // As a message without files, it waits until the user has signed in again.
+      if (error.code === 'unauthorized' && entry.uploads) entry.files = undefined;
+      else await this.#of.fail(entry, error);
     } finally {
       for (const end of ends) end();
     }

@@ -5,7 +5,7 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { ChatClient, type Conversation, memoryStorage, type Upload } from '../src/index.js';
+import { ChatClient, type Conversation, memoryStorage, UnauthorizedError, type Upload } from '../src/index.js';
 import { FakeServer } from './support/fake-server.js';
 import { FileStorage } from './support/file-storage.js';
 import { until } from './support/gateway.js';
@@ -186,6 +186,32 @@ test('an upload continues in the next client with the missing parts', async () =
   expect(storage.count('POST', 'attachments')).toBe(1);
   expect(storage.count('HEAD', 'upload')).toBe(1);
   second.disconnect();
+});
+
+test('a message whose upload ends with the sign-in waits for the next one', async () => {
+  const kept = keeping();
+  let token = 'old';
+  const next = new ChatClient(url, {
+    token: ({ reason }) => (reason === 'initial' ? token : Promise.reject(new UnauthorizedError())),
+    user: 'alice',
+    WebSocket: server.WebSocket,
+    storage: kept,
+  });
+  await next.connect();
+  storage.fail(/POST parts/, 401);
+  const list = next.conversation('c');
+  list.open();
+  const file = list.attach(new Blob(['x']), { name: 'x' });
+  list.send('text', { attachments: [file] }).catch(() => {});
+  await until(() => kept.kept.size);
+  await expect(file.done).rejects.toMatchObject({ code: 'unauthorized' });
+  expect(list.messages.at(-1)!.state).toBe('sending');
+  token = 'new';
+  next.disconnect();
+  await next.connect();
+  await until(() => server.received('send').length);
+  expect(storage.count('POST', 'attachments')).toBe(1);
+  next.disconnect();
 });
 
 test('an upload that the gateway gave up begins anew', async () => {
