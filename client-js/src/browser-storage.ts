@@ -23,5 +23,7 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
     entries: async (user) => (await open()).entries(user),
     put: async (entry) => (await open()).put(entry),
     remove: async (clientId) => (await open()).remove(clientId),
+    keep: async (clientId, files) => (await open()).keep(clientId, files),
+    files: async (clientId) => (await open()).files(clientId),
   };
 }

@@ -190,6 +190,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       changed: (conversation) => this.changed(conversation),
       accepted: (entry, rev) => this.#known(entry.conversation)?.accepted(entry, rev),
       failed: (error) => this.#failed(error),
+      upload: this.upload,
     });
   }
 
@@ -332,13 +333,16 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   /** @internal */
-  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload {
-    return new Upload(conversation, blob, options, () => {
-      this.#sender ??= import('./transfer.js').then(({ Transfers }) => new Transfers(this));
-      return this.#sender.catch((error) => {
-        this.#sender = undefined;
-        throw notLoaded(error);
-      });
+  upload = (conversation: ConversationId, blob: Blob, options: AttachOptions): Upload =>
+    new Upload(conversation, blob, options, () => this.#loadSender());
+
+  async #loadSender(): Promise<Sender> {
+    // Without a connection the code cannot be loaded either.
+    await this.#ready();
+    this.#sender ??= import('./transfer.js').then(({ Transfers }) => new Transfers(this));
+    return this.#sender.catch((error) => {
+      this.#sender = undefined;
+      throw notLoaded(error);
     });
   }
 

@@ -232,8 +232,8 @@ export class Conversation extends List<ConversationEvents> {
     return [...this.#typing.keys()];
   }
 
-  /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Until they are,
-   * it is in memory only. Resolves when the gateway acknowledged it; rejects when it failed for good. */
+  /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Resolves
+   * when the gateway acknowledged it; rejects when it failed for good. */
   send(body: string, { attachments: files, replyTo }: SendOptions = {}): Promise<Sent> {
     this.#typedAt = 0;
     return this.#host.outbox.add({ conversation: this.id, body, replyTo }, files);

@@ -1,14 +1,69 @@
 /** The storage of the outbox in IndexedDB. `indexedDbStorage` loads this file. */
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 
+/** The greatest number of bytes of all files that wait in one browser. Above it, they are in memory only. */
+const KEPT_BYTES_MAX = 200 << 20;
+/** The age at which a file without a message is deleted. A younger one may be of a message that is just being stored. */
+const ABANDONED_MS = 10 * 60 * 1000;
+
+/** The key of a file: its message, its number there, its size, and when it was stored. So they are known without reading files. */
+type FileKey = [clientId: string, number: number, size: number, at: number];
+
 /** Opens the database, and creates it if there is none.
  * @param closed Called when the browser or another tab closes the database, so that it has to be opened again. */
-export async function openOutbox(name: string, closed: () => void): Promise<Omit<OutboxStorage, 'shared'>> {
-  const request = indexedDB.open(name, 2);
-  request.onupgradeneeded = () => {
+export async function openOutbox(name: string, closed: () => void): Promise<Omit<Required<OutboxStorage>, 'shared'>> {
+  const database = await open(name);
+  // Closing it lets another tab delete or upgrade the database without waiting for this one.
+  database.onversionchange = database.onclose = () => {
+    closed();
+    database.close();
+  };
+  const run = <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>, name = 'outbox'): Promise<T> => {
+    const transaction = database.transaction(name, mode);
+    const request = work(transaction.objectStore(name));
+    // Without it the browser commits after `onsuccess`, and the tab may be closed before that.
+    transaction.commit?.();
+    return new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve(request.result);
+      transaction.onabort = () => reject(transaction.error);
+    });
+  };
+  const forget = (range: IDBKeyRange | IDBValidKey) =>
+    // The next tab tidies up what is left.
+    void run('readwrite', (store) => store.delete(range), 'files').catch(() => {});
+  const tidy = async () => {
+    const waiting = new Set(await run('readonly', (store) => store.getAllKeys()));
+    for (const key of await run('readonly', (store) => store.getAllKeys(), 'files')) {
+      const [clientId, , , at] = key as FileKey;
+      if (!waiting.has(clientId) && at < Date.now() - ABANDONED_MS) forget(key);
+    }
+  };
+  tidy().catch(() => {});
+  return {
+    entries: async (user) => {
+      const all = await run<OutboxEntry[]>('readonly', (store) => store.getAll());
+      return all.filter((entry) => entry.user === user);
+    },
+    put: (entry) => run('readwrite', (store) => store.put(entry)),
+    remove: async (clientId) => {
+      await run('readwrite', (store) => store.delete(clientId));
+      // Not awaited: files of another message may be being written, which takes long.
+      forget(ofMessage(clientId));
+    },
+    keep: (clientId, files) => keep(database.transaction('files', 'readwrite'), clientId, files),
+    files: (clientId) => run('readonly', (store) => store.getAll(ofMessage(clientId)), 'files'),
+  };
+}
+
+function open(name: string): Promise<IDBDatabase> {
+  const request = indexedDB.open(name, 3);
+  request.onupgradeneeded = ({ oldVersion }) => {
     const { result: database, transaction } = request;
+    // A store of their own, because an entry is written often.
+    database.createObjectStore('files');
+    if (oldVersion === 2) return;
     const create = () => database.createObjectStore('outbox', { keyPath: 'clientId' });
-    if (!database.objectStoreNames.contains('outbox')) return create();
+    if (oldVersion === 0) return create();
     // The fields of version 1 have `snake_case` names.
     const old = transaction!.objectStore('outbox').getAll();
     old.onsuccess = () => {
@@ -17,31 +72,34 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
       for (const { client_id: clientId, reply_to: replyTo, ...entry } of old.result) outbox.put({ ...entry, clientId, replyTo });
     };
   };
-  const database = await new Promise<IDBDatabase>((resolve, reject) => {
+  return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error);
     request.onsuccess = () => resolve(request.result);
   });
-  // Closing it lets another tab delete or upgrade the database without waiting for this one.
-  database.onversionchange = database.onclose = () => {
-    closed();
-    database.close();
+}
+
+/** Returns the range of the keys of a message's files. An array is greater than any number. */
+const ofMessage = (clientId: string) => IDBKeyRange.bound([clientId], [clientId, []]);
+
+/** Stores the files of a message, if there is room for all of them. */
+function keep(transaction: IDBTransaction, clientId: string, files: Blob[]): Promise<void> {
+  const store = transaction.objectStore('files');
+  let failed: unknown;
+  store.delete(ofMessage(clientId));
+  const keys = store.getAllKeys();
+  keys.onsuccess = () => {
+    const sizes = [...(keys.result as FileKey[]).map(([, , size]) => size), ...files.map(({ size }) => size)];
+    try {
+      if (sizes.reduce((sum, size) => sum + size, 0) > KEPT_BYTES_MAX)
+        throw new Error(`more than ${KEPT_BYTES_MAX >> 20} MiB of files wait. The last ones are lost when this page is closed`);
+      for (const [i, file] of files.entries()) store.put(file, [clientId, i, file.size, Date.now()] satisfies FileKey);
+    } catch (error) {
+      failed = error;
+      transaction.abort();
+    }
   };
-  const run = <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> => {
-    const transaction = database.transaction('outbox', mode);
-    const request = work(transaction.objectStore('outbox'));
-    // Without it the browser commits after `onsuccess`, and the tab may be closed before that.
-    transaction.commit?.();
-    return new Promise((resolve, reject) => {
-      transaction.oncomplete = () => resolve(request.result);
-      transaction.onabort = () => reject(transaction.error);
-    });
-  };
-  return {
-    entries: async (user) => {
-      const all = await run<OutboxEntry[]>('readonly', (store) => store.getAll());
-      return all.filter((entry) => entry.user === user);
-    },
-    put: (entry) => run('readwrite', (store) => store.put(entry)),
-    remove: (clientId) => run('readwrite', (store) => store.delete(clientId)),
-  };
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(failed ?? transaction.error);
+  });
 }

@@ -3,7 +3,7 @@ import type { ChatError } from './codes.js';
 import type { ChatMessage } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
 import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq } from './types.js';
-import { Upload } from './upload.js';
+import { type AttachOptions, Upload } from './upload.js';
 
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
@@ -24,7 +24,8 @@ export interface Pending extends OutboxEntry {
 
 /** An entry with what this tab does for it. */
 export interface Local extends Pending {
-  /** The attachments, while one of them is being uploaded. The message is not sent and not stored until then. */
+  /** The attachments, while this tab uploads them. The message is not sent until they are ready, and not stored before `uploads`
+   * says that the storage keeps them. */
   files?: (Attachment | Upload)[];
   /** Whether it may have been sent before. */
   tried?: boolean;
@@ -62,6 +63,7 @@ export interface OutboxHost {
   accepted(entry: OutboxEntry, rev: Rev): void;
   /** Called with an error of the storage, or between tabs. */
   failed(error: Error): void;
+  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
 }
 
 /** Returns a pending message as the list shows it. A stored message has the gateway's time. */

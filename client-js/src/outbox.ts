@@ -8,7 +8,9 @@ import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
 import { OUTBOX_MAX, raised, remember, shown, uploadsOf, whatOf } from './outbox-entry.js';
+import type { OutboxFiles } from './outbox-files.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
+import { Tabs } from './tabs.js';
 import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
 import { Upload } from './upload.js';
 
@@ -39,12 +41,12 @@ export class Outbox {
   #revs = new Map<string, Rev>();
   /** The other users of direct chats that were opened without a connection. The first message creates the chat. */
   readonly dms = new Map<ConversationId, UserId>();
-  /** Whether an error between tabs was reported. */
-  #told = false;
   #connection: AbortSignal | undefined;
   /** The connection for which this tab holds the lock. */
   #turn: AbortSignal | undefined;
-  #tabs: BroadcastChannel | undefined;
+  #tabs: Tabs;
+  /** The code for files, once it is needed. */
+  #files: Promise<OutboxFiles> | undefined;
   /** The number of times this tab changed the storage. */
   #writes = 0;
   /** The time when another tab called `logout()`. Entries written before are not loaded again. */
@@ -54,6 +56,7 @@ export class Outbox {
     this.#storage = storage;
     this.#scope = scope;
     this.#host = host;
+    this.#tabs = new Tabs((error) => host.failed(error));
   }
 
   /** Returns the pending messages of a conversation. */
@@ -185,8 +188,9 @@ export class Outbox {
     this.#user = user;
     for (const entry of this.#entries.values()) {
       entry.user = user;
-      this.#store(entry);
+      void this.#store(entry);
     }
+    this.#uploadAll();
     this.#meet(user);
     await this.#load();
   }
@@ -203,23 +207,18 @@ export class Outbox {
       this.#sendAll();
       return new Promise((end) => signal.addEventListener('abort', end));
     };
-    if (!this.#tabs) return void turn();
     // No other tab can send the entries that could not be stored, so they need no lock.
     this.#sendAll();
-    const { name } = this.#tabs;
-    const locked = async () => navigator.locks.request(name, { signal }, turn);
-    locked().catch((error) => {
-      if (signal.aborted) return;
-      this.#alone(error);
-      void turn();
-    });
+    void this.#tabs.locked('', turn, signal);
   }
 
   /** Deletes everything that is stored for this user and this gateway. Other tabs drop their entries. */
   async clear(user: UserId | undefined): Promise<void> {
     if (!user) return this.close();
+    // What is being stored must not come back.
+    this.#drop();
     this.#meet(user);
-    this.#tell({ cleared: true });
+    this.#tabs.tell({ cleared: true });
     try {
       await within(STORAGE_TIMEOUT_MS, async () => {
         const stored = await this.#storage.entries(user);
@@ -227,16 +226,16 @@ export class Outbox {
       });
     } finally {
       // Another tab may have loaded the entries meanwhile.
-      this.#tell({ cleared: true });
+      this.#tabs.tell({ cleared: true });
       this.close();
     }
   }
 
   /** Ends sending and the exchange with other tabs. Stored entries stay. */
   close(): void {
-    this.#tabs?.close();
-    this.#tabs = this.#user = this.#connection = undefined;
-    this.#drop('disconnect() was called');
+    this.#tabs.close();
+    this.#user = this.#connection = undefined;
+    this.#drop();
   }
 
   /** Rejects all waiting `send` calls. */
@@ -245,7 +244,7 @@ export class Outbox {
     this.#waiting.clear();
   }
 
-  #drop(why: string): void {
+  #drop(why = 'disconnect() was called'): void {
     this.reject(new ChatError('closed', why));
     this.#entries.clear();
     this.#seqs.clear();
@@ -255,13 +254,7 @@ export class Outbox {
 
   /** Begins the exchange with other tabs of this user. */
   #meet(user: UserId): void {
-    if (!this.#storage.shared) return;
-    try {
-      this.#tabs ??= new BroadcastChannel(`chat ${this.#scope} ${user}`);
-      this.#tabs.onmessage = ({ data }) => this.#heard(data as Note);
-    } catch (error) {
-      this.#alone(error);
-    }
+    if (this.#storage.shared) this.#tabs.open(`chat ${this.#scope} ${user}`, (note) => this.#heard(note));
   }
 
   /** Removes and returns the promise of an entry whose outcome is known. */
@@ -277,43 +270,39 @@ export class Outbox {
     return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
   }
 
-  /** Reports once that this tab cannot coordinate with others. The gateway still stores each message once. */
-  #alone(error: unknown): void {
-    if (!this.#told) this.#host.failed(new Error(`Tabs cannot share the outbox: ${error}`));
-    this.#told = true;
-  }
-
-  #tell(note: Note): void {
-    try {
-      this.#tabs?.postMessage(note);
-    } catch (error) {
-      this.#alone(error);
-    }
-  }
-
   #queue(entry: Local): void {
     const last = [...this.#entries.values()].at(-1);
     entry.at = Math.max(Date.now(), (last?.at ?? 0) + 1);
     this.#entries.set(entry.clientId, entry);
     this.#store(entry);
-    if (entry.files) void this.#upload(entry, entry.files);
+    this.#uploadAll();
     this.#send(entry.conversation);
   }
 
-  /** Sends a message when its files are uploaded. */
-  async #upload(entry: Local, files: (Attachment | Upload)[]): Promise<void> {
-    try {
-      await Promise.all(uploadsOf(entry).map(({ done }) => done));
-      entry.attachments = files.map(shown);
-      delete entry.files;
-    } catch (thrown) {
-      // It may have been discarded.
-      if (this.#entries.get(entry.clientId) === entry) this.#fail(entry, thrown as ChatError);
-      return;
-    }
-    if (this.#entries.get(entry.clientId) !== entry) return;
-    this.#store(entry);
-    this.#send(entry.conversation);
+  /** Uploads the files of waiting messages. A failure to load the code is repaired on the next connection. */
+  #uploadAll(): void {
+    const waiting = [...this.#entries.values()].filter(({ files, uploads, failed }) => (files || uploads) && !failed);
+    if (!waiting.length) return;
+    this.#files ??= import('./transfer.js').then(
+      ({ OutboxFiles }) =>
+        new OutboxFiles({
+          storage: this.#storage,
+          tabs: this.#tabs,
+          host: this.#host,
+          dms: this.dms,
+          entry: (clientId) => this.#entries.get(clientId),
+          load: () => this.#load(),
+          store: (entry) => this.#store(entry),
+          send: (conversation) => this.#send(conversation),
+          fail: (entry, error) => this.#fail(entry, error),
+        }),
+    );
+    this.#files
+      .then((files) => files.upload(waiting, !!this.#turn && this.#turn === this.#connection))
+      .catch((error) => {
+        this.#files = undefined;
+        this.#host.failed(error);
+      });
   }
 
   #forget(entry: Local): void {
@@ -331,7 +320,7 @@ export class Outbox {
       // This tab changed the storage meanwhile, so the answer may be outdated.
       if (this.#writes !== writes) return this.#load();
       const before = [...this.#entries.values()];
-      const now = before.filter((entry) => entry.sent || entry.unsaved || entry.files);
+      const now = before.filter((entry) => entry.sent || entry.unsaved || (entry.files && !entry.uploads));
       for (const entry of stored) {
         // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
         if (this.#revs.has(entry.clientId)) {
@@ -347,7 +336,10 @@ export class Outbox {
         const known = this.#entries.get(entry.clientId);
         this.#stopWaiting(known);
         const same = known && !known.failed === !entry.failed;
-        const local: Local = same ? known : { ...known, ...entry, failed: entry.failed };
+        const local: Local = same ? known : { ...known, ...entry, failed: entry.failed, files: undefined };
+        // Another tab uploads its files.
+        if (same && known.uploads && !known.files && !known.unsaved)
+          Object.assign(known, { attachments: entry.attachments, uploads: entry.uploads });
         // Another tab may have changed it. Its own last change may not be in the storage yet.
         if (same && !known.unsaved && entry.change) known.change = entry.change;
         // Another tab, or an earlier one, may have sent it.
@@ -401,16 +393,16 @@ export class Outbox {
   }
 
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
-  #store(entry: Local, remove = false): void {
+  async #store(entry: Local, remove = false): Promise<void> {
     this.#host.changed(entry.conversation);
-    if (!this.#user || entry.files) return;
-    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missingTimer: ______, ...plain } = entry;
+    if (!this.#user || (entry.files && !entry.uploads && !remove)) return;
+    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missingTimer: ______, files: _______, ...plain } = entry;
     entry.unsaved = !remove;
     this.#writes++;
-    within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
+    return within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
       () => {
         entry.unsaved = false;
-        this.#tell({});
+        this.#tabs.tell({});
       },
       (error) => {
         this.#host.failed(error as Error);
@@ -456,6 +448,7 @@ export class Outbox {
   }
 
   #sendAll(): void {
+    this.#uploadAll();
     const suspect = this.#suspect();
     const all = suspect ? [suspect] : this.#entries.values();
     for (const conversation of new Set([...all].map(({ conversation }) => conversation))) this.#send(conversation);
@@ -465,9 +458,17 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, missingTimer, change, files }: Local): boolean {
+  #isDue({ failed, sent, unstored, missingTimer, change, files, uploads }: Local): boolean {
     // A change waits until its message has a seq.
-    return !failed && !sent && !files && !missingTimer && !(change && 'of' in change) && (unstored || this.#turn === this.#connection);
+    return (
+      !failed &&
+      !sent &&
+      !files &&
+      !uploads &&
+      !missingTimer &&
+      !(change && 'of' in change) &&
+      (unstored || this.#turn === this.#connection)
+    );
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
@@ -533,10 +534,10 @@ export class Outbox {
     return undefined;
   }
 
-  #fail(entry: Local, error: ChatError): void {
+  #fail(entry: Local, error: ChatError): Promise<void> {
     entry.failed = { code: error.code, message: error.message };
     this.#settle(entry.clientId)?.reject(error);
-    this.#store(entry);
+    return this.#store(entry);
   }
 
   async #sendMessage(entry: Local, retry: boolean | undefined): Promise<void> {
@@ -555,7 +556,7 @@ export class Outbox {
     // Before the message leaves the storage, or a crash between could leave its changes without a seq.
     this.placed(clientId, sent.seq);
     this.#settle(clientId)?.resolve(sent);
-    this.#tell({ sent: [clientId, sent] });
+    this.#tabs.tell({ sent: [clientId, sent] });
     this.#store(entry, true);
   }
 
@@ -567,7 +568,7 @@ export class Outbox {
     // Before this one leaves the storage, as for `placed`.
     this.#raise(entry, rev);
     this.#accept(entry, rev);
-    this.#tell({ accepted: [clientId, rev] });
+    this.#tabs.tell({ accepted: [clientId, rev] });
     this.#store(entry, true);
   }
 

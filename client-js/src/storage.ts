@@ -1,5 +1,5 @@
 /** The storage of the outbox, as an interface and in memory. */
-import type { Attachment, ConversationId, Millis, Rev, Seq, UserId } from './types.js';
+import type { Attachment, AttachmentId, ConversationId, Millis, Rev, Seq, UserId } from './types.js';
 
 /** The message that a pending change belongs to: its seq, or its client id while it has no seq. */
 export interface ChangeTarget {
@@ -13,6 +13,16 @@ export type OutboxChange =
   | { type: 'delete'; seqs: Seq[] }
   | ({ type: 'react' | 'unreact'; emoji: string } & ChangeTarget);
 
+/** An upload of a pending message, as plain data. */
+export interface KeptUpload {
+  /** The index of its attachment. */
+  at: number;
+  /** The id at the gateway, once it knows the file. */
+  id?: AttachmentId | undefined;
+  /** Where the gateway lists the missing parts, if they go to its file storage. */
+  parts?: string | undefined;
+}
+
 /** A pending message or a pending change of one, as plain data. */
 export interface OutboxEntry {
   /** The idempotency key: a message that is sent twice is stored once. */
@@ -25,6 +35,8 @@ export interface OutboxEntry {
   conversation: ConversationId;
   body: string;
   attachments?: Attachment[];
+  /** The uploads for its attachments, until all are ready. It is not sent before. The storage keeps a file for each. */
+  uploads?: KeptUpload[] | undefined;
   replyTo?: Seq;
   /** The change, if the entry is not a message. `body` is then empty. */
   change?: OutboxChange;
@@ -45,8 +57,13 @@ export interface OutboxStorage {
   entries(user: UserId): Promise<OutboxEntry[]>;
   /** Adds an entry, or replaces the one with the same `clientId`. */
   put(entry: OutboxEntry): Promise<unknown>;
-  /** Deletes an entry. */
+  /** Deletes an entry, and the files that are kept for it. */
   remove(clientId: string): Promise<unknown>;
+  /** Keeps the files of a message, in the place of those kept before. Rejects if there is no room. A storage without this method
+   * gets a message only when its files are uploaded. */
+  keep?(clientId: string, files: Blob[]): Promise<unknown>;
+  /** Returns the files that are kept for a message, in their order. */
+  files?(clientId: string): Promise<Blob[]>;
 }
 
 /** Returns a storage that lives as long as the page or process. */

@@ -1,18 +1,22 @@
-/** Sends files to the gateway by tus 1.0.0 (docs/attachments.md). Loaded with the first upload. */
-import { delay, retryDelay, unless } from './backoff.js';
+/** Sends files to the gateway by tus 1.0.0, or in parts to its file storage (docs/attachments.md). Loaded with the first upload. */
+import { backoff, delay, retryDelay, unless } from './backoff.js';
 import { ChatError, type ErrorCode, lost } from './codes.js';
 import type { Dispose } from './emitter.js';
-import type { AttachmentId, ConversationId } from './types.js';
+import type { AttachmentId, ConversationId, Millis } from './types.js';
 import type { Sender, Upload } from './upload.js';
 
-/** The number of bytes in one request. */
+export { OutboxFiles } from './outbox-files.js';
+
+/** The number of bytes in one request of tus. The gateway chooses the size of parts for its file storage. */
 const PART_BYTES = 4 << 20;
 /** The number of uploads at the same time. The gateway allows four of a user, on all devices. */
 const AT_ONCE = 3;
 /** The number of temporary refusals in a row after which an upload fails. A broken connection is none. */
 const REFUSALS_MAX = 8;
-/** The time between two questions whether the gateway has looked at a file. */
+/** The least time between two questions whether the gateway has looked at a file. It grows, because a scanner may be away. */
 const LOOK_MS = 500;
+/** The number of missing parts that the gateway lists at once. */
+const PARTS_LISTED = 100;
 
 /** What uploads need of the client. */
 export interface TransferHost {
@@ -24,6 +28,21 @@ export interface TransferHost {
   http(path: string): Promise<string>;
   /** Returns a token, a new one if the gateway refused the last. */
   token(isRefused: boolean): Promise<string>;
+  /** Returns the time of the gateway. */
+  now(): Millis;
+}
+
+/** A part that the file storage does not have, with an address that needs no token. */
+interface Part {
+  offset: number;
+  size: number;
+  url: string;
+}
+
+/** How often in a row an upload failed for a time. */
+interface Tries {
+  attempt: number;
+  refusals: number;
 }
 
 /** An answer of the gateway with an error. */
@@ -41,6 +60,10 @@ class Refused extends ChatError {
   }
 }
 
+/** Returns the error of a file storage that did not take a part, while the gateway answers. The next list has new addresses. */
+const untaken = (why: string, cause?: Error) =>
+  Object.assign(new Refused(503, cause ? 'unreachable' : 'unavailable', `the file storage ${why}`), { cause });
+
 /** The uploads of one client. */
 export class Transfers implements Sender {
   #host: TransferHost;
@@ -52,42 +75,31 @@ export class Transfers implements Sender {
     this.#host = host;
   }
 
-  /** Sends a file. Resolves with its id when messages may have it. */
+  /** Sends a file on each new connection, until messages may have it or it is refused for good. Resolves with its id. */
   async run(upload: Upload, signal: AbortSignal): Promise<AttachmentId> {
-    while (this.#active >= AT_ONCE) await unless(signal, new Promise<void>((resolve) => this.#queue.push(resolve)));
-    this.#active++;
-    try {
-      return await this.#keepSending(upload, signal);
-    } finally {
-      this.#active--;
-      for (const begin of this.#queue.splice(0)) begin();
-    }
-  }
-
-  /** Has the gateway erase a file, or what came of it. Does nothing without a connection: a sweep erases it later. */
-  drop(id: AttachmentId): void {
-    void this.#send('DELETE', placeOf(id), { 'tus-resumable': '1.0.0' }).catch(() => {});
-  }
-
-  /** Sends a file on each new connection, until it is complete or refused for good. */
-  async #keepSending(upload: Upload, signal: AbortSignal): Promise<AttachmentId> {
-    let refusals = 0;
-    for (let attempt = 0; ; attempt++) {
+    const tries: Tries = { attempt: 0, refusals: 0 };
+    for (; ; tries.attempt++) {
       await this.#host.ready(upload.conversation, signal);
       const { sent } = upload;
       try {
-        return await this.#whileConnected(signal, (over) => this.#sendAll(upload, over));
+        return await this.#whileConnected(signal, (over) => this.#complete(upload, over, tries));
       } catch (thrown) {
         if (signal.aborted) throw signal.reason;
         const error = thrown as ChatError;
-        // Any other error is one of `fetch`: the network broke.
+        // Any other error is one of `fetch`: the network broke, or the file cannot be read.
+        if (!(error instanceof ChatError)) await checkReadable(upload.blob, upload.sent);
+        if (upload.sent > sent) tries.attempt = tries.refusals = 0;
         const isOver = error instanceof ChatError && !error.temporary;
-        if (isOver || (error instanceof Refused && ++refusals > REFUSALS_MAX)) throw error;
-        if (upload.sent > sent) attempt = refusals = 0;
+        if (isOver || (error instanceof Refused && ++tries.refusals > REFUSALS_MAX)) throw error;
         upload.set('waiting');
-        await delay(retryDelay({ retryAfterMs: error.retryAfterMs }, attempt), signal);
+        await delay(retryDelay({ retryAfterMs: error.retryAfterMs }, tries.attempt), signal);
       }
     }
+  }
+
+  /** Has the gateway erase a file, or what came of it. If that fails, a sweep erases it later. */
+  drop(id: AttachmentId): void {
+    void this.#send('DELETE', placeOf(id), { 'tus-resumable': '1.0.0' }).catch(() => {});
   }
 
   /** Calls `work` with a signal that is aborted with `signal`, and when the connection ends: a request may hang then. */
@@ -104,12 +116,52 @@ export class Transfers implements Sender {
     }
   }
 
-  /** Sends what the gateway does not have yet. */
-  async #sendAll(upload: Upload, signal: AbortSignal): Promise<AttachmentId> {
-    const known = upload.id && (await this.#offset(upload.id, signal));
-    let { offset, state } = known || { offset: 0, state: 'pending' };
-    const id = known ? upload.id! : (upload.id = await this.#create(upload, signal));
+  /** Sends what the gateway does not have yet, and waits until it has looked at the file. */
+  async #complete(upload: Upload, signal: AbortSignal, tries: Tries): Promise<AttachmentId> {
+    let state = await this.#inTurn(signal, () => this.#sendAll(upload, signal));
+    const id = upload.id!;
+    // Other files have their turn meanwhile.
+    for (let looks = 0; state === 'pending' || state === 'scanning'; looks++) {
+      await delay(LOOK_MS + backoff(looks), signal);
+      state = (await this.#progress(id, signal))?.state ?? 'erased';
+      tries.attempt = tries.refusals = 0;
+    }
+    if (state === 'ready') return id;
+    // A retry sends it anew.
+    upload.id = undefined;
+    throw state === 'blocked'
+      ? new ChatError('forbidden', 'the file was blocked: the gateway found something harmful in it')
+      : new ChatError('conflict', `the file is ${state}`);
+  }
+
+  /** Calls `work` when few enough files are being sent. */
+  async #inTurn<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+    while (this.#active >= AT_ONCE) await unless(signal, new Promise<void>((resolve) => this.#queue.push(resolve)));
+    this.#active++;
+    try {
+      return await work();
+    } finally {
+      this.#active--;
+      for (const begin of this.#queue.splice(0)) begin();
+    }
+  }
+
+  /** Sends what the gateway does not have yet. Returns the state of the file. */
+  async #sendAll(upload: Upload, signal: AbortSignal): Promise<string> {
+    const known = upload.id && (await this.#progress(upload.id, signal));
+    // An upload expires, also a complete one that no message has. It then begins anew.
+    const isKept = known && !/^eras/.test(known.state);
+    const { offset, state } = isKept ? known : { offset: 0, state: 'pending' };
+    if (!isKept) await this.#create(upload, signal);
     upload.set('uploading');
+    if (state === 'pending') return upload.parts ? this.#sendParts(upload, upload.parts, signal) : this.#append(upload, offset, signal);
+    upload.progress(upload.size);
+    return state;
+  }
+
+  /** Sends the bytes from `offset` on by tus. Returns the state of the file. */
+  async #append(upload: Upload, offset: number, signal: AbortSignal): Promise<string> {
+    let state = 'pending';
     upload.progress(offset);
     while (offset < upload.size) {
       const headers = {
@@ -117,29 +169,49 @@ export class Transfers implements Sender {
         'content-type': 'application/offset+octet-stream',
         'upload-offset': `${offset}`,
       };
-      const answer = await this.#send('PATCH', placeOf(id), headers, signal, upload.blob.slice(offset, offset + PART_BYTES));
-      ({ offset, state } = progressOf(answer));
+      const body = upload.blob.slice(offset, offset + PART_BYTES);
+      ({ offset, state } = progressOf(await this.#send('PATCH', placeOf(upload.id!), headers, signal, body)));
       upload.progress(offset);
     }
-    // It is complete, and the gateway looks at it.
-    while (state === 'pending' || state === 'scanning') {
-      await delay(LOOK_MS, signal);
-      state = (await this.#offset(id, signal))?.state ?? 'erased';
-    }
-    if (state === 'ready') return id;
-    // A retry sends it anew.
-    upload.id = undefined;
-    throw new ChatError('conflict', `the file is ${state}`);
+    return state;
   }
 
-  async #create({ conversation, name, size, alt }: Upload, signal: AbortSignal): Promise<AttachmentId> {
+  /** Sends the missing parts to the file storage, and completes the file. Returns its state.
+   * @param path Where the gateway lists them. */
+  async #sendParts(upload: Upload, path: string, signal: AbortSignal): Promise<string> {
+    for (;;) {
+      const asked = await this.#send('POST', path, {}, signal);
+      const { parts, expires_at: expiresAt } = (await asked.json()) as { parts: Part[]; expires_at: Millis };
+      if (!parts.length) break;
+      const bytes = parts.reduce((sum, { size }) => sum + size, 0);
+      // Of a full list nobody knows what comes after it.
+      const last = parts.at(-1)!;
+      let sent = (parts.length < PARTS_LISTED ? upload.size : last.offset + last.size) - bytes;
+      upload.progress(sent);
+      for (const part of parts) {
+        // The list has new addresses. The first one is tried in any case, because a clock may be wrong.
+        if (part !== parts[0] && this.#host.now() > expiresAt) break;
+        await put(upload.blob, part, signal);
+        upload.progress((sent += part.size));
+      }
+    }
+    upload.progress(upload.size);
+    const answer = await this.#send('POST', `/v1/attachments/${upload.id}/complete`, {}, signal);
+    return ((await answer.json()) as { state: string }).state;
+  }
+
+  /** Has the gateway note the file. It answers where the bytes go. */
+  async #create(upload: Upload, signal: AbortSignal): Promise<void> {
+    const { conversation, name, size, alt } = upload;
     const body = JSON.stringify({ conversation, name, size, ...(alt && { alt }) });
     const answer = await this.#send('POST', '/v1/attachments', { 'content-type': 'application/json' }, signal, body);
-    return ((await answer.json()) as { id: AttachmentId }).id;
+    const { id, upload: to } = (await answer.json()) as { id: AttachmentId; upload: { parts?: string } };
+    upload.id = id;
+    upload.parts = to.parts;
   }
 
-  /** Returns how much of a file the gateway has; undefined if it does not know the file any more. */
-  async #offset(id: AttachmentId, signal: AbortSignal) {
+  /** Returns how much of a file the gateway has, and its state; undefined if it does not know the file any more. */
+  async #progress(id: AttachmentId, signal: AbortSignal) {
     try {
       return progressOf(await this.#send('HEAD', placeOf(id), { 'tus-resumable': '1.0.0' }, signal));
     } catch (error) {
@@ -173,6 +245,28 @@ export class Transfers implements Sender {
 }
 
 const placeOf = (id: AttachmentId) => `/v1/attachments/${id}/upload`;
+
+/** Sends a part to the file storage. */
+async function put(blob: Blob, { offset, size, url }: Part, signal: AbortSignal): Promise<void> {
+  const body = blob.slice(offset, offset + size);
+  // The address is of another host, and needs no token.
+  const answer = await fetch(url, { method: 'PUT', body, signal, credentials: 'omit' }).catch(async (error: Error) => {
+    if (signal.aborted) throw signal.reason ?? error;
+    await checkReadable(blob, offset);
+    throw untaken(`cannot be reached: ${error.message}`, error);
+  });
+  if (!answer.ok) throw untaken(`answered ${answer.status}`);
+}
+
+/** Throws if the bytes at an offset are gone: the file was changed or deleted, or the browser lost it. */
+async function checkReadable(blob: Blob, offset: number): Promise<void> {
+  try {
+    // React Native cannot read blobs.
+    await blob.slice(offset, offset + 1).arrayBuffer?.();
+  } catch (cause) {
+    throw new ChatError('not_found', 'the file cannot be read any more: choose it again', { cause });
+  }
+}
 
 /** Returns the offset and the state in an answer. */
 function progressOf({ headers }: Response): { offset: number; state: string } {

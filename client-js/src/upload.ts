@@ -47,6 +47,8 @@ export class Upload extends Emitter<UploadEvents> {
   error: ChatError | undefined;
   /** @internal The id at the gateway, once it knows the file. */
   id: AttachmentId | undefined;
+  /** @internal Where the gateway lists the missing parts, if they go to its file storage. */
+  parts: string | undefined;
   /** Resolves with the id when messages may have the file; rejects when the upload failed. A new promise after `retry()`. */
   done!: Promise<AttachmentId>;
   #sender: () => Promise<Sender>;

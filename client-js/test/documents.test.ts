@@ -12,9 +12,10 @@ import { type Browser, chromium, type Page } from 'playwright-core';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import WebSocket from 'ws';
 import { disconnectAll, freePort, Gateway, PATIENCE_MS, readText, until } from './support/gateway.js';
+import { picture } from './support/people.js';
 
 const ROOT = join(import.meta.dirname, '../..');
-const PAGES = ['docs/application.md', 'docs/deployment.md', 'docs/protocol.md', 'client-js/README.md'];
+const PAGES = ['docs/application.md', 'docs/attachments.md', 'docs/deployment.md', 'docs/protocol.md', 'client-js/README.md'];
 const BINARY = process.env.CHAT_GATEWAY ?? join(ROOT, 'target/release/chat-gateway');
 const work = mkdtempSync(join(tmpdir(), 'chat-documents-'));
 const shop = join(work, 'shop');
@@ -55,15 +56,19 @@ let browser: Browser;
 const programs: { end: () => Promise<void> }[] = [];
 
 /** Replaces the addresses and folders that a page names by those of this test. */
-const here = (code: string) =>
+const here = (code: string, address = gateway.address) =>
   code
-    .replaceAll('127.0.0.1:8080', gateway.address)
+    .replaceAll('127.0.0.1:8080', address)
     .replaceAll('localhost:3000', `localhost:${port}`)
     .replaceAll('/tmp/shop', shop)
     .replaceAll('/tmp/chat-backend', join(work, 'chat-backend'))
+    .replace(/\/tmp\/(bobs-)?cat\.png/g, join(work, '$1cat.png'))
     .replaceAll('target/release/chat-gateway', BINARY);
-const bash = async (code: string, cwd = repository, env: NodeJS.ProcessEnv = {}) => {
-  const { stdout } = await promisify(execFile)('bash', ['-euc', here(code)], { cwd, env: { ...process.env, CHAT_SECRET: secret, ...env } });
+const bash = async (code: string, cwd = repository, env: NodeJS.ProcessEnv = {}, address = gateway.address) => {
+  const { stdout } = await promisify(execFile)('bash', ['-euc', here(code, address)], {
+    cwd,
+    env: { ...process.env, CHAT_SECRET: secret, ...env },
+  });
   return stdout;
 };
 
@@ -235,6 +240,35 @@ test('a back end sends with curl', async () => {
     expect(Object.keys(is)).toEqual(Object.keys(JSON.parse(documented)));
   }
   expect(page.messages.at(-1)).toMatchObject({ sender: 'support', body: 'Your order has been sent.' });
+});
+
+test('a picture is uploaded, sent and downloaded with curl, and the page of the other user shows it', async () => {
+  const development = await new Gateway().start();
+  try {
+    const commands = blocks('docs/attachments.md', 'sh').join('echo\n');
+    const env = { CHAT__STORE__EMBEDDED__PATH: join(development.directory, 'data') };
+    const out = (await bash(commands, repository, env, development.address)).split('\n').filter(Boolean);
+    const [announced] = blocks('docs/attachments.md', 'json');
+    // The ids differ in each run.
+    const shape = (text: string) => text.trim().replace(/[0-9a-f]{8}-[^"/]+/g, 'id');
+    expect(shape(out[0]!)).toBe(shape(announced!));
+    expect(out.slice(1, 4).map((line) => line.trim())).toEqual(block('docs/attachments.md', '', 'file-state').trim().split('\n'));
+    expect(JSON.parse(out[4]!)).toMatchObject({ type: 'sent', duplicate: false });
+    expect(out[5]).toBe('Bob has the same picture');
+    const bob = await browser.newPage();
+    bob.setDefaultTimeout(PATIENCE_MS);
+    await bob.goto(development.page);
+    await bob.getByLabel('Name').fill('bob');
+    await bob.getByRole('button', { name: 'Sign in' }).click();
+    await bob.getByRole('button', { name: /alice/ }).click();
+    const shown = bob.locator('.picture img');
+    await until(() => shown.evaluate((image) => (image as HTMLImageElement).naturalWidth > 0), 'the picture');
+    expect(await shown.getAttribute('alt')).toBe('a cat');
+    await picture(bob, 'documents-attachments');
+    await bob.close();
+  } finally {
+    await development.close();
+  }
 });
 
 /** Connects from an address through a proxy. Returns the status of the upgrade, and the socket if there is one. */

@@ -55,13 +55,10 @@ export class People {
       page.on('pageerror', (error) => this.#complaints.push(`${error}`));
       page.on('console', (message) => {
         const text = message.text();
-        // Some tests stop the gateway, or have it refuse an upload, so these errors are expected.
-        if (
-          message.type() === 'error' &&
-          !/ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET|status of 413/.test(text)
-        ) {
-          this.#complaints.push(text);
-        }
+        // Some tests stop the gateway, or have it refuse or forget an upload, so these errors are expected.
+        const isExpected = /ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET|status of 413/.test(text);
+        const isForgotten = /status of 404/.test(text) && message.location().url.endsWith('/upload');
+        if (message.type() === 'error' && !isExpected && !isForgotten) this.#complaints.push(text);
       });
       page.on('request', (request) => {
         if (!request.url().startsWith(address)) this.#complaints.push(`request to another host: ${request.url()}`);
