@@ -1,6 +1,8 @@
 //! The command line. It is not in `main.rs`, which has only the allocator, so that it is compiled once with the library
 //! and the tests can use it.
 
+mod bucket_rules;
+
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
@@ -78,6 +80,11 @@ enum Command {
         #[command(subcommand)]
         command: ClusterCommand,
     },
+    /// Print rules for the bucket of uploaded files
+    Attachments {
+        #[command(subcommand)]
+        command: AttachmentsCommand,
+    },
     /// Ask a running gateway whether it is ready; for container health checks
     Health,
 }
@@ -88,6 +95,15 @@ enum ConfigCommand {
     Check,
     /// Print every setting with its origin, secrets hidden
     Show,
+}
+
+#[derive(Subcommand)]
+enum AttachmentsCommand {
+    /// Print the rule that lets pages use the bucket, as `aws s3api put-bucket-cors --cors-configuration` takes it
+    Cors,
+    /// Print the rule that removes uploads nobody completes, as `aws s3api put-bucket-lifecycle-configuration
+    /// --lifecycle-configuration` takes it
+    Lifecycle,
 }
 
 #[derive(Subcommand)]
@@ -170,6 +186,14 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 "{}",
                 loaded.config.store.cassandra.settings().keyspace.print()
             );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Attachments { command } => {
+            let rules = match command {
+                AttachmentsCommand::Cors => bucket_rules::cors(&loaded.config)?,
+                AttachmentsCommand::Lifecycle => bucket_rules::lifecycle(&loaded.config)?,
+            };
+            println!("{rules:#}");
             Ok(ExitCode::SUCCESS)
         }
         Command::Compact => compact(&loaded.config),

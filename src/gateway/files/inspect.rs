@@ -9,19 +9,20 @@ use std::{
 
 use aws_lc_rs::digest;
 use axum::response::Response;
+use bytes::Bytes;
 
-use super::{Files, disk_failed, store_failed};
+use super::{Files, bucket, disk_failed, storage::Storage, store_failed};
 use crate::{
     files::{
-        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, is_inline,
-        process, sniff, strip,
+        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Processed, Upload, Variant, Writing,
+        is_inline, process, sniff, strip,
     },
     model::{AttachmentId, FileFacts, FileResult, FileState},
     protocol::ErrorCode,
 };
 
 /// The largest image that is looked at. A larger one is a download.
-const IMAGE_BYTES_MAX: u64 = 32 << 20;
+pub(super) const IMAGE_BYTES_MAX: u64 = 32 << 20;
 /// Bytes that are read at once to compute a hash.
 const PART_BYTES: usize = 256 << 10;
 
@@ -43,9 +44,10 @@ impl Files {
     }
 }
 
-/// Moves a complete upload and looks at it. Returns its state.
+/// Moves a complete upload of a directory and looks at it. Returns its state.
 pub(super) async fn complete(
     files: &Arc<Files>,
+    directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
     writing: &Writing,
@@ -53,35 +55,43 @@ pub(super) async fn complete(
 ) -> Result<FileState, Response> {
     {
         let _place = files.finishing.acquire().await;
-        let moved = files.directory.complete(writing, facts.size, upload).await;
+        let moved = directory.complete(writing, facts.size, upload).await;
         moved.map_err(|error| disk_failed(&error))?;
     }
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    look_at(files, file, facts).await
+    look_at(files, directory, file, facts).await
 }
 
 /// Completes what a gateway that ended had begun.
 pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
-    let Some(writing) = files.directory.take(file) else {
-        return; // Someone is at it.
+    let completed = match &files.storage {
+        Storage::Directory(directory) => {
+            let Some(writing) = directory.take(file) else {
+                return; // Someone is at it.
+            };
+            complete(files, directory, file, facts, &writing, None).await
+        }
+        Storage::Bucket(storage) => {
+            let Some(_writing) = storage.take(file) else {
+                return;
+            };
+            bucket::complete(files, storage, file, facts).await
+        }
     };
-    if let Err(response) = complete(files, file, facts, &writing, None).await {
+    if let Err(response) = completed {
         tracing::warn!(%file, status = %response.status(), "could not look at a file again");
     }
 }
 
 async fn look_at(
     files: &Arc<Files>,
+    directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
 ) -> Result<FileState, Response> {
     let _permit = files.inspections.acquire().await;
-    let (directory, limits, size) = (
-        files.directory.clone(),
-        files.settings.image_limits(),
-        facts.size,
-    );
+    let (directory, limits, size) = (directory.clone(), files.settings.image_limits(), facts.size);
     let looked =
         tokio::task::spawn_blocking(move || inspect(&directory, file, size, limits.as_ref()));
     let result = looked
@@ -121,15 +131,43 @@ fn inspect(
             kind = kind.as_download();
         }
     }
-    let is_broken = !kind.is_inline() && is_inline(kind.mime());
     let (sha256, size) = hash(&path)?;
     Ok(FileResult {
         sha256,
         size,
-        mime: if is_broken { DOWNLOAD } else { kind.mime() }.to_owned(),
+        mime: named(kind).to_owned(),
         pixels: image.as_ref().map(|image| image.pixels),
         thumbnail: image.map(|image| image.thumbnail.to_owned()),
     })
+}
+
+/// Returns the media type that messages name. Of a broken image it is that of a download.
+pub(super) fn named(kind: Kind) -> &'static str {
+    if !kind.is_inline() && is_inline(kind.mime()) {
+        DOWNLOAD
+    } else {
+        kind.mime()
+    }
+}
+
+/// An image without metadata, and what is shown of it.
+pub(super) struct Picture {
+    pub(super) clean: Bytes,
+    pub(super) processed: Processed,
+}
+
+/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
+pub(super) fn picture(
+    bytes: impl AsRef<[u8]>,
+    kind: &Kind,
+    limits: &ImageLimits,
+) -> Option<Picture> {
+    let format = kind.format()?;
+    let clean = strip(bytes.as_ref(), format).ok()?;
+    // They may be large, and decoding takes more.
+    drop(bytes);
+    let processed = process(&clean, format, limits).ok()?;
+    Some(Picture { clean, processed })
 }
 
 struct Shown {
@@ -137,22 +175,15 @@ struct Shown {
     thumbnail: &'static str,
 }
 
-/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
+/// Replaces an image by one without metadata, and writes its thumbnail. `None` if it is no image that can be decoded.
 fn show(
     directory: &Directory,
     file: AttachmentId,
     kind: &Kind,
     limits: &ImageLimits,
 ) -> io::Result<Option<Shown>> {
-    let Some(format) = kind.format() else {
-        return Ok(None);
-    };
     let bytes = fs::read(directory.path(file, Variant::Original))?;
-    let Ok(clean) = strip(&bytes, format) else {
-        return Ok(None);
-    };
-    drop(bytes);
-    let Ok(processed) = process(&clean, format, limits) else {
+    let Some(Picture { clean, processed }) = picture(bytes, kind, limits) else {
         return Ok(None);
     };
     directory.replace(file, Variant::Thumbnail, &processed.thumbnail.bytes)?;
