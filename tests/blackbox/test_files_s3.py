@@ -93,16 +93,16 @@ async def test_a_picture_is_uploaded_sent_and_seen_by_its_readers_only(start, bu
 async def test_uploads_continue_with_the_parts_that_are_missing(start, bucket):
     gateway, alice, bob, dm = await two(start, bucket)
     up, mallory = BucketUploader(gateway, "alice"), BucketUploader(gateway, "mallory")
-    data = bytes(range(256)) * (5 * PART // 512) + b"the end"
+    data = bytes(range(256)) * (2 * PART // 256) + b"the end"
     file = (await up.begin(dm, len(data), "data.bin")).json()["id"]
     answer = (await up.parts(file)).json()
     assert [(p["number"], p["offset"], p["size"]) for p in answer["parts"]] == [
-        (1, 0, PART), (2, PART, PART), (3, 2 * PART, PART // 2 + 7)]
-    assert (await up.http.put(answer["parts"][2]["url"], content=data[2 * PART:-1])).status_code == 403, "another size"
+        (1, 0, PART), (2, PART, PART), (3, 2 * PART, 7)]
+    assert (await up.http.put(answer["parts"][2]["url"], content=b"another size")).status_code == 403
     assert (await up.put(answer["parts"][2], data)).status_code == 200
     assert (await up.put(answer["parts"][0], data)).status_code == 200
     head = await up.head(file)
-    assert (head.headers["upload-offset"], head.headers["upload-length"]) == (str(PART + PART // 2 + 7), str(len(data)))
+    assert (head.headers["upload-offset"], head.headers["upload-length"]) == (str(PART + 7), str(len(data)))
     assert head.headers["file-state"] == "pending"
     early = await up.complete(file)
     assert (early.status_code, early.json()["code"]) == (409, "conflict")
@@ -126,7 +126,7 @@ async def test_uploads_continue_with_the_parts_that_are_missing(start, bucket):
     assert (await up.head(file)).headers["file-state"] == "ready"
     assert (await up.parts(file)).json()["parts"] == []
     # Its addresses write nothing any more.
-    assert (await up.put(answer["parts"][0], data)).status_code == 404
+    assert (await up.put(answer["parts"][2], data)).status_code == 404
     assert bucket.objects() == [f"chat/files/{file}/original"]
     found = await up.download(file)
     assert sha256(found.content) == sha256(data)

@@ -126,6 +126,10 @@ pub(in crate::gateway) async fn file(
     let (Some(files), Some(variant)) = (&gateway.files, Variant::named(&variant)) else {
         return no_such_file();
     };
+    // Before the signature: with a bucket the storage signs, and the key of the gateway is no secret.
+    let Some(directory) = files.storage.directory() else {
+        return no_such_file();
+    };
     let signature = Signature {
         expires_s: e,
         text: s,
@@ -146,9 +150,6 @@ pub(in crate::gateway) async fn file(
     };
     let Some(row) = row.filter(|row| matches!(row.state, FileState::Ready | FileState::Erasing))
     else {
-        return no_such_file();
-    };
-    let Some(directory) = files.storage.directory() else {
         return no_such_file();
     };
     let path = directory.path(file, variant);

@@ -110,7 +110,11 @@ impl S3 for Files {
         let stored = self.parts(&asked.upload_id);
         let stored = stored.map_err(|error| s3_error!(error, InternalError))?;
         let named = asked.multipart_upload.as_ref();
-        for part in named.and_then(|named| named.parts.as_ref()).into_iter().flatten() {
+        for part in named
+            .and_then(|named| named.parts.as_ref())
+            .into_iter()
+            .flatten()
+        {
             let is_stored = |stored: &Part| {
                 (stored.part_number, &stored.e_tag) == (part.part_number, &part.e_tag)
             };

@@ -5,6 +5,7 @@ mod files;
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use http_body_util::BodyExt as _;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -28,7 +29,11 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
-    let mut next = || arguments.next().ok_or("ADDRESS FOLDER ACCESS-KEY SECRET-KEY");
+    let mut next = || {
+        arguments
+            .next()
+            .ok_or("ADDRESS FOLDER ACCESS-KEY SECRET-KEY")
+    };
     let (address, folder) = (next()?.parse::<SocketAddr>()?, PathBuf::from(next()?));
     let (access, secret) = (next()?, next()?);
     let mut builder = S3ServiceBuilder::new(files::Files::new(folder)?);
@@ -53,13 +58,22 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, HttpError> {
     let is_asking = request.method() == Method::OPTIONS
-        && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        && request
+            .headers()
+            .contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = if is_asking {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         response
     } else {
-        service.call(request.map(Body::from)).await?
+        // All of it is read, also if the request is refused: so a client can use the connection again.
+        let (head, body) = request.into_parts();
+        let body = body
+            .collect()
+            .await
+            .map_err(|error| HttpError::new(error.into()))?;
+        let request = Request::from_parts(head, Body::from(body.to_bytes()));
+        service.call(request).await?
     };
     for (name, value) in [
         (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
