@@ -83,7 +83,7 @@ enum Command {
     /// Print rules for the bucket of uploaded files
     Attachments {
         #[command(subcommand)]
-        command: AttachmentsCommand,
+        command: bucket_rules::Command,
     },
     /// Ask a running gateway whether it is ready; for container health checks
     Health,
@@ -95,15 +95,6 @@ enum ConfigCommand {
     Check,
     /// Print every setting with its origin, secrets hidden
     Show,
-}
-
-#[derive(Subcommand)]
-enum AttachmentsCommand {
-    /// Print the rule that lets pages use the bucket, as `aws s3api put-bucket-cors --cors-configuration` takes it
-    Cors,
-    /// Print the rule that removes uploads nobody completes, as `aws s3api put-bucket-lifecycle-configuration
-    /// --lifecycle-configuration` takes it
-    Lifecycle,
 }
 
 #[derive(Subcommand)]
@@ -188,14 +179,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
-        Command::Attachments { command } => {
-            let rules = match command {
-                AttachmentsCommand::Cors => bucket_rules::cors(&loaded.config)?,
-                AttachmentsCommand::Lifecycle => bucket_rules::lifecycle(&loaded.config)?,
-            };
-            println!("{rules:#}");
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Attachments { command } => bucket_rules::print(&loaded.config, &command),
         Command::Compact => compact(&loaded.config),
         Command::Cluster { command } => {
             runtime()?.block_on(cluster_command(&loaded.config, command))

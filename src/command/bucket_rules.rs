@@ -1,12 +1,33 @@
 //! The rules that a bucket of uploaded files needs, as JSON for `aws s3api`.
 
+use std::process::ExitCode;
+
 use anyhow::{Context as _, bail};
+use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::config::{Config, FilesKind};
 
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Print the rule that lets pages use the bucket, as `aws s3api put-bucket-cors --cors-configuration` takes it
+    Cors,
+    /// Print the rule that removes uploads nobody completes, as `aws s3api put-bucket-lifecycle-configuration
+    /// --lifecycle-configuration` takes it
+    Lifecycle,
+}
+
+pub(super) fn print(config: &Config, command: &Command) -> anyhow::Result<ExitCode> {
+    let rules = match command {
+        Command::Cors => cors(config)?,
+        Command::Lifecycle => lifecycle(config)?,
+    };
+    println!("{rules:#}");
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Returns the rule by which pages of `client.origins` may use the bucket.
-pub(super) fn cors(config: &Config) -> anyhow::Result<Value> {
+fn cors(config: &Config) -> anyhow::Result<Value> {
     prefix(config)?;
     let origins = &config.client.origins;
     if origins.is_empty() {
@@ -25,7 +46,7 @@ pub(super) fn cors(config: &Config) -> anyhow::Result<Value> {
 }
 
 /// Returns the rule by which the bucket removes uploads that nobody completes.
-pub(super) fn lifecycle(config: &Config) -> anyhow::Result<Value> {
+fn lifecycle(config: &Config) -> anyhow::Result<Value> {
     let prefix = format!("{}incoming/", prefix(config)?);
     // A day more than uploads may take.
     let days = config.attachments.orphan_h.div_ceil(24) + 1;

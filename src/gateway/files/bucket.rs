@@ -6,6 +6,7 @@ use std::{io, sync::Arc};
 
 use aws_lc_rs::digest;
 use axum::response::Response;
+use tokio::time::{Duration, sleep};
 
 use super::{
     Files,
@@ -18,6 +19,10 @@ use crate::{
     protocol::ErrorCode,
 };
 
+/// How often a gateway looks for a file that another one is moving.
+const ATTEMPTS: usize = 10;
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
 /// Joins the parts of an upload and looks at the file. Returns its state.
 pub(super) async fn complete(
     files: &Arc<Files>,
@@ -29,19 +34,24 @@ pub(super) async fn complete(
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
     let inspection = bucket.inspection();
-    let looked = match look_at(files, bucket, inspection, file, facts).await {
-        // Another gateway was faster: what it made is there.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            look_at(files, bucket, inspection, file, facts).await
+    for _ in 0..ATTEMPTS {
+        match look_at(files, bucket, inspection, file, facts).await {
+            Ok(result) => return finish(files, bucket, file, &result).await,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(storage_failed(&error)),
         }
-        looked => looked,
-    };
-    let result = looked.map_err(|error| match error.kind() {
-        // It was given up meanwhile.
-        io::ErrorKind::NotFound => no_such_file(),
-        _ => storage_failed(&error),
-    })?;
-    finish(files, bucket, file, &result).await
+        // Another gateway moves it now, or has done so, or erases it.
+        let row = files.row(file).await.map_err(store_failed)?;
+        match row.map(|row| row.state) {
+            Some(FileState::Ready) => return Ok(FileState::Ready),
+            Some(FileState::Pending | FileState::Scanning) => sleep(RETRY_AFTER).await,
+            Some(FileState::Erasing | FileState::Blocked | FileState::Erased) | None => {
+                return Err(no_such_file());
+            }
+        }
+    }
+    let gone = io::Error::other(format!("the bytes of the file {file} are in no object"));
+    Err(storage_failed(&gone))
 }
 
 /// Joins the parts of an upload, unless that was done before.
@@ -57,14 +67,17 @@ async fn join(bucket: &Bucket, file: AttachmentId, facts: &FileFacts) -> Result<
         let text = "parts are missing, or have another size: ask for their addresses";
         return Err(refused(ErrorCode::Conflict, text));
     }
-    match bucket.join(file, upload, &stored).await {
-        // Another gateway joined them.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+    let Err(error) = bucket.join(file, upload, &stored).await else {
+        return Ok(());
+    };
+    match bucket.parts(file, upload).await {
+        // Another gateway joins them. Storages differ in how they say that.
+        Ok(None) => Ok(()),
+        _ if error.kind() == io::ErrorKind::InvalidData => {
             let text = "a part was sent again meanwhile: try again";
             Err(refused(ErrorCode::Conflict, text))
         }
-        joined => joined.map_err(|error| storage_failed(&error)),
+        _ => Err(storage_failed(&error)),
     }
 }
 
