@@ -11,7 +11,7 @@ from PIL import Image
 from changes import delete, entry
 from files import TUS, Bucket, BucketUploader, metadata, picture, sha256
 from support import UNLIMITED, Three, clean, eventually, uuid4
-from test_files import HOSTILE, closed
+from test_files import HOSTILE, closed, erased
 from test_messages import refused
 
 PART = 16 << 20
@@ -195,7 +195,7 @@ async def test_a_file_goes_when_its_message_goes(start, bucket):
     assert (await up.put(parts[1], bytes(PART) + b"123456789")).status_code == 404
     assert (await up.complete(half)).status_code == 404
     assert (await up.parts(half)).status_code == 404
-    assert gateway.metrics()["chat_files_erased_total"] == 5
+    await erased(gateway, 5)
     await closed(alice, bob)
 
 
