@@ -1,6 +1,8 @@
 //! The command line. It is not in `main.rs`, which has only the allocator, so that it is compiled once with the library
 //! and the tests can use it.
 
+mod bucket_rules;
+
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
@@ -77,6 +79,11 @@ enum Command {
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
+    },
+    /// Print rules for the bucket of uploaded files
+    Attachments {
+        #[command(subcommand)]
+        command: bucket_rules::Command,
     },
     /// Ask a running gateway whether it is ready; for container health checks
     Health,
@@ -172,6 +179,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
+        Command::Attachments { command } => bucket_rules::print(&loaded.config, &command),
         Command::Compact => compact(&loaded.config),
         Command::Cluster { command } => {
             runtime()?.block_on(cluster_command(&loaded.config, command))

@@ -14,7 +14,7 @@ use crate::{
     auth::Tokens,
     chat::Conversations,
     cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
-    config::{Config, StoreKind},
+    config::{Config, FilesKind, StoreKind},
     fanout::Hub,
     gateway::{self, Gateway},
     model::GatewayId,
@@ -205,12 +205,18 @@ fn open_files(
     upkeep: &Tasks,
 ) -> anyhow::Result<(Option<Arc<gateway::Files>>, gateway::Eraser)> {
     let files = gateway::Files::open(config, store.clone(), core.clone());
-    let files = files.map_err(|e| anyhow::anyhow!("attachments.path: {e}"))?;
+    let setting = match config.attachments.store {
+        FilesKind::S3 => "attachments.s3",
+        FilesKind::Local | FilesKind::Off => "attachments.path",
+    };
+    let files = files.map_err(|e| anyhow::anyhow!("{setting}: {e}"))?;
     let (eraser, dropped) = gateway::Eraser::new();
     if let Some(files) = &files {
         let router = cluster.router.clone();
         let erasing = gateway::Eraser::run(files.clone(), router, dropped);
         upkeep.spawn_until_drained(erasing);
+        let checked = files.clone();
+        upkeep.spawn_until_drained(async move { checked.check().await });
     }
     let told = eraser.clone();
     cluster.on_dropped_file(move |conversation, file| told.drop_file(conversation, file));

@@ -30,7 +30,7 @@ use crate::{
         ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, LEVEL_FILES, Level,
         UserId,
     },
-    store::{PublicPage, Store},
+    store::{PublicPage, Store, WorkShard},
     tasks::Tasks,
 };
 
@@ -106,6 +106,12 @@ impl Router {
     #[must_use]
     pub fn has_files(&self) -> bool {
         self.level.get() >= LEVEL_FILES
+    }
+
+    /// Returns whether this gateway sweeps a partition of the files. While the ring changes, two may do it, or none.
+    #[must_use]
+    pub fn sweeps(&self, shard: WorkShard) -> bool {
+        self.others.is_none() || self.ring.load().sweeper(shard) == Some(self.me)
     }
 
     pub(super) fn sockets(&self) -> &LocalSockets {

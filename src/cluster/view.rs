@@ -4,7 +4,10 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::model::{ConversationId, Epoch, GatewayId, Topic, UserId};
+use crate::{
+    model::{ConversationId, Epoch, GatewayId, Topic, UserId},
+    store::WorkShard,
+};
 
 /// The view of the ring at one version: its members. The version is also the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +52,13 @@ impl View {
             Topic::User(user) | Topic::Presence(user) => self.home(user),
             Topic::Channel(channel) => self.owner(*channel),
         }
+    }
+
+    /// Returns the gateway that sweeps a partition of the files.
+    #[must_use]
+    pub fn sweeper(&self, WorkShard { day, shard }: WorkShard) -> Option<GatewayId> {
+        let [a, b, c, d] = day.to_be_bytes();
+        self.pick(&[a, b, c, d, shard])
     }
 
     /// Returns the gateway of a key. It must never change, because builds of several versions share a ring during an

@@ -1,6 +1,6 @@
 //! The checks of the settings, in one function for each section.
 
-use super::{Algorithm, Config, Limits, Loaded, StoreKind};
+use super::{Algorithm, Config, FilesKind, Limits, Loaded, StoreKind};
 use crate::{
     files::Scanner,
     memory::{MIB_MAX, MIB_MIN},
@@ -41,6 +41,7 @@ impl<'a> Checks<'a> {
         checks.cassandra();
         checks.cluster();
         checks.attachments();
+        checks.s3();
         checks.drain();
         checks.wrong
     }
@@ -319,6 +320,50 @@ impl<'a> Checks<'a> {
         }
     }
 
+    fn s3(&mut self) {
+        let Config { attachments, .. } = &self.loaded.config;
+        if attachments.store != FilesKind::S3 {
+            return;
+        }
+        let s3 = &attachments.s3;
+        self.check(
+            s3.endpoint.as_deref().is_some_and(is_origin),
+            "attachments.s3.endpoint",
+            "must be the address of the storage without a path, such as https://s3.eu-central-1.amazonaws.com",
+        );
+        self.check(
+            !s3.region.is_empty(),
+            "attachments.s3.region",
+            "must not be empty. Storages without regions mostly take us-east-1",
+        );
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+        self.check(
+            s3.bucket
+                .as_ref()
+                .is_some_and(|name| (3..=63).contains(&name.len()) && name.chars().all(plain)),
+            "attachments.s3.bucket",
+            "must be the name of a bucket: 3 to 63 characters of a-z, 0-9, - and .",
+        );
+        let in_keys = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
+        let is_folder = s3.prefix.ends_with('/') && !s3.prefix.starts_with('/');
+        self.check(
+            s3.prefix.is_empty()
+                || is_folder
+                    && s3.prefix.len() <= 512
+                    && s3.prefix.chars().all(in_keys)
+                    && !s3.prefix.contains("//")
+                    && !s3.prefix.split('/').any(|part| part == "." || part == ".."),
+            "attachments.s3.prefix",
+            "must be empty, or folders such as chat/ that end with / and consist of a-z, A-Z, 0-9, -, ., _ and /",
+        );
+        let set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        self.check(
+            set(&s3.access_key) && set(&s3.secret_key),
+            "attachments.s3.access_key",
+            "must be set together with attachments.s3.secret_key",
+        );
+    }
+
     fn drain(&mut self) {
         let Config { drain, .. } = &self.loaded.config;
         self.check(
@@ -327,6 +372,16 @@ impl<'a> Checks<'a> {
             "must be at least drain.spread_ms",
         );
     }
+}
+
+/// Whether a text is the address of a server, without a path.
+fn is_origin(text: &str) -> bool {
+    let host = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    let host = host.map(|host| host.strip_suffix('/').unwrap_or(host));
+    let in_hosts = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
+    host.is_some_and(|host| !host.is_empty() && host.chars().all(in_hosts))
 }
 
 /// Returns the limits that must be at least 1, with their names.

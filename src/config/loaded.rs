@@ -53,7 +53,10 @@ impl Loaded {
             Value::Empty(..) => {}
             value => {
                 let text = match value {
-                    _ if key.ends_with("secret") || key.ends_with("password") => {
+                    _ if ["secret", "password", "secret_key"]
+                        .iter()
+                        .any(|end| key.ends_with(end)) =>
+                    {
                         "\"***\"".to_owned()
                     }
                     other => serde_json::to_string(other).unwrap_or_default(),

@@ -2,12 +2,14 @@
 //!
 //! Environment variables override the file: `CHAT__CLIENT__LISTEN`, `CHAT__STORE__EMBEDDED__PATH`, and so on.
 
+mod attachments;
 mod checks;
 mod loaded;
 mod settings;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
+pub use attachments::{Attachments, FilesKind, S3};
 use checks::Checks;
 use figment::{
     Figment,
@@ -270,54 +272,6 @@ pub struct Messages {
     pub reactions_coalesce_ms: u64,
 }
 
-/// Uploaded files.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Attachments {
-    pub store: FilesKind,
-    /// The directory of the files. By default it is `attachments` in the directory of the embedded store.
-    pub path: Option<PathBuf>,
-    /// The secret that signs addresses, at least 32 bytes.
-    pub secret: Option<String>,
-    pub size_max_mib: u64,
-    pub user_mib_per_day: u64,
-    pub uploads_per_minute: u32,
-    pub uploads_at_once: usize,
-    /// MiB of the disk that uploads leave free.
-    pub min_free_mib: u64,
-    /// Hours after which a file that no message has is erased.
-    pub orphan_h: u64,
-    /// Seconds. An address is valid for one to two times as long.
-    pub url_window_s: u64,
-    /// Images that are looked at at the same time. 0 shows no images: all are downloads.
-    pub image_threads: usize,
-    pub image_megapixels: u64,
-    /// Pixels of the longer side of a thumbnail.
-    pub thumb_px: u32,
-    /// The address of clamd, which scans each file before messages may have it.
-    pub scanner: Option<String>,
-}
-
-impl fmt::Debug for Attachments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attachments")
-            .field("store", &self.store)
-            .field("path", &self.path)
-            .field("secret", &self.secret.as_ref().map(|_| "***"))
-            .finish_non_exhaustive()
-    }
-}
-
-/// The place of the bytes of uploaded files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FilesKind {
-    /// A directory of this machine.
-    Local,
-    /// There are no uploads.
-    Off,
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Drain {
@@ -461,27 +415,6 @@ impl Default for Messages {
         Self {
             edit_window_s: 0,
             reactions_coalesce_ms: 250,
-        }
-    }
-}
-
-impl Default for Attachments {
-    fn default() -> Self {
-        Self {
-            store: FilesKind::Local,
-            path: None,
-            secret: None,
-            size_max_mib: 100,
-            user_mib_per_day: 1_024,
-            uploads_per_minute: 60,
-            uploads_at_once: 4,
-            min_free_mib: 1_024,
-            orphan_h: 24,
-            url_window_s: 300,
-            image_threads: 1,
-            image_megapixels: 40,
-            thumb_px: 640,
-            scanner: None,
         }
     }
 }

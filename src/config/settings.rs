@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use super::{Attachments, Cassandra, Config, Consistency, FilesKind, Limits, Messages};
 use crate::{
     chat,
-    files::{ImageLimits, Scanner},
+    files::{BucketSettings, ImageLimits, Scanner},
     memory,
     model::limits::{
         ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
@@ -128,6 +128,22 @@ impl Config {
         let beside = || self.store.embedded.path.join("attachments");
         let is_local = self.attachments.store == FilesKind::Local && !self.cluster.enabled;
         is_local.then(|| self.attachments.path.clone().unwrap_or_else(beside))
+    }
+
+    /// Returns the bucket of uploaded files. `None` if they are not in a bucket.
+    #[must_use]
+    pub fn bucket(&self) -> Option<BucketSettings> {
+        let s3 = self.attachments.s3.clone();
+        let is_used = self.attachments.store == FilesKind::S3;
+        is_used.then(|| BucketSettings {
+            endpoint: s3.endpoint.unwrap_or_default(),
+            region: s3.region,
+            name: s3.bucket.unwrap_or_default(),
+            prefix: s3.prefix,
+            path_style: s3.path_style,
+            access_key: s3.access_key.unwrap_or_default(),
+            secret_key: s3.secret_key.unwrap_or_default(),
+        })
     }
 
     /// Returns the memory for conversations, homes and caches.

@@ -10,11 +10,9 @@
 //! An upload cannot change a complete file, because it is moved first.
 
 use std::{
-    collections::HashSet,
     fs, io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -23,10 +21,11 @@ use tokio::{
     io::{AsyncSeekExt as _, AsyncWriteExt as _, BufWriter},
 };
 
-use crate::{model::AttachmentId, tasks::lock};
+use super::writing::{Writers, Writing};
+use crate::model::AttachmentId;
 
-const INCOMING: &str = "incoming";
-const FILES: &str = "files";
+pub(super) const INCOMING: &str = "incoming";
+pub(super) const FILES: &str = "files";
 const ORIGINAL: &str = "original";
 const THUMBNAIL: &str = "thumbnail";
 const SECRET: &str = "signing.key";
@@ -69,21 +68,7 @@ pub struct Directory {
     root: PathBuf,
     /// Bytes of the disk that uploads leave free.
     free_min: u64,
-    /// The uploads to which something writes now.
-    writing: Arc<Mutex<HashSet<AttachmentId>>>,
-}
-
-/// The right to write to an upload. Nobody else has it for the same upload.
-#[derive(Debug)]
-pub struct Writing {
-    id: AttachmentId,
-    all: Arc<Mutex<HashSet<AttachmentId>>>,
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        lock(&self.all).remove(&self.id);
-    }
+    writers: Writers,
 }
 
 /// An upload that is being written to.
@@ -131,7 +116,7 @@ impl Directory {
         Ok(Self {
             root: root.to_owned(),
             free_min,
-            writing: Arc::default(),
+            writers: Writers::default(),
         })
     }
 
@@ -213,10 +198,7 @@ impl Directory {
     /// Returns the right to write to an upload, unless someone else has it.
     #[must_use]
     pub fn take(&self, id: AttachmentId) -> Option<Writing> {
-        lock(&self.writing).insert(id).then(|| Writing {
-            id,
-            all: self.writing.clone(),
-        })
+        self.writers.take(id)
     }
 
     /// Opens an upload to continue it.

@@ -5,23 +5,29 @@
 //! [`sniff`], [`strip`], then [`process`] with the stripped bytes, so that the size and the thumbnail show the file that
 //! is served. If either of the two fails, the file is a download: [`Kind::as_download`].
 
+mod bucket;
 mod directory;
 mod image;
 mod kind;
 mod metadata;
 mod name;
+mod parts;
 mod scanner;
 mod signing;
+mod writing;
 
 #[cfg(test)]
 mod fixtures;
 
 pub use self::{
-    directory::{Directory, Upload, Variant, Writing},
+    bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
+    directory::{Directory, Upload, Variant},
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
     name::clean,
+    parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},
+    writing::Writing,
 };

@@ -1,8 +1,12 @@
 //! Uploaded files: who may upload and download them, over HTTP (docs/attachments.md).
 
+mod bucket;
 pub(super) mod download;
 mod eraser;
 mod inspect;
+pub(super) mod parts;
+mod scan;
+mod storage;
 pub(super) mod upload;
 
 use std::{
@@ -30,7 +34,7 @@ use super::{
 use crate::{
     chat::Error,
     clock, config,
-    files::{Directory, Scanner, Signer},
+    files::{Scanner, Signer},
     model::{AttachmentId, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
@@ -38,6 +42,7 @@ use crate::{
 };
 
 pub use eraser::Eraser;
+use storage::Storage;
 
 /// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
 const UPLOADS_OPEN_MAX: usize = 64;
@@ -52,8 +57,9 @@ const USAGE_LOCKS: usize = 64;
 
 /// The uploads and downloads of this gateway.
 pub struct Files {
-    pub(super) directory: Arc<Directory>,
+    storage: Storage,
     pub(super) store: Arc<dyn Store>,
+    /// It signs the addresses of files in a directory.
     signer: Signer,
     settings: config::Attachments,
     /// How often users may begin an upload.
@@ -92,7 +98,7 @@ impl Drop for Counted {
 }
 
 impl Files {
-    /// Opens the directory of the settings. `None` if they turn uploads off.
+    /// Opens the storage of the settings. `None` if they turn uploads off.
     ///
     /// # Errors
     /// The error of the file system.
@@ -102,19 +108,20 @@ impl Files {
         tasks: Tasks,
     ) -> io::Result<Option<Arc<Self>>> {
         let settings = config.attachments.clone();
-        let Some(path) = config.attachments_path() else {
+        let Some(storage) = Storage::open(config)? else {
             return Ok(None);
         };
-        let directory = Directory::open(&path, settings.min_free_mib << 20)?;
-        let secret = match (&settings.secret, &config.cluster.secret) {
-            (Some(secret), _) | (None, Some(secret)) => secret.clone().into_bytes(),
-            (None, None) => directory.secret()?,
+        let secret = match (&settings.secret, &config.cluster.secret, &storage) {
+            (Some(secret), ..) | (None, Some(secret), _) => secret.clone().into_bytes(),
+            (None, None, Storage::Directory(directory)) => directory.secret()?,
+            // The storage signs with its own key.
+            (None, None, Storage::Bucket(_)) => Vec::new(),
         };
         let per_minute = std::num::NonZeroU32::new(settings.uploads_per_minute);
         let per_minute = per_minute.unwrap_or(std::num::NonZeroU32::MIN);
         let inspections = settings.image_threads.max(1);
         Ok(Some(Arc::new(Self {
-            directory: Arc::new(directory),
+            storage,
             store,
             signer: Signer::new(&secret, settings.url_window_s),
             begins: RateLimiter::keyed(Quota::per_minute(per_minute)),
@@ -131,6 +138,24 @@ impl Files {
             tasks,
             settings,
         })))
+    }
+
+    /// Returns the origin of the bucket of the files. `None` if they are in a directory.
+    pub(super) fn origin(&self) -> Option<String> {
+        self.storage.bucket().map(|bucket| bucket.origin())
+    }
+
+    /// Says in the log why the bucket cannot be used, if so. The gateway runs without it.
+    pub async fn check(&self) {
+        let Some(bucket) = self.storage.bucket() else {
+            return;
+        };
+        match bucket.check().await {
+            Ok(()) => tracing::info!(bucket = ?bucket, "the bucket of uploaded files answers"),
+            Err(error) => {
+                tracing::error!(%error, "the bucket of uploaded files cannot be used: uploads and downloads fail until it can");
+            }
+        }
     }
 
     /// Drops the rates of users who were not active recently. It is called every few seconds.
@@ -186,6 +211,14 @@ fn disk_failed(error: &io::Error) -> Response {
     )
 }
 
+fn storage_failed(error: &io::Error) -> Response {
+    crate::seldom::seldom!(ERROR, "the bucket of uploaded files failed", %error);
+    refused(
+        ErrorCode::Unavailable,
+        "the storage of files does not answer as it should: try again",
+    )
+}
+
 /// Returns the routes of files. Pages of other origins may use them as they may use the WebSocket.
 pub(super) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     let one = get(upload::offset)
@@ -200,6 +233,14 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         )
         .route("/v1/attachments/{file}", get(download::redirect))
         .route("/v1/attachments/{file}/upload", one)
+        .route(
+            "/v1/attachments/{file}/parts",
+            post(parts::list).options(upload::options),
+        )
+        .route(
+            "/v1/attachments/{file}/complete",
+            post(parts::complete).options(upload::options),
+        )
         .route("/v1/files/{file}/{variant}", get(download::file))
         .layer(middleware::from_fn_with_state(gateway.clone(), share))
 }

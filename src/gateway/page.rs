@@ -1,17 +1,28 @@
 //! The chat page at `/`, which `npm run page` in `client-js` builds. The program contains all its files.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The content security policy: only files of the gateway are loaded and run, nothing inline, and no text becomes
-/// markup.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+/// Returns the content security policy: only files of the gateway are loaded and run, nothing inline, and no text becomes
+/// markup. Uploaded files may be in a bucket, which has another origin.
+fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
+    let files = bucket
+        .map(|origin| format!(" {origin}"))
+        .unwrap_or_default();
+    let text = format!(
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'{files}; connect-src 'self'{files}; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+         trusted-types 'none'"
+    );
+    HeaderValue::from_str(&text).ok()
+}
 
 const FILES: [(&str, &str, &[u8]); 5] = [
     (
@@ -41,15 +52,23 @@ const FILES: [(&str, &str, &[u8]); 5] = [
     ),
 ];
 
-pub(super) fn routes() -> Router {
+/// Returns the routes of the page. `bucket` is the origin of the bucket of uploaded files, if they are in one.
+pub(super) fn routes(bucket: Option<&str>) -> Router {
+    let policy = Arc::new(policy(bucket));
     FILES
         .into_iter()
         .fold(Router::new(), |routes, (path, kind, bytes)| {
             let tag = format!("\"{:016x}\"", xxh3_64(bytes));
-            routes.route(
-                path,
-                get(async move |headers: HeaderMap| file(&headers, kind, &tag, bytes)),
-            )
+            let policy = policy.clone();
+            let served = async move |headers: HeaderMap| {
+                let mut response = file(&headers, kind, &tag, bytes);
+                if let Some(policy) = &*policy {
+                    let name = header::CONTENT_SECURITY_POLICY;
+                    response.headers_mut().insert(name, policy.clone());
+                }
+                response
+            };
+            routes.route(path, get(served))
         })
 }
 
@@ -62,7 +81,6 @@ fn file(asked: &HeaderMap, kind: &'static str, tag: &str, bytes: &'static [u8]) 
         .is_some_and(|known| known.split(',').any(|one| one.trim() == tag));
     let headers = [
         (header::CONTENT_TYPE, kind),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-cache"),

@@ -63,6 +63,9 @@ pub struct FileFacts {
     pub size: u64,
     pub alt: Option<String>,
     pub created_at: Millis,
+    /// The id of the upload in a bucket, which joins its parts. `None` if the bytes are in a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<String>,
 }
 
 impl FileFacts {

@@ -12,7 +12,7 @@ import time
 import httpx
 from PIL import Image
 
-from support import PATIENCE
+from support import PATIENCE, ROOT, free_port
 
 TUS = {"tus-resumable": "1.0.0"}
 
@@ -69,6 +69,79 @@ class Uploader:
         found = await self.find(file, **query)
         assert found.status_code == 302, found.text
         return await self.http.get(found.headers["location"])
+
+
+class Bucket:
+    """A bucket in a storage that is compatible with S3: tests/s3server."""
+
+    SERVER = os.environ.get("S3_SERVER", str(ROOT / "target/s3server/debug/s3-server"))
+    NAME, PREFIX, ACCESS, SECRET = "files-of-chat", "chat/", "the-access-key", "a secret that only gateways know"
+
+    def __init__(self):
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="chat-test-s3-"))
+        (self.root / self.NAME).mkdir()
+        self.address = f"127.0.0.1:{free_port()}"
+        self.origin = f"http://{self.address}"
+        self.process = None
+
+    def start(self):
+        command = [self.SERVER, self.address, str(self.root), self.ACCESS, self.SECRET]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.process.stdout.readline() == b"ready\n"
+        return self
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def settings(self, **more):
+        """Settings of a gateway that keeps files in this bucket."""
+        s3 = {"endpoint": self.origin, "bucket": self.NAME, "prefix": self.PREFIX, "access_key": self.ACCESS, "secret_key": self.SECRET}
+        return {"attachments__store": "s3", **{f"attachments__s3__{name}": value for name, value in s3.items()}, **more}
+
+    def objects(self):
+        """The keys of all objects."""
+        folder = self.root / self.NAME
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def parts(self):
+        """The parts of uploads that are not joined."""
+        return sorted(path.name for path in self.root.iterdir() if ".part-" in path.name)
+
+    def uploads(self):
+        """The uploads that are not complete."""
+        return [path.name for path in self.root.glob(".upload-*.json")]
+
+    def bytes_with(self, marker):
+        """The files of the storage that contain a marker."""
+        return [str(path) for path in self.root.rglob("*") if path.is_file() and marker in path.read_bytes()]
+
+
+class BucketUploader(Uploader):
+    """One user whose files go to a bucket."""
+
+    async def parts(self, file):
+        return await self.http.post(f"/v1/attachments/{file}/parts", headers=self.headers())
+
+    async def complete(self, file):
+        return await self.http.post(f"/v1/attachments/{file}/complete", headers=self.headers())
+
+    async def put(self, part, data):
+        """Sends a part of a file to the bucket, without the token."""
+        body = data[part["offset"]:part["offset"] + part["size"]]
+        return await self.http.put(part["url"], content=body)
+
+    async def upload(self, conversation, data, name="cat.png", **fields):
+        begun = await self.begin(conversation, len(data), name, **fields)
+        assert begun.status_code == 201, begun.text
+        file = begun.json()["id"]
+        assert begun.json()["upload"] == {"parts": f"/v1/attachments/{file}/parts", "part_bytes": 16 << 20}
+        for part in (await self.parts(file)).json()["parts"]:
+            sent = await self.put(part, data)
+            assert sent.status_code == 200, sent.text
+        done = await self.complete(file)
+        assert (done.status_code, done.json()) == (200, {"state": "ready"})
+        return file
 
 
 def metadata(**values):

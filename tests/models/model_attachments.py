@@ -8,11 +8,14 @@ One conversation with two logs (entries and changes) and the rows of its files, 
 Owners crash, pause and are deposed without knowing it. Uploads crash and pause too. Users upload files, send some of them (some twice), edit
 and delete messages, and download. The model checks that no message that is there names a file without bytes; that a file which no entry names
 has no bytes after the sweep; that a refused send takes no seq; that nothing is served once it was erased, and that no state falls.
+In a third of the seeds the bytes are in a bucket: several inspections copy a file, and copies arrive late, even from a crashed one.
 Without --break no seed may fail. With a broken rule some seeds must fail.
 """
 import sys
 from collections import Counter, namedtuple
+from random import Random
 
+from attachments_store import LATE, Store, adopt
 from changes_store import Future, Simulation
 
 RULES = {
@@ -39,86 +42,21 @@ RULES = {
     "refuse-fence":   "a send that is repeated is refused only when the log has a row of the owner's epoch",
     "incoming-first": "erasing removes the bytes in incoming/ before those in files/",
     "bytes-first":    "the state becomes erased after the bytes are gone",
+    "write-window":   "in a bucket an inspection writes only for a while after it began: the storage refuses what arrives later",
+    "erase-again":    "erasing in a bucket writes a work row first, and the sweep of its day removes the bytes again",
     "state-rises":    "a state is written with itself as timestamp, and the highest timestamp wins",
 }
 
 PENDING, SCANNING, READY, ERASING, ERASED = 1, 2, 3, 4, 6
-LATE = 2                       # cut off: each write is late
 WINDOW = 3                     # the entries and the changes that may be uncertain at once
 DAY, SHARDS = 50, 2            # a day of the sweep, in units of time; a write takes at most 8 of them
 ORPHAN = 30                    # the sweep of a day begins so long after its end
+COPY = 20                      # the time from the begin of an inspection in which a bucket takes what it writes; shorter than ORPHAN
 LEASE = 20                     # the time that a file is erasing before the second check, see `World.wait`
 
 # Rows of the logs. `claim`: everything up to there is settled. `origin` is the epoch that appended the row; settled again, it keeps that.
 Entry = namedtuple("Entry", "id claim user files origin")
 Change = namedtuple("Change", "id claim seq files origin day")     # `files`: what the entry names after the change
-
-class Store:
-    """Three replicas with a quorum of two and blocking read repair: partition -> key -> (timestamp, value).
-    A write is {partition: {key: cell}}. Each partition is atomic on each replica, and is lost, late or in time by itself."""
-    def __init__(self, sim, broken):
-        self.sim, self.broken, self.replicas, self.slow_until, self.stuck = sim, broken, [{}, {}, {}], 0.0, None
-        self.lossy = sim.rng.random() < 0.3                                    # No write is late: it is in time or lost.
-    def hop(self): return self.sim.rng.choice((0.5, 1, 1, 2, 4))
-    def land(self, replica, partition, cells):
-        have = self.replicas[replica].setdefault(partition, {})
-        for key, cell in cells.items():
-            if key not in have or have[key] < cell or self.broken == "state-rises" and key == "state": have[key] = cell
-    def write_one(self, partition, cells, replicas=(0, 1, 2), cut_off=False):
-        """If the gateway is cut off, most of its writes are lost or late; if the store is slow, half of all. A stuck partition takes no write in time."""
-        future, acknowledged, rng = Future(), [0], self.sim.rng
-        def in_time(replica):
-            self.land(replica, partition, cells); acknowledged[0] += 1
-            if acknowledged[0] == 2: self.sim.at(self.hop(), lambda: future.set(True))
-        slow = self.sim.now < self.slow_until
-        least = 0.9 if cut_off == LATE or slow and partition == self.stuck else 0.7 if cut_off else 0.6 if slow else 0
-        for replica in replicas:
-            fate = rng.uniform(least, 1)
-            if fate < 0.8: self.sim.at(self.hop(), lambda r=replica: in_time(r))
-            elif fate < 0.95 and not self.lossy: self.sim.at(rng.uniform(5, 150), lambda r=replica: self.land(r, partition, cells))
-        self.sim.at(8, lambda: future.set(False)); return future
-    def write(self, rows, cut_off=False):
-        """-> a future of the set of partitions whose write has an unknown outcome"""
-        result, left, unknown = Future(), [len(rows)], set()
-        for partition, cells in rows.items():
-            one = self.write_one(partition, cells, cut_off=cut_off)
-            def end(partition=partition, one=one):
-                if not one.value: unknown.add(partition)
-                left[0] -= 1
-                if not left[0]: result.set(unknown)
-            one.waiters.append(end)
-        if not rows: result.set(unknown)
-        return result
-    def read(self, partition):
-        """-> a future of {key: cell} of two replicas, repaired on both before it returns; None after a time-out"""
-        def steps():
-            two = self.sim.rng.sample((0, 1, 2), 2)
-            for _ in range(6):
-                yield self.hop()
-                one, other = (dict(self.replicas[r].get(partition, {})) for r in two)
-                yield self.hop()
-                merged = dict(one)
-                for key, cell in other.items():
-                    if key not in merged or merged[key] < cell: merged[key] = cell
-                if (one != merged or other != merged) and not (yield self.write_one(partition, merged, two)): continue
-                return None if self.sim.rng.random() < 0.04 else merged
-            return None
-        return self.sim.spawn(steps())
-
-def adopt(cells, mark=0):
-    """Finds the valid log: [prefix], [chain], [repeat] of docs/storage.md. -> (its rows by position, the highest certain position)"""
-    best, writers = {}, {}
-    for (position, epoch), (_, row) in cells.items():
-        writers.setdefault((position, row.id, row.origin), set()).add(epoch)
-        if position not in best or epoch > best[position][0]: best[position] = (epoch, row)
-    known = max([mark, *(row.claim for _, row in best.values())])
-    rows, ids, last, before = {}, set(), 0, None
-    while len(rows) + 1 in best:
-        position = len(rows) + 1; epoch, row = best[position]
-        wrote = writers[(position, row.id, row.origin)]
-        if position > known and (epoch < last or row.id in ids or position > known + 1 and not before & wrote): break
-        rows[position] = row; ids.add(row.id); last, before = epoch, wrote
-    return rows, known
 
 def reference(file): return ("refs", file)
 
@@ -293,7 +231,9 @@ class Owner:
             self.erasing_since.setdefault(f, self.sim.now)
             self.sim.at(self.world.wait + 0.01, lambda: self.sim.spawn(self.erase(f) if self.broken != "erase-durable" else self.erase_bytes(f), self))
             return stored
-        if state == ERASED: return True
+        if state == ERASED:
+            if self.world.bucket and self.broken != "erase-again": yield from self.world.remove_bytes(f)
+            return True
         if self.sim.now < self.erasing_since.setdefault(f, self.sim.now) + self.world.wait: return False
         return (yield from self.erase_bytes(f))
     def erase_bytes(self, f):
@@ -306,6 +246,7 @@ class Owner:
         # The lease may end from here on: later sends refuse the file, because a quorum has the state erasing.
         erased = {("file", f): {"state": (ERASED, "")}}
         if self.broken == "bytes-first" and not (yield from self.durable(erased)): return False
+        if self.world.bucket and self.broken != "erase-again" and not (yield from self.durable({}, [f])): return False
         yield self.store.hop()
         yield from self.world.remove_bytes(f)
         return self.broken == "bytes-first" or (yield from self.durable(erased))
@@ -342,11 +283,31 @@ class Upload:
         yield self.slow
         world.store.write({("file", f): {"state": (SCANNING, "")}})
         yield world.store.hop()
-        if world.incoming.pop(f, None) is None: return False                   # The move renames: without its source it does nothing.
-        world.files.add(f)
+        if world.bucket:
+            inspections = [self.sim.spawn(self.inspect(), self) for _ in range(world.other.choice((1, 1, 2)))]
+            for inspection in inspections:
+                if not (yield inspection): return False
+        elif world.incoming.pop(f, None) is None: return False                 # The move renames: without its source it does nothing.
+        else: world.files.add(f)
         yield self.sim.rng.choice((0.5, 2, 2, 10))
         yield from self.stored({("file", f): {"state": (READY, "")}})
         return True
+
+    def inspect(self):
+        """Reads the file in incoming/ of a bucket, and writes it to files/. Of a picture it writes what it has in memory. -> whether that is stored"""
+        world, f, rng = self.world, self.f, self.world.other
+        if f not in world.incoming and f not in world.files: return False
+        begun, stored = self.sim.now, Future()
+        yield rng.choice((0.5, 1, 5))
+        def land():
+            in_time = self.sim.now <= begun + COPY or world.broken == "write-window"
+            if in_time: world.files.add(f)
+            stored.set(in_time)
+        # A connection may hold what it was given for long, also when the gateway is gone.
+        self.sim.at(rng.choice((0.5, 1, 2, 5, rng.uniform(5, 30), rng.uniform(5, 300))), land)
+        done = yield world.timed(stored, 8)
+        if done: world.incoming.pop(f, None)
+        return done
 
 class World:
     def __init__(self, seed, broken):
@@ -359,6 +320,7 @@ class World:
         if self.lonely: self.troubles, self.storm = 0.25, False
         self.incoming, self.files, self.gone = {}, set(), set()                # file -> since when, files with bytes, files whose bytes were removed
         self.uploader, self.states, self.altered = [], {}, []
+        self.bucket, self.other = seed % 3 == 2, Random(seed)                  # Its own numbers, so that directories are not affected.
         self.sent = {}                                                         # client id -> its files
         self.acknowledged = {}                                                 # client id -> its seq
         self.required = {}                                                     # client id -> the files that the message has to have

@@ -34,6 +34,7 @@ const CODE: &[(&str, &[&str])] = &[
     ("src", &["rs"]),
     ("loadtest/src", &["rs"]),
     ("tests/rust", &["rs"]),
+    ("tests/s3server/src", &["rs"]),
     ("tests/blackbox", &["py"]),
     ("tests/models", &["py"]),
     ("fuzz/fuzz_targets", &["rs"]),

@@ -19,9 +19,9 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::{Files, disk_failed, no_such_file, now_s, refused_by, store_failed};
+use super::{Files, disk_failed, no_such_file, now_s, refused_by, storage::Storage, store_failed};
 use crate::{
-    files::{DOWNLOAD, Signature, Variant, is_inline},
+    files::{DOWNLOAD, Signature, Treatment, Variant, is_inline},
     gateway::{
         Gateway,
         admission::SharedPlace,
@@ -81,10 +81,16 @@ pub(in crate::gateway) async fn redirect(
 
 impl Files {
     pub(in crate::gateway) fn url(&self, file: AttachmentId, row: &FileRow) -> FileUrl {
-        let address = |variant: Variant| {
-            let Signature { expires_s, text } = self.signer.sign(file, variant, now_s());
-            let path = format!("/v1/files/{file}/{}?e={expires_s}&s={text}", variant.name());
-            (path, expires_s)
+        let address = |variant: Variant| match &self.storage {
+            Storage::Directory(_) => {
+                let Signature { expires_s, text } = self.signer.sign(file, variant, now_s());
+                let path = format!("/v1/files/{file}/{}?e={expires_s}&s={text}", variant.name());
+                (path, expires_s)
+            }
+            Storage::Bucket(bucket) => {
+                let window = (now_s(), self.settings.url_window_s);
+                bucket.url(file, variant, &treatment(row, variant), window)
+            }
         };
         let (url, expires_s) = address(Variant::Original);
         let has_thumbnail = row.result.as_ref().is_some_and(|r| r.thumbnail.is_some());
@@ -120,6 +126,10 @@ pub(in crate::gateway) async fn file(
     let (Some(files), Some(variant)) = (&gateway.files, Variant::named(&variant)) else {
         return no_such_file();
     };
+    // Before the signature: with a bucket the storage signs, and the key of the gateway is no secret.
+    let Some(directory) = files.storage.directory() else {
+        return no_such_file();
+    };
     let signature = Signature {
         expires_s: e,
         text: s,
@@ -142,7 +152,7 @@ pub(in crate::gateway) async fn file(
     else {
         return no_such_file();
     };
-    let path = files.directory.path(file, variant);
+    let path = directory.path(file, variant);
     let len = match tokio::fs::metadata(&path).await {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
@@ -197,10 +207,6 @@ fn serve(
     let result = row.result.as_ref();
     let digest = result.map_or("", |result| result.sha256.as_str());
     let etag = format!("\"{}{digest}\"", &variant.name()[..1]);
-    let mime = result.and_then(|result| match variant {
-        Variant::Original => is_inline(&result.mime).then_some(result.mime.as_str()),
-        Variant::Thumbnail => result.thumbnail.as_deref(),
-    });
     let (status, from, to) = match wanted(headers, &etag, len) {
         Wanted::All => (StatusCode::OK, 0, len),
         Wanted::Part { from, to } => (StatusCode::PARTIAL_CONTENT, from, to + 1),
@@ -215,7 +221,7 @@ fn serve(
     let mut response = Response::new(body(files.reads.clone(), path, from, to));
     *response.status_mut() = status;
     let given = response.headers_mut();
-    describe(given, &row.facts.name, mime, etag);
+    describe(given, treatment(row, variant), etag);
     given.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
     if status == StatusCode::PARTIAL_CONTENT {
         let range = HeaderValue::from_str(&format!("bytes {from}-{}/{len}", to - 1));
@@ -224,27 +230,35 @@ fn serve(
     response
 }
 
-/// Adds the headers of a file. Without a media type it is a download. Nothing of it is executed, whatever it contains.
-fn describe(headers: &mut HeaderMap, name: &str, mime: Option<&str>, etag: String) {
+/// Returns how browsers are to treat a file. Without a media type that they may show it is a download.
+fn treatment(row: &FileRow, variant: Variant) -> Treatment {
+    let result = row.result.as_ref();
+    let mime = result.and_then(|result| match variant {
+        Variant::Original => is_inline(&result.mime).then_some(result.mime.as_str()),
+        Variant::Thumbnail => result.thumbnail.as_deref(),
+    });
     let disposition = if mime.is_some() {
         "inline"
     } else {
         "attachment"
     };
-    let name = utf8_percent_encode(name, NON_ALPHANUMERIC);
+    let name = utf8_percent_encode(&row.facts.name, NON_ALPHANUMERIC);
+    Treatment {
+        content_type: mime.unwrap_or(DOWNLOAD).to_owned(),
+        disposition: format!("{disposition}; filename*=UTF-8''{name}"),
+        caching: "private, max-age=300, immutable",
+    }
+}
+
+/// Adds the headers of a file. Nothing of it is executed, whatever it contains.
+fn describe(headers: &mut HeaderMap, treatment: Treatment, etag: String) {
     let fixed = |text: &str| text.to_owned();
     let texts = [
-        (header::CONTENT_TYPE, fixed(mime.unwrap_or(DOWNLOAD))),
-        (
-            header::CONTENT_DISPOSITION,
-            format!("{disposition}; filename*=UTF-8''{name}"),
-        ),
+        (header::CONTENT_TYPE, treatment.content_type),
+        (header::CONTENT_DISPOSITION, treatment.disposition),
         (header::ETAG, etag),
         (header::ACCEPT_RANGES, fixed("bytes")),
-        (
-            header::CACHE_CONTROL,
-            fixed("private, max-age=300, immutable"),
-        ),
+        (header::CACHE_CONTROL, fixed(treatment.caching)),
         (header::X_CONTENT_TYPE_OPTIONS, fixed("nosniff")),
         (
             header::CONTENT_SECURITY_POLICY,

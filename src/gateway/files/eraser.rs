@@ -1,6 +1,6 @@
 //! Erases files that no message has. The owner of the conversation decides that, twice: see docs/attachments.md.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
 use metrics::counter;
 use tokio::{
@@ -114,7 +114,7 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     }
     let erased = {
         let _place = files.finishing.acquire().await;
-        files.directory.erase(file).await
+        erase_bytes(files, file).await
     };
     if let Err(error) = erased {
         crate::seldom::seldom!(ERROR, "could not erase a file; a sweep tries again", %file, %error);
@@ -129,21 +129,38 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     }
 }
 
+/// Removes the bytes of a file.
+async fn erase_bytes(files: &Files, file: AttachmentId) -> io::Result<()> {
+    if files.storage.directory().is_some() {
+        return files.storage.erase(file, None).await;
+    }
+    let row = files.row(file).await.map_err(io::Error::other)?;
+    // Rule [erase-again]: what arrives late is removed by the sweep of this day.
+    let work = files.store.add_work(clock::today(), file);
+    work.await.map_err(io::Error::other)?;
+    let upload = row.and_then(|row| row.facts.upload);
+    files.storage.erase(file, upload.as_deref()).await
+}
+
 /// Looks at the files that were created or dropped on earlier days, or long enough ago, and erases those that no message
 /// has.
 async fn sweep(files: &Arc<Files>, router: &Router) {
-    if let Err(error) = files.directory.remove_old_uploads(INCOMING_MAX).await {
-        tracing::warn!(%error, "could not look for old uploads in the directory");
+    if let Err(error) = files.storage.remove_old_uploads(INCOMING_MAX).await {
+        tracing::warn!(%error, "could not look for old uploads");
     }
     let shards = match files.store.work_shards().await {
         Ok(shards) => shards,
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
     for shard in shards {
+        if !router.sweeps(shard) {
+            continue;
+        }
         let swept = async {
-            let left = sweep_shard(files, router, shard).await?;
             // Nothing is written to it any more, also if a write began just before midnight.
-            if shard.day + 1 < clock::today() {
+            let is_over = shard.day + 1 < clock::today();
+            let left = sweep_shard(files, router, shard, is_over).await?;
+            if is_over {
                 // What is left is the work of another day, so that no partition is swept for ever.
                 for file in left {
                     files.store.add_work(clock::today(), file).await?;
@@ -170,13 +187,21 @@ enum Next {
     Check,
     /// It erases the name of the file, whose bytes are gone.
     Forget,
+    /// It removes the bytes of an erased file again.
+    EraseAgain,
 }
 
 /// Decides what a sweep does with a file.
-async fn next(files: &Files, file: AttachmentId, row: &FileRow) -> crate::store::Result<Next> {
+async fn next(
+    files: &Files,
+    file: AttachmentId,
+    row: &FileRow,
+    is_over: bool,
+) -> crate::store::Result<Next> {
     let age = clock::wall().saturating_sub(row.facts.created_at);
     let is_old = age >= files.settings.orphan_ms();
     Ok(match row.state {
+        FileState::Erased if is_over && files.storage.bucket().is_some() => Next::EraseAgain,
         FileState::Erased => Next::Done,
         // Its uploader can ask for a day why it is not there.
         FileState::Blocked if is_old => Next::Forget,
@@ -194,7 +219,7 @@ async fn next(files: &Files, file: AttachmentId, row: &FileRow) -> crate::store:
             }
         }
         FileState::Scanning => Next::Inspect,
-        FileState::Pending => match files.directory.received(file).await {
+        FileState::Pending => match files.storage.received(file, &row.facts).await {
             Ok(received) if received.is_none_or(|bytes| bytes == row.facts.size) => Next::Inspect,
             _ => Next::Later,
         },
@@ -206,6 +231,7 @@ async fn sweep_shard(
     files: &Arc<Files>,
     router: &Router,
     shard: WorkShard,
+    is_over: bool,
 ) -> crate::store::Result<Vec<AttachmentId>> {
     let (mut after, mut left) = (None, Vec::new());
     loop {
@@ -217,7 +243,7 @@ async fn sweep_shard(
         let mut unused = Vec::new();
         for (file, row) in files.store.files(&page).await? {
             let dropped = (row.facts.conversation, file);
-            match next(files, file, &row).await? {
+            match next(files, file, &row, is_over).await? {
                 Next::Done => {}
                 Next::Later => left.push(file),
                 Next::Inspect => {
@@ -225,6 +251,14 @@ async fn sweep_shard(
                     left.push(file);
                 }
                 Next::Forget => files.store.forget_file(file).await?,
+                // Rule [erase-again].
+                Next::EraseAgain => {
+                    let upload = row.facts.upload.as_deref();
+                    if let Err(error) = files.storage.erase(file, upload).await {
+                        crate::seldom::seldom!(ERROR, "could not erase a file again; a sweep tries again", %file, %error);
+                        left.push(file);
+                    }
+                }
                 Next::Check => match check(router, dropped).await {
                     FileUse::Unused => unused.push(dropped),
                     FileUse::Used => {}

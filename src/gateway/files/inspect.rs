@@ -9,12 +9,12 @@ use std::{
 
 use aws_lc_rs::digest;
 use axum::response::Response;
-use metrics::counter;
+use bytes::Bytes;
 
-use super::{Files, disk_failed, store_failed};
+use super::{Files, bucket, disk_failed, scan, storage::Storage, store_failed};
 use crate::{
     files::{
-        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Verdict, Writing,
+        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Processed, Upload, Variant, Writing,
         is_inline, process, sniff, strip,
     },
     model::{AttachmentId, FileFacts, FileResult, FileState},
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The largest image that is looked at. A larger one is a download.
-const IMAGE_BYTES_MAX: u64 = 32 << 20;
+pub(super) const IMAGE_BYTES_MAX: u64 = 32 << 20;
 /// Bytes that are read at once to compute a hash.
 const PART_BYTES: usize = 256 << 10;
 
@@ -44,9 +44,10 @@ impl Files {
     }
 }
 
-/// Moves a complete upload and looks at it. Returns its state.
+/// Moves a complete upload of a directory and looks at it. Returns its state.
 pub(super) async fn complete(
     files: &Arc<Files>,
+    directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
     writing: &Writing,
@@ -54,74 +55,46 @@ pub(super) async fn complete(
 ) -> Result<FileState, Response> {
     {
         let _place = files.finishing.acquire().await;
-        let moved = files.directory.complete(writing, facts.size, upload).await;
+        let moved = directory.complete(writing, facts.size, upload).await;
         moved.map_err(|error| disk_failed(&error))?;
     }
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    match scan(files, file, facts).await? {
-        FileState::Ready => look_at(files, file, facts).await,
-        state => Ok(state),
+    match scan::stop(files, file, facts).await? {
+        None => look_at(files, directory, file, facts).await,
+        Some(state) => Ok(state),
     }
-}
-
-/// Has a file scanned, if there is a scanner. Returns [`FileState::Ready`] if it may be shown, and its state otherwise:
-/// nothing is served that was not scanned.
-async fn scan(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<FileState, Response> {
-    let Some(scanner) = &files.scanner else {
-        return Ok(FileState::Ready);
-    };
-    let scanned = {
-        let _place = files.scans.acquire().await;
-        let path = files.directory.path(file, Variant::Original);
-        match tokio::fs::File::open(path).await {
-            Ok(bytes) => scanner.scan(bytes).await,
-            Err(error) => return Err(disk_failed(&error)),
-        }
-    };
-    let finding = match scanned {
-        Ok(Verdict::Clean) => return Ok(FileState::Ready),
-        Ok(Verdict::Found(name)) => name,
-        Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
-        Err(error) => {
-            crate::seldom::seldom!(ERROR, "files cannot be scanned, so none becomes ready (attachments.scanner)", %scanner, %error);
-            return Ok(FileState::Scanning);
-        }
-    };
-    tracing::warn!(%file, user = %facts.uploader, conversation = %facts.conversation, finding, "an uploaded file was blocked");
-    // Rule [block-erase]: the bytes go first. If the gateway ends before the state is written, nothing can be shown.
-    files
-        .directory
-        .erase(file)
-        .await
-        .map_err(|error| disk_failed(&error))?;
-    let blocked = files.store.set_file_state(file, FileState::Blocked);
-    blocked.await.map_err(store_failed)?;
-    counter!("chat_files_blocked_total").increment(1);
-    Ok(FileState::Blocked)
 }
 
 /// Completes what a gateway that ended had begun.
 pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
-    let Some(writing) = files.directory.take(file) else {
-        return; // Someone is at it.
+    let completed = match &files.storage {
+        Storage::Directory(directory) => {
+            let Some(writing) = directory.take(file) else {
+                return; // Someone is at it.
+            };
+            complete(files, directory, file, facts, &writing, None).await
+        }
+        Storage::Bucket(storage) => {
+            let Some(_writing) = storage.take(file) else {
+                return;
+            };
+            bucket::complete(files, storage, file, facts).await
+        }
     };
-    if let Err(response) = complete(files, file, facts, &writing, None).await {
+    if let Err(response) = completed {
         tracing::warn!(%file, status = %response.status(), "could not look at a file again");
     }
 }
 
 async fn look_at(
     files: &Arc<Files>,
+    directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
 ) -> Result<FileState, Response> {
     let _permit = files.inspections.acquire().await;
-    let (directory, limits, size) = (
-        files.directory.clone(),
-        files.settings.image_limits(),
-        facts.size,
-    );
+    let (directory, limits, size) = (directory.clone(), files.settings.image_limits(), facts.size);
     let looked =
         tokio::task::spawn_blocking(move || inspect(&directory, file, size, limits.as_ref()));
     let result = looked
@@ -161,15 +134,43 @@ fn inspect(
             kind = kind.as_download();
         }
     }
-    let is_broken = !kind.is_inline() && is_inline(kind.mime());
     let (sha256, size) = hash(&path)?;
     Ok(FileResult {
         sha256,
         size,
-        mime: if is_broken { DOWNLOAD } else { kind.mime() }.to_owned(),
+        mime: named(kind).to_owned(),
         pixels: image.as_ref().map(|image| image.pixels),
         thumbnail: image.map(|image| image.thumbnail.to_owned()),
     })
+}
+
+/// Returns the media type that messages name. Of a broken image it is that of a download.
+pub(super) fn named(kind: Kind) -> &'static str {
+    if !kind.is_inline() && is_inline(kind.mime()) {
+        DOWNLOAD
+    } else {
+        kind.mime()
+    }
+}
+
+/// An image without metadata, and what is shown of it.
+pub(super) struct Picture {
+    pub(super) clean: Bytes,
+    pub(super) processed: Processed,
+}
+
+/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
+pub(super) fn picture(
+    bytes: impl AsRef<[u8]>,
+    kind: &Kind,
+    limits: &ImageLimits,
+) -> Option<Picture> {
+    let format = kind.format()?;
+    let clean = strip(bytes.as_ref(), format).ok()?;
+    // They may be large, and decoding takes more.
+    drop(bytes);
+    let processed = process(&clean, format, limits).ok()?;
+    Some(Picture { clean, processed })
 }
 
 struct Shown {
@@ -177,22 +178,15 @@ struct Shown {
     thumbnail: &'static str,
 }
 
-/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
+/// Replaces an image by one without metadata, and writes its thumbnail. `None` if it is no image that can be decoded.
 fn show(
     directory: &Directory,
     file: AttachmentId,
     kind: &Kind,
     limits: &ImageLimits,
 ) -> io::Result<Option<Shown>> {
-    let Some(format) = kind.format() else {
-        return Ok(None);
-    };
     let bytes = fs::read(directory.path(file, Variant::Original))?;
-    let Ok(clean) = strip(&bytes, format) else {
-        return Ok(None);
-    };
-    drop(bytes);
-    let Ok(processed) = process(&clean, format, limits) else {
+    let Some(Picture { clean, processed }) = picture(bytes, kind, limits) else {
         return Ok(None);
     };
     directory.replace(file, Variant::Thumbnail, &processed.thumbnail.bytes)?;

@@ -16,11 +16,13 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::{Duration, timeout};
 
-use super::{Files, disk_failed, inspect, no_such_file, refused_by, store_failed};
+use super::{
+    Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage, store_failed,
+};
 use crate::{
     chat::GetDetails,
     clock,
-    files::{Upload, Writing, clean},
+    files::{Directory, Upload, Writing, clean},
     gateway::{
         Gateway,
         reply::{Body, Path, refused, refused_with},
@@ -75,6 +77,13 @@ fn number(value: u64) -> HeaderValue {
 
 /// Says what the server supports.
 pub(super) async fn options(State(gateway): State<Arc<Gateway>>) -> Response {
+    if gateway
+        .files
+        .as_ref()
+        .is_some_and(|files| files.storage.bucket().is_some())
+    {
+        return StatusCode::NO_CONTENT.into_response();
+    }
     let size_max = gateway
         .files
         .as_ref()
@@ -102,6 +111,9 @@ pub(in crate::gateway) async fn begin(
         );
     };
     let is_tus = request.headers().contains_key("tus-resumable");
+    if is_tus && files.storage.bucket().is_some() {
+        return no_tus();
+    }
     let asked = if is_tus {
         asked_by_tus(request.headers())
     } else {
@@ -114,6 +126,13 @@ pub(in crate::gateway) async fn begin(
         Ok(asked) => create(&gateway, &files, person.acting, asked).await,
         Err(text) => with_tus(refused(ErrorCode::BadRequest, text)),
     }
+}
+
+/// Refuses a request of tus: the bytes do not come to the gateway.
+fn no_tus() -> Response {
+    let text = "files are uploaded to a bucket, not by tus: begin with a body in JSON, and send the parts to the \
+        addresses from POST /v1/attachments/{id}/parts";
+    refused(ErrorCode::BadRequest, text)
 }
 
 /// Reads the headers of tus: pairs of a name and a value in Base64.
@@ -182,7 +201,9 @@ async fn may_begin(
             "only participants may upload",
         ));
     }
-    files.check_room(asked.size)?;
+    if let Some(directory) = files.storage.directory() {
+        check_room(directory, asked.size)?;
+    }
     // Each upload has rows and a file, however small it is.
     match files
         .take_quota(user, asked.size.max(UPLOAD_COST_MIN))
@@ -202,6 +223,10 @@ async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) 
         return with_tus(response);
     }
     let id = AttachmentId(uuid::Uuid::new_v4());
+    let upload = match files.storage.begin(id).await {
+        Ok(upload) => upload,
+        Err(error) => return with_tus(files.storage.failed(&error)),
+    };
     let facts = FileFacts {
         uploader: user,
         conversation: asked.conversation,
@@ -209,11 +234,8 @@ async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) 
         size: asked.size,
         alt: asked.alt.filter(|alt| !alt.is_empty()),
         created_at: clock::wall(),
+        upload,
     };
-    // Rule [incoming-once]: nothing else creates the file in the directory.
-    if let Err(error) = files.directory.begin(id).await {
-        return with_tus(disk_failed(&error));
-    }
     // Rule [upload-work]: with the work, so that a sweep knows the file.
     if let Err(error) = files.store.create_file(id, &facts, clock::today()).await {
         return with_tus(store_failed(error));
@@ -227,7 +249,11 @@ async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) 
             files.expires(&facts),
         ),
     ];
-    let body = Json(json!({"id": id, "upload": {"tus": place}}));
+    let upload = match files.storage {
+        Storage::Directory(_) => json!({"tus": place}),
+        Storage::Bucket(_) => parts::described(id),
+    };
+    let body = Json(json!({"id": id, "upload": upload}));
     with_tus((StatusCode::CREATED, headers, body).into_response())
 }
 
@@ -236,23 +262,23 @@ fn too_many(what: &str) -> Response {
     with_tus(refused(ErrorCode::RateLimited, text))
 }
 
-impl Files {
-    /// Checks whether the disk has room for so many bytes more.
-    #[expect(clippy::result_large_err, reason = "a response either way")]
-    fn check_room(&self, bytes: u64) -> Result<(), Response> {
-        match self.directory.has_room(bytes) {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                crate::seldom::seldom!(
-                    WARN,
-                    "an upload was refused: the disk is almost full (attachments.min_free_mib)"
-                );
-                Err(refused(ErrorCode::Unavailable, "the disk is almost full"))
-            }
-            Err(error) => Err(disk_failed(&error)),
+/// Checks whether the disk has room for so many bytes more.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn check_room(directory: &Directory, bytes: u64) -> Result<(), Response> {
+    match directory.has_room(bytes) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            crate::seldom::seldom!(
+                WARN,
+                "an upload was refused: the disk is almost full (attachments.min_free_mib)"
+            );
+            Err(refused(ErrorCode::Unavailable, "the disk is almost full"))
         }
+        Err(error) => Err(disk_failed(&error)),
     }
+}
 
+impl Files {
     /// Counts bytes that a user is going to upload. Returns whether that is within the limit of the day.
     async fn take_quota(&self, user: &UserId, bytes: u64) -> crate::store::Result<bool> {
         let hash = xxhash_rust::xxh3::xxh3_64(user.as_str().as_bytes());
@@ -276,7 +302,11 @@ impl Files {
     }
 
     /// Returns the file if the user is its uploader.
-    async fn mine(&self, file: AttachmentId, user: &UserId) -> Result<FileRow, Response> {
+    pub(super) async fn mine(
+        &self,
+        file: AttachmentId,
+        user: &UserId,
+    ) -> Result<FileRow, Response> {
         let row = self.row(file).await.map_err(store_failed)?;
         row.filter(|row| row.facts.uploader == *user)
             .ok_or_else(no_such_file)
@@ -307,12 +337,12 @@ pub(super) async fn offset(
         Ok(row) => row,
         Err(response) => return with_tus(response),
     };
-    let received = match (row.state, files.directory.received(file).await) {
+    let received = match (row.state, files.storage.received(file, &row.facts).await) {
         (FileState::Erased, _) => return with_tus(no_such_file()),
         (_, Ok(Some(received))) => received,
         // It is complete, and was moved.
         (_, Ok(None)) => row.facts.size,
-        (_, Err(error)) => return with_tus(disk_failed(&error)),
+        (_, Err(error)) => return with_tus(files.storage.failed(&error)),
     };
     // If nobody looks at a complete file, the gateway ended meanwhile, or the last part broke off.
     let is_waiting = matches!(row.state, FileState::Pending | FileState::Scanning);
@@ -361,11 +391,15 @@ pub(super) async fn append(
     let Some(files) = gateway.files.clone() else {
         return no_such_file();
     };
+    let Some(directory) = files.storage.directory().cloned() else {
+        return ([(header::CONNECTION, "close")], no_tus()).into_response();
+    };
     let user = person.acting;
-    let appended = match may_append(&files, &user, file, request.headers()).await {
+    let headers = request.headers();
+    let appended = match may_append(&files, &directory, &user, file, headers).await {
         Ok((row, writing, upload)) => {
             let body = request.into_body();
-            received(&files, (file, &row), writing, upload, body).await
+            received(&files, &directory, (file, &row), writing, upload, body).await
         }
         Err(response) => Err(response),
     };
@@ -379,6 +413,7 @@ pub(super) async fn append(
 /// Checks whether a body may be appended, and takes the right to write.
 async fn may_append(
     files: &Files,
+    directory: &Directory,
     user: &UserId,
     file: AttachmentId,
     headers: &HeaderMap,
@@ -403,11 +438,11 @@ async fn may_append(
     }
     let counted = files.count(user);
     let counted = counted.ok_or_else(|| too_many("uploads at once"))?;
-    let writing = files.directory.take(file).ok_or_else(|| {
+    let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();
         refused_with(StatusCode::LOCKED, ErrorCode::Conflict, refusal)
     })?;
-    let upload = files.directory.resume(&writing).await;
+    let upload = directory.resume(&writing).await;
     let upload = upload.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => no_such_file(),
         _ => disk_failed(&error),
@@ -416,13 +451,14 @@ async fn may_append(
         let refusal = format!("upload-offset is not {}, which has come", upload.len);
         return Err(refused(ErrorCode::Conflict, refusal));
     }
-    files.check_room(row.facts.size.saturating_sub(upload.len))?;
+    check_room(directory, row.facts.size.saturating_sub(upload.len))?;
     Ok((row, (writing, counted), upload))
 }
 
 /// Writes the body as it comes. What has come counts, even if the rest does not.
 async fn received(
     files: &Arc<Files>,
+    directory: &Arc<Directory>,
     (file, row): (AttachmentId, &FileRow),
     writing: (Writing, super::Counted),
     mut upload: Upload,
@@ -445,7 +481,7 @@ async fn received(
                 unchecked += part.len() as u64;
                 if unchecked >= ROOM_CHECKED_EVERY {
                     unchecked = 0;
-                    if let Err(response) = files.check_room(0) {
+                    if let Err(response) = check_room(directory, 0) {
                         break Some(response);
                     }
                 }
@@ -466,8 +502,10 @@ async fn received(
     if offset == size {
         // It goes on if the client's connection breaks.
         let (here, facts) = (files.clone(), row.facts.clone());
+        let directory = directory.clone();
         let inspected = async move {
-            let done = inspect::complete(&here, file, &facts, &writing.0, Some(upload)).await;
+            let upload = Some(upload);
+            let done = inspect::complete(&here, &directory, file, &facts, &writing.0, upload).await;
             drop(writing);
             done
         };

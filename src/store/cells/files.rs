@@ -22,7 +22,15 @@ const COLUMNS: usize = 3;
 const RESULT_TIMESTAMP: u64 = 3;
 
 #[derive(Serialize, Deserialize)]
-struct StoredFacts(UserId, ConversationId, String, u64, Option<String>, Millis);
+struct StoredFacts(
+    UserId,
+    ConversationId,
+    String,
+    u64,
+    Option<String>,
+    Millis,
+    Option<String>, // upload in a bucket
+);
 
 #[derive(Serialize, Deserialize)]
 struct StoredResult(
@@ -71,6 +79,7 @@ fn facts_cell(file: AttachmentId, facts: &FileFacts, timestamp: u64) -> Cell {
         facts.size,
         facts.alt,
         facts.created_at,
+        facts.upload,
     );
     file_key(file)
         .bytes(&[FACTS])
@@ -95,7 +104,7 @@ fn row(cells: &[Cell]) -> Result<Option<FileRow>> {
     for cell in cells {
         match cell.key.last().copied() {
             Some(FACTS) => {
-                let StoredFacts(uploader, conversation, name, size, alt, created_at) =
+                let StoredFacts(uploader, conversation, name, size, alt, created_at, upload) =
                     decode(OPERATION, &cell.value)?;
                 facts = Some(FileFacts {
                     uploader,
@@ -104,6 +113,7 @@ fn row(cells: &[Cell]) -> Result<Option<FileRow>> {
                     size,
                     alt,
                     created_at,
+                    upload,
                 });
             }
             Some(RESULT) => {

@@ -31,6 +31,7 @@ fn facts() -> FileFacts {
         size: 70_000,
         alt: Some("a cat".into()),
         created_at: clock::wall(),
+        upload: None,
     }
 }
 
@@ -39,7 +40,12 @@ async fn a_file_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     assert_eq!(store.files(&[id]).await?, []);
     let facts = facts();
     store.create_file(id, &facts, 20_000).await?;
-    store.create_file(other, &self::facts(), 20_000).await?;
+    let in_bucket = FileFacts {
+        upload: Some("2~upload_of.a-bucket".into()),
+        ..self::facts()
+    };
+    store.create_file(other, &in_bucket, 20_000).await?;
+    assert_eq!(store.files(&[other]).await?[0].1.facts, in_bucket);
     let mut wanted = FileRow {
         facts,
         result: None,
@@ -73,6 +79,7 @@ async fn a_file_is_read_as_it_was_written(store: &dyn Store) -> Checked {
     };
     assert_eq!(row.state, FileState::Erased);
     assert_eq!((row.facts.name.as_str(), &row.facts.alt), ("", &None));
+    assert_eq!(row.facts.upload, in_bucket.upload, "a sweep needs it again");
     let both = store.files(&[none, other, id]).await?;
     let both: BTreeSet<_> = both.into_iter().map(|(id, _)| id).collect();
     assert_eq!(both, BTreeSet::from([id, other]));

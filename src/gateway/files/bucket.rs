@@ -1,0 +1,196 @@
+//! What happens to an upload to a bucket when its parts are there: they are joined, and the file is looked at, cleaned of
+//! metadata and copied to where no upload can change it. Other gateways may do the same at the same time: each writes the
+//! same bytes.
+
+use std::{io, sync::Arc};
+
+use aws_lc_rs::digest;
+use axum::response::Response;
+use tokio::time::{Duration, sleep};
+
+use super::{
+    Files,
+    inspect::{IMAGE_BYTES_MAX, Picture, named, picture},
+    no_such_file, refused, scan, storage_failed, store_failed,
+};
+use crate::{
+    files::{Bucket, Inspection, Kind, Object, hexadecimal, missing, sniff},
+    model::{AttachmentId, FileFacts, FileResult, FileState},
+    protocol::ErrorCode,
+};
+
+/// How often a gateway looks for a file that another one is moving.
+const ATTEMPTS: usize = 10;
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// Joins the parts of an upload and looks at the file. Returns its state.
+pub(super) async fn complete(
+    files: &Arc<Files>,
+    bucket: &Arc<Bucket>,
+    file: AttachmentId,
+    facts: &FileFacts,
+) -> Result<FileState, Response> {
+    join(bucket, file, facts).await?;
+    let scanning = files.store.set_file_state(file, FileState::Scanning);
+    scanning.await.map_err(store_failed)?;
+    if let Some(state) = scan::stop(files, file, facts).await? {
+        return Ok(state);
+    }
+    let inspection = bucket.inspection();
+    for _ in 0..ATTEMPTS {
+        match look_at(files, bucket, inspection, file, facts).await {
+            Ok(result) => return finish(files, bucket, file, &result).await,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(storage_failed(&error)),
+        }
+        // Another gateway moves it now, or has done so, or erases it.
+        let row = files.row(file).await.map_err(store_failed)?;
+        match row.map(|row| row.state) {
+            Some(FileState::Ready) => return Ok(FileState::Ready),
+            Some(FileState::Pending | FileState::Scanning) => sleep(RETRY_AFTER).await,
+            Some(FileState::Erasing | FileState::Blocked | FileState::Erased) | None => {
+                return Err(no_such_file());
+            }
+        }
+    }
+    let gone = io::Error::other(format!("the bytes of the file {file} are in no object"));
+    Err(storage_failed(&gone))
+}
+
+/// Joins the parts of an upload, unless that was done before.
+async fn join(bucket: &Bucket, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
+    let Some(upload) = &facts.upload else {
+        return Ok(());
+    };
+    let stored = bucket.parts(file, upload).await;
+    let Some(stored) = stored.map_err(|error| storage_failed(&error))? else {
+        return Ok(());
+    };
+    if missing(facts.size, &stored).next().is_some() {
+        let text = "parts are missing, or have another size: ask for their addresses";
+        return Err(refused(ErrorCode::Conflict, text));
+    }
+    let Err(error) = bucket.join(file, upload, &stored).await else {
+        return Ok(());
+    };
+    match bucket.parts(file, upload).await {
+        // Another gateway joins them. Storages differ in how they say that.
+        Ok(None) => Ok(()),
+        _ if error.kind() == io::ErrorKind::InvalidData => {
+            let text = "a part was sent again meanwhile: try again";
+            Err(refused(ErrorCode::Conflict, text))
+        }
+        _ => Err(storage_failed(&error)),
+    }
+}
+
+/// Finds out what a file is, and writes the objects that are served.
+async fn look_at(
+    files: &Files,
+    bucket: &Bucket,
+    inspection: Inspection,
+    file: AttachmentId,
+    facts: &FileFacts,
+) -> io::Result<FileResult> {
+    // Without the upload, an inspection before this one has moved it.
+    let (object, (head, size)) = match bucket.head(file, Object::Incoming).await? {
+        Some(found) => (Object::Incoming, found),
+        None => match bucket.head(file, Object::ORIGINAL).await? {
+            Some(found) => (Object::ORIGINAL, found),
+            None => return Err(io::ErrorKind::NotFound.into()),
+        },
+    };
+    if object == Object::Incoming && size != facts.size {
+        return Err(io::Error::other(
+            "an upload has another size than announced",
+        ));
+    }
+    let mut kind = sniff(&head);
+    if kind.format().is_some() {
+        let shown = show(files, bucket, inspection, (file, object, size), kind).await?;
+        if let Some(result) = shown {
+            return Ok(result);
+        }
+        // What cannot be decoded or cleaned is not shown.
+        kind = kind.as_download();
+    }
+    let _place = files.finishing.acquire().await;
+    let (sha256, size) = bucket.hash(file, object).await?;
+    if object == Object::Incoming {
+        bucket.copy(inspection, file).await?;
+    }
+    Ok(FileResult {
+        sha256,
+        size,
+        mime: named(kind).to_owned(),
+        pixels: None,
+        thumbnail: None,
+    })
+}
+
+/// Removes the metadata of an image, and makes its thumbnail. `None` if it is not shown.
+async fn show(
+    files: &Files,
+    bucket: &Bucket,
+    inspection: Inspection,
+    (file, object, size): (AttachmentId, Object, u64),
+    kind: Kind,
+) -> io::Result<Option<FileResult>> {
+    let Some(limits) = files.settings.image_limits() else {
+        return Ok(None);
+    };
+    let Some(bytes_max) = usize::try_from(size)
+        .ok()
+        .filter(|_| size <= IMAGE_BYTES_MAX)
+    else {
+        return Ok(None);
+    };
+    let _permit = files.inspections.acquire().await;
+    let bytes = bucket.read(file, object, bytes_max).await?;
+    let looked = tokio::task::spawn_blocking(move || picture(bytes, &kind, &limits));
+    let Some(Picture { clean, processed }) = looked.await.map_err(io::Error::other)? else {
+        return Ok(None);
+    };
+    let sha256 = digest::digest(&digest::SHA256, &clean);
+    let result = FileResult {
+        sha256: hexadecimal(sha256.as_ref()),
+        size: clean.len() as u64,
+        mime: named(kind).to_owned(),
+        pixels: Some((processed.width, processed.height)),
+        thumbnail: Some(processed.thumbnail.mime.to_owned()),
+    };
+    let thumbnail = processed.thumbnail.bytes;
+    bucket
+        .write(inspection, file, Object::THUMBNAIL, thumbnail)
+        .await?;
+    bucket
+        .write(inspection, file, Object::ORIGINAL, clean)
+        .await?;
+    Ok(Some(result))
+}
+
+/// Makes a file ready whose objects are written.
+async fn finish(
+    files: &Files,
+    bucket: &Bucket,
+    file: AttachmentId,
+    result: &FileResult,
+) -> Result<FileState, Response> {
+    let row = files.row(file).await.map_err(store_failed)?;
+    let row = row.ok_or_else(no_such_file)?;
+    if matches!(row.state, FileState::Blocked | FileState::Erased) {
+        // It was erased while this wrote. A sweep does the same again, in case this gateway ends here.
+        let upload = row.facts.upload.as_deref();
+        let erased = bucket.erase(file, upload).await;
+        erased.map_err(|error| storage_failed(&error))?;
+        return Err(no_such_file());
+    }
+    let stored = files.store.set_file_result(file, result);
+    stored.await.map_err(store_failed)?;
+    // Before the file is ready, because nobody looks for it after that.
+    let removed = bucket.remove(file, Object::Incoming).await;
+    removed.map_err(|error| storage_failed(&error))?;
+    let ready = files.store.set_file_state(file, FileState::Ready);
+    ready.await.map_err(store_failed)?;
+    Ok(FileState::Ready)
+}

@@ -1,0 +1,83 @@
+//! Has files scanned before anything else looks at them.
+
+use std::io;
+
+use axum::response::Response;
+use metrics::counter;
+use tokio::io::AsyncRead;
+
+use super::{Files, storage::Storage, store_failed};
+use crate::{
+    files::{Object, Variant, Verdict},
+    model::{AttachmentId, FileFacts, FileState},
+};
+
+/// Has a file scanned, if there is a scanner. Returns `None` if the file passes, and its state otherwise: nothing is
+/// served that was not scanned.
+pub(super) async fn stop(
+    files: &Files,
+    file: AttachmentId,
+    facts: &FileFacts,
+) -> Result<Option<FileState>, Response> {
+    let Some(scanner) = &files.scanner else {
+        return Ok(None);
+    };
+    let scanned = {
+        let _place = files.scans.acquire().await;
+        match files.storage.open_complete(file).await {
+            Ok(Some(bytes)) => scanner.scan(bytes).await,
+            // Another gateway has moved it, after it was scanned, or it is gone.
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(files.storage.failed(&error)),
+        }
+    };
+    let finding = match scanned {
+        Ok(Verdict::Clean) => return Ok(None),
+        Ok(Verdict::Found(name)) => name,
+        Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
+        Err(error) => {
+            crate::seldom::seldom!(ERROR, "a file could not be scanned, so it does not become ready (attachments.scanner)", %scanner, %error);
+            return Ok(Some(FileState::Scanning));
+        }
+    };
+    tracing::warn!(%file, user = %facts.uploader, conversation = %facts.conversation, finding, "an uploaded file was blocked");
+    // Rule [block-erase]: the bytes go first. If the gateway ends before the state is written, nothing can be shown.
+    let erased = files.storage.erase(file, facts.upload.as_deref()).await;
+    erased.map_err(|error| files.storage.failed(&error))?;
+    let blocked = files.store.set_file_state(file, FileState::Blocked);
+    blocked.await.map_err(store_failed)?;
+    counter!("chat_files_blocked_total").increment(1);
+    Ok(Some(FileState::Blocked))
+}
+
+impl Storage {
+    /// Opens a complete file to read all of it. `None` if there is no such file.
+    async fn open_complete(
+        &self,
+        file: AttachmentId,
+    ) -> io::Result<Option<Box<dyn AsyncRead + Send + Unpin>>> {
+        match self {
+            Self::Directory(directory) => {
+                let path = directory.path(file, Variant::Original);
+                let opened = there(tokio::fs::File::open(path).await)?;
+                Ok(opened.map(|file| Box::new(file) as _))
+            }
+            Self::Bucket(bucket) => {
+                for object in [Object::Incoming, Object::ORIGINAL] {
+                    if let Some(opened) = there(bucket.stream(file, object).await)? {
+                        return Ok(Some(Box::new(opened)));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn there<T>(opened: io::Result<T>) -> io::Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
