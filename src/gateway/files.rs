@@ -5,6 +5,7 @@ pub(super) mod download;
 mod eraser;
 mod inspect;
 pub(super) mod parts;
+mod picture;
 mod scan;
 mod storage;
 pub(super) mod upload;

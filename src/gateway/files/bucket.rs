@@ -9,9 +9,9 @@ use axum::response::Response;
 use tokio::time::{Duration, sleep};
 
 use super::{
-    Files,
-    inspect::{IMAGE_BYTES_MAX, Picture, named, picture},
-    no_such_file, refused, scan, storage_failed, store_failed,
+    Files, no_such_file,
+    picture::{IMAGE_BYTES_MAX, Picture, named, picture},
+    refused, scan, storage_failed, store_failed,
 };
 use crate::{
     files::{Bucket, Inspection, Kind, Object, hexadecimal, missing, sniff},

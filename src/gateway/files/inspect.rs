@@ -9,20 +9,22 @@ use std::{
 
 use aws_lc_rs::digest;
 use axum::response::Response;
-use bytes::Bytes;
 
-use super::{Files, bucket, disk_failed, scan, storage::Storage, store_failed};
+use super::{
+    Files, bucket, disk_failed,
+    picture::{IMAGE_BYTES_MAX, Picture, named, picture},
+    scan,
+    storage::Storage,
+    store_failed,
+};
 use crate::{
     files::{
-        DOWNLOAD, Directory, HEAD_BYTES, ImageLimits, Kind, Processed, Upload, Variant, Writing,
-        is_inline, process, sniff, strip,
+        Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, hexadecimal, sniff,
     },
     model::{AttachmentId, FileFacts, FileResult, FileState},
     protocol::ErrorCode,
 };
 
-/// The largest image that is looked at. A larger one is a download.
-pub(super) const IMAGE_BYTES_MAX: u64 = 32 << 20;
 /// Bytes that are read at once to compute a hash.
 const PART_BYTES: usize = 256 << 10;
 
@@ -144,35 +146,6 @@ fn inspect(
     })
 }
 
-/// Returns the media type that messages name. Of a broken image it is that of a download.
-pub(super) fn named(kind: Kind) -> &'static str {
-    if !kind.is_inline() && is_inline(kind.mime()) {
-        DOWNLOAD
-    } else {
-        kind.mime()
-    }
-}
-
-/// An image without metadata, and what is shown of it.
-pub(super) struct Picture {
-    pub(super) clean: Bytes,
-    pub(super) processed: Processed,
-}
-
-/// Removes the metadata of an image, and makes its thumbnail. `None` if it is no image that can be decoded.
-pub(super) fn picture(
-    bytes: impl AsRef<[u8]>,
-    kind: &Kind,
-    limits: &ImageLimits,
-) -> Option<Picture> {
-    let format = kind.format()?;
-    let clean = strip(bytes.as_ref(), format).ok()?;
-    // They may be large, and decoding takes more.
-    drop(bytes);
-    let processed = process(&clean, format, limits).ok()?;
-    Some(Picture { clean, processed })
-}
-
 struct Shown {
     pixels: (u32, u32),
     thumbnail: &'static str,
@@ -210,5 +183,5 @@ fn hash(path: &Path) -> io::Result<(String, u64)> {
         context.update(&part[..read]);
         len += read as u64;
     }
-    Ok((crate::files::hexadecimal(context.finish().as_ref()), len))
+    Ok((hexadecimal(context.finish().as_ref()), len))
 }

@@ -44,6 +44,7 @@ async fn main() -> Result<(), Error> {
     loop {
         let (socket, _) = listener.accept().await?;
         let service = service.clone();
+        #[expect(clippy::disallowed_methods, reason = "a connection ends with the test")]
         tokio::spawn(async move {
             let answers = service_fn(move |request| answer(service.clone(), request));
             let served = http1::Builder::new().serve_connection(TokioIo::new(socket), answers);
