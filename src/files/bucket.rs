@@ -50,6 +50,7 @@ pub struct Bucket {
     credentials: Credentials,
     prefix: String,
     http: Client,
+    slow: Client,
     writers: Writers,
 }
 
@@ -102,14 +103,19 @@ impl Bucket {
             credentials: Credentials::new(settings.access_key, settings.secret_key),
             prefix: settings.prefix,
             http: requests::client(is_encrypted)?,
+            slow: requests::slow_client(is_encrypted)?,
             writers: Writers::default(),
         })
     }
 
-    /// Returns the origin of all addresses of the bucket, such as `https://chat.s3.example.org`.
+    /// Returns how all addresses of the bucket begin, such as `https://chat.s3.example.org/`.
     #[must_use]
-    pub fn origin(&self) -> String {
-        self.bucket.base_url().origin().ascii_serialization()
+    pub fn place(&self) -> String {
+        let mut place = self.bucket.base_url().to_string();
+        if !place.ends_with('/') {
+            place.push('/');
+        }
+        place
     }
 
     /// Returns the right to complete an upload, unless someone else on this gateway has it.
@@ -238,8 +244,8 @@ mod tests {
             "{url}"
         );
         assert_eq!(
-            bucket(false).origin(),
-            "http://files-of-chat.storage.example.org:9000"
+            bucket(false).place(),
+            "http://files-of-chat.storage.example.org:9000/"
         );
     }
 

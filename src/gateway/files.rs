@@ -141,9 +141,9 @@ impl Files {
         })))
     }
 
-    /// Returns the origin of the bucket of the files. `None` if they are in a directory.
-    pub(super) fn origin(&self) -> Option<String> {
-        self.storage.bucket().map(|bucket| bucket.origin())
+    /// Returns how the addresses of the bucket of the files begin. `None` if they are in a directory.
+    pub(super) fn place(&self) -> Option<String> {
+        self.storage.bucket().map(|bucket| bucket.place())
     }
 
     /// Says in the log why the bucket cannot be used, if so. The gateway runs without it.

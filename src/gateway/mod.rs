@@ -119,7 +119,7 @@ impl Gateway {
     /// Returns the routes of the public port.
     pub fn public(self: &Arc<Self>) -> axum::Router {
         let documents = axum::Router::new().route("/openapi.json", get(openapi::served));
-        let bucket = self.files.as_ref().and_then(|files| files.origin());
+        let bucket = self.files.as_ref().and_then(|files| files.place());
         let page = page::routes(bucket.as_deref());
         http::routes(self.clone(), documents.merge(page))
     }

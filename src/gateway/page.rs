@@ -11,7 +11,7 @@ use axum::{
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Returns the content security policy: only files of the gateway are loaded and run, nothing inline, and no text becomes
-/// markup. Uploaded files may be in a bucket, which has another origin.
+/// markup. Uploaded files may be in a bucket, and nothing else of its storage is allowed.
 fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
     let files = bucket
         .map(|origin| format!(" {origin}"))
@@ -52,7 +52,7 @@ const FILES: [(&str, &str, &[u8]); 5] = [
     ),
 ];
 
-/// Returns the routes of the page. `bucket` is the origin of the bucket of uploaded files, if they are in one.
+/// Returns the routes of the page. `bucket` is how the addresses of the bucket of uploaded files begin, if they are in one.
 pub(super) fn routes(bucket: Option<&str>) -> Router {
     let policy = Arc::new(policy(bucket));
     FILES

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from changes import delete, entry
-from files import TUS, Bucket, BucketUploader, metadata, picture, sha256
+from files import TUS, Bucket, BucketUploader, Clamd, metadata, picture, sha256
 from support import UNLIMITED, Three, clean, eventually, uuid4
 from test_files import HOSTILE, closed, erased
 from test_messages import refused
@@ -324,3 +324,24 @@ async def test_every_gateway_of_a_cluster_takes_and_gives_files(bucket):
     finally:
         cluster.close()
         clean(cluster.directory)
+
+
+@pytest.mark.embedded
+async def test_a_scanner_blocks_what_it_finds_in_a_bucket(start, bucket):
+    clamd = Clamd().start()
+    try:
+        gateway, alice, bob, dm = await two(start, bucket, attachments__scanner=clamd.address)
+        up = BucketUploader(gateway, "alice")
+        harmless = await up.upload(dm, picture())
+        await alice.send(dm, "", attachments=[{"id": harmless}])
+        kept = bucket.objects()
+        data = b"x" * 70_000 + clamd.MARKER + b"x" * 70_000
+        file = (await up.begin(dm, len(data), "data.bin")).json()["id"]
+        for part in (await up.parts(file)).json()["parts"]:
+            await up.put(part, data)
+        assert (await up.complete(file)).json() == {"state": "blocked"}
+        assert (bucket.objects(), bucket.parts(), bucket.uploads()) == (kept, [], []), "its bytes go at once"
+        await refused(alice.send(dm, "", attachments=[{"id": file}]), "conflict")
+        await closed(alice, bob)
+    finally:
+        clamd.stop()

@@ -7,7 +7,7 @@ use aws_lc_rs::digest;
 use bytes::Bytes;
 use futures_util::stream;
 use reqwest::{
-    Client, RequestBuilder, Response, StatusCode, Url,
+    Client, ClientBuilder, RequestBuilder, Response, StatusCode, Url,
     header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE},
     redirect,
 };
@@ -22,7 +22,7 @@ use crate::{
 };
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// The longest time between two reads of a response. Joining and copying large files takes some seconds.
+/// The longest time until the head of a response, and between two reads of its body.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// The longest time of a request without a large body.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
@@ -32,20 +32,30 @@ const COPY_MAX: Duration = Duration::from_secs(600);
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 const COPY_SOURCE: &str = "x-amz-copy-source";
 
-/// Makes the client of all requests. Only an encrypted storage needs the certificates of this machine.
+/// Makes the client of requests that a storage answers soon.
 pub(super) fn client(is_encrypted: bool) -> io::Result<Client> {
+    let client = builder(is_encrypted).read_timeout(PAUSE_MAX);
+    client.build().map_err(io::Error::other)
+}
+
+/// Makes the client of requests that a storage answers when it has joined, copied or stored a large file.
+pub(super) fn slow_client(is_encrypted: bool) -> io::Result<Client> {
+    let client = builder(is_encrypted).timeout(COPY_MAX);
+    client.build().map_err(io::Error::other)
+}
+
+/// Only an encrypted storage needs the certificates of this machine.
+fn builder(is_encrypted: bool) -> ClientBuilder {
     let client = Client::builder()
         .connect_timeout(CONNECT_MAX)
-        .read_timeout(PAUSE_MAX)
         .redirect(redirect::Policy::none())
         .no_proxy()
         .https_only(is_encrypted);
-    let client = if is_encrypted {
+    if is_encrypted {
         client
     } else {
         client.tls_certs_only([])
-    };
-    client.build().map_err(io::Error::other)
+    }
 }
 
 impl Bucket {
@@ -139,8 +149,8 @@ impl Bucket {
             parts.iter().map(|part| part.etag.as_str()),
         );
         let url = self.sign(&action);
-        let request = self.http.post(url).body(action.body());
-        let answer = self.answer("joining parts", request.timeout(COPY_MAX));
+        let request = self.slow.post(url).body(action.body());
+        let answer = self.answer("joining parts", request);
         confirmed(
             "joining parts",
             &answer.await?,
@@ -241,7 +251,7 @@ impl Bucket {
         let action = actions::PutObject::new(&self.bucket, Some(&self.credentials), &key);
         // Rule [write-window].
         let url = action.sign_with_time(INSPECTION_MAX, &inspection.0);
-        let request = self.http.put(url).body(bytes).timeout(COPY_MAX);
+        let request = self.slow.put(url).body(bytes);
         self.answer("writing a file", request).await.map(drop)
     }
 
@@ -261,8 +271,8 @@ impl Bucket {
         headers.insert(COPY_SOURCE, source.clone());
         // Rule [write-window].
         let url = action.sign_with_time(INSPECTION_MAX, &inspection.0);
-        let request = empty(self.http.put(url)).header(COPY_SOURCE, source);
-        let answer = self.answer("copying a file", request.timeout(COPY_MAX));
+        let request = empty(self.slow.put(url)).header(COPY_SOURCE, source);
+        let answer = self.answer("copying a file", request);
         confirmed("copying a file", &answer.await?, "CopyObjectResult")
     }
 

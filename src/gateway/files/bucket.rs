@@ -11,7 +11,9 @@ use tokio::time::{Duration, sleep};
 use super::{
     Files, no_such_file,
     picture::{IMAGE_BYTES_MAX, Picture, named, picture},
-    refused, scan, storage_failed, store_failed,
+    refused,
+    scan::{Scanned, scan},
+    storage_failed, store_failed,
 };
 use crate::{
     files::{Bucket, Inspection, Kind, Object, hexadecimal, missing, sniff},
@@ -33,15 +35,16 @@ pub(super) async fn complete(
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    if let Some(state) = scan::stop(files, file, facts).await? {
-        return Ok(state);
-    }
     let inspection = bucket.inspection();
     for _ in 0..ATTEMPTS {
-        match look_at(files, bucket, inspection, file, facts).await {
-            Ok(result) => return finish(files, bucket, file, &result).await,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(storage_failed(&error)),
+        match scan(files, file, facts).await? {
+            Scanned::Passed => match look_at(files, bucket, inspection, file, facts).await {
+                Ok(result) => return finish(files, bucket, file, &result).await,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(storage_failed(&error)),
+            },
+            Scanned::Stopped(state) => return Ok(state),
+            Scanned::Missing => {}
         }
         // Another gateway moves it now, or has done so, or erases it.
         let row = files.row(file).await.map_err(store_failed)?;
@@ -192,5 +195,7 @@ async fn finish(
     removed.map_err(|error| storage_failed(&error))?;
     let ready = files.store.set_file_state(file, FileState::Ready);
     ready.await.map_err(store_failed)?;
-    Ok(FileState::Ready)
+    // It may be erasing meanwhile, which is a higher state.
+    let row = files.row(file).await.map_err(store_failed)?;
+    row.map(|row| row.state).ok_or_else(no_such_file)
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
+use futures_util::{StreamExt as _, stream};
 use metrics::counter;
 use tokio::{
     sync::mpsc,
@@ -13,7 +14,7 @@ use crate::{
     chat::{CheckFile, FileUse},
     clock,
     cluster::Router,
-    model::{AttachmentId, ConversationId, FileState, UserId},
+    model::{AttachmentId, ConversationId, FileFacts, FileState, UserId},
     store::{FileRow, WorkShard},
 };
 
@@ -28,6 +29,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(300);
 const INCOMING_MAX: Duration = Duration::from_secs(8 * 86_400);
 /// Files of a partition that a sweep reads at once.
 const PAGE: usize = 100;
+/// Files that a sweep has looked at at the same time.
+const INSPECTIONS_MAX: usize = 4;
 
 type Dropped = (ConversationId, AttachmentId);
 
@@ -114,7 +117,7 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     }
     let erased = {
         let _place = files.finishing.acquire().await;
-        erase_bytes(files, file).await
+        erase_unused(files, file).await
     };
     if let Err(error) = erased {
         crate::seldom::seldom!(ERROR, "could not erase a file; a sweep tries again", %file, %error);
@@ -129,17 +132,32 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     }
 }
 
-/// Removes the bytes of a file.
-async fn erase_bytes(files: &Files, file: AttachmentId) -> io::Result<()> {
-    if files.storage.directory().is_some() {
-        return files.storage.erase(file, None).await;
+/// Removes the bytes of a file, whose upload to a bucket has this id.
+pub(super) async fn erase_bytes(
+    files: &Files,
+    file: AttachmentId,
+    upload: Option<&str>,
+) -> io::Result<()> {
+    if files.storage.bucket().is_some() {
+        // Rule [erase-again]: what arrives late is removed by the sweep of this day.
+        let work = files.store.add_work(clock::today(), file);
+        work.await.map_err(io::Error::other)?;
     }
+    files.storage.erase(file, upload).await
+}
+
+/// Removes the bytes of a file that no message has.
+async fn erase_unused(files: &Files, file: AttachmentId) -> io::Result<()> {
     let row = files.row(file).await.map_err(io::Error::other)?;
-    // Rule [erase-again]: what arrives late is removed by the sweep of this day.
-    let work = files.store.add_work(clock::today(), file);
-    work.await.map_err(io::Error::other)?;
-    let upload = row.and_then(|row| row.facts.upload);
-    files.storage.erase(file, upload.as_deref()).await
+    let Some(row) = row else {
+        return files.storage.erase(file, None).await;
+    };
+    // Else its bytes would stay, and nobody would look for them any more.
+    if row.facts.upload.is_some() != files.storage.bucket().is_some() {
+        let text = "its bytes are in another storage: attachments.store was changed";
+        return Err(io::Error::other(text));
+    }
+    erase_bytes(files, file, row.facts.upload.as_deref()).await
 }
 
 /// Looks at the files that were created or dropped on earlier days, or long enough ago, and erases those that no message
@@ -152,6 +170,7 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
         Ok(shards) => shards,
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
+    let mut to_inspect = Vec::new();
     for shard in shards {
         if !router.sweeps(shard) {
             continue;
@@ -159,7 +178,7 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
         let swept = async {
             // Nothing is written to it any more, also if a write began just before midnight.
             let is_over = shard.day + 1 < clock::today();
-            let left = sweep_shard(files, router, shard, is_over).await?;
+            let left = sweep_shard(files, router, (shard, is_over), &mut to_inspect).await?;
             if is_over {
                 // What is left is the work of another day, so that no partition is swept for ever.
                 for file in left {
@@ -173,6 +192,12 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
             tracing::warn!(%error, "could not sweep files; trying again");
         }
     }
+    // After all that is erased, because a scanner may take minutes.
+    stream::iter(to_inspect)
+        .for_each_concurrent(INSPECTIONS_MAX, async |(file, facts)| {
+            inspect::again(files, file, &facts).await;
+        })
+        .await;
 }
 
 /// What a sweep does with a file.
@@ -219,6 +244,8 @@ async fn next(
             }
         }
         FileState::Scanning => Next::Inspect,
+        // Its uploader says when it is complete. Asking a bucket for each would take too long.
+        FileState::Pending if files.storage.bucket().is_some() => Next::Later,
         FileState::Pending => match files.storage.received(file, &row.facts).await {
             Ok(received) if received.is_none_or(|bytes| bytes == row.facts.size) => Next::Inspect,
             _ => Next::Later,
@@ -230,8 +257,8 @@ async fn next(
 async fn sweep_shard(
     files: &Arc<Files>,
     router: &Router,
-    shard: WorkShard,
-    is_over: bool,
+    (shard, is_over): (WorkShard, bool),
+    to_inspect: &mut Vec<(AttachmentId, FileFacts)>,
 ) -> crate::store::Result<Vec<AttachmentId>> {
     let (mut after, mut left) = (None, Vec::new());
     loop {
@@ -247,10 +274,15 @@ async fn sweep_shard(
                 Next::Done => {}
                 Next::Later => left.push(file),
                 Next::Inspect => {
-                    inspect::again(files, file, &row.facts).await;
+                    if to_inspect.len() < PAGE {
+                        to_inspect.push((file, row.facts));
+                    }
                     left.push(file);
                 }
-                Next::Forget => files.store.forget_file(file).await?,
+                Next::Forget => {
+                    files.store.forget_file(file).await?;
+                    left.push(file);
+                }
                 // Rule [erase-again].
                 Next::EraseAgain => {
                     let upload = row.facts.upload.as_deref();

@@ -11,9 +11,9 @@ use aws_lc_rs::digest;
 use axum::response::Response;
 
 use super::{
-    Files, bucket, disk_failed,
+    Files, bucket, disk_failed, no_such_file,
     picture::{IMAGE_BYTES_MAX, Picture, named, picture},
-    scan,
+    scan::{Scanned, scan},
     storage::Storage,
     store_failed,
 };
@@ -62,9 +62,10 @@ pub(super) async fn complete(
     }
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    match scan::stop(files, file, facts).await? {
-        None => look_at(files, directory, file, facts).await,
-        Some(state) => Ok(state),
+    match scan(files, file, facts).await? {
+        Scanned::Passed => look_at(files, directory, file, facts).await,
+        Scanned::Stopped(state) => Ok(state),
+        Scanned::Missing => Err(no_such_file()),
     }
 }
 

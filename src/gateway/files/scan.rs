@@ -6,48 +6,64 @@ use axum::response::Response;
 use metrics::counter;
 use tokio::io::AsyncRead;
 
-use super::{Files, storage::Storage, store_failed};
+use super::{Files, eraser, storage::Storage, store_failed};
 use crate::{
     files::{Object, Variant, Verdict},
     model::{AttachmentId, FileFacts, FileState},
 };
 
-/// Has a file scanned, if there is a scanner. Returns `None` if the file passes, and its state otherwise: nothing is
-/// served that was not scanned.
-pub(super) async fn stop(
+/// What is known of a file when it was to be scanned.
+pub(super) enum Scanned {
+    /// It may be shown.
+    Passed,
+    /// It may not be shown: it has this state.
+    Stopped(FileState),
+    /// Its bytes are not there: another gateway joins its parts, or it is gone.
+    Missing,
+}
+
+/// Has a file scanned, if there is a scanner: nothing is served that was not scanned.
+pub(super) async fn scan(
     files: &Files,
     file: AttachmentId,
     facts: &FileFacts,
-) -> Result<Option<FileState>, Response> {
+) -> Result<Scanned, Response> {
     let Some(scanner) = &files.scanner else {
-        return Ok(None);
+        return Ok(Scanned::Passed);
     };
     let scanned = {
         let _place = files.scans.acquire().await;
         match files.storage.open_complete(file).await {
             Ok(Some(bytes)) => scanner.scan(bytes).await,
-            // Another gateway has moved it, after it was scanned, or it is gone.
-            Ok(None) => return Ok(None),
+            Ok(None) => return Ok(Scanned::Missing),
             Err(error) => return Err(files.storage.failed(&error)),
         }
     };
     let finding = match scanned {
-        Ok(Verdict::Clean) => return Ok(None),
+        Ok(Verdict::Clean) => return Ok(Scanned::Passed),
         Ok(Verdict::Found(name)) => name,
         Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
         Err(error) => {
             crate::seldom::seldom!(ERROR, "a file could not be scanned, so it does not become ready (attachments.scanner)", %scanner, %error);
-            return Ok(Some(FileState::Scanning));
+            return Ok(Scanned::Stopped(FileState::Scanning));
         }
     };
     tracing::warn!(%file, user = %facts.uploader, conversation = %facts.conversation, finding, "an uploaded file was blocked");
     // Rule [block-erase]: the bytes go first. If the gateway ends before the state is written, nothing can be shown.
-    let erased = files.storage.erase(file, facts.upload.as_deref()).await;
-    erased.map_err(|error| files.storage.failed(&error))?;
+    erase(files, file, facts).await?;
     let blocked = files.store.set_file_state(file, FileState::Blocked);
     blocked.await.map_err(store_failed)?;
+    if files.storage.bucket().is_some() {
+        // What a gateway without this scanner has written meanwhile.
+        erase(files, file, facts).await?;
+    }
     counter!("chat_files_blocked_total").increment(1);
-    Ok(Some(FileState::Blocked))
+    Ok(Scanned::Stopped(FileState::Blocked))
+}
+
+async fn erase(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
+    let erased = eraser::erase_bytes(files, file, facts.upload.as_deref()).await;
+    erased.map_err(|error| files.storage.failed(&error))
 }
 
 impl Storage {

@@ -47,6 +47,8 @@ pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-re
 const UPLOAD_COST_MIN: u64 = 64 << 10;
 /// Bytes of a body after which the room of the disk is checked again.
 const ROOM_CHECKED_EVERY: u64 = 4 << 20;
+/// The pause of a body after which what has come is written.
+const FLUSHED_AFTER: Duration = Duration::from_millis(100);
 /// The longest pause between two parts of a body.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The media type of a part.
@@ -337,15 +339,19 @@ pub(super) async fn offset(
         Ok(row) => row,
         Err(response) => return with_tus(response),
     };
-    let received = match (row.state, files.storage.received(file, &row.facts).await) {
-        (FileState::Erased, _) => return with_tus(no_such_file()),
-        (_, Ok(Some(received))) => received,
+    let is_waiting = matches!(row.state, FileState::Pending | FileState::Scanning);
+    let received = match row.state {
+        FileState::Erased => return with_tus(no_such_file()),
+        _ if is_waiting => files.storage.received(file, &row.facts).await,
+        _ => Ok(None),
+    };
+    let received = match received {
+        Ok(Some(received)) => received,
         // It is complete, and was moved.
-        (_, Ok(None)) => row.facts.size,
-        (_, Err(error)) => return with_tus(files.storage.failed(&error)),
+        Ok(None) => row.facts.size,
+        Err(error) => return with_tus(files.storage.failed(&error)),
     };
     // If nobody looks at a complete file, the gateway ended meanwhile, or the last part broke off.
-    let is_waiting = matches!(row.state, FileState::Pending | FileState::Scanning);
     if is_waiting && received == row.facts.size {
         let (files, facts) = (files.clone(), row.facts.clone());
         gateway
@@ -468,15 +474,24 @@ async fn received(
     let mut parts = body.into_data_stream();
     let mut unchecked = 0;
     let broken = loop {
-        match timeout(PAUSE_MAX, parts.next()).await {
+        let mut next = parts.next();
+        // What has come counts, also when the client pauses.
+        let part = match timeout(FLUSHED_AFTER, &mut next).await {
+            Ok(part) => Ok(part),
+            Err(_) => {
+                upload.flush().await.map_err(|error| disk_failed(&error))?;
+                timeout(PAUSE_MAX, next).await
+            }
+        };
+        match part {
             Ok(Some(Ok(part))) => {
                 if upload.len + part.len() as u64 > size {
                     let text = format!("there are more than the announced {size} bytes");
                     return Err(refused(ErrorCode::TooLarge, text));
                 }
-                if let Err(error) = upload.append(&part).await {
-                    break Some(disk_failed(&error));
-                }
+                // Nothing is written after what could not be written.
+                let appended = upload.append(&part).await;
+                appended.map_err(|error| disk_failed(&error))?;
                 // Others write too.
                 unchecked += part.len() as u64;
                 if unchecked >= ROOM_CHECKED_EVERY {

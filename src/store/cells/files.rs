@@ -29,7 +29,8 @@ struct StoredFacts(
     u64,
     Option<String>,
     Millis,
-    Option<String>, // upload in a bucket
+    // Files in a directory have none, and neither have those of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<String>, // upload in a bucket
 );
 
 #[derive(Serialize, Deserialize)]
