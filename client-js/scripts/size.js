@@ -3,7 +3,7 @@ import { resolve } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
-const LIMIT = 18.5 * 1024;
+const LIMIT = 18.6 * 1024;
 
 /** Returns the size of an entry with its static imports, and of each file that it loads later. */
 const bundle = async (entry) => {

@@ -67,12 +67,17 @@ export class Addresses {
     try {
       const { items } = await this.#host.request({ type: 'attachment_urls', ids: [...asked.keys()] });
       for (const { url, thumb, ...item } of items) {
-        const [full, small] = await Promise.all([url, thumb].map((path) => path && this.#host.http(path)));
+        const [full, small] = await Promise.all([url, thumb].map((path) => path && this.#absolute(path)));
         asked.get(item.id)?.resolve({ ...item, url: full!, ...(small && { thumb: small }) });
       }
       for (const { reject } of asked.values()) reject(new ChatError('not_found', 'there is no such file, or the user may not see it'));
     } catch (error) {
       for (const { reject } of asked.values()) reject(error);
     }
+  }
+
+  /** Returns the URL of a path of the gateway. An address in a bucket is one already. */
+  async #absolute(path: string): Promise<string> {
+    return path.startsWith('/') ? this.#host.http(path) : path;
   }
 }

@@ -78,6 +78,8 @@ export class OutboxFiles {
   }
 
   #store(entry: Local): void {
+    // What was discarded, or deleted by `logout()`, must not come back.
+    if (this.#of.entry(entry.clientId) !== entry) return;
     entry.uploads = keptOf(entry);
     void this.#of.store(entry);
   }
@@ -118,6 +120,7 @@ export class OutboxFiles {
       await Promise.all(uploads.map(({ done }) => done));
       if (isOver()) return;
       entry.attachments = files.map((file) => (isUpload(file) ? file.attachment : file));
+      entry.kept = entry.uploads?.map(({ at }) => ({ at }));
       entry.files = entry.uploads = undefined;
       const stored = this.#of.store(entry);
       this.#of.send(entry.conversation);
@@ -126,8 +129,9 @@ export class OutboxFiles {
       // It may have been discarded.
       if (isOver()) return;
       const error = thrown as ChatError;
-      // As a message without files, it waits until the user has signed in again.
-      if (error.code === 'unauthorized' && entry.uploads) entry.files = undefined;
+      // As a message without files, it waits for the next connection: the user signs in again, or the gateway ended this one for good.
+      const isClosed = error.code === 'unauthorized' || error.closeCode !== undefined;
+      if (isClosed && entry.uploads) entry.files = undefined;
       else await this.#of.fail(entry, error);
     } finally {
       for (const end of ends) end();

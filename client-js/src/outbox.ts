@@ -122,6 +122,8 @@ export class Outbox {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
     const { change } = entry;
+    // The gateway may have erased its files, because the message came too late.
+    if (entry.failed.code === 'conflict') entry.uploads ??= entry.kept;
     for (const file of uploadsOf(entry)) file.retry();
     this.#entries.delete(clientId);
     if (change?.type === 'edit' && change.seq) entry.change = { ...change, baseRev: contentRev(change.seq) };
@@ -282,7 +284,8 @@ export class Outbox {
   /** Uploads the files of waiting messages. A failure to load the code is repaired on the next connection. */
   #uploadAll(): void {
     const waiting = [...this.#entries.values()].filter(({ files, uploads, failed }) => (files || uploads) && !failed);
-    if (!waiting.length) return;
+    // Without a user there is no lock that keeps other tabs from uploading the same. `open()` calls this again.
+    if (!this.#user || !waiting.length) return;
     this.#files ??= import('./transfer.js').then(
       ({ OutboxFiles }) =>
         new OutboxFiles({
@@ -416,7 +419,10 @@ export class Outbox {
   #heard({ sent, accepted, cleared }: Note): void {
     if (cleared) {
       this.#cleared = Date.now();
-      for (const { conversation } of this.#entries.values()) this.#host.changed(conversation);
+      for (const entry of this.#entries.values()) {
+        for (const file of uploadsOf(entry)) file.abort();
+        this.#host.changed(entry.conversation);
+      }
       return this.#drop('logout() was called in another tab');
     }
     const [clientId] = accepted ?? sent ?? [];

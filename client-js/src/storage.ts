@@ -37,6 +37,8 @@ export interface OutboxEntry {
   attachments?: Attachment[];
   /** The uploads for its attachments, until all are ready. It is not sent before. The storage keeps a file for each. */
   uploads?: KeptUpload[] | undefined;
+  /** The uploads for its attachments that are ready. If the gateway erased one before the message came, a retry begins them anew. */
+  kept?: KeptUpload[] | undefined;
   replyTo?: Seq;
   /** The change, if the entry is not a message. `body` is then empty. */
   change?: OutboxChange;

@@ -1,5 +1,5 @@
 /** Sends files to the gateway by tus 1.0.0, or in parts to its file storage (docs/attachments.md). Loaded with the first upload. */
-import { backoff, delay, retryDelay, unless } from './backoff.js';
+import { backoff, delay, retryDelay, unless, within } from './backoff.js';
 import { ChatError, type ErrorCode, lost } from './codes.js';
 import type { Dispose } from './emitter.js';
 import type { AttachmentId, ConversationId, Millis } from './types.js';
@@ -15,6 +15,8 @@ const AT_ONCE = 3;
 const REFUSALS_MAX = 8;
 /** The least time between two questions whether the gateway has looked at a file. It grows, because a scanner may be away. */
 const LOOK_MS = 500;
+/** The time after which a file storage has not answered. A part of 16 MiB takes nine minutes at 30 kB/s. */
+const PART_TIMEOUT_MS = 10 * 60 * 1000;
 /** The number of missing parts that the gateway lists at once. */
 const PARTS_LISTED = 100;
 
@@ -79,9 +81,9 @@ export class Transfers implements Sender {
   async run(upload: Upload, signal: AbortSignal): Promise<AttachmentId> {
     const tries: Tries = { attempt: 0, refusals: 0 };
     for (; ; tries.attempt++) {
-      await this.#host.ready(upload.conversation, signal);
       const { sent } = upload;
       try {
+        await this.#host.ready(upload.conversation, signal);
         return await this.#whileConnected(signal, (over) => this.#complete(upload, over, tries));
       } catch (thrown) {
         if (signal.aborted) throw signal.reason;
@@ -179,6 +181,7 @@ export class Transfers implements Sender {
   /** Sends the missing parts to the file storage, and completes the file. Returns its state.
    * @param path Where the gateway lists them. */
   async #sendParts(upload: Upload, path: string, signal: AbortSignal): Promise<string> {
+    const taken = new Set<number>();
     for (;;) {
       const asked = await this.#send('POST', path, {}, signal);
       const { parts, expires_at: expiresAt } = (await asked.json()) as { parts: Part[]; expires_at: Millis };
@@ -188,10 +191,12 @@ export class Transfers implements Sender {
       const last = parts.at(-1)!;
       let sent = (parts.length < PARTS_LISTED ? upload.size : last.offset + last.size) - bytes;
       upload.progress(sent);
+      if (parts.some(({ offset }) => taken.has(offset))) throw untaken('lost a part');
       for (const part of parts) {
         // The list has new addresses. The first one is tried in any case, because a clock may be wrong.
         if (part !== parts[0] && this.#host.now() > expiresAt) break;
         await put(upload.blob, part, signal);
+        taken.add(part.offset);
         upload.progress((sent += part.size));
       }
     }
@@ -250,7 +255,8 @@ const placeOf = (id: AttachmentId) => `/v1/attachments/${id}/upload`;
 async function put(blob: Blob, { offset, size, url }: Part, signal: AbortSignal): Promise<void> {
   const body = blob.slice(offset, offset + size);
   // The address is of another host, and needs no token.
-  const answer = await fetch(url, { method: 'PUT', body, signal, credentials: 'omit' }).catch(async (error: Error) => {
+  const work = (over: AbortSignal) => fetch(url, { method: 'PUT', body, signal: over, credentials: 'omit' });
+  const answer = await within(PART_TIMEOUT_MS, work, signal).catch(async (error: Error) => {
     if (signal.aborted) throw signal.reason ?? error;
     await checkReadable(blob, offset);
     throw untaken(`cannot be reached: ${error.message}`, error);

@@ -1,4 +1,5 @@
 /** A file that is being uploaded. The code that sends it is loaded with the first one. */
+import { unless } from './backoff.js';
 import { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
 import type { Attachment, AttachmentId, ConversationId } from './types.js';
@@ -119,8 +120,10 @@ export class Upload extends Emitter<UploadEvents> {
 
   async #run(signal: AbortSignal): Promise<AttachmentId> {
     try {
-      const sender = await this.#sender();
-      const id = await sender.run(this, signal);
+      const id = await unless(
+        signal,
+        this.#sender().then((sender) => sender.run(this, signal)),
+      );
       if (signal.aborted) throw signal.reason;
       this.set('ready');
       return id;

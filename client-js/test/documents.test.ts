@@ -245,7 +245,7 @@ test('a back end sends with curl', async () => {
 test('a picture is uploaded, sent and downloaded with curl, and the page of the other user shows it', async () => {
   const development = await new Gateway().start();
   try {
-    const commands = blocks('docs/attachments.md', 'sh').join('echo\n');
+    const commands = blocks('docs/attachments.md', 'sh', 'curl').join('echo\n');
     const env = { CHAT__STORE__EMBEDDED__PATH: join(development.directory, 'data') };
     const out = (await bash(commands, repository, env, development.address)).split('\n').filter(Boolean);
     const [announced] = blocks('docs/attachments.md', 'json');
@@ -498,6 +498,9 @@ test('every block of the pages was tried', () => {
     'token notifier',
     // A black-box test imports lines with these fields.
     '"edited_at": 1795000060000',
+    // They need a bucket. Black-box tests and `page-files-s3.test.ts` use such settings, and the rules that the commands print.
+    'store = "s3"',
+    'aws s3api',
   ];
   const left = fences.filter(({ tried, code }) => !tried && !elsewhere.some((having) => code.includes(having)));
   expect(left.map(({ page, code }) => `${page}: ${code}`)).toEqual([]);

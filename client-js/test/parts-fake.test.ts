@@ -2,10 +2,11 @@
 import { createHash } from 'node:crypto';
 import { openAsBlob } from 'node:fs';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import type { ServerResponse } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { ChatClient, type Conversation, memoryStorage, UnauthorizedError, type Upload } from '../src/index.js';
+import { ChatClient, type Conversation, memoryStorage, type OutboxStorage, UnauthorizedError, type Upload } from '../src/index.js';
 import { FakeServer } from './support/fake-server.js';
 import { FileStorage } from './support/file-storage.js';
 import { until } from './support/gateway.js';
@@ -94,7 +95,10 @@ test('addresses that are about to expire are replaced before they are used', asy
     on: /PUT part/,
     times: 1,
     // The first part takes longer than the addresses are valid.
-    fault: (response) => setTimeout(() => response.writeHead(200).end(), 300),
+    fault: (response) => {
+      storage.uploads.get('file-1')!.parts.set(1, Buffer.from(data.subarray(0, 1_000)));
+      setTimeout(() => response.writeHead(200).end(), 300);
+    },
   });
   storage.validMs = 200;
   const { file, data, states } = attach();
@@ -128,6 +132,43 @@ test('a part that the storage lost is sent again, a bounded number of times', as
   const before = storage.count('POST', 'complete');
   await expect(attach().file.done).rejects.toMatchObject({ code: 'bad_request' });
   expect(storage.count('POST', 'complete') - before).toBe(9);
+});
+
+test('a part that the storage takes and loses each time fails the upload', async () => {
+  hurry();
+  storage.faults.push({ on: /PUT part/, times: Infinity, fault: (response) => response.writeHead(200).end() });
+  await expect(attach().file.done).rejects.toMatchObject({ code: 'unavailable', message: 'the file storage lost a part' });
+  expect(storage.count('POST', 'parts')).toBe(18);
+});
+
+test('a storage that takes a part and does not answer ends the request, and the part is sent again', async () => {
+  hurry();
+  let isSilent = false;
+  storage.faults.push({ on: /PUT part/, times: 1, fault: () => (isSilent = true) });
+  const real = setTimeout;
+  vi.spyOn(globalThis, 'setTimeout').mockImplementation(((work: () => void, ms?: number, ...more: []) =>
+    real(work, ms === 600_000 ? 300 : ms, ...more)) as typeof setTimeout);
+  const { file, data } = attach();
+  expect(digestOf(storage.bytes(await file.done))).toBe(digestOf(data));
+  expect(isSilent).toBe(true);
+});
+
+test('a direct chat that cannot be created for a while does not fail its files', async () => {
+  hurry();
+  let times = 0;
+  server.answers.create = () => (times++ < 2 ? { type: 'error', code: 'unavailable', message: 'later' } : { type: 'ok' });
+  client.outbox.dms.set('c', 'bob');
+  const { file } = attach();
+  await file.done;
+  expect(times).toBeGreaterThan(2);
+});
+
+test('an upload that is aborted without a connection ends at once', async () => {
+  server.socket.end(1006);
+  const { file } = attach();
+  const { done } = file;
+  file.abort();
+  await expect(done).rejects.toMatchObject({ code: 'closed' });
 });
 
 test('a storage that cannot be reached while the gateway can fails the upload, and a retry continues it', async () => {
@@ -211,6 +252,68 @@ test('a message whose upload ends with the sign-in waits for the next one', asyn
   await next.connect();
   await until(() => server.received('send').length);
   expect(storage.count('POST', 'attachments')).toBe(1);
+  next.disconnect();
+});
+
+/** Returns a client of Alice whose storage keeps files, and her conversation. */
+async function keeper(
+  more: Partial<OutboxStorage> = {},
+): Promise<[next: ChatClient, list: Conversation, kept: ReturnType<typeof keeping>]> {
+  const kept = { ...keeping(), ...more };
+  const next = new ChatClient(url, { token: 'secret', user: 'alice', WebSocket: server.WebSocket, storage: kept });
+  await next.connect();
+  const list = next.conversation('c');
+  list.open();
+  return [next, list, kept];
+}
+
+test('a message whose upload ends with the connection for good waits for the next one', async () => {
+  const [next, list, kept] = await keeper();
+  storage.faults.push({ on: /PUT part/, times: 1, fault: () => server.socket.end(4502) });
+  const file = list.attach(new Blob(['x']), { name: 'x' });
+  list.send('text', { attachments: [file] }).catch(() => {});
+  await until(() => kept.kept.size);
+  await expect(file.done).rejects.toMatchObject({ closeCode: 4502 });
+  expect(list.messages.at(-1)!.state).toBe('sending');
+  expect((await kept.entries('alice'))[0]!.failed).toBeUndefined();
+  await next.connect();
+  await until(() => server.received('send').length);
+  next.disconnect();
+});
+
+test('`logout()` in another tab ends an upload, which does not bring its message back', async () => {
+  const [next, list, kept] = await keeper({ shared: true });
+  let begin = () => {};
+  const say = (response: ServerResponse) => {
+    begin = () => response.writeHead(201).end(JSON.stringify({ id: 'file-1', upload: { parts: '/v1/attachments/file-1/parts' } }));
+  };
+  storage.faults.push({ on: /POST attachments/, times: 1, fault: say });
+  const file = list.attach(new Blob(['x']), { name: 'x' });
+  list.send('text', { attachments: [file] }).catch(() => {});
+  await until(async () => (await kept.entries('alice')).length);
+  const other = new ChatClient(url, { token: 'secret', user: 'alice', WebSocket: server.WebSocket, storage: kept });
+  // Node.js may have no locks.
+  for (const tab of [next, other]) tab.on('error', () => {});
+  await other.connect();
+  await other.logout();
+  await until(() => list.messages.length === 0);
+  begin();
+  await expect(file.done).rejects.toMatchObject({ code: 'closed', message: 'the upload was aborted' });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect([kept.kept.size, await kept.entries('alice')]).toEqual([0, []]);
+  next.disconnect();
+});
+
+test('a message whose files expired before it was sent is failed, and a retry uploads them anew', async () => {
+  const [next, list] = await keeper();
+  const { send } = server.answers;
+  server.answers.send = () => ({ type: 'error', code: 'conflict', message: 'the file is gone' });
+  const file = list.attach(new Blob(['x']), { name: 'x' });
+  await expect(list.send('text', { attachments: [file] })).rejects.toMatchObject({ code: 'conflict' });
+  server.answers.send = send!;
+  list.retry(list.messages.at(-1)!.key);
+  await until(() => server.received('send').length === 2);
+  expect(server.received('send').map(({ attachments }) => attachments)).toEqual([[{ id: 'file-1' }], [{ id: 'file-2' }]]);
   next.disconnect();
 });
 

@@ -134,13 +134,17 @@ function FileLink({ file, actions }: { file: Attachment; actions: FileActions })
   );
 }
 
-/** Downloads an address of the gateway, which has the page's origin. */
+/** Downloads an address. */
 function save(url: string, name = 'file'): void {
   const link = document.createElement('a');
   link.href = url;
   link.download = name;
+  Object.assign(link, elsewhere(url));
   link.click();
 }
+
+/** Returns the attributes of a link that must not leave the chat: browsers ignore `download` on one to a bucket, of another origin. */
+const elsewhere = (url: string) => (new URL(url).origin === location.origin ? {} : { target: '_blank', rel: 'noopener' });
 
 /** A picture in full, with a link to download it. */
 export function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
@@ -157,7 +161,7 @@ export function Lightbox({ file, actions, onClose }: { file: Attachment; actions
       )}
       {alt && <p>{alt}</p>}
       {address && (
-        <a data-first href={address.url} download={name ?? ''}>
+        <a data-first href={address.url} download={name ?? ''} {...elsewhere(address.url)}>
           Download
         </a>
       )}

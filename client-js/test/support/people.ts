@@ -18,9 +18,12 @@ export class People {
   #contexts: BrowserContext[] = [];
   /** The browser's complaints: a violated policy, a failed script, a request to another host. */
   #complaints: string[] = [];
+  #also: string | undefined;
 
-  constructor(gateway: Gateway) {
+  /** @param also Another origin that the page may reach: a bucket. */
+  constructor(gateway: Gateway, also?: string) {
     this.#gateway = gateway;
+    this.#also = also;
   }
 
   async launch(): Promise<void> {
@@ -61,7 +64,8 @@ export class People {
         if (message.type() === 'error' && !isExpected && !isForgotten) this.#complaints.push(text);
       });
       page.on('request', (request) => {
-        if (!request.url().startsWith(address)) this.#complaints.push(`request to another host: ${request.url()}`);
+        const isAllowed = [address, this.#also].some((origin) => origin && request.url().startsWith(origin));
+        if (!isAllowed) this.#complaints.push(`request to another host: ${request.url()}`);
       });
     });
     return context;
@@ -80,10 +84,15 @@ export class People {
 
 /** Gives all tests of a file one gateway and one browser, and ends all clients after each test.
  * @param settings The settings of the gateway.
- * @param lines Returns the lines to import before the gateway starts. */
-export function setUp(settings: Record<string, string> = {}, lines?: () => readonly object[]): { gateway: Gateway; people: People } {
+ * @param lines Returns the lines to import before the gateway starts.
+ * @param also Another origin that the page may reach. */
+export function setUp(
+  settings: Record<string, string> = {},
+  lines?: () => readonly object[],
+  also?: string,
+): { gateway: Gateway; people: People } {
   const gateway = new Gateway(settings);
-  const people = new People(gateway);
+  const people = new People(gateway, also);
   beforeAll(async () => {
     if (lines) gateway.import(lines());
     await gateway.start();
