@@ -29,6 +29,7 @@ beforeEach(async () => {
 });
 afterEach(() => {
   vi.restoreAllMocks();
+  vi.unstubAllGlobals();
   client.disconnect();
   storage.close();
 });
@@ -164,11 +165,39 @@ test('a direct chat that cannot be created for a while does not fail its files',
 });
 
 test('an upload that is aborted without a connection ends at once', async () => {
-  server.socket.end(1006);
-  const { file } = attach();
+  const offline = new ChatClient(url, { token: () => new Promise(() => {}), WebSocket: server.WebSocket, storage: memoryStorage() });
+  offline.connect().catch(() => {});
+  const file = offline.conversation('c').attach(new Blob(['x']), { name: 'x' });
   const { done } = file;
   file.abort();
   await expect(done).rejects.toMatchObject({ code: 'closed' });
+  offline.disconnect();
+});
+
+test('files that are attached before the user is known are uploaded under the lock that other tabs wait for', async () => {
+  const names: string[] = [];
+  const request = (name: string, _: object, work: () => Promise<unknown>) => {
+    names.push(name);
+    return work();
+  };
+  vi.stubGlobal('navigator', { locks: { request } });
+  let signIn = (_: string) => {};
+  const token = () => new Promise<string>((resolve) => (signIn = resolve));
+  const kept = { ...keeping(), shared: true };
+  const next = new ChatClient(url, { token, WebSocket: server.WebSocket, storage: kept });
+  const connected = next.connect();
+  const list = next.conversation('c');
+  const sent = list.send('text', { attachments: [list.attach(new Blob(['x']), { name: 'x' })] });
+  // The code for files is loaded meanwhile.
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  signIn('secret');
+  await connected;
+  await until(() => storage.count('POST', 'attachments'));
+  signIn('secret');
+  await sent;
+  const [{ client_id: id }] = server.received('send') as unknown as [{ client_id: string }];
+  expect(names).toContainEqual(expect.stringContaining(` ${id}`));
+  next.disconnect();
 });
 
 test('a storage that cannot be reached while the gateway can fails the upload, and a retry continues it', async () => {
