@@ -132,20 +132,6 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
     }
 }
 
-/// Removes the bytes of a file, whose upload to a bucket has this id.
-pub(super) async fn erase_bytes(
-    files: &Files,
-    file: AttachmentId,
-    upload: Option<&str>,
-) -> io::Result<()> {
-    if files.storage.bucket().is_some() {
-        // Rule [erase-again]: what arrives late is removed by the sweep of this day.
-        let work = files.store.add_work(clock::today(), file);
-        work.await.map_err(io::Error::other)?;
-    }
-    files.storage.erase(file, upload).await
-}
-
 /// Removes the bytes of a file that no message has.
 async fn erase_unused(files: &Files, file: AttachmentId) -> io::Result<()> {
     let row = files.row(file).await.map_err(io::Error::other)?;
@@ -157,7 +143,7 @@ async fn erase_unused(files: &Files, file: AttachmentId) -> io::Result<()> {
         let text = "its bytes are in another storage: attachments.store was changed";
         return Err(io::Error::other(text));
     }
-    erase_bytes(files, file, row.facts.upload.as_deref()).await
+    files.erase_bytes(file, row.facts.upload.as_deref()).await
 }
 
 /// Looks at the files that were created or dropped on earlier days, or long enough ago, and erases those that no message

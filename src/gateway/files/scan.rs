@@ -6,7 +6,7 @@ use axum::response::Response;
 use metrics::counter;
 use tokio::io::AsyncRead;
 
-use super::{Files, eraser, storage::Storage, store_failed};
+use super::{Files, storage::Storage, store_failed};
 use crate::{
     files::{Object, Variant, Verdict},
     model::{AttachmentId, FileFacts, FileState},
@@ -62,7 +62,7 @@ pub(super) async fn scan(
 }
 
 async fn erase(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
-    let erased = eraser::erase_bytes(files, file, facts.upload.as_deref()).await;
+    let erased = files.erase_bytes(file, facts.upload.as_deref()).await;
     erased.map_err(|error| files.storage.failed(&error))
 }
 

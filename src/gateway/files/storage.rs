@@ -4,9 +4,9 @@ use std::{io, sync::Arc, time::Duration};
 
 use axum::response::Response;
 
-use super::{disk_failed, storage_failed};
+use super::{Files, disk_failed, storage_failed};
 use crate::{
-    config,
+    clock, config,
     files::{Bucket, Directory, missing},
     model::{AttachmentId, FileFacts},
 };
@@ -93,5 +93,21 @@ impl Storage {
             Self::Directory(directory) => directory.remove_old_uploads(age).await,
             Self::Bucket(_) => Ok(()),
         }
+    }
+}
+
+impl Files {
+    /// Removes the bytes of a file, whose upload to a bucket has this id.
+    pub(super) async fn erase_bytes(
+        &self,
+        file: AttachmentId,
+        upload: Option<&str>,
+    ) -> io::Result<()> {
+        if self.storage.bucket().is_some() {
+            // Rule [erase-again]: what arrives late is removed by the sweep of this day.
+            let work = self.store.add_work(clock::today(), file);
+            work.await.map_err(io::Error::other)?;
+        }
+        self.storage.erase(file, upload).await
     }
 }
