@@ -160,10 +160,15 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let import::Report {
                 conversations,
                 messages,
+                files,
                 skipped,
             } = report;
+            let kept = match files {
+                0 => String::new(),
+                files => format!(", {files} files kept"),
+            };
             println!(
-                "{conversations} conversations and {messages} messages imported, {skipped} messages were there already"
+                "{conversations} conversations and {messages} messages imported, {skipped} messages were there already{kept}"
             );
             Ok(ExitCode::SUCCESS)
         }

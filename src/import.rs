@@ -2,6 +2,8 @@
 //! all other writes. It is idempotent: importing a file again, or a longer file that begins with it, adds only what is
 //! new.
 
+mod files;
+
 use std::{
     collections::{HashMap, VecDeque},
     fs::File,
@@ -18,6 +20,8 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use files::{FileKeeper, FileLine};
+
 use crate::{
     chat::{
         self, Confirmation, Conversations, Creation, DeleteMessages, EditMessage, GetHistory,
@@ -25,6 +29,7 @@ use crate::{
     },
     cluster::MembershipAgent,
     config::Config,
+    gateway::Files,
     model::{
         Attachment, ClientId, Content, ConversationId, Draft, EditedContent, Kind, Millis, Posting,
         Seq, UserId, is_emoji,
@@ -72,6 +77,9 @@ struct MessageLine {
     body: String,
     #[serde(default)]
     attachments: Vec<Attachment>,
+    /// Files of this machine. They are attachments after the others.
+    #[serde(default)]
+    files: Vec<FileLine>,
     reply_to: Option<Seq>,
     at: Option<Millis>,
     /// The id of the message. By default it is computed from the message and its number among the
@@ -91,6 +99,12 @@ enum DeletedLine {
     /// Whether the sender deleted the message. The time of the import is then the time of the deletion.
     BySender(bool),
     By(Deletion),
+}
+
+impl DeletedLine {
+    fn is_any(&self) -> bool {
+        !matches!(self, Self::BySender(false))
+    }
 }
 
 impl Default for DeletedLine {
@@ -127,6 +141,7 @@ struct Changes {
 pub struct Report {
     pub conversations: u64,
     pub messages: u64,
+    pub files: u64,
     /// Messages that were stored before.
     pub skipped: u64,
 }
@@ -262,8 +277,14 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     }
     let flushing = inbox.clone();
     let flush = upkeep.spawn(async move { flushing.run().await });
+    let keeper = FileKeeper {
+        files: Files::open(config, store.clone(), core.clone())?,
+        folder: file.parent().unwrap_or(Path::new("")).to_owned(),
+        level: members.level().get(),
+    };
     let mut importer = Importer {
         conversations,
+        keeper,
         seen: HashMap::new(),
         in_flight: VecDeque::new(),
         report: Report::default(),
@@ -298,6 +319,7 @@ impl Publish for Nobody {
 
 struct Importer {
     conversations: Conversations,
+    keeper: FileKeeper,
     /// The messages of each conversation that occurred in the file.
     seen: HashMap<ConversationId, Seen>,
     /// Lines in progress, with their numbers. Each returns whether its message was stored before.
@@ -370,7 +392,7 @@ impl Importer {
         self.meet(conversation, owner).await
     }
 
-    async fn message(&mut self, number: usize, line: MessageLine) -> anyhow::Result<()> {
+    async fn message(&mut self, number: usize, mut line: MessageLine) -> anyhow::Result<()> {
         let conversation = match (line.conversation, &line.dm) {
             (Some(id), None) => id,
             (None, Some((one, other))) => ConversationId::dm(one, other),
@@ -387,6 +409,12 @@ impl Importer {
         };
         let client_id = line.client_id.unwrap_or_else(computed);
         let before = seen.before.get(&client_id).copied();
+        if before.is_none() && !line.deleted.is_any() {
+            let (keeper, sender) = (&self.keeper, &line.sender);
+            let kept = keeper.keep(conversation, sender, &line.files).await?;
+            self.report.files += kept.len() as u64;
+            line.attachments.extend(kept);
+        }
         let (draft, changes) = line.parts(client_id)?;
         if before.is_some() && changes.is_none() {
             self.report.skipped += 1;

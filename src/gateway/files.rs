@@ -4,6 +4,7 @@ mod bucket;
 pub(super) mod download;
 mod eraser;
 mod inspect;
+mod local;
 pub(super) mod parts;
 mod picture;
 mod scan;

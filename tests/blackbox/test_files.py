@@ -1,6 +1,7 @@
 """Uploaded files: uploads by tus, files in messages, downloads, and how they go."""
 import asyncio
 import io
+import json
 import socket
 
 import pytest
@@ -408,3 +409,35 @@ async def test_nothing_is_served_unscanned(start, clamd):
     await eventually(is_ready)
     await alice.send(dm, "", attachments=[{"id": file}])
     await closed(alice, bob)
+
+
+async def test_import_keeps_files_of_this_machine(start, tmp_path):
+    gateway = start(**UNLIMITED)
+    gateway.stop()
+    data = picture()
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "cat.png").write_bytes(data)
+    (tmp_path / "notes.html").write_bytes(b"<script>alert(1)</script>")
+    (tmp_path / "gone.png").write_bytes(data)
+    files = [{"path": "pictures/cat.png", "alt": "a cat"}, {"path": "notes.html", "name": "../notes.html"}]
+    lines = [
+        {"type": "conversation", "kind": "dm", "participants": ["alice", "bob"]},
+        {"type": "message", "dm": ["alice", "bob"], "sender": "alice", "body": "look", "files": files},
+        {"type": "message", "dm": ["alice", "bob"], "sender": "alice", "body": "", "files": [{"path": "gone.png"}], "deleted": True},
+    ]
+    file = tmp_path / "export.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert gateway.command("import", str(file)).stdout.endswith("0 messages were there already, 2 files kept\n")
+    assert gateway.command("import", str(file)).stdout.endswith("2 messages were there already\n")
+    file.write_text(file.read_text() + json.dumps({**lines[1], "body": "again", "files": [{"path": "missing"}]}) + "\n")
+    wrong = gateway.command("import", str(file), check=False)
+    assert wrong.returncode != 0 and ":4" in wrong.stderr and "missing" in wrong.stderr
+    gateway.start()
+    bob = await gateway.connect("bob")
+    [message] = [entry for entry in await bob.everything(await bob.create("dm", "alice")) if entry.get("body") == "look"]
+    shown = [(of["name"], of["size"], of.get("alt"), of.get("width")) for of in message["attachments"]]
+    assert shown == [("cat.png", len(data), "a cat", 800), ("notes.html", 25, None, None)]
+    down = Uploader(gateway, "bob")
+    assert (await down.download(message["attachments"][0]["id"])).content == data
+    assert len([name for name in names_in(gateway) if name.endswith("original")]) == 2
+    await closed(bob)

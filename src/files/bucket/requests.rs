@@ -17,7 +17,7 @@ use tokio_util::io::StreamReader;
 
 use super::{Bucket, INSPECTION_MAX, Inspection, Object};
 use crate::{
-    files::{HEAD_BYTES, StoredPart, hexadecimal},
+    files::{HEAD_BYTES, Part, StoredPart, hexadecimal},
     model::AttachmentId,
 };
 
@@ -68,7 +68,7 @@ impl Bucket {
         let action = actions::GetObject::new(&self.bucket, Some(&self.credentials), &key);
         let url = self.sign(&action);
         match self
-            .send("the check of the bucket", small(self.http.get(url)))
+            .ask("the check of the bucket", small(self.http.get(url)))
             .await
         {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -128,6 +128,21 @@ impl Bucket {
         }
     }
 
+    /// Sends a part of an upload, as a client does.
+    ///
+    /// # Errors
+    /// The storage failed or refused.
+    pub async fn send(
+        &self,
+        id: AttachmentId,
+        upload: &str,
+        part: Part,
+        bytes: Bytes,
+    ) -> io::Result<()> {
+        let request = self.slow.put(self.part_url(id, upload, part)).body(bytes);
+        self.answer("sending a part", request).await.map(drop)
+    }
+
     /// Joins the parts of an upload to one object.
     ///
     /// # Errors
@@ -165,7 +180,7 @@ impl Bucket {
     pub async fn head(&self, id: AttachmentId, object: Object) -> io::Result<Option<(Bytes, u64)>> {
         let range = format!("bytes=0-{}", HEAD_BYTES - 1);
         let request = self.http.get(self.get_url(id, object)).header(RANGE, range);
-        let mut response = match self.send("reading a file", small(request)).await {
+        let mut response = match self.ask("reading a file", small(request)).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             response => response?,
         };
@@ -188,7 +203,7 @@ impl Bucket {
         bytes_max: usize,
     ) -> io::Result<Bytes> {
         let request = self.http.get(self.get_url(id, object));
-        let mut response = self.send("reading a file", request).await?;
+        let mut response = self.ask("reading a file", request).await?;
         let bytes = limited(&mut response, bytes_max + 1).await?;
         if bytes.len() > bytes_max {
             return Err(io::Error::other("an object is larger than announced"));
@@ -206,7 +221,7 @@ impl Bucket {
         object: Object,
     ) -> io::Result<impl AsyncRead + Send + Unpin + use<>> {
         let request = self.http.get(self.get_url(id, object));
-        let response = self.send("reading a file", request).await?;
+        let response = self.ask("reading a file", request).await?;
         let parts = stream::try_unfold(response, async |mut response: Response| {
             let part = response.chunk().await.map_err(broken)?;
             io::Result::Ok(part.map(|part| (part, response)))
@@ -220,7 +235,7 @@ impl Bucket {
     /// The storage failed or refused.
     pub async fn hash(&self, id: AttachmentId, object: Object) -> io::Result<(String, u64)> {
         let request = self.http.get(self.get_url(id, object));
-        let mut response = self.send("reading a file", request).await?;
+        let mut response = self.ask("reading a file", request).await?;
         let mut context = digest::Context::new(&digest::SHA256);
         let mut size = 0;
         while let Some(part) = response.chunk().await.map_err(broken)? {
@@ -272,7 +287,7 @@ impl Bucket {
         // Rule [write-window].
         let url = action.sign_with_time(INSPECTION_MAX, &inspection.0);
         let request = empty(self.slow.put(url)).header(COPY_SOURCE, source);
-        let answer = self.answer("copying a file", request);
+        let answer = self.answer("copying a file", request.timeout(COPY_MAX));
         confirmed("copying a file", &answer.await?, "CopyObjectResult")
     }
 
@@ -309,13 +324,13 @@ impl Bucket {
 
     /// Sends a request and returns the text of the answer.
     async fn answer(&self, what: &str, request: RequestBuilder) -> io::Result<String> {
-        let mut response = self.send(what, request).await?;
+        let mut response = self.ask(what, request).await?;
         let bytes = limited(&mut response, ANSWER_BYTES_MAX).await?;
         String::from_utf8(bytes.into()).map_err(io::Error::other)
     }
 
     /// Sends a request. Anything but success is an error.
-    async fn send(&self, what: &str, request: RequestBuilder) -> io::Result<Response> {
+    async fn ask(&self, what: &str, request: RequestBuilder) -> io::Result<Response> {
         let mut response = request.send().await.map_err(broken)?;
         if response.status().is_success() {
             return Ok(response);
