@@ -5,8 +5,8 @@ import type { OutboxEntry, OutboxStorage } from './storage.js';
 const KEPT_BYTES_MAX = 200 << 20;
 /** The age at which a file without a message is deleted. A younger one may be of a message that is just being stored. */
 const ABANDONED_MS = 10 * 60 * 1000;
-/** The age at which any file is deleted: its user did not come back, and the outbox does not send the message by itself any more. */
-const KEPT_MAX_MS = 7 * 24 * 3600 * 1000;
+/** The age at which any file is deleted: its user did not come back. */
+const KEPT_MAX_MS = 30 * 24 * 3600 * 1000;
 
 /** The key of a file: its message, its number there, its size, and when it was stored. So they are known without reading files. */
 type FileKey = [clientId: string, number: number, size: number, at: number];

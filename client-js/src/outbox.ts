@@ -342,7 +342,7 @@ export class Outbox {
         const local: Local = same ? known : { ...known, ...entry, failed: entry.failed, files: undefined };
         // Another tab uploads its files.
         if (same && known.uploads && !known.files && !known.unsaved)
-          Object.assign(known, { attachments: entry.attachments, uploads: entry.uploads });
+          Object.assign(known, { attachments: entry.attachments, uploads: entry.uploads, kept: entry.kept });
         // Another tab may have changed it. Its own last change may not be in the storage yet.
         if (same && !known.unsaved && entry.change) known.change = entry.change;
         // Another tab, or an earlier one, may have sent it.

@@ -15,8 +15,8 @@ const AT_ONCE = 3;
 const REFUSALS_MAX = 8;
 /** The least time between two questions whether the gateway has looked at a file. It grows, because a scanner may be away. */
 const LOOK_MS = 500;
-/** The time after which a file storage has not answered. A part of 16 MiB takes nine minutes at 30 kB/s. */
-const PART_TIMEOUT_MS = 10 * 60 * 1000;
+/** The time after which a file storage has not answered. A part of 16 MiB takes half an hour at 10 kB/s. */
+const PART_TIMEOUT_MS = 60 * 60 * 1000;
 /** The number of missing parts that the gateway lists at once. */
 const PARTS_LISTED = 100;
 

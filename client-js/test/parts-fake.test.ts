@@ -148,7 +148,7 @@ test('a storage that takes a part and does not answer ends the request, and the 
   storage.faults.push({ on: /PUT part/, times: 1, fault: () => (isSilent = true) });
   const real = setTimeout;
   vi.spyOn(globalThis, 'setTimeout').mockImplementation(((work: () => void, ms?: number, ...more: []) =>
-    real(work, ms === 600_000 ? 300 : ms, ...more)) as typeof setTimeout);
+    real(work, ms === 3_600_000 ? 300 : ms, ...more)) as typeof setTimeout);
   const { file, data } = attach();
   expect(digestOf(storage.bytes(await file.done))).toBe(digestOf(data));
   expect(isSilent).toBe(true);

@@ -115,7 +115,7 @@ function FileLink({ file, actions }: { file: Attachment; actions: FileActions })
   const download = async () => {
     try {
       setProblem(undefined);
-      save((await actions.address(file.id!)).url, file.name);
+      save((await actions.address(file.id!)).url, file);
     } catch (error) {
       setProblem((error as Error).message);
     }
@@ -135,11 +135,12 @@ function FileLink({ file, actions }: { file: Attachment; actions: FileActions })
 }
 
 /** Downloads an address. */
-function save(url: string, name = 'file'): void {
+function save(url: string, { name = 'file', mime }: Attachment): void {
   const link = document.createElement('a');
   link.href = url;
   link.download = name;
-  Object.assign(link, elsewhere(url));
+  // Of other media types no browser shows anything.
+  if (/^(image|video|audio)\//.test(mime ?? '')) Object.assign(link, elsewhere(url));
   link.click();
 }
 

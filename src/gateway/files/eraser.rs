@@ -30,7 +30,7 @@ const INCOMING_MAX: Duration = Duration::from_secs(8 * 86_400);
 /// Files of a partition that a sweep reads at once.
 const PAGE: usize = 100;
 /// Files that a sweep has looked at at the same time.
-const INSPECTIONS_MAX: usize = 4;
+const INSPECTIONS_MAX: usize = 2;
 
 type Dropped = (ConversationId, AttachmentId);
 
@@ -156,6 +156,12 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
         Ok(shards) => shards,
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
+    let mut shards = shards;
+    if !shards.is_empty() {
+        // So that the files of no shard are always the last.
+        let first = rand::random_range(0..shards.len());
+        shards.rotate_left(first);
+    }
     let mut to_inspect = Vec::new();
     for shard in shards {
         if !router.sweeps(shard) {

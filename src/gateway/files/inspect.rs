@@ -71,19 +71,24 @@ pub(super) async fn complete(
 
 /// Completes what a gateway that ended had begun.
 pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
+    let taken = match &files.storage {
+        Storage::Directory(directory) => directory.take(file),
+        Storage::Bucket(bucket) => bucket.take(file),
+    };
+    let Some(writing) = taken else {
+        return; // Someone is at it.
+    };
+    match files.row(file).await {
+        Ok(Some(row)) if matches!(row.state, FileState::Pending | FileState::Scanning) => {}
+        // Someone has done it since.
+        Ok(_) => return,
+        Err(error) => return tracing::warn!(%file, %error, "could not look at a file again"),
+    }
     let completed = match &files.storage {
         Storage::Directory(directory) => {
-            let Some(writing) = directory.take(file) else {
-                return; // Someone is at it.
-            };
             complete(files, directory, file, facts, &writing, None).await
         }
-        Storage::Bucket(storage) => {
-            let Some(_writing) = storage.take(file) else {
-                return;
-            };
-            bucket::complete(files, storage, file, facts).await
-        }
+        Storage::Bucket(bucket) => bucket::complete(files, bucket, file, facts).await,
     };
     if let Err(response) = completed {
         tracing::warn!(%file, status = %response.status(), "could not look at a file again");
@@ -110,7 +115,9 @@ async fn look_at(
         files.store.set_file_state(file, FileState::Ready).await
     };
     stored.await.map_err(store_failed)?;
-    Ok(FileState::Ready)
+    // It may be erasing meanwhile, which is a higher state.
+    let row = files.row(file).await.map_err(store_failed)?;
+    row.map(|row| row.state).ok_or_else(no_such_file)
 }
 
 /// Finds out what a file is. Images lose their metadata and get a thumbnail.
