@@ -209,6 +209,9 @@ async def test_limits_and_wrong_requests(start):
     assert (await mallory.delete(file)).status_code == 404
     plain = up.headers(**{"upload-offset": "0", "content-type": "application/offset+octet-stream"})
     assert (await up.http.patch(f"/v1/attachments/{file}/upload", content=b"x", headers=plain)).status_code == 412
+    other = up.headers(**{"tus-resumable": "0.2.2", "upload-length": "1", "upload-metadata": metadata(conversation=dm, filename="x")})
+    answer = await up.http.post("/v1/attachments", headers=other)
+    assert (answer.status_code, answer.headers["tus-version"]) == (412, "1.0.0")
     wrong = up.headers(**TUS, **{"upload-offset": "0", "content-type": "text/plain"})
     assert (await up.http.patch(f"/v1/attachments/{file}/upload", content=b"x", headers=wrong)).status_code == 415
     options = await up.http.options("/v1/attachments")

@@ -117,6 +117,9 @@ pub(in crate::gateway) async fn begin(
         return no_tus();
     }
     let asked = if is_tus {
+        if let Err(response) = check_version(request.headers()) {
+            return with_tus(response);
+        }
         asked_by_tus(request.headers())
     } else {
         match Body::<NewFile>::from_request(request, &gateway).await {
@@ -137,12 +140,27 @@ fn no_tus() -> Response {
     refused(ErrorCode::BadRequest, text)
 }
 
+/// Refuses another version of tus.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn check_version(headers: &HeaderMap) -> Result<(), Response> {
+    if headers
+        .get("tus-resumable")
+        .is_some_and(|version| version == VERSION)
+    {
+        return Ok(());
+    }
+    let refusal = "only tus 1.0.0 is supported".to_owned();
+    let refused = refused_with(
+        StatusCode::PRECONDITION_FAILED,
+        ErrorCode::BadRequest,
+        refusal,
+    );
+    Err(([("tus-version", VERSION)], refused).into_response())
+}
+
 /// Reads the headers of tus: pairs of a name and a value in Base64.
 fn asked_by_tus(headers: &HeaderMap) -> Result<NewFile, &'static str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if text("tus-resumable") != Some(VERSION) {
-        return Err("only tus 1.0.0 is supported");
-    }
     let size = text("upload-length").and_then(|length| length.parse().ok());
     let size = size.ok_or("upload-length is missing or no number")?;
     let (mut conversation, mut name, mut alt) = (None, None, None);
@@ -425,11 +443,7 @@ async fn may_append(
     headers: &HeaderMap,
 ) -> Result<(FileRow, (Writing, super::Counted), Upload), Response> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if text("tus-resumable") != Some(VERSION) {
-        let refusal = "only tus 1.0.0 is supported".to_owned();
-        let status = StatusCode::PRECONDITION_FAILED;
-        return Err(refused_with(status, ErrorCode::BadRequest, refusal));
-    }
+    check_version(headers)?;
     if text("content-type") != Some(CONTENT_TYPE) {
         let refusal = format!("the content-type of a part is {CONTENT_TYPE}");
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
