@@ -17,8 +17,8 @@ export class PageServer extends ChangingServer {
   async start(): Promise<this> {
     const port = await freePort();
     // The policy of the gateway, which forbids inline styles and scripts.
-    const [, policy] = /POLICY: &str = "((?:.|\n)*?)";/.exec(readText('src/gateway/page.rs'))!;
-    const csp = policy!.replace(/\\\n\s*/g, '');
+    const [, policy] = /format!\(\s*"(default-src (?:.|\n)*?)"\s*\)/.exec(readText('src/gateway/page.rs'))!;
+    const csp = policy!.replace(/\\\n\s*/g, '').replaceAll('{files}', '');
     this.#http = createServer((request, response) => {
       const path = new URL(request.url!, 'http://x').pathname;
       if (path === '/v1/tokens') return void response.setHeader('content-type', 'application/json').end('{"token": "a.b.c"}');
