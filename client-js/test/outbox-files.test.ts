@@ -157,7 +157,7 @@ test('files without a message are deleted later, because a tab may be about to s
   await until(async () => !(await second.files!('left')).length);
   for (const id of ['waiting', 'new']) expect(await second.files!(id)).toHaveLength(1);
   // Their user did not come back.
-  vi.spyOn(Date, 'now').mockReturnValue(Date.now() + 8 * 24 * 3_600_000);
+  vi.spyOn(Date, 'now').mockReturnValue(Date.now() + 31 * 24 * 3_600_000);
   const later = indexedDbStorage('left');
   await until(async () => !(await later.files!('waiting')).length);
 });
