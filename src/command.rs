@@ -156,19 +156,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Import { file } => {
-            let report = runtime()?.block_on(import::import(&loaded.config, &file))?;
-            let import::Report {
-                conversations,
-                messages,
-                files,
-                skipped,
-            } = report;
-            let kept = match files {
-                0 => String::new(),
-                files => format!(", {files} files kept"),
-            };
             println!(
-                "{conversations} conversations and {messages} messages imported, {skipped} messages were there already{kept}"
+                "{}",
+                runtime()?.block_on(import::import(&loaded.config, &file))?
             );
             Ok(ExitCode::SUCCESS)
         }

@@ -6,6 +6,7 @@ mod files;
 
 use std::{
     collections::{HashMap, VecDeque},
+    fmt,
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
@@ -144,6 +145,25 @@ pub struct Report {
     pub files: u64,
     /// Messages that were stored before.
     pub skipped: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            conversations,
+            messages,
+            files,
+            skipped,
+        } = self;
+        write!(
+            f,
+            "{conversations} conversations and {messages} messages imported, {skipped} messages were there already"
+        )?;
+        match files {
+            0 => Ok(()),
+            files => write!(f, ", {files} files kept"),
+        }
+    }
 }
 
 impl MessageLine {

@@ -152,11 +152,10 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
     if let Err(error) = files.storage.remove_old_uploads(INCOMING_MAX).await {
         tracing::warn!(%error, "could not look for old uploads");
     }
-    let shards = match files.store.work_shards().await {
+    let mut shards = match files.store.work_shards().await {
         Ok(shards) => shards,
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
-    let mut shards = shards;
     if !shards.is_empty() {
         // So that the files of no shard are always the last.
         let first = rand::random_range(0..shards.len());
