@@ -187,7 +187,7 @@ export class Transfers implements Sender {
       const { parts, expires_at: expiresAt } = (await asked.json()) as { parts: Part[]; expires_at: Millis };
       if (!parts.length) break;
       const bytes = parts.reduce((sum, { size }) => sum + size, 0);
-      // Of a full list nobody knows what comes after it.
+      // After a full list there may be more missing parts.
       const last = parts.at(-1)!;
       let sent = (parts.length < PARTS_LISTED ? upload.size : last.offset + last.size) - bytes;
       upload.progress(sent);

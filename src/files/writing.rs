@@ -1,4 +1,4 @@
-//! Who writes to which upload on this gateway.
+//! The right to write to an upload, which one task of this gateway has at a time.
 
 use std::{
     collections::HashSet,

@@ -188,14 +188,8 @@ async fn finish(
         erased.map_err(|error| storage_failed(&error))?;
         return Err(no_such_file());
     }
-    let stored = files.store.set_file_result(file, result);
-    stored.await.map_err(store_failed)?;
     // Before the file is ready, because nobody looks for it after that.
     let removed = bucket.remove(file, Object::Incoming).await;
     removed.map_err(|error| storage_failed(&error))?;
-    let ready = files.store.set_file_state(file, FileState::Ready);
-    ready.await.map_err(store_failed)?;
-    // It may be erasing meanwhile, which is a higher state.
-    let row = files.row(file).await.map_err(store_failed)?;
-    row.map(|row| row.state).ok_or_else(no_such_file)
+    files.make_ready(file, result).await
 }

@@ -29,6 +29,22 @@ use crate::{
 const PART_BYTES: usize = 256 << 10;
 
 impl Files {
+    /// Records what a file is, and that messages may have it. Returns its state: it may be erasing meanwhile, which is a
+    /// higher one.
+    pub(super) async fn make_ready(
+        &self,
+        file: AttachmentId,
+        result: &FileResult,
+    ) -> Result<FileState, Response> {
+        let recorded = async {
+            self.store.set_file_result(file, result).await?;
+            self.store.set_file_state(file, FileState::Ready).await?;
+            self.row(file).await
+        };
+        let row = recorded.await.map_err(store_failed)?;
+        row.map(|row| row.state).ok_or_else(no_such_file)
+    }
+
     /// Runs `inspection` to its end, also if the caller goes away.
     pub(super) async fn finish(
         &self,
@@ -110,14 +126,7 @@ async fn look_at(
         .map_err(io::Error::other)
         .and_then(|looked| looked);
     let result = result.map_err(|error| disk_failed(&error))?;
-    let stored = async {
-        files.store.set_file_result(file, &result).await?;
-        files.store.set_file_state(file, FileState::Ready).await
-    };
-    stored.await.map_err(store_failed)?;
-    // It may be erasing meanwhile, which is a higher state.
-    let row = files.row(file).await.map_err(store_failed)?;
-    row.map(|row| row.state).ok_or_else(no_such_file)
+    files.make_ready(file, &result).await
 }
 
 /// Finds out what a file is. Images lose their metadata and get a thumbnail.
