@@ -1,5 +1,5 @@
 //! The chat gateway. ARCHITECTURE.md is the map. The modules, from the bottom up: `model`, `protocol`, `store`, `chat`,
-//! `fanout`, `cluster`, `gateway`. `node` connects them, and `command` is the command line.
+//! `fanout`, `cluster`, `consumers`, `gateway`. `node` connects them, and `command` is the command line.
 
 pub mod auth;
 pub mod chat;
@@ -7,6 +7,7 @@ pub mod clock;
 pub mod cluster;
 pub mod command;
 pub mod config;
+pub mod consumers;
 pub mod fanout;
 pub mod files;
 pub mod gateway;

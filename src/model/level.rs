@@ -20,6 +20,9 @@ pub const LEVEL_CHANGES: Level = 2;
 /// The level of uploaded files.
 pub const LEVEL_FILES: Level = 3;
 
+/// The level of consumers: their offsets, devices, and the settings of conversations.
+pub const LEVEL_CONSUMERS: Level = 4;
+
 /// The highest level that this build supports.
 pub const LEVEL_MAX: Level = LEVEL_FILES;
 

@@ -2,6 +2,7 @@
 
 mod attachment;
 mod change;
+mod consumer;
 mod conversation;
 mod ids;
 mod level;
@@ -14,12 +15,15 @@ pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
     ReactionState, Reactions, is_emoji, reactions_bytes,
 };
+pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use ids::{
     AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic,
     UserId,
 };
-pub use level::{CurrentLevel, LEVEL_CHANGES, LEVEL_FILES, LEVEL_MAX, LEVEL_STATED, Level};
+pub use level::{
+    CurrentLevel, LEVEL_CHANGES, LEVEL_CONSUMERS, LEVEL_FILES, LEVEL_MAX, LEVEL_STATED, Level,
+};
 pub use log::{
     Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Newest, Rev, Seq, SystemChange,
 };

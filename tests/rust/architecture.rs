@@ -19,10 +19,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("chat", &["store"]),
     ("fanout", &["protocol"]),
     ("cluster", &["protocol", "store", "chat", "fanout"]),
+    ("consumers", &["protocol", "store", "chat", "cluster"]),
     (
         "gateway",
         &[
-            "protocol", "store", "files", "chat", "fanout", "cluster", "auth", "config",
+            "protocol",
+            "store",
+            "files",
+            "chat",
+            "fanout",
+            "cluster",
+            "consumers",
+            "auth",
+            "config",
         ],
     ),
 ];
