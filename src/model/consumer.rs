@@ -20,6 +20,18 @@ impl ConsumerName {
         Self(format!("webhook:{name}").into())
     }
 
+    /// Returns the name of a replay of this webhook. The id must be a new one.
+    #[must_use]
+    pub fn replay(&self, id: uuid::Uuid) -> Self {
+        Self(format!("{self}:{id}").into())
+    }
+
+    /// Whether this is a replay: `webhook:<name>:<id>`. The names of webhooks have no colon.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.0.matches(':').count() == 2
+    }
+
     /// Returns a name that was stored.
     #[must_use]
     pub fn stored(name: &str) -> Self {

@@ -4,6 +4,7 @@ mod attachment;
 mod change;
 mod consumer;
 mod conversation;
+mod device;
 mod ids;
 mod level;
 pub mod limits;
@@ -17,6 +18,7 @@ pub use change::{
 };
 pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};
+pub use device::{Device, PushContent, PushProvider};
 pub use ids::{
     AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic,
     UserId,

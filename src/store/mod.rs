@@ -7,6 +7,7 @@
 pub mod cassandra;
 mod cells;
 pub mod conformance;
+mod consumers;
 pub mod embedded;
 mod files;
 mod public;
@@ -15,6 +16,10 @@ mod rows;
 pub mod simulated;
 
 use async_trait::async_trait;
+pub use consumers::{
+    ConsumerState, ConsumerStore, EventAt, InboxSettings, LaggingRow, SKIPPED_DAYS, SkippedRow,
+    SkippedShard, TokenRow, Version, consumer_shard,
+};
 pub use files::{FileRow, FileStore, REFERENCES_MAX, Reference, WORK_SHARDS, WorkShard};
 pub use rows::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
