@@ -10,6 +10,7 @@ mod changing;
 mod effects;
 mod environment;
 mod files;
+mod followed;
 mod loading;
 mod panicked;
 mod parked;
@@ -45,6 +46,7 @@ use self::{
 use super::{
     client_ids::ClientIds,
     error::Error,
+    following::Followed,
     lease::Ownership,
     log::Log,
     open::{Held, OpenPermit},
@@ -254,6 +256,8 @@ struct Owner {
     writing: usize,
     /// Number of read and delivered marks that are being stored.
     marks: usize,
+    /// The consumers of the log. `None` if there are none.
+    followed: Option<Followed>,
     /// The settled seq that this owner stored for the next one, or tried to store.
     stored_settled: Seq,
     /// The newest entry if its row is of an earlier owner, otherwise 0.
@@ -302,6 +306,8 @@ enum Done {
     Marked(Mark, Reply),
     /// The store has this settled seq, or the attempt to store it failed.
     SettledStored(Seq, Rev),
+    /// The store has the progress of the consumers, as it was when this began.
+    ProgressStored,
     /// The store has the rows of a new dm.
     DmCreated(Reply),
     /// The store answered some lookups.
@@ -340,6 +346,9 @@ impl Owner {
                 // Without this the next owner would settle the last entries again, and publish them again.
                 if !self.has_stored_settled() {
                     self.start_storing_settled();
+                    quiet = false;
+                } else if !self.has_stored_progress() {
+                    self.start_storing_progress();
                     quiet = false;
                 } else if leave() {
                     return End::Left;
@@ -419,11 +428,17 @@ impl Owner {
         let next = self.log.next();
         let written = next - rows.len() as Seq..next;
         let activity = self.new_activity();
+        let first = self.first_offsets();
         self.writing += 1;
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
+            if let Some(first) = first
+                && let Err(error) = first.store(&**store, &ownership).await
+            {
+                return Done::Lost(error);
+            }
             match retry_while_owner(&ownership, || store.append(id, &rows, activity)).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
@@ -455,6 +470,7 @@ impl Owner {
                 for seq in self.log.commit(holds) {
                     self.committed(seq);
                 }
+                self.tell_consumers();
             }
             Done::RowsStored(seq) => {
                 self.one_less_awaited(seq);
@@ -494,6 +510,7 @@ impl Owner {
                 self.stored_settled = self.stored_settled.max(seq);
                 self.changes.stored_settled = self.changes.stored_settled.max(rev);
             }
+            Done::ProgressStored => {}
             Done::DmCreated(reply) => {
                 if let Some(participants) = &mut self.participants
                     && participants.commit_dm()
@@ -548,6 +565,7 @@ impl Owner {
         if self.failed.is_none() && !self.has_stored_settled() {
             self.store_settled().await;
         }
+        self.finish_following().await;
     }
 
     /// Whether the next owner will have nothing to settle, unless more is appended.

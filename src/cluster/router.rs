@@ -27,8 +27,8 @@ use super::{
 use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
     model::{
-        ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES, LEVEL_FILES, Level,
-        UserId,
+        ConsumerName, ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES,
+        LEVEL_FILES, Level, UserId,
     },
     store::{PublicPage, Store, WorkShard},
     tasks::Tasks,
@@ -112,6 +112,19 @@ impl Router {
     #[must_use]
     pub fn sweeps(&self, shard: WorkShard) -> bool {
         self.others.is_none() || self.ring.load().sweeper(shard) == Some(self.me)
+    }
+
+    /// Returns whether this gateway scans a shard of a consumer's lagging conversations. While the ring changes, two may do
+    /// it, or none.
+    #[must_use]
+    pub fn scans(&self, consumer: &ConsumerName, shard: u8) -> bool {
+        self.others.is_none() || self.ring.load().scanner(consumer, shard) == Some(self.me)
+    }
+
+    /// Returns the version of the ring.
+    #[must_use]
+    pub fn version(&self) -> Epoch {
+        self.ring.load().version()
     }
 
     pub(super) fn sockets(&self) -> &LocalSockets {

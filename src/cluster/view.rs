@@ -5,7 +5,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
-    model::{ConversationId, Epoch, GatewayId, Topic, UserId},
+    model::{ConsumerName, ConversationId, Epoch, GatewayId, Topic, UserId},
     store::WorkShard,
 };
 
@@ -59,6 +59,14 @@ impl View {
     pub fn sweeper(&self, WorkShard { day, shard }: WorkShard) -> Option<GatewayId> {
         let [a, b, c, d] = day.to_be_bytes();
         self.pick(&[a, b, c, d, shard])
+    }
+
+    /// Returns the gateway that scans a shard of a consumer's lagging conversations.
+    #[must_use]
+    pub fn scanner(&self, consumer: &ConsumerName, shard: u8) -> Option<GatewayId> {
+        let mut key = consumer.as_str().as_bytes().to_vec();
+        key.extend([0, shard]);
+        self.pick(&key)
     }
 
     /// Returns the gateway of a key. It must never change, because builds of several versions share a ring during an

@@ -166,6 +166,7 @@ impl Config {
             edit_window: self.messages.edit_window(),
             reactions_coalesce: Duration::from_millis(self.messages.reactions_coalesce_ms),
             level: crate::model::CurrentLevel::default(),
+            consumers: None,
         }
     }
 }

@@ -52,7 +52,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The contract of every backend. [`conformance`] checks it.
 #[async_trait]
-pub trait Store: FileStore {
+pub trait Store: FileStore + ConsumerStore {
     /// Writes log rows with a `sends` row for each, and `activity` if given. Durable when it returns.
     async fn append(
         &self,

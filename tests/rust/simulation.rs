@@ -174,6 +174,7 @@ impl World {
             edit_window: None,
             reactions_coalesce: Duration::from_millis(250),
             level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
+            consumers: None,
         };
         let inbox = Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64)));
         let flushing = inbox.clone();

@@ -333,6 +333,7 @@ impl Owner {
             self.tell_reactor(change);
         }
         self.tell(revs, only_reactions);
+        self.tell_consumers();
         took(Step::Published);
         self.start_round();
     }

@@ -139,11 +139,17 @@ impl Owner {
         let next = self.changes.log.next();
         let written = next - rows.len() as Rev..next;
         let activity = self.new_activity();
+        let first = self.first_offsets();
         self.writing += 1;
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let store = &environment.store;
+            if let Some(first) = first
+                && let Err(error) = first.store(&**store, &ownership).await
+            {
+                return Done::Lost(error);
+            }
             let append = || store.append_changes(id, &rows, activity);
             match retry_while_owner(&ownership, append).await {
                 Ok(()) => {

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use metrics::{Counter, counter};
 
 use crate::{
-    chat::{inbox::InboxWriter, lease::Lease, publish::Publish, unfinished::Unfinished},
+    chat::{
+        following::Consumers, inbox::InboxWriter, lease::Lease, publish::Publish,
+        unfinished::Unfinished,
+    },
     clock,
     memory::Memory,
     model::{CurrentLevel, GatewayId},
@@ -13,7 +16,7 @@ use crate::{
 };
 
 /// The part of the configuration that owners of conversations use.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Settings {
     pub body_bytes_max: usize,
     pub group_participants_max: usize,
@@ -33,6 +36,8 @@ pub struct Settings {
     pub reactions_coalesce: Duration,
     /// The level of the ring, below which messages do not change.
     pub level: CurrentLevel,
+    /// The consumers of the log. `None` if there are none.
+    pub consumers: Option<Arc<dyn Consumers>>,
 }
 
 /// The parts that all owners of this gateway share.

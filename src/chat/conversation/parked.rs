@@ -432,6 +432,7 @@ mod tests {
             edit_window: None,
             reactions_coalesce: Duration::from_millis(250),
             level: CurrentLevel::of(LEVEL_CHANGES),
+            consumers: None,
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry,
-    taking_changes::TakenChanges,
+    followed::read_offsets, taking_changes::TakenChanges,
 };
 use crate::{
     chat::{
@@ -26,7 +26,7 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId,
+        ClientId, ConversationId, Cursor, Entry, EntryState, Kind, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
@@ -76,6 +76,8 @@ impl Owner {
             recent.push(entry);
         }
         let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
+        let certain = Cursor(log.settled(), changes.log.settled());
+        let followed = read_offsets(id, &environment, &ownership, certain, loading).await?;
         let mut owner = Self {
             queued: log.settled(),
             id,
@@ -94,14 +96,19 @@ impl Owner {
             work: FuturesUnordered::new(),
             writing: 0,
             marks: 0,
+            followed,
             stored_settled,
             inherited: 0,
             active_minute: 0,
             typing: HashMap::new(),
             failed: None,
         };
+        if !settle.is_empty() || !settle_changes.is_empty() {
+            owner.store_first_offsets().await?;
+        }
         owner.settle_again(settle, loading).await?;
         owner.settle_changes_again(settle_changes, loading).await?;
+        owner.begin_following().await?;
         counter!("chat_takeovers_total").increment(1);
         Ok(owner)
     }
@@ -239,7 +246,7 @@ impl Loading {
 
     /// As [`Self::retry_while_owner`], but it gives up when the request that opened the conversation has ended. For
     /// reads only: the owner that begins a write must finish it under the same lease.
-    async fn read<T, F>(
+    pub(super) async fn read<T, F>(
         &mut self,
         ownership: &Ownership,
         operation: impl Fn() -> F,

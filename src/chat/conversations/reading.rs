@@ -1,7 +1,7 @@
 //! Reads from the store for an owner, but outside its task, so that a slow read delays no other operation of the
 //! conversation.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use crate::{
         },
     },
     model::{
-        AttachmentId, ConversationId, FileState, Kind, Rev, Seq, UserId,
+        AttachmentId, Change, ConversationId, FileState, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
     store::{ParticipantRow, ReactorsPage},
@@ -221,6 +221,31 @@ impl Conversations {
             items: items.collect(),
             next,
         })
+    }
+
+    /// Returns the changes from `from` to `to` one by one, for a consumer. Their owner said that they are applied. A deleted
+    /// text is erased in them too.
+    ///
+    /// # Errors
+    /// The conversation is not open here, its owner was deposed, or the store did not answer.
+    pub async fn changes_between(
+        &self,
+        conversation: ConversationId,
+        from: Rev,
+        to: Rev,
+    ) -> Result<Vec<Arc<Change>>, Error> {
+        let open = self.shared.open.get(&conversation);
+        let ownership = open.map(|open| open.ownership.clone());
+        let ownership = ownership.ok_or(Error::Moved)?;
+        let store = &self.shared.environment.store;
+        let rows = store.changes(conversation, from, to).await?;
+        if !rows.iter().map(|row| row.record.rev).eq(from..=to) {
+            return Err(Error::unavailable("the log of changes is damaged"));
+        }
+        if !ownership.holds(Instant::now()) {
+            return Err(Error::Closed);
+        }
+        Ok(rows.into_iter().map(|row| row.record).collect())
     }
 
     /// Reads changes from the store, up to the bytes of a page.

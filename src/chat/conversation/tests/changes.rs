@@ -75,6 +75,7 @@ impl Fixture {
             edit_window: Some(Duration::from_secs(3600)),
             reactions_coalesce: Duration::from_millis(250),
             level: level.clone(),
+            consumers: None,
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(epoch.into())),

@@ -141,6 +141,7 @@ fn settings(open_max: usize) -> Settings {
         edit_window: None,
         reactions_coalesce: Duration::from_millis(250),
         level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
+        consumers: None,
     }
 }
 

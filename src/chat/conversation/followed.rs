@@ -1,0 +1,139 @@
+//! The owner's part of following: its consumers' offsets and lagging rows are in the store whenever they must be.
+
+use std::sync::Arc;
+
+use super::{Done, Environment, Owner, takeover::retry_while_owner};
+use crate::{
+    chat::{
+        error::Error,
+        following::{Followed, Following},
+        lease::Ownership,
+        open::Loading,
+    },
+    model::{ConsumerName, ConversationId, Cursor, LEVEL_CONSUMERS},
+    store::{self, Store},
+};
+
+/// Begins to follow a conversation that is being loaded. `None` if no consumer is configured.
+pub(super) async fn read_offsets(
+    id: ConversationId,
+    environment: &Environment,
+    ownership: &Ownership,
+    certain: Cursor,
+    loading: &mut Loading,
+) -> store::Result<Option<Followed>> {
+    let Some(consumers) = &environment.settings.consumers else {
+        return Ok(None);
+    };
+    if environment.settings.level.get() < LEVEL_CONSUMERS {
+        return Ok(None);
+    }
+    let store = &environment.store;
+    let stored = loading.read(ownership, || store.offsets(id)).await?;
+    let following = Following::new(id, consumers.clone(), &stored, certain);
+    Ok(Some(Followed::new(following)))
+}
+
+/// The offsets of consumers that have none. They are stored before the first append.
+pub(super) struct FirstOffsets {
+    following: Arc<Following>,
+    offsets: Vec<(ConversationId, ConsumerName, Cursor)>,
+}
+
+impl FirstOffsets {
+    pub(super) async fn store(
+        &self,
+        store: &dyn Store,
+        ownership: &Ownership,
+    ) -> store::Result<()> {
+        retry_while_owner(ownership, || store.set_offsets(&self.offsets)).await?;
+        self.following.offsets_stored(&self.offsets);
+        Ok(())
+    }
+}
+
+impl Owner {
+    /// Rule [first]: an offset is stored before anything is appended, so a crash never looks like a new consumer.
+    pub(super) fn first_offsets(&self) -> Option<FirstOffsets> {
+        let following = &self.followed.as_ref()?.0;
+        let offsets = following.first_offsets();
+        (!offsets.is_empty()).then(|| FirstOffsets {
+            following: following.clone(),
+            offsets,
+        })
+    }
+
+    pub(super) async fn store_first_offsets(&mut self) -> store::Result<()> {
+        match self.first_offsets() {
+            Some(first) => {
+                let store = &*self.environment.store;
+                first.store(store, &self.ownership).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the consumers how far the logs are, and names what they have to deliver: rule [found]. What named it before,
+    /// the activity of a dead gateway, is forgotten when this conversation is loaded.
+    pub(super) async fn begin_following(&mut self) -> Result<(), Error> {
+        self.tell_consumers();
+        self.store_progress().await.map_err(Error::from)
+    }
+
+    /// Tells the consumers how far the logs are.
+    pub(super) fn tell_consumers(&self) {
+        if let Some(Followed(following)) = &self.followed {
+            let kind = self.participants.as_ref().map(|p| p.details.kind);
+            following.moved(Cursor(self.log.head(), self.changes.applied), kind);
+        }
+    }
+
+    /// Whether the store knows the progress of the consumers.
+    pub(super) fn has_stored_progress(&self) -> bool {
+        self.followed.as_ref().is_none_or(|f| f.0.is_stored())
+    }
+
+    pub(super) fn start_storing_progress(&mut self) {
+        let stored = self.store_progress();
+        self.work.push(Box::pin(async move {
+            match stored.await {
+                Ok(()) => Done::ProgressStored,
+                Err(error) => Done::Lost(error),
+            }
+        }));
+    }
+
+    /// Stores the offsets, and a lagging row for each consumer that is behind.
+    fn store_progress(&self) -> impl Future<Output = store::Result<()>> + use<> {
+        let following = self.followed.as_ref().map(|followed| followed.0.clone());
+        let (environment, ownership) = (self.environment.clone(), self.ownership.clone());
+        async move {
+            let Some(following) = following else {
+                return Ok(());
+            };
+            let progress = following.to_store(None);
+            if !progress.is_empty() {
+                let store = &*environment.store;
+                retry_while_owner(&ownership, || progress.store(store)).await?;
+                following.stored(&progress);
+            }
+            Ok(())
+        }
+    }
+
+    /// Leaves nothing unnamed: either the progress is stored, or the next owner is asked to load the conversation.
+    pub(super) async fn finish_following(&mut self) {
+        let Some(Followed(following)) = &self.followed else {
+            return;
+        };
+        let following = following.clone();
+        if self.failed.is_none()
+            && let Err(error) = self.store_progress().await
+        {
+            tracing::warn!(conversation = %self.id, %error, "the progress of the consumers could not be stored");
+        }
+        if following.is_unfinished() && (self.failed.is_some() || !following.is_stored()) {
+            self.environment.unfinished.lost(self.id);
+        }
+    }
+}

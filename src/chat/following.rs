@@ -1,0 +1,384 @@
+//! A conversation as the consumers of its log follow it: webhooks and push. docs/consumers.md has the rules.
+//!
+//! The owner only raises two numbers, and queues nothing. A consumer reads the committed entries and the applied changes
+//! after its offset, and raises the offset when it has delivered them.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    clock,
+    model::{ConsumerName, ConversationId, Cursor, Kind, Millis},
+    store::{self, Store},
+    tasks::lock,
+};
+
+/// The consumers of this gateway, as its conversations see them.
+pub trait Consumers: Send + Sync + 'static {
+    /// Returns the consumers that follow a conversation: all that are configured, and each replay that has an offset.
+    fn of(&self, stored: &[(ConsumerName, Cursor)]) -> Vec<ConsumerName>;
+
+    /// Returns whether a consumer reads conversations of this kind.
+    fn wants(&self, consumer: &ConsumerName, kind: Kind) -> bool;
+
+    /// Remembers a conversation that is followed from now on.
+    fn opened(&self, following: &Arc<Following>);
+
+    /// Tells a consumer that a conversation has something to deliver. It is told once until it calls [`Following::rest`].
+    fn wake(&self, consumer: &ConsumerName, following: &Arc<Following>);
+
+    /// Learns that a conversation lagged, and does not any more. That is to be stored soon.
+    fn caught_up(&self, following: &Arc<Following>);
+
+    /// Forgets a conversation. Its rows are stored, or its next owner does everything again that is not.
+    fn closed(&self, following: &Arc<Following>);
+}
+
+/// The progress of all consumers in one open conversation.
+pub struct Following {
+    pub conversation: ConversationId,
+    consumers: Arc<dyn Consumers>,
+    is_closed: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The newest committed entry and the newest applied change.
+    heads: Cursor,
+    /// `None` as long as the conversation does not exist.
+    kind: Option<Kind>,
+    progress: Vec<Progress>,
+}
+
+/// The progress of one consumer in one conversation.
+struct Progress {
+    consumer: ConsumerName,
+    /// Everything up to it is delivered.
+    offset: Cursor,
+    /// The offset in the store. `None` if there is none.
+    stored: Option<Cursor>,
+    /// Whether a row says that the consumer lags here, as far as this gateway has written it.
+    lagging: bool,
+    /// Since when there is something to deliver, and the time of the oldest of that.
+    behind: Option<Behind>,
+    /// Whether the consumer was told, and did not rest yet.
+    is_told: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Behind {
+    since: Instant,
+    oldest: Millis,
+}
+
+/// What must be stored of some consumers' progress in a conversation.
+#[derive(Clone, Default)]
+pub struct ToStore {
+    pub offsets: Vec<(ConversationId, ConsumerName, Cursor)>,
+    /// Conversations that lag: the heads, and the time of the oldest event that is not delivered.
+    pub lagging: Vec<(ConversationId, ConsumerName, Cursor, Millis)>,
+    /// Conversations that no longer lag, with the offset.
+    pub caught_up: Vec<(ConversationId, ConsumerName, Cursor)>,
+}
+
+impl ToStore {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.offsets.is_empty() && self.lagging.is_empty() && self.caught_up.is_empty()
+    }
+
+    /// Stores everything. It may be repeated.
+    ///
+    /// # Errors
+    /// The first error of the store.
+    pub async fn store(&self, store: &dyn Store) -> store::Result<()> {
+        if !self.offsets.is_empty() {
+            store.set_offsets(&self.offsets).await?;
+        }
+        for (conversation, consumer, heads, oldest) in &self.lagging {
+            let (conversation, heads, oldest) = (*conversation, *heads, *oldest);
+            store
+                .set_lagging(consumer, conversation, heads, oldest)
+                .await?;
+        }
+        // After the offset, so that undelivered work is always named.
+        for (conversation, consumer, upto) in &self.caught_up {
+            store.clear_lagging(consumer, *conversation, *upto).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a consumer may deliver now: everything in (offset, heads].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    pub offset: Cursor,
+    pub heads: Cursor,
+}
+
+impl Progress {
+    fn is_behind(&self, heads: Cursor) -> bool {
+        self.offset.0 < heads.0 || self.offset.1 < heads.1
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.stored.is_some_and(|stored| stored != self.offset)
+    }
+}
+
+/// Returns the higher of each of the two positions.
+fn raised(a: Cursor, b: Cursor) -> Cursor {
+    Cursor(a.0.max(b.0), a.1.max(b.1))
+}
+
+impl Following {
+    /// Begins to follow a conversation that is being loaded. `stored` are its offsets, and everything up to `certain` was
+    /// settled by earlier owners.
+    ///
+    /// Rule [first]: a consumer without an offset begins at `certain`, not at the newest entry: an entry that this owner
+    /// settles again may be one that was never delivered.
+    #[must_use]
+    pub(super) fn new(
+        conversation: ConversationId,
+        consumers: Arc<dyn Consumers>,
+        stored: &[(ConsumerName, Cursor)],
+        certain: Cursor,
+    ) -> Arc<Self> {
+        let progress = consumers.of(stored).into_iter().map(|consumer| {
+            let stored = stored.iter().find(|(name, _)| *name == consumer);
+            let stored = stored.map(|(_, offset)| *offset);
+            Progress {
+                consumer,
+                offset: stored.unwrap_or(certain),
+                stored,
+                lagging: false,
+                behind: None,
+                is_told: false,
+            }
+        });
+        let state = State {
+            heads: certain,
+            kind: None,
+            progress: progress.collect(),
+        };
+        Arc::new(Self {
+            conversation,
+            consumers,
+            is_closed: AtomicBool::new(false),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// The offsets of the consumers that have none in the store. They must be stored before anything is appended: rule
+    /// [first].
+    pub(super) fn first_offsets(&self) -> Vec<(ConversationId, ConsumerName, Cursor)> {
+        let state = lock(&self.state);
+        let new = state.progress.iter().filter(|p| p.stored.is_none());
+        new.map(|p| (self.conversation, p.consumer.clone(), p.offset))
+            .collect()
+    }
+
+    /// Notes that offsets are in the store.
+    pub fn offsets_stored(&self, offsets: &[(ConversationId, ConsumerName, Cursor)]) {
+        let mut state = lock(&self.state);
+        for (_, consumer, offset) in offsets.iter().filter(|(c, ..)| *c == self.conversation) {
+            if let Some(progress) = state.find(consumer) {
+                progress.stored = Some(raised(progress.stored.unwrap_or_default(), *offset));
+            }
+        }
+    }
+
+    /// Raises the heads: rule [committed]. Consumers that have something to deliver are told.
+    pub(super) fn moved(self: &Arc<Self>, heads: Cursor, kind: Option<Kind>) {
+        let mut told = Vec::new();
+        let mut state = lock(&self.state);
+        state.heads = raised(state.heads, heads);
+        state.kind = kind;
+        let heads = state.heads;
+        for progress in &mut state.progress {
+            if !progress.is_behind(heads) {
+                continue;
+            }
+            if kind.is_some_and(|kind| !self.consumers.wants(&progress.consumer, kind)) {
+                progress.offset = heads;
+                continue;
+            }
+            progress.behind.get_or_insert_with(|| Behind {
+                since: Instant::now(),
+                oldest: clock::wall(),
+            });
+            if !progress.is_told {
+                progress.is_told = true;
+                told.push(progress.consumer.clone());
+            }
+        }
+        drop(state);
+        for consumer in told {
+            self.consumers.wake(&consumer, self);
+        }
+    }
+
+    /// Returns what a consumer may deliver. `None` if there is nothing, or the conversation was closed here: then the
+    /// consumer has rested, and is told again.
+    #[must_use]
+    pub fn work(&self, consumer: &ConsumerName) -> Option<Work> {
+        let mut state = lock(&self.state);
+        let heads = state.heads;
+        let is_closed = self.is_closed();
+        let progress = state.find(consumer)?;
+        if is_closed || !progress.is_behind(heads) {
+            progress.is_told = false;
+            return None;
+        }
+        let offset = progress.offset;
+        Some(Work { offset, heads })
+    }
+
+    /// Notes that a consumer was told and cannot keep this in mind. The scan of lagging rows finds it again.
+    pub fn rest(&self, consumer: &ConsumerName) {
+        if let Some(progress) = lock(&self.state).find(consumer) {
+            progress.is_told = false;
+        }
+    }
+
+    /// Raises a consumer's offset: rule [offset]. `at` is the time of the last event that was delivered.
+    pub fn delivered(self: &Arc<Self>, consumer: &ConsumerName, upto: Cursor, at: Millis) {
+        let mut state = lock(&self.state);
+        let heads = state.heads;
+        let Some(progress) = state.find(consumer) else {
+            return;
+        };
+        progress.offset = raised(progress.offset, upto);
+        progress.behind = progress
+            .behind
+            .filter(|_| progress.is_behind(heads))
+            .map(|behind| Behind {
+                since: Instant::now(),
+                oldest: behind.oldest.max(at),
+            });
+        let caught_up = progress.lagging && progress.behind.is_none();
+        drop(state);
+        if caught_up {
+            self.consumers.caught_up(self);
+        }
+    }
+
+    #[must_use]
+    pub fn kind(&self) -> Option<Kind> {
+        lock(&self.state).kind
+    }
+
+    /// Returns a consumer's offset.
+    #[must_use]
+    pub fn offset(&self, consumer: &ConsumerName) -> Option<Cursor> {
+        Some(lock(&self.state).find(consumer)?.offset)
+    }
+
+    /// Returns the time of the oldest event that a consumer has not delivered.
+    #[must_use]
+    pub fn oldest(&self, consumer: &ConsumerName) -> Option<Millis> {
+        let mut state = lock(&self.state);
+        state.find(consumer)?.behind.map(|behind| behind.oldest)
+    }
+
+    /// Returns what must be stored: offsets that rose, and rows for consumers that have been behind since `before`, or
+    /// `None` for all that are behind.
+    #[must_use]
+    pub fn to_store(&self, before: Option<Instant>) -> ToStore {
+        let state = lock(&self.state);
+        let mut found = ToStore::default();
+        for progress in &state.progress {
+            let (id, consumer) = (self.conversation, || progress.consumer.clone());
+            if progress.is_dirty() {
+                found.offsets.push((id, consumer(), progress.offset));
+            }
+            match progress.behind.filter(|_| progress.is_behind(state.heads)) {
+                Some(behind) if before.is_none_or(|before| behind.since <= before) => {
+                    if !progress.lagging {
+                        let row = (id, consumer(), state.heads, behind.oldest);
+                        found.lagging.push(row);
+                    }
+                }
+                None if progress.lagging => {
+                    found.caught_up.push((id, consumer(), progress.offset));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Notes that all of this is in the store.
+    pub fn stored(&self, done: &ToStore) {
+        self.offsets_stored(&done.offsets);
+        let mut state = lock(&self.state);
+        for (_, consumer, ..) in done
+            .lagging
+            .iter()
+            .filter(|(c, ..)| *c == self.conversation)
+        {
+            if let Some(progress) = state.find(consumer) {
+                progress.lagging = true;
+            }
+        }
+        let heads = state.heads;
+        for (_, consumer, _) in done
+            .caught_up
+            .iter()
+            .filter(|(c, ..)| *c == self.conversation)
+        {
+            // A row of newer work survived, because nobody else writes rows of this conversation.
+            if let Some(progress) = state.find(consumer) {
+                progress.lagging = false;
+                debug_assert!(
+                    progress.offset.0 <= heads.0,
+                    "nothing uncommitted is delivered"
+                );
+            }
+        }
+    }
+
+    /// Whether the store knows everything: rule [found]. Only then the conversation may be closed.
+    pub fn is_stored(&self) -> bool {
+        self.to_store(None).is_empty()
+    }
+
+    /// Whether a consumer still has something to deliver here, or delivered something of which the store does not know.
+    pub(super) fn is_unfinished(&self) -> bool {
+        let state = lock(&self.state);
+        let mut progress = state.progress.iter();
+        progress.any(|p| p.is_dirty() || p.is_behind(state.heads))
+    }
+
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    fn find(&mut self, consumer: &ConsumerName) -> Option<&mut Progress> {
+        self.progress.iter_mut().find(|p| p.consumer == *consumer)
+    }
+}
+
+/// The owner's hold on what follows its conversation. It ends with the owner, however that ends.
+pub(super) struct Followed(pub Arc<Following>);
+
+impl Followed {
+    pub(super) fn new(following: Arc<Following>) -> Self {
+        following.consumers.opened(&following);
+        Self(following)
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.0.is_closed.store(true, Ordering::Release);
+        self.0.consumers.closed(&self.0);
+    }
+}

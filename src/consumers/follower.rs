@@ -1,0 +1,306 @@
+//! The conversations that this gateway follows for its consumers, and what the store must know of them.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use foldhash::quality::RandomState;
+use futures_util::{StreamExt, stream};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    chat::{self, Following, ToStore},
+    clock,
+    model::{ConsumerName, ConversationId, Cursor, GatewayId, Kind},
+    store::{self, Activity, Store},
+    tasks::lock,
+};
+
+/// The time between two looks at what must be stored.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The time for which rows to remove are gathered.
+const CLEAR_AFTER: Duration = Duration::from_millis(20);
+/// Conversations whose progress is stored at once.
+const STORED_AT_ONCE: usize = 1_000;
+/// Writes of lagging rows that are in progress at once.
+const WRITES_AT_ONCE: usize = 64;
+
+/// The part of the configuration that following uses.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The time between two writes of an offset.
+    pub offset_flush: Duration,
+    /// The time after which a conversation counts as lagging.
+    pub lagging_after: Duration,
+    /// Lagging conversations of one consumer that are caught up with at once.
+    pub catch_up: usize,
+}
+
+/// A consumer as this gateway serves it: the conversations that have something for it.
+pub struct Line {
+    pub name: ConsumerName,
+    /// The kinds of conversation that it reads.
+    kinds: Vec<Kind>,
+    /// Each open conversation is here once at most, so their number bounds it.
+    woken: Mutex<VecDeque<Arc<Following>>>,
+    notify: Notify,
+    /// Whether the consumer can take events now. While it cannot, no lagging conversation is opened for it.
+    is_down: AtomicBool,
+    is_up_again: AtomicBool,
+}
+
+impl Line {
+    #[must_use]
+    pub fn new(name: ConsumerName, kinds: Vec<Kind>) -> Self {
+        Self {
+            name,
+            kinds,
+            woken: Mutex::default(),
+            notify: Notify::new(),
+            is_down: false.into(),
+            is_up_again: false.into(),
+        }
+    }
+
+    /// Takes the conversations that were woken since the last call.
+    pub fn take_woken(&self) -> VecDeque<Arc<Following>> {
+        std::mem::take(&mut *lock(&self.woken))
+    }
+
+    /// Completes when a conversation was woken.
+    pub async fn woken(&self) {
+        self.notify.notified().await;
+    }
+
+    /// Notes whether the consumer can take events.
+    pub fn set_down(&self, is_down: bool) {
+        let was_down = self.is_down.swap(is_down, Ordering::Relaxed);
+        if was_down && !is_down {
+            self.is_up_again.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the consumer can take events again, since the last call.
+    pub(super) fn take_is_up(&self) -> bool {
+        self.is_up_again.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Follows the conversations that this gateway owns.
+pub struct Follower {
+    gateway: GatewayId,
+    store: Arc<dyn Store>,
+    pub settings: Settings,
+    pub lines: Vec<Arc<Line>>,
+    open: DashMap<ConversationId, Arc<Following>, RandomState>,
+    /// Conversations that caught up. Each is here once for each of its rows at most.
+    caught_up: Mutex<Vec<Arc<Following>>>,
+    has_caught_up: Notify,
+    /// Conversations that ended while something of them was not stored. They are loaded again.
+    lost: Mutex<BTreeSet<ConversationId>>,
+}
+
+impl Follower {
+    #[must_use]
+    pub fn new(
+        gateway: GatewayId,
+        store: Arc<dyn Store>,
+        settings: Settings,
+        lines: Vec<Arc<Line>>,
+    ) -> Self {
+        Self {
+            gateway,
+            store,
+            settings,
+            lines,
+            open: DashMap::default(),
+            caught_up: Mutex::default(),
+            has_caught_up: Notify::new(),
+            lost: Mutex::default(),
+        }
+    }
+
+    fn line(&self, consumer: &ConsumerName) -> Option<&Arc<Line>> {
+        self.lines.iter().find(|line| line.name == *consumer)
+    }
+
+    /// Takes the conversations that must be loaded again.
+    pub(super) fn take_lost(&self) -> BTreeSet<ConversationId> {
+        std::mem::take(&mut *lock(&self.lost))
+    }
+
+    /// Asks again later for a conversation that could not be loaded.
+    pub(super) fn lose(&self, conversation: ConversationId) {
+        lock(&self.lost).insert(conversation);
+    }
+
+    /// Returns what a consumer has not delivered in the conversations that are open here: their number, and the time of
+    /// the oldest event.
+    #[must_use]
+    pub fn behind(&self, consumer: &ConsumerName) -> (usize, Option<i64>) {
+        let open = self.open.iter();
+        let behind = open.filter_map(|following| following.oldest(consumer));
+        behind.fold((0, None), |(count, oldest), at| {
+            (
+                count + 1,
+                Some(oldest.map_or(at, |oldest: i64| oldest.min(at))),
+            )
+        })
+    }
+
+    /// Removes the rows of conversations that caught up, so that the scan goes on with others.
+    pub async fn keep_clearing(self: Arc<Self>) {
+        loop {
+            self.has_caught_up.notified().await;
+            // What catches up at the same time is stored together.
+            sleep(CLEAR_AFTER).await;
+            let caught_up = std::mem::take(&mut *lock(&self.caught_up));
+            let mut part = Vec::new();
+            for following in &caught_up {
+                let mut progress = following.to_store(None);
+                progress.lagging.clear();
+                part.push((following, progress));
+            }
+            if let Err(error) = self.store_part(&part).await {
+                crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
+            }
+        }
+    }
+
+    /// Stores offsets and lagging rows, again and again.
+    pub async fn keep_stored(self: Arc<Self>) {
+        let mut flushed = Instant::now();
+        let look_every = LOOK_EVERY
+            .min(self.settings.offset_flush)
+            .min(self.settings.lagging_after);
+        loop {
+            sleep(look_every).await;
+            let with_offsets = flushed.elapsed() >= self.settings.offset_flush;
+            if with_offsets {
+                flushed = Instant::now();
+            }
+            self.store_progress(with_offsets).await;
+        }
+    }
+
+    /// Stores what must be stored now.
+    async fn store_progress(&self, with_offsets: bool) {
+        let before = Instant::now().checked_sub(self.settings.lagging_after);
+        let open: Vec<Arc<Following>> = self.open.iter().map(|open| open.value().clone()).collect();
+        let mut progress = open.iter().filter_map(|following| {
+            let mut to_store = match before {
+                Some(before) => following.to_store(Some(before)),
+                None => ToStore::default(),
+            };
+            if !with_offsets {
+                to_store.offsets.clear();
+                to_store.caught_up.clear();
+            }
+            (!to_store.is_empty()).then_some((following, to_store))
+        });
+        loop {
+            let part: Vec<_> = progress.by_ref().take(STORED_AT_ONCE).collect();
+            if part.is_empty() {
+                return;
+            }
+            if let Err(error) = self.store_part(&part).await {
+                crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
+                // Rule [found]: as long as no row says that a conversation lags, its activity names it.
+                self.stay_active(&part).await;
+            }
+        }
+    }
+
+    async fn store_part(&self, part: &[(&Arc<Following>, ToStore)]) -> store::Result<()> {
+        let offsets: Vec<_> = part.iter().flat_map(|(_, p)| p.offsets.clone()).collect();
+        if !offsets.is_empty() {
+            self.store.set_offsets(&offsets).await?;
+        }
+        let rows = part.iter().map(|(following, progress)| async move {
+            let rows = ToStore {
+                offsets: Vec::new(),
+                ..progress.clone()
+            };
+            rows.store(&*self.store).await?;
+            following.stored(progress);
+            Ok(())
+        });
+        let mut rows = stream::iter(rows).buffer_unordered(WRITES_AT_ONCE);
+        while let Some(stored) = rows.next().await {
+            stored?;
+        }
+        Ok(())
+    }
+
+    async fn stay_active(&self, part: &[(&Arc<Following>, ToStore)]) {
+        let activity = Activity {
+            gateway: self.gateway,
+            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
+        };
+        for (following, _) in part {
+            let id = following.conversation;
+            if self.store.append(id, &[], Some(activity)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Stores an offset of a conversation that was closed meanwhile, so that its next owner repeats less.
+    pub(super) async fn store_offset(&self, following: &Following, consumer: &ConsumerName) {
+        if let Some(offset) = following.offset(consumer) {
+            let offset = [(following.conversation, consumer.clone(), offset)];
+            if let Err(error) = self.store.set_offsets(&offset).await {
+                tracing::debug!(%error, "the offset of a closed conversation could not be stored");
+            }
+        }
+    }
+}
+
+impl chat::Consumers for Follower {
+    fn of(&self, _stored: &[(ConsumerName, Cursor)]) -> Vec<ConsumerName> {
+        self.lines.iter().map(|line| line.name.clone()).collect()
+    }
+
+    fn wants(&self, consumer: &ConsumerName, kind: Kind) -> bool {
+        self.line(consumer)
+            .is_some_and(|line| line.kinds.contains(&kind))
+    }
+
+    fn opened(&self, following: &Arc<Following>) {
+        self.open.insert(following.conversation, following.clone());
+    }
+
+    fn wake(&self, consumer: &ConsumerName, following: &Arc<Following>) {
+        if let Some(line) = self.line(consumer) {
+            lock(&line.woken).push_back(following.clone());
+            line.notify.notify_one();
+        }
+    }
+
+    fn caught_up(&self, following: &Arc<Following>) {
+        lock(&self.caught_up).push(following.clone());
+        self.has_caught_up.notify_one();
+    }
+
+    fn closed(&self, following: &Arc<Following>) {
+        let is_same = |_: &_, open: &Arc<Following>| Arc::ptr_eq(open, following);
+        self.open.remove_if(&following.conversation, is_same);
+        if !following.is_stored() {
+            self.lose(following.conversation);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Finds lagging conversations in the store, and lets their owners load them, so that they are followed again: rule [scan].
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, future::join_all, stream};
+use tokio::time::{Instant, sleep};
+
+use super::follower::{Follower, Line};
+use crate::{
+    chat::Load,
+    cluster::Router,
+    model::{ConversationId, UserId},
+    store::{LaggingRow, Store},
+};
+
+/// The time between two scans.
+const SCAN_EVERY: Duration = Duration::from_secs(60);
+/// Rows that are read at once.
+const PAGE: usize = 500;
+/// The time in which a conversation is expected to be caught up with. Then its place is given to another one.
+const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(30);
+/// The first and the longest pause between two looks at the conversations that are caught up with.
+const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Conversations that are loaded at once because their owner was lost.
+const LOADS_AT_ONCE: usize = 32;
+
+/// Scans for one consumer.
+pub struct Scan {
+    pub follower: Arc<Follower>,
+    pub line: Arc<Line>,
+    pub router: Arc<Router>,
+    pub store: Arc<dyn Store>,
+}
+
+/// Loads conversations again whose owner was lost while something was not delivered.
+pub async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
+    loop {
+        sleep(LOOK_AFTER.1).await;
+        let lost = follower.take_lost();
+        let loads = lost.into_iter().map(|conversation| {
+            let load = router.ask(conversation, UserId::gateway(), Load);
+            async move { (conversation, load.await) }
+        });
+        let mut loads = stream::iter(loads).buffer_unordered(LOADS_AT_ONCE);
+        while let Some((conversation, loaded)) = loads.next().await {
+            if loaded.is_err_and(|error| error.is_unavailable()) {
+                follower.lose(conversation);
+            }
+        }
+    }
+}
+
+impl Scan {
+    /// Scans each minute, and whenever the ring changes.
+    pub async fn run(self) {
+        loop {
+            let (scanned_at, version) = (Instant::now(), self.router.version());
+            for shard in 0..=u8::MAX {
+                if self.line.is_down() {
+                    break;
+                }
+                if self.router.scans(&self.line.name, shard)
+                    && let Err(error) = self.catch_up(shard).await
+                {
+                    crate::seldom::seldom!(WARN, "lagging conversations could not be read", %error);
+                    break;
+                }
+            }
+            let is_due = || scanned_at.elapsed() >= SCAN_EVERY || self.router.version() != version;
+            loop {
+                sleep(LOOK_AFTER.1).await;
+                if !self.line.is_down() && (self.line.take_is_up() || is_due()) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Catches up with the lagging conversations of a shard.
+    async fn catch_up(&self, shard: u8) -> crate::store::Result<()> {
+        let mut after = None;
+        loop {
+            let page = self
+                .store
+                .lagging(&self.line.name, shard, after, PAGE)
+                .await?;
+            let last = page.last().map(|row| row.conversation);
+            let is_full = page.len() == PAGE;
+            self.catch_up_with(page).await?;
+            match last {
+                Some(last) if is_full && !self.line.is_down() => after = Some(last),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Lets the owners of these conversations follow them, a bounded number at a time.
+    async fn catch_up_with(&self, rows: Vec<LaggingRow>) -> crate::store::Result<()> {
+        let mut left = rows.into_iter();
+        let mut places: BTreeMap<ConversationId, Instant> = BTreeMap::new();
+        let mut pause = LOOK_AFTER.0;
+        loop {
+            let free = self.follower.settings.catch_up.saturating_sub(places.len());
+            let next: Vec<LaggingRow> = left.by_ref().take(free).collect();
+            if (next.is_empty() && places.is_empty()) || self.line.is_down() {
+                return Ok(());
+            }
+            let until = Instant::now() + CAUGHT_UP_WITHIN;
+            let asked = join_all(next.iter().map(|row| self.follow(row))).await;
+            for (row, asked) in next.iter().zip(asked) {
+                if asked? {
+                    places.insert(row.conversation, until);
+                }
+            }
+            sleep(pause).await;
+            let before = places.len();
+            self.free(&mut places).await?;
+            let is_idle = places.len() == before;
+            pause = if is_idle {
+                (pause * 2).min(LOOK_AFTER.1)
+            } else {
+                LOOK_AFTER.0
+            };
+        }
+    }
+
+    /// Lets the owner of a lagging conversation load it. Returns whether there is something to deliver in it.
+    async fn follow(&self, row: &LaggingRow) -> crate::store::Result<bool> {
+        let consumer = &self.line.name;
+        let offsets = self.store.offsets(row.conversation).await?;
+        let offset = offsets.iter().find(|(name, _)| name == consumer);
+        if let Some((_, offset)) = offset
+            && offset.0 >= row.heads.0
+            && offset.1 >= row.heads.1
+        {
+            // Its owner delivered everything and died before it removed the row.
+            self.store
+                .clear_lagging(consumer, row.conversation, row.heads)
+                .await?;
+            return Ok(false);
+        }
+        let load = self.router.ask(row.conversation, UserId::gateway(), Load);
+        drop(load.await);
+        Ok(true)
+    }
+
+    /// Frees the places of conversations that no longer lag, or that take too long.
+    async fn free(
+        &self,
+        places: &mut BTreeMap<ConversationId, Instant>,
+    ) -> crate::store::Result<()> {
+        let ids: Vec<ConversationId> = places.keys().copied().collect();
+        let rows = ids
+            .iter()
+            .map(|id| self.store.lagging_row(&self.line.name, *id));
+        for (id, row) in ids.iter().zip(join_all(rows).await) {
+            if row?.is_none() {
+                places.remove(id);
+            }
+        }
+        let now = Instant::now();
+        places.retain(|_, until| *until > now);
+        Ok(())
+    }
+}
