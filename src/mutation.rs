@@ -65,6 +65,14 @@ pub enum Mutation {
     Subscribe,
     /// The owner of a conversation panics at an operation.
     Panic,
+    /// A consumer's first offset is not stored before the first append.
+    ConsumerFirst,
+    /// A conversation in which a consumer is behind gets no lagging row.
+    ConsumerFound,
+    /// A consumer's offset is raised before its events are accepted.
+    ConsumerOffset,
+    /// A consumer gets changes before the entries that they change.
+    ConsumerOrder,
 }
 
 /// A step of a change's way, after which a test lets the owner die.

@@ -56,8 +56,11 @@ use super::{
     recent::RecentEntries,
 };
 use crate::{
-    model::{AttachmentId, ConversationId, Kind, Rev, Seq, UserId, limits::MAILBOX_OPERATIONS_MAX},
-    store::{self, Activity, LogRow, Mark},
+    model::{
+        AttachmentId, ConsumerName, ConversationId, Kind, Rev, Seq, UserId,
+        limits::MAILBOX_OPERATIONS_MAX,
+    },
+    store::{self, Activity, ConsumerState, LogRow, Mark},
     tasks::contain,
 };
 
@@ -113,6 +116,8 @@ pub(super) enum OwnerReply {
     },
     /// The caller reads whether a message has a file.
     CheckFile(FileCheck),
+    /// The caller writes the state of a consumer.
+    SetConsumer(ConsumerName, ConsumerState),
     /// The caller reads this page of a channel's participants.
     ReadParticipants {
         actor: UserId,

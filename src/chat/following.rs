@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::{
     clock,
     model::{ConsumerName, ConversationId, Cursor, Kind, Millis},
+    mutation::{Mutation, broken},
     store::{self, Store},
     tasks::lock,
 };
@@ -176,6 +177,9 @@ impl Following {
     /// The offsets of the consumers that have none in the store. They must be stored before anything is appended: rule
     /// [first].
     pub(super) fn first_offsets(&self) -> Vec<(ConversationId, ConsumerName, Cursor)> {
+        if broken(Mutation::ConsumerFirst) {
+            return Vec::new();
+        }
         let state = lock(&self.state);
         let new = state.progress.iter().filter(|p| p.stored.is_none());
         new.map(|p| (self.conversation, p.consumer.clone(), p.offset))
@@ -235,6 +239,9 @@ impl Following {
             return None;
         }
         let offset = progress.offset;
+        if broken(Mutation::ConsumerOffset) {
+            progress.offset = heads;
+        }
         Some(Work { offset, heads })
     }
 
@@ -308,6 +315,9 @@ impl Following {
                 }
                 _ => {}
             }
+        }
+        if broken(Mutation::ConsumerFound) {
+            found.lagging.clear();
         }
         found
     }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 pub use range::LogRange;
 use serde::{Deserialize, Serialize};
+use uuid::{Uuid, uuid};
 
 use super::{error::Error, publish::ChangedItem};
 use crate::model::{
-    AttachmentId, ClientId, ConversationId, DeletedSeqs, Details, Draft, EditedContent, Entry,
-    EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rev, Role, Seq, UserId,
+    AttachmentId, ClientId, ConsumerName, ConversationId, DeletedSeqs, Details, Draft,
+    EditedContent, Entry, EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rev,
+    Role, Seq, UserId,
 };
 
 /// An operation on one conversation with a typed output. The enums [`Operation`] and [`Outcome`] are its form in mailboxes
@@ -150,6 +152,10 @@ operations! {
     /// Returns whether a message has the file. If none has, no later message may have it (rule [erase-twice]). It never
     /// comes from a client.
     CheckFile => CheckFile { file: AttachmentId } -> FileUse: Outcome::FileUse(found) => found;
+    /// Sets the state of a consumer. The owner of [`state_of`] the consumer is its only writer (rule [version]). It never
+    /// comes from a client.
+    SetConsumer => SetConsumer { consumer: ConsumerName, enabled: bool, reason: Option<String> } -> ():
+        Outcome::Done => ();
 }
 
 /// An operation that only loads a conversation, so that its owner finishes the work of the previous one. Between
@@ -225,6 +231,7 @@ impl Operation {
             Self::CatchUp { .. }
             | Self::CatchUpChanges { .. }
             | Self::CheckFile { .. }
+            | Self::SetConsumer { .. }
             | Self::Repair => false,
             Self::Create(_)
             | Self::Details
@@ -270,6 +277,7 @@ impl Operation {
             | Self::CatchUpChanges { .. }
             | Self::Files { .. }
             | Self::CheckFile { .. }
+            | Self::SetConsumer { .. }
             | Self::Repair => None,
         }
     }
@@ -297,6 +305,7 @@ impl Operation {
             | Self::CatchUpChanges { .. }
             | Self::Files { .. }
             | Self::CheckFile { .. }
+            | Self::SetConsumer { .. }
             | Self::Repair => Some(self.clone()),
             // A repeated edit without `base_rev` could undo a newer one.
             Self::Edit(edit) => edit.base_rev.is_some().then(|| self.clone()),
@@ -393,6 +402,13 @@ pub enum Outcome {
     /// The files that messages have.
     Files(Vec<AttachmentId>),
     FileUse(FileUse),
+}
+
+/// Returns the conversation whose owner is the only writer of a consumer's state. It never exists.
+#[must_use]
+pub fn state_of(consumer: &ConsumerName) -> ConversationId {
+    const NAMESPACE: Uuid = uuid!("0b6f7a52-2d1e-4c57-9f43-6a1b0f2d8e11");
+    ConversationId(Uuid::new_v5(&NAMESPACE, consumer.as_str().as_bytes()))
 }
 
 /// Whether messages have a file.

@@ -28,7 +28,7 @@ use crate::{
     chat::{self, Conversations, Error, Operation, Outcome, SendAck, output},
     model::{
         ConsumerName, ConversationId, CurrentLevel, Draft, Epoch, GatewayId, LEVEL_CHANGES,
-        LEVEL_FILES, Level, UserId,
+        LEVEL_CONSUMERS, LEVEL_FILES, Level, UserId,
     },
     store::{PublicPage, Store, WorkShard},
     tasks::Tasks,
@@ -341,6 +341,7 @@ fn needed_level(operation: &Operation) -> Level {
         | Operation::Changes { .. }
         | Operation::CatchUpChanges { .. } => LEVEL_CHANGES,
         Operation::Files { .. } | Operation::CheckFile { .. } => LEVEL_FILES,
+        Operation::SetConsumer { .. } => LEVEL_CONSUMERS,
         Operation::Create(_)
         | Operation::Details
         | Operation::Participants { .. }

@@ -56,6 +56,11 @@ pub struct Line {
     /// Whether the consumer can take events now. While it cannot, no lagging conversation is opened for it.
     is_down: AtomicBool,
     is_up_again: AtomicBool,
+    is_enabled: AtomicBool,
+    /// Whether this gateway has disabled the consumer, and the store does not know it yet.
+    holds_state: AtomicBool,
+    /// The latest error, for operators.
+    error: Mutex<Option<String>>,
 }
 
 impl Line {
@@ -68,6 +73,9 @@ impl Line {
             notify: Notify::new(),
             is_down: false.into(),
             is_up_again: false.into(),
+            is_enabled: true.into(),
+            holds_state: false.into(),
+            error: Mutex::default(),
         }
     }
 
@@ -92,6 +100,41 @@ impl Line {
     #[must_use]
     pub fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether it delivers again what was delivered before.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.name.is_replay()
+    }
+
+    pub(super) fn set_enabled(&self, is_enabled: bool) {
+        if self.is_enabled.swap(is_enabled, Ordering::Relaxed) != is_enabled {
+            self.notify.notify_one();
+        }
+    }
+
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.is_enabled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn hold_state(&self, holds: bool) {
+        self.holds_state.store(holds, Ordering::Relaxed);
+    }
+
+    pub(super) fn holds_state(&self) -> bool {
+        self.holds_state.load(Ordering::Relaxed)
+    }
+
+    /// Notes how the latest request ended.
+    pub(super) fn note_error(&self, error: Option<String>) {
+        *lock(&self.error) = error;
+    }
+
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        lock(&self.error).clone()
     }
 
     /// Returns whether the consumer can take events again, since the last call.
@@ -200,7 +243,9 @@ impl Follower {
     /// Stores what must be stored now.
     async fn store_progress(&self, with_offsets: bool) {
         let before = Instant::now().checked_sub(self.settings.lagging_after);
-        let open: Vec<Arc<Following>> = self.open.iter().map(|open| open.value().clone()).collect();
+        let mut open: Vec<Arc<Following>> = self.open.iter().map(|open| open.value().clone()).collect();
+        // The same order in each run of a simulation.
+        open.sort_unstable_by_key(|following| following.conversation);
         let mut progress = open.iter().filter_map(|following| {
             let mut to_store = match before {
                 Some(before) => following.to_store(Some(before)),

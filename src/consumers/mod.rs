@@ -1,9 +1,15 @@
 //! Consumers of the log: webhooks and push. Each follows the log and the changes of every conversation with a durable
 //! offset, and content is read when it is delivered. docs/consumers.md has the rules.
+
+mod control;
 mod follower;
 mod reading;
+mod runner;
 mod scan;
+mod states;
+pub mod webhooks;
 
+pub use control::{Control, SkippedAfter, Status, Tested};
 pub use follower::{Follower, Line, Settings};
-pub use reading::{Happened, Next, read};
-pub use scan::{Scan, reload_lost};
+pub use runner::{Consumers, Webhook};
+pub use states::States;

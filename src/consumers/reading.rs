@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     chat::{CatchUp, Conversations, Error, Following, Work},
     model::{Change, Cursor, Entry, EntryState, Millis, UserId},
+    mutation::{Mutation, broken},
 };
 
 /// Something that happened in a conversation.
@@ -38,7 +39,7 @@ pub async fn read(
     let id = following.conversation;
     let mut found = Vec::new();
     let mut reached = offset;
-    if offset.0 < heads.0 {
+    if offset.0 < heads.0 && !(broken(Mutation::ConsumerOrder) && offset.1 < heads.1) {
         let catch_up = CatchUp {
             after: offset.0,
             limit,
@@ -63,7 +64,8 @@ pub async fn read(
         }
     }
     let room = limit - found.len();
-    if reached.0 >= heads.0 && offset.1 < heads.1 && room > 0 {
+    let are_entries_read = reached.0 >= heads.0 || broken(Mutation::ConsumerOrder);
+    if are_entries_read && offset.1 < heads.1 && room > 0 {
         let to = heads.1.min(offset.1 + room as u64);
         for change in conversations.changes_between(id, offset.1 + 1, to).await? {
             reached.1 = change.rev;

@@ -72,6 +72,7 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
             post(delivered),
         )
         .merge(changes::routes())
+        .merge(super::consumers::routes())
         .merge(super::files::routes(&gateway))
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))

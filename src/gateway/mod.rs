@@ -5,6 +5,7 @@ mod address;
 mod admin;
 mod admission;
 mod bodies;
+mod consumers;
 mod development;
 mod files;
 mod http;
@@ -29,6 +30,7 @@ use crate::{
     auth::Tokens,
     cluster::Router,
     config::{self, Config},
+    consumers::Control,
     fanout::Hub,
     model::UserId,
     tasks::Tasks,
@@ -61,6 +63,8 @@ pub struct Gateway {
     /// Uploaded files. `None` if there are no uploads.
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) eraser: Eraser,
+    /// The consumers of the log. `None` if there are none.
+    pub(crate) consumers: Option<Arc<Control>>,
 }
 
 impl Gateway {
@@ -72,6 +76,7 @@ impl Gateway {
         tokens: Tokens,
         tasks: Tasks,
         (files, eraser): (Option<Arc<Files>>, Eraser),
+        consumers: Option<Arc<Control>>,
     ) -> Self {
         let limits = config.limits.clone();
         let services = RateLimiter::keyed(quota(
@@ -97,6 +102,7 @@ impl Gateway {
             metrics: requests::Metrics::default(),
             files,
             eraser,
+            consumers,
         }
     }
 

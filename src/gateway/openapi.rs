@@ -12,7 +12,7 @@ use utoipa::{
     },
 };
 
-use super::{development, files, http};
+use super::{consumers, development, files, http};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,6 +26,7 @@ use super::{development, files, http};
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
         http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
         http::changes::unreact, http::changes::reactions, http::changes::changes,
+        consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::skipped,
         files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
     modifiers(&Bearer),

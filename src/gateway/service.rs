@@ -61,6 +61,10 @@ scopes! {
     PresenceRead "presence:read",
     /// Close a user's connections.
     SessionsClose "sessions:close",
+    /// Read the state of consumers, and what they skipped.
+    ConsumersRead "consumers:read",
+    /// Test, enable and disable consumers.
+    ConsumersWrite "consumers:write",
 }
 
 /// A back end whose token has the scope `S`, and the user for whom it acts. A route without this extractor acts for

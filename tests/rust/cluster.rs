@@ -8,7 +8,8 @@
 //! 4. at a quiet point every connected user has every message, without another message and without a reconnect;
 //! 5. at a quiet point every inbox agrees with the log, and what each home remembers agrees with the inbox;
 //! 6. edits, deletions and reactions are in the log of changes as `simulation.rs` says, and at a quiet point every
-//!    connected user shows each message as it is stored, and every inbox has the right rev, preview and unread count.
+//!    connected user shows each message as it is stored, and every inbox has the right rev, preview and unread count;
+//! 7. a webhook's receiver, which fails and is down at times, gets every entry and change, and first arrivals are in order.
 //!
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
@@ -36,7 +37,7 @@ use chat_gateway::{
     protocol::Codec,
     store::{InboxSummary, InboxWrite, Store, simulated::Faults},
 };
-use quiet::{check_places, check_quiet, check_secrets};
+use quiet::{check_arrivals, check_places, check_quiet, check_secrets};
 use rand::RngExt;
 use tokio::{
     sync::Notify,
@@ -55,18 +56,23 @@ enum Rules {
     /// Messages do not change, so that the seeds stay which find it.
     Broken(Mutation),
     BrokenWithChanges(Mutation),
+    BrokenForConsumers(Mutation),
     OfClients(ClientRule),
 }
 
 /// Runs one seed. Returns the findings and the numbers of acknowledged messages and changes.
 async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
-    let evicting = matches!(rules, Rules::Kept | Rules::BrokenWithChanges(_));
+    let evicting = matches!(
+        rules,
+        Rules::Kept | Rules::BrokenWithChanges(_) | Rules::BrokenForConsumers(_)
+    );
     let changing = !matches!(rules, Rules::Broken(_));
     let broken = match rules {
         Rules::OfClients(rule) => Some(rule),
         _ => None,
     };
-    let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken);
+    let consuming = matches!(rules, Rules::Kept | Rules::BrokenForConsumers(_));
+    let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consuming);
     for _ in 0..3 {
         world.start();
     }
@@ -95,6 +101,9 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
     spawn(world.clone().look());
     spawn(world.clone().read());
     spawn(world.clone().evict());
+    if consuming {
+        spawn(world.clone().fail());
+    }
     for round in 0..ROUNDS {
         unrest(&world, &devices).await;
         // Gateways that were paused or removed must notice it before they are replaced.
@@ -108,6 +117,9 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         check_secrets(&world).await;
         if changing {
             check_changes(&world, &devices, round).await;
+        }
+        if consuming {
+            check_arrivals(&world, round).await;
         }
         if !world.checker.lock().unwrap().findings.is_empty() {
             break;
@@ -161,7 +173,9 @@ fn simulate(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
             .try_init();
     }
     break_rule(match rules {
-        Rules::Broken(mutation) | Rules::BrokenWithChanges(mutation) => Some(mutation),
+        Rules::Broken(mutation)
+        | Rules::BrokenWithChanges(mutation)
+        | Rules::BrokenForConsumers(mutation) => Some(mutation),
         Rules::Kept | Rules::OfClients(_) => None,
     });
     let found = paused(seed, run(seed, rules));
@@ -226,12 +240,18 @@ fn each_broken_rule_of_changes_is_found() {
         Rules::BrokenWithChanges(Mutation::InboxCorrection),
         Rules::BrokenWithChanges(Mutation::ReadTexts),
         Rules::BrokenWithChanges(Mutation::ChangePublish),
+        Rules::BrokenForConsumers(Mutation::ConsumerFirst),
+        Rules::BrokenForConsumers(Mutation::ConsumerFound),
+        Rules::BrokenForConsumers(Mutation::ConsumerOffset),
+        Rules::BrokenForConsumers(Mutation::ConsumerOrder),
     ];
     let mut not_found = Vec::new();
     for rules in rules {
         let name = match rules {
             Rules::OfClients(rule) => format!("{rule:?}"),
-            Rules::Broken(rule) | Rules::BrokenWithChanges(rule) => format!("{rule:?}"),
+            Rules::Broken(rule)
+            | Rules::BrokenWithChanges(rule)
+            | Rules::BrokenForConsumers(rule) => format!("{rule:?}"),
             Rules::Kept => unreachable!(),
         };
         let from = setting("CLUSTER_FROM", 0);
@@ -270,7 +290,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
 
 /// A world with this many gateways, without faults, in which the conversations are created.
 async fn gateways(number: usize) -> Arc<World> {
-    let world = World::new(1, Faults::NONE, false, false, None);
+    let world = World::new(1, Faults::NONE, false, false, None, false);
     for _ in 0..number {
         world.start();
     }

@@ -86,6 +86,14 @@ impl Owner {
             }
             Operation::Files { files } => drop(reply.send(self.files(&actor, files))),
             Operation::CheckFile { file } => drop(reply.send(Ok(self.check_file(file)))),
+            Operation::SetConsumer {
+                consumer,
+                enabled,
+                reason,
+            } => {
+                let state = self.consumer_state(enabled, reason);
+                drop(reply.send(Ok(OwnerReply::SetConsumer(consumer, state))));
+            }
             // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
         }

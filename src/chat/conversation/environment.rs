@@ -1,6 +1,9 @@
 //! The parts that all owners of a gateway share.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU32},
+    time::Duration,
+};
 
 use metrics::{Counter, counter};
 
@@ -51,6 +54,8 @@ pub(in crate::chat) struct Environment {
     pub entries_committed: Counter,
     pub changes_committed: Counter,
     pub unfinished: Unfinished,
+    /// Counts the versions of rows that have no seq.
+    pub versions: AtomicU32,
 }
 
 impl Environment {
@@ -73,6 +78,7 @@ impl Environment {
             entries_committed,
             changes_committed: counter!("chat_changes_committed_total"),
             unfinished: Unfinished::default(),
+            versions: AtomicU32::new(0),
         }
     }
 

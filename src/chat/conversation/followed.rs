@@ -1,6 +1,6 @@
 //! The owner's part of following: its consumers' offsets and lagging rows are in the store whenever they must be.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::{Done, Environment, Owner, takeover::retry_while_owner};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         open::Loading,
     },
     model::{ConsumerName, ConversationId, Cursor, LEVEL_CONSUMERS},
-    store::{self, Store},
+    store::{self, ConsumerState, Store},
 };
 
 /// Begins to follow a conversation that is being loaded. `None` if no consumer is configured.
@@ -53,6 +53,17 @@ impl FirstOffsets {
 }
 
 impl Owner {
+    /// Rule [version]: the ring's version and a counter of this gateway are the version of a state. Whoever writes it then
+    /// checks the lease, so that a later owner's state wins.
+    pub(super) fn consumer_state(&self, enabled: bool, reason: Option<String>) -> ConsumerState {
+        let counter = self.environment.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        ConsumerState {
+            version: self.ownership.epoch() << 32 | u64::from(counter),
+            enabled,
+            reason,
+        }
+    }
+
     /// Rule [first]: an offset is stored before anything is appended, so a crash never looks like a new consumer.
     pub(super) fn first_offsets(&self) -> Option<FirstOffsets> {
         let following = &self.followed.as_ref()?.0;

@@ -128,6 +128,7 @@ impl Owner {
             | Operation::Delete(_)
             | Operation::React(_)
             | Operation::CheckFile { .. }
+            | Operation::SetConsumer { .. }
             | Operation::Repair => false,
         }
     }

@@ -79,6 +79,11 @@ impl Conversations {
             OwnerReply::CheckFile(check) => {
                 Outcome::FileUse(self.check_file(conversation, check).await?)
             }
+            OwnerReply::SetConsumer(consumer, state) => {
+                let store = &self.shared.environment.store;
+                store.set_consumer_state(&consumer, &state).await?;
+                Outcome::Done
+            }
             OwnerReply::ReadParticipants {
                 actor,
                 after,

@@ -9,7 +9,7 @@ use std::{
 use chat_gateway::{
     chat::{LogRange, Operation, Outcome, Page},
     cluster::Router,
-    model::{ClientId, Content, Seq, SystemChange, UserId},
+    model::{ClientId, Content, Cursor, Seq, SystemChange, UserId},
     protocol::InboxItem,
 };
 use tokio::time::{sleep, timeout};
@@ -45,6 +45,39 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
         };
         check_inbox(world, device, &items, &heads, round);
     }
+}
+
+/// Checks that everything arrives at the receiver of the webhook, in order.
+pub(super) async fn check_arrivals(world: &World, round: usize) {
+    /// Longer than the time between two scans, and than the pauses of the endpoint.
+    const WITHIN: Duration = Duration::from_secs(180);
+    let all_there = timeout(WITHIN, async {
+        loop {
+            let mut missing = Vec::new();
+            for (number, conversation) in world.conversations.iter().enumerate() {
+                let page = whole_history(world, number).await;
+                let head = page.map(|page| Cursor(page.head, page.rev));
+                let reached = world.arrivals.reached.lock().unwrap();
+                let reached = reached.get(&conversation.to_string()).copied();
+                if head != Some(reached.unwrap_or_default()) {
+                    missing.push(format!("conversation {number} {head:?}: {reached:?}"));
+                }
+            }
+            if missing.is_empty() {
+                return;
+            }
+            *world.arrivals.missing.lock().unwrap() = missing.join(", ");
+            sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let mut found = Vec::new();
+    if all_there.await.is_err() {
+        let missing = world.arrivals.missing.lock().unwrap().clone();
+        found.push(format!("round {round}: not all arrived at the receiver: {missing}"));
+    }
+    found.extend(world.arrivals.take_findings());
+    let mut checker = world.checker.lock().unwrap();
+    found.into_iter().for_each(|text| checker.find(text));
 }
 
 /// Reads the whole page of a conversation. `None` if it is not served within 30 s.

@@ -6,6 +6,7 @@ mod clients;
 mod gateways;
 mod held;
 mod network;
+mod receiving;
 
 use std::{
     sync::{Arc, Mutex, atomic::AtomicBool},
@@ -23,6 +24,7 @@ pub(super) use clients::{Device, contiguous, create};
 use gateways::Gateway;
 pub(super) use held::{ClientRule, expected};
 use network::Wire;
+use receiving::Arrivals;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::simulation::seen::Seen;
@@ -64,6 +66,9 @@ pub(super) struct World {
     pub(super) seen: Mutex<[Seen; 3]>,
     /// The rule that clients break on purpose.
     pub(super) broken: Option<ClientRule>,
+    /// Whether a webhook follows the conversations.
+    pub(super) consuming: bool,
+    pub(super) arrivals: Arrivals,
 }
 
 impl World {
@@ -73,6 +78,7 @@ impl World {
         evicting: bool,
         changing: bool,
         broken: Option<ClientRule>,
+        consuming: bool,
     ) -> Arc<Self> {
         let mut random = StdRng::seed_from_u64(seed);
         let conversations = KINDS.map(|kind| {
@@ -113,6 +119,8 @@ impl World {
             texts: Mutex::default(),
             seen: Mutex::default(),
             broken,
+            consuming,
+            arrivals: Arrivals::new(seed),
         })
     }
 

@@ -55,11 +55,18 @@ impl Gateway {
     }
 
     /// Joins the ring and serves, as `node.rs` does.
-    async fn serve(self: Arc<Self>, store: Arc<dyn Store>, network: Arc<Port>, open_max: usize) {
+    async fn serve(
+        self: Arc<Self>,
+        world: Arc<World>,
+        store: Arc<dyn Store>,
+        network: Arc<Port>,
+    ) {
         let members = self.join(&store, &network).await;
+        let consumers = world.consumers(members.me(), &store);
         let tasks = self.tasks.clone();
         let hub = Arc::new(Hub::new(tasks.clone()).with_small_passes());
-        let settings = settings(open_max);
+        let mut settings = settings(world.open_max);
+        settings.consumers = consumers.port();
         let speaking = PeerSettings {
             secret: "the same in all of them, 32 bytes".into(),
             network,
@@ -86,6 +93,8 @@ impl Gateway {
             },
         );
         let cluster = Arc::new(cluster);
+        let seed = u64::try_from(self.number).unwrap();
+        consumers.start(&cluster.router, &cluster.conversations, &store, &tasks, seed);
         let flushing = cluster.inbox.clone();
         tasks.spawn(async move { flushing.run().await });
         cluster.start();
@@ -140,7 +149,7 @@ fn settings(open_max: usize) -> Settings {
         page_bytes_max: 1 << 20,
         edit_window: None,
         reactions_coalesce: Duration::from_millis(250),
-        level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
+        level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CONSUMERS),
         consumers: None,
     }
 }
@@ -173,10 +182,10 @@ impl World {
             address: address.clone(),
             accepted: tokio::sync::Mutex::new(accepted),
         });
-        let (starting, open_max) = (gateway.clone(), self.open_max);
+        let (starting, world) = (gateway.clone(), self.clone());
         gateway
             .tasks
-            .spawn(async move { starting.serve(Arc::new(store), network, open_max).await });
+            .spawn(async move { starting.serve(world, Arc::new(store), network).await });
     }
 
     /// Number of gateways whose process has not ended.

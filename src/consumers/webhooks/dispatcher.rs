@@ -1,0 +1,418 @@
+//! Sends what happened in the conversations of this gateway to one webhook. [`Endpoint`] decides what and when.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use metrics::{Counter, counter};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{
+    endpoint::{Assignment, Effects, Endpoint, Limits, Next, Outcome, RequestId, Skipped},
+    events::{Event, Filter, Origin},
+};
+use crate::{
+    chat::{Conversations, Following},
+    clock,
+    consumers::{
+        follower::{Follower, Line},
+        reading::{self, Happened},
+        states::States,
+    },
+    model::{ConsumerName, ConversationId, Cursor, Millis},
+    store::{EventAt, SkippedRow, Store},
+};
+
+/// The pause before a conversation that could not be read is read again.
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// The pause before a skipped event is stored again, if the store failed.
+const STORE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Events that are read at once, although none of those before was wanted.
+const READ_MAX: usize = 256;
+
+/// The other end of a webhook.
+#[async_trait]
+pub trait Receiver: Send + Sync + 'static {
+    /// Sends events in their order, in one request. Returns the outcome, and the error for operators if there is one.
+    async fn deliver(&self, events: &[Event]) -> (Outcome, Option<String>);
+}
+
+/// The parts that a webhook's dispatcher uses.
+#[derive(Clone)]
+pub struct Parts {
+    pub follower: Arc<Follower>,
+    pub line: Arc<Line>,
+    pub conversations: Conversations,
+    pub store: Arc<dyn Store>,
+    pub states: Arc<States>,
+    pub receiver: Arc<dyn Receiver>,
+    pub filter: Filter,
+}
+
+/// The events of one conversation in a request.
+struct Portion {
+    following: Arc<Following>,
+    events: Vec<Event>,
+    /// The offset after the first event, and after all.
+    first: (Cursor, EventAt),
+    upto: Cursor,
+    at: Millis,
+}
+
+/// The end of a step of a request.
+enum Step {
+    Loaded(RequestId, Vec<(ConversationId, usize)>, Vec<Portion>),
+    Answered(RequestId, Vec<Portion>, Outcome),
+    /// A skipped event is stored.
+    Skipped(Arc<Following>),
+}
+
+pub struct Dispatcher {
+    parts: Parts,
+    endpoint: Endpoint,
+    /// The conversations that the endpoint knows.
+    known: HashMap<ConversationId, Arc<Following>>,
+    steps: FuturesUnordered<BoxFuture<'static, Step>>,
+    counters: Counters,
+}
+
+struct Counters {
+    delivered: Counter,
+    failed: Counter,
+    skipped: Counter,
+}
+
+impl Counters {
+    fn new(consumer: &ConsumerName) -> Self {
+        let events = |result: &'static str| {
+            let name = consumer.as_str().to_owned();
+            counter!("chat_consumer_events_total", "consumer" => name, "result" => result)
+        };
+        Self {
+            delivered: events("delivered"),
+            failed: events("failed"),
+            skipped: events("skipped"),
+        }
+    }
+}
+
+impl Dispatcher {
+    #[must_use]
+    pub fn new(parts: Parts, limits: Limits, seed: u64) -> Self {
+        Self {
+            counters: Counters::new(&parts.line.name),
+            parts,
+            endpoint: Endpoint::new(limits, seed),
+            known: HashMap::new(),
+            steps: FuturesUnordered::new(),
+        }
+    }
+
+    pub async fn run(mut self) {
+        let line = self.parts.line.clone();
+        loop {
+            self.take_woken();
+            self.apply_state();
+            let until = self.begin_requests();
+            let is_down = self.endpoint.is_disabled() || self.endpoint.paused_until().is_some();
+            line.set_down(is_down);
+            tokio::select! {
+                biased;
+                Some(step) = self.steps.next(), if !self.steps.is_empty() => self.ended(step),
+                () = line.woken() => {}
+                () = wait_until(until) => {}
+            }
+        }
+    }
+
+    fn take_woken(&mut self) {
+        for following in self.parts.line.take_woken() {
+            let conversation = following.conversation;
+            if self.endpoint.wake(conversation) {
+                self.known.insert(conversation, following);
+            } else {
+                // The scan of lagging rows finds it again.
+                following.rest(&self.parts.line.name);
+            }
+        }
+    }
+
+    fn apply_state(&mut self) {
+        let is_enabled = self.parts.line.is_enabled();
+        if is_enabled && self.endpoint.is_disabled() {
+            self.endpoint.enable();
+        } else if !is_enabled {
+            self.endpoint.disable();
+        }
+    }
+
+    /// Begins all requests that may begin now. Returns when the next one may, if that is known.
+    fn begin_requests(&mut self) -> Option<Instant> {
+        loop {
+            match self.endpoint.next(Instant::now()) {
+                Next::Send(assignment) => self.load(assignment),
+                Next::WaitUntil(until) => return Some(until),
+                Next::Idle | Next::Disabled => return None,
+            }
+        }
+    }
+
+    fn load(&mut self, assignment: Assignment) {
+        let known = |id: &ConversationId| Some((*id, self.known.get(id).cloned()));
+        let conversations: Vec<_> = assignment.conversations.iter().filter_map(known).collect();
+        let parts = self.parts.clone();
+        let loading = async move {
+            let (counts, portions) = load(&parts, &assignment, conversations).await;
+            Step::Loaded(assignment.request, counts, portions)
+        };
+        self.steps.push(loading.boxed());
+    }
+
+    fn ended(&mut self, step: Step) {
+        match step {
+            Step::Loaded(request, counts, portions) => self.loaded(request, &counts, portions),
+            Step::Answered(request, portions, outcome) => self.answered(request, portions, outcome),
+            Step::Skipped(following) => {
+                let conversation = following.conversation;
+                if self.endpoint.wake(conversation) {
+                    self.known.insert(conversation, following);
+                }
+            }
+        }
+    }
+
+    fn loaded(
+        &mut self,
+        request: RequestId,
+        counts: &[(ConversationId, usize)],
+        portions: Vec<Portion>,
+    ) {
+        let sends = self.endpoint.loaded(request, counts);
+        for (conversation, count) in counts {
+            // The endpoint has forgotten it too.
+            if *count == 0 {
+                self.known.remove(conversation);
+            }
+        }
+        if !sends {
+            return;
+        }
+        let (receiver, line) = (self.parts.receiver.clone(), self.parts.line.clone());
+        let sending = async move {
+            let events: Vec<Event> = portions.iter().flat_map(|p| p.events.clone()).collect();
+            let (outcome, error) = receiver.deliver(&events).await;
+            line.note_error(error);
+            Step::Answered(request, portions, outcome)
+        };
+        self.steps.push(sending.boxed());
+    }
+
+    fn answered(&mut self, request: RequestId, portions: Vec<Portion>, outcome: Outcome) {
+        let effects = self.endpoint.answered(request, outcome, Instant::now());
+        let Effects {
+            accepted,
+            skipped,
+            blocked: _,
+            disabled,
+        } = effects;
+        let events: usize = portions.iter().map(|p| p.events.len()).sum();
+        if accepted.is_empty() {
+            self.counters.failed.increment(events as u64);
+        } else {
+            self.counters.delivered.increment(events as u64);
+        }
+        for portion in portions.iter().filter(|p| accepted.contains(&p.following.conversation)) {
+            self.delivered(&portion.following, portion.upto, portion.at);
+        }
+        for skipped in skipped {
+            self.skip(skipped, &portions);
+        }
+        if disabled {
+            let reason = "the receiver answered with status 410".to_owned();
+            self.parts.states.disable(&self.parts.line, reason);
+        }
+    }
+
+    /// Rule [offset]: the offset is raised after the events were accepted.
+    fn delivered(&self, following: &Arc<Following>, upto: Cursor, at: Millis) {
+        following.delivered(&self.parts.line.name, upto, at);
+        if following.is_closed() {
+            let (parts, following) = (self.parts.clone(), following.clone());
+            self.steps.push(
+                async move {
+                    let consumer = &parts.line.name;
+                    parts.follower.store_offset(&following, consumer).await;
+                    Step::Skipped(following)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    /// Stores that an event was skipped, and then goes on after it.
+    fn skip(&mut self, skipped: Skipped, portions: &[Portion]) {
+        let same = |portion: &&Portion| portion.following.conversation == skipped.conversation;
+        let portion = portions.iter().find(same);
+        let known = self.known.get(&skipped.conversation).cloned();
+        let (parts, counter) = (self.parts.clone(), self.counters.skipped.clone());
+        let Some(following) = portion.map(|p| p.following.clone()).or(known) else {
+            return;
+        };
+        let first = portion.map(|portion| (portion.first, portion.at));
+        self.steps.push(
+            async move {
+                let first = match first {
+                    Some(first) => Some(first),
+                    // It failed with other events, and is judged only now.
+                    None => first_of(&parts, &following).await,
+                };
+                if let Some(((upto, event), at)) = first {
+                    let row = SkippedRow {
+                        conversation: following.conversation,
+                        at: event,
+                        status: skipped.status,
+                    };
+                    let consumer = &parts.line.name;
+                    while let Err(error) =
+                        parts.store.add_skipped(consumer, clock::today(), &row).await
+                    {
+                        crate::seldom::seldom!(WARN, "a skipped event could not be stored", %error);
+                        sleep(STORE_AGAIN_AFTER).await;
+                    }
+                    counter.increment(1);
+                    following.delivered(consumer, upto, at);
+                }
+                Step::Skipped(following)
+            }
+            .boxed(),
+        );
+    }
+}
+
+async fn wait_until(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The position of the first event after the offset of a conversation.
+async fn first_of(parts: &Parts, following: &Arc<Following>) -> Option<((Cursor, EventAt), Millis)> {
+    let portion = read_portion(parts, following, 1, usize::MAX).await.ok()??;
+    Some((portion.first, portion.at))
+}
+
+/// Reads the events of a request: from its conversations in their order, as long as there is room. Returns how many there are
+/// of each conversation that was read.
+async fn load(
+    parts: &Parts,
+    assignment: &Assignment,
+    conversations: Vec<(ConversationId, Option<Arc<Following>>)>,
+) -> (Vec<(ConversationId, usize)>, Vec<Portion>) {
+    let (mut counts, mut portions) = (Vec::new(), Vec::new());
+    let (mut events, mut bytes) = (assignment.events_max, assignment.bytes_max);
+    for (conversation, following) in conversations {
+        if events == 0 {
+            break;
+        }
+        let Some(following) = following else {
+            counts.push((conversation, 0));
+            continue;
+        };
+        match read_portion(parts, &following, events, bytes).await {
+            Ok(Some(portion)) => {
+                let size: usize = portion.events.iter().map(Event::bytes).sum();
+                if size > bytes && !portions.is_empty() {
+                    // It does not fit, and is sent next.
+                    break;
+                }
+                counts.push((conversation, portion.events.len()));
+                events -= portion.events.len();
+                bytes = bytes.saturating_sub(size);
+                portions.push(portion);
+            }
+            Ok(None) => counts.push((conversation, 0)),
+            Err(_) if following.is_closed() => {
+                // Its next owner goes on with it.
+                counts.push((conversation, 0));
+            }
+            Err(error) => {
+                tracing::debug!(%conversation, %error, "the events of a conversation could not be read");
+                if portions.is_empty() {
+                    sleep(READ_AGAIN_AFTER).await;
+                }
+                break;
+            }
+        }
+    }
+    (counts, portions)
+}
+
+/// Reads at most `limit` events of a conversation, of `bytes` at most but the first. `None` if there are none. What the
+/// webhook does not want is skipped at once.
+async fn read_portion(
+    parts: &Parts,
+    following: &Arc<Following>,
+    limit: usize,
+    bytes: usize,
+) -> Result<Option<Portion>, crate::chat::Error> {
+    let consumer = &parts.line.name;
+    loop {
+        let Some(work) = following.work(consumer) else {
+            return Ok(None);
+        };
+        let limit_read = limit.clamp(1, READ_MAX);
+        let read = reading::read(&parts.conversations, following, work, limit_read).await?;
+        let Some(kind) = following.kind() else {
+            return Ok(None);
+        };
+        let origin = Origin {
+            conversation: following.conversation,
+            kind,
+            replayed: parts.line.is_replay(),
+        };
+        let mut portion: Option<Portion> = None;
+        let mut size = 0;
+        let mut passed = None;
+        for next in read {
+            let (event, at) = match &next.happened {
+                Happened::Entry(entry, state) => (
+                    Event::of_entry(origin, &parts.filter, entry, state.as_deref()),
+                    EventAt::Entry(entry.seq),
+                ),
+                Happened::Change(change) => (
+                    Event::of_change(origin, &parts.filter, change),
+                    EventAt::Change(change.rev),
+                ),
+            };
+            if let Some(event) = &event {
+                size += event.bytes();
+                if size > bytes && portion.is_some() {
+                    break;
+                }
+            }
+            passed = Some((next.upto, next.at));
+            let Some(event) = event else {
+                if let Some(portion) = &mut portion {
+                    portion.upto = next.upto;
+                }
+                continue;
+            };
+            let portion = portion.get_or_insert_with(|| Portion {
+                following: following.clone(),
+                events: Vec::new(),
+                first: (next.upto, at),
+                upto: next.upto,
+                at: next.at,
+            });
+            portion.events.push(event);
+            (portion.upto, portion.at) = (next.upto, next.at);
+        }
+        match (portion, passed) {
+            (Some(portion), _) => return Ok(Some(portion)),
+            (None, Some((upto, at))) => following.delivered(consumer, upto, at),
+            // Nothing was read although there should be something: the owner was lost.
+            (None, None) => return Err(crate::chat::Error::Closed),
+        }
+    }
+}

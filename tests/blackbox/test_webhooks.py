@@ -1,0 +1,384 @@
+"""Webhooks: signed events of real chats, in their order, through failures of the receiver and of the gateway."""
+import asyncio
+import base64
+import json
+import os
+import pathlib
+import secrets
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook
+
+from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of 32 bytes for testing").decode()
+KEY = "a key that only back ends have, 32 bytes"
+
+
+class Receiver:
+    """A receiver on a port of its own. It verifies every request with the official library."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.requests, self.events, self.attempts = [], [], []
+        self.status, self.rejects, self.runner, self.delay = 200, lambda event: None, None, 0
+        self.wake = asyncio.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/hooks/chat?key=hidden"
+
+    async def start(self):
+        app = web.Application(client_max_size=1 << 20)
+        app.router.add_post("/hooks/chat", self.take)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True).start()
+        return self
+
+    async def stop(self):
+        if self.runner:
+            await self.runner.cleanup()
+            self.runner = None
+
+    async def take(self, request):
+        body = await request.read()
+        whole = Webhook(SECRET).verify(body, dict(request.headers))
+        events = whole["data"]["events"] if whole["type"] == "batch" else [whole | {"id": request.headers["webhook-id"]}]
+        self.attempts.append(events)
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        status = next(filter(None, map(self.rejects, events)), self.status)
+        if status == 200:
+            self.requests.append(whole | {"headers": dict(request.headers)})
+            self.events.extend(events)
+        self.wake.set()
+        return web.Response(status=status)
+
+    async def until(self, enough):
+        """Waits until `enough(events)`."""
+
+        async def wait():
+            while not enough(self.events):
+                self.wake.clear()
+                await self.wake.wait()
+
+        await asyncio.wait_for(wait(), PATIENCE)
+
+    def of(self, conversation, kind=None):
+        found = [e for e in self.events if e["data"].get("conversation") == conversation]
+        return [e for e in found if kind is None or e["type"] == kind]
+
+    def firsts(self, conversation):
+        """The events of a conversation at their first arrival."""
+        seen, found = set(), []
+        for event in self.of(conversation):
+            if event["id"] not in seen:
+                seen.add(event["id"])
+                found.append(event)
+        return found
+
+
+@pytest.fixture
+async def receiver():
+    receiver = await Receiver().start()
+    yield receiver
+    await receiver.stop()
+
+
+def settings(directory, receiver, more="", **hook):
+    """Writes a configuration with a webhook, and returns its path."""
+    lines = {"name": '"app"', "url": f'"{receiver.url}"', "secrets": f'["{SECRET}"]'} | hook
+    text = "[consumers]\noffset_flush_s = 1\nlagging_after_s = 5\n[auth]\ndevelopment = true\n"
+    text += f'[[auth.keys]]\nid = "services"\nalgorithm = "HS256"\nsecret = "{KEY}"\n' if more == "services" else ""
+    text += "[[webhooks]]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
+    path = pathlib.Path(directory, "gateway.toml")
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def hooked(start, tmp_path, receiver):
+    """Starts a gateway with a webhook."""
+    return lambda **hook: start(config=settings(tmp_path, receiver, **hook))
+
+
+async def test_each_event_of_a_chat_arrives_signed_and_once(hooked, receiver, codec, names):
+    gateway = hooked(events='["message.created", "message.updated", "message.deleted", "message.reacted", '
+                            '"conversation.created", "conversation.updated", "member.added", "member.removed", "member.left", '
+                            '"member.joined", "member.role_set"]')
+    alice, bob = names("alice", "bob")
+    a, b = await gateway.connect(alice, codec), await gateway.connect(bob, codec)
+    group = await a.create("group", bob, name="plans")
+    sent = await a.send(group, "hello")
+    await b.ask("react", conversation=group, seq=sent["seq"], emoji="👍", on=True)
+    await a.ask("edit", conversation=group, seq=sent["seq"], body="hello!")
+    await a.ask("delete", conversation=group, seqs=[sent["seq"]])
+    await a.ask("update", conversation=group, name="better plans")
+    await a.ask("remove", conversation=group, user=bob)
+    await receiver.until(lambda _: len(receiver.of(group)) >= 7)
+    events = receiver.of(group)
+    assert [e["type"] for e in events if ":" not in e["id"]] == [
+        "conversation.created", "message.created", "conversation.updated", "member.removed"]
+    assert [e["type"] for e in events if ":" in e["id"]] == ["message.reacted", "message.updated", "message.deleted"]
+    created = next(e for e in events if e["type"] == "message.created")
+    assert created["id"] == sent["message_id"] and created["data"]["seq"] == sent["seq"]
+    assert created["data"]["conversation_kind"] == "group" and created["data"]["sender"] == alice
+    deleted = next(e for e in events if e["type"] == "message.deleted")
+    assert deleted["data"]["seqs"] == [sent["seq"]] and deleted["id"] == f"{group}:{deleted['data']['rev']}"
+    assert len({e["id"] for e in events}) == len(events), "nothing is repeated without a failure"
+    await a.close(), await b.close()
+
+
+async def test_no_text_of_a_deleted_message_is_sent_later(hooked, receiver, names):
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    await receiver.until(lambda _: len(receiver.of(dm)) == 1)
+    await receiver.stop()
+    secret = secrets.token_hex(8)
+    sent = await a.send(dm, f"my password is {secret}")
+    await a.ask("edit", conversation=dm, seq=sent["seq"], body=f"it is {secret}")
+    await a.ask("delete", conversation=dm, seqs=[sent["seq"]])
+    await receiver.start()
+    await receiver.until(lambda _: receiver.of(dm, "message.deleted"))
+    assert secret not in json.dumps(receiver.attempts), "content is read when it is delivered"
+    await a.close()
+
+
+async def test_nothing_is_lost_while_the_receiver_is_away_and_the_gateway_is_killed(hooked, receiver, names):
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    conversations = [await a.create("dm", bob), await a.create("group", bob), await a.create("channel", bob)]
+    await receiver.stop()
+    for number in range(40):
+        for conversation in conversations:
+            await a.send(conversation, f"message {number}")
+    gateway.kill()
+    gateway.start()
+    a = await gateway.connect(alice)
+    last = [(await a.send(conversation, "the last"))["seq"] for conversation in conversations]
+    await receiver.start()
+    await receiver.until(lambda _: all(len(receiver.firsts(c)) >= seq for c, seq in zip(conversations, last)))
+    gateway.kill()
+    gateway.start()
+    a = await gateway.connect(alice)
+    last = [(await a.send(conversation, "after the second kill"))["seq"] for conversation in conversations]
+    await receiver.until(lambda _: all(len(receiver.firsts(c)) >= seq for c, seq in zip(conversations, last)))
+    for conversation, seq in zip(conversations, last):
+        assert [e["data"]["seq"] for e in receiver.firsts(conversation)] == list(range(1, seq + 1))
+    assert any(r["type"] == "batch" for r in receiver.requests), "what waited came in batches"
+    await a.close()
+
+
+async def test_after_an_orderly_stop_nothing_is_repeated(hooked, receiver, names):
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    for number in range(10):
+        last = await a.send(dm, f"message {number}")
+    await receiver.until(lambda _: len(receiver.of(dm)) == last["seq"])
+    assert await asyncio.to_thread(gateway.stop) == 0
+    gateway.start()
+    a = await gateway.connect(alice)
+    last = await a.send(dm, "after the restart")
+    await receiver.until(lambda _: receiver.events[-1]["data"]["seq"] == last["seq"])
+    assert [e["data"]["seq"] for e in receiver.of(dm)] == list(range(1, last["seq"] + 1))
+    await a.close()
+
+
+async def test_what_lags_is_found_again_without_a_new_message(hooked, receiver, names):
+    """The conversation is closed with its lagging row, and nobody opens it but the scan."""
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    await receiver.until(lambda _: len(receiver.of(dm)) == 1)
+    await receiver.stop()
+    last = await a.send(dm, "while the receiver is away")
+    await a.close()
+    assert await asyncio.to_thread(gateway.stop) == 0
+    await receiver.start()
+    gateway.start()
+    await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
+
+
+async def test_a_webhook_begins_with_what_happens_after_it_was_added(start, receiver, tmp_path, names):
+    alice, bob = names("alice", "bob")
+    gateway = start(data=str(tmp_path / "data"))
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    before = await a.send(dm, "before the webhook")
+    assert await asyncio.to_thread(gateway.stop) == 0
+    gateway = start(data=str(tmp_path / "data"), config=settings(tmp_path, receiver))
+    a = await gateway.connect(alice)
+    after = await a.send(dm, "with the webhook")
+    await receiver.until(lambda _: receiver.of(dm))
+    assert [e["data"]["seq"] for e in receiver.of(dm)] == [after["seq"]] == [before["seq"] + 1]
+    await a.close()
+
+
+async def test_a_bad_event_holds_up_its_own_conversation_only(hooked, receiver, names):
+    gateway = hooked(batch="10")
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    bad, good = await a.create("dm", bob), await a.create("group", bob)
+    receiver.rejects = lambda e: 400 if e["data"].get("body") == "poison" else None
+    await a.send(bad, "poison")
+    for number in range(30):
+        last = await a.send(good, f"message {number}")
+        behind = await a.send(bad, f"behind {number}")
+    await receiver.until(lambda _: len(receiver.of(good)) == last["seq"])
+    assert [e["data"]["seq"] for e in receiver.of(bad)] == [1]
+    receiver.rejects = lambda e: None
+    await receiver.until(lambda _: len(receiver.firsts(bad)) == behind["seq"])
+    assert [e["data"]["seq"] for e in receiver.firsts(bad)] == list(range(1, behind["seq"] + 1))
+    await a.close()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_failing_receiver_is_asked_again(hooked, receiver, names, status):
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    receiver.status = status
+    dm = await a.create("dm", bob)
+    await eventually(lambda: asyncio.sleep(0, len(receiver.attempts) >= 2))
+    receiver.status = 200
+    last = await a.send(dm, "again")
+    await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
+    await a.close()
+
+
+async def test_only_listed_events_and_kinds_are_sent(hooked, receiver, names):
+    gateway = hooked(events='["message.created"]', kinds='["channel"]')
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm, channel = await a.create("dm", bob), await a.create("channel", bob)
+    await a.send(dm, "private")
+    await a.send(channel, "public")
+    await receiver.until(lambda _: receiver.of(channel))
+    assert not receiver.of(dm) and [e["type"] for e in receiver.of(channel)] == ["message.created"]
+    await a.close()
+
+
+def service(gateway, path, scope, method="GET"):
+    token = gateway.token("operator", "--role", "service", "--scope", scope)
+    request = urllib.request.Request(f"http://{gateway.client}{path}", method=method,
+        headers={"authorization": f"Bearer {token}"}, data=b"" if method == "POST" else None)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+async def test_operators_see_test_disable_and_enable_a_webhook(hooked, receiver, names):
+    gateway = hooked()
+    ask = lambda *a: asyncio.to_thread(service, gateway, *a)
+    status, listed = await ask("/v1/consumers", "consumers:read")
+    assert status == 200 and [(c["name"], c["enabled"], c["paused"]) for c in listed["items"]] == [("app", True, False)]
+    assert (await ask("/v1/consumers", "messages:read"))[0] == 403
+    assert await ask("/v1/consumers/app/test", "consumers:write", "POST") == (200, {"accepted": True})
+    assert receiver.events[-1]["type"] == "webhook.test"
+    assert (await ask("/v1/consumers/none/test", "consumers:write", "POST"))[0] == 404
+    assert (await ask("/v1/consumers/app/disable", "consumers:write", "POST"))[0] == 204
+
+    async def is_enabled(wanted):
+        return (await ask("/v1/consumers", "consumers:read"))[1]["items"][0]["enabled"] == wanted
+
+    assert await eventually(lambda: is_enabled(False))
+    await asyncio.sleep(6)  # All gateways have read the state by then.
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    last = await a.send(dm, "while it is disabled")
+    assert not receiver.of(dm)
+    assert (await ask("/v1/consumers/app/enable", "consumers:write", "POST"))[0] == 204
+    await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
+    assert await ask("/v1/consumers/app/skipped", "consumers:read") == (200, {"items": []})
+    await a.close()
+
+
+async def test_a_receiver_that_is_gone_gets_no_more_until_it_is_enabled(hooked, receiver, names):
+    gateway = hooked()
+    receiver.status = 410
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    ask = lambda *a: asyncio.to_thread(service, gateway, *a)
+
+    async def is_disabled():
+        item = (await ask("/v1/consumers", "consumers:read"))[1]["items"][0]
+        return not item["enabled"] and "410" in item["reason"]
+
+    assert await eventually(is_disabled)
+    attempts = len(receiver.attempts)
+    last = await a.send(dm, "nobody asks for it")
+    receiver.status = 200
+    gateway.kill()
+    gateway.start()
+    a = await gateway.connect(alice)
+    last = await a.send(dm, "nor for this")
+    assert len(receiver.attempts) == attempts and not receiver.events
+    assert (await ask("/v1/consumers/app/enable", "consumers:write", "POST"))[0] == 204
+    await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
+    await a.close()
+
+
+async def test_metrics_tell_what_was_delivered(hooked, receiver, names):
+    gateway = hooked()
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    dm = await a.create("dm", bob)
+    await a.send(dm, "hello")
+
+    async def counted():
+        return gateway.metrics().get('chat_consumer_events_total{consumer="webhook:app",result="delivered"}') == 2
+
+    assert await eventually(counted)
+    assert "hidden" not in open(gateway.log_path).read(), "the address may contain a secret"
+    await a.close()
+
+
+@pytest.mark.cassandra
+async def test_three_gateways_share_a_webhook_and_lose_nothing_when_killed(receiver, tmp_path, names):
+    cluster = Three(config=settings(tmp_path, receiver, kinds='["group"]'))
+    await asyncio.to_thread(cluster.start)
+    try:
+        alice, bob = names("alice", "bob")
+        a = await cluster.nodes[0].connect(alice)
+        groups = [await a.create("group", bob) for _ in range(12)]
+        for number in range(5):
+            for group in groups:
+                await a.send(group, f"message {number}")
+        await receiver.stop()
+        for group in groups:
+            await a.send(group, "while the receiver is away")
+        cluster.nodes[2].kill()
+        await asyncio.to_thread(cluster.nodes[2].start)
+        assert await asyncio.to_thread(cluster.nodes[1].stop) == 0
+        await receiver.start()
+        last = {}
+        for group in groups:
+            client_id = uuid4()
+
+            async def sent():
+                return await a.send(group, "the last", client_id, retry=True)
+
+            last[group] = (await eventually(sent))["seq"]
+        await receiver.until(lambda _: all(len(receiver.firsts(g)) == last[g] for g in groups))
+        for group in groups:
+            assert [e["data"]["seq"] for e in receiver.firsts(group)] == list(range(1, last[group] + 1))
+        await a.close()
+    finally:
+        cluster.close()
+        clean(cluster.directory)
