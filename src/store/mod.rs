@@ -16,6 +16,7 @@ mod rows;
 pub mod simulated;
 
 use async_trait::async_trait;
+use consumers::FOREVER;
 pub use consumers::{
     ConsumerState, ConsumerStore, EventAt, InboxSettings, LaggingRow, SKIPPED_DAYS, SkippedRow,
     SkippedShard, TokenRow, Version, consumer_shard,
@@ -52,7 +53,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The contract of every backend. [`conformance`] checks it.
 #[async_trait]
-pub trait Store: FileStore {
+pub trait Store: FileStore + ConsumerStore {
     /// Writes log rows with a `sends` row for each, and `activity` if given. Durable when it returns.
     async fn append(
         &self,
