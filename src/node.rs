@@ -15,6 +15,7 @@ use crate::{
     chat::Conversations,
     cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, FilesKind, StoreKind},
+    consumers::{self, Consumers, Control},
     fanout::Hub,
     gateway::{self, Gateway},
     model::GatewayId,
@@ -74,6 +75,7 @@ impl Node {
             "memory for conversations, inboxes and history"
         );
         let hub = Arc::new(Hub::new(upkeep.clone()));
+        let consumers = Arc::new(consumers(config, members.me(), &store)?);
         let cluster = Cluster::new(
             &members,
             &store,
@@ -86,12 +88,14 @@ impl Node {
                 let (me, store) = (members.me(), store.clone());
                 let mut settings = config.conversations();
                 settings.level = members.level();
+                settings.consumers = consumers.port();
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );
         let router = cluster.router.clone();
         let parts = open_files(config, &store, &cluster, &core, &upkeep)?;
-        let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts);
+        let control = control(&consumers, &cluster, &store, &upkeep);
+        let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts, control);
         let gateway = Arc::new(gateway);
         let removed = CancellationToken::new();
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
@@ -221,6 +225,36 @@ fn open_files(
     let told = eraser.clone();
     cluster.on_dropped_file(move |conversation, file| told.drop_file(conversation, file));
     Ok((files, eraser))
+}
+
+/// Builds the consumers of the log.
+///
+/// # Errors
+/// The reason why a webhook cannot be used, for the operator.
+fn consumers(_config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> anyhow::Result<Consumers> {
+    let settings = consumers::Settings {
+        offset_flush: Duration::from_secs(30),
+        lagging_after: Duration::from_secs(30),
+        catch_up: 64,
+    };
+    Ok(Consumers::new(me, store.clone(), settings, Vec::new()))
+}
+
+/// Starts the consumers. `None` if there are none.
+fn control(
+    consumers: &Arc<Consumers>,
+    cluster: &Cluster,
+    store: &Arc<dyn Store>,
+    upkeep: &Tasks,
+) -> Option<Arc<Control>> {
+    consumers.port()?;
+    let (router, conversations) = (&cluster.router, &cluster.conversations);
+    let states = consumers.start(router, conversations, store, upkeep, rand::random());
+    Some(Arc::new(Control {
+        consumers: consumers.clone(),
+        states,
+        store: store.clone(),
+    }))
 }
 
 fn bind(setting: &str, listen: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -11,7 +11,7 @@ use std::{
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -143,6 +143,9 @@ impl Line {
     }
 }
 
+/// What must be stored of a conversation.
+type Progress = (Arc<Following>, ToStore);
+
 /// Follows the conversations that this gateway owns.
 pub struct Follower {
     gateway: GatewayId,
@@ -216,7 +219,7 @@ impl Follower {
             for following in &caught_up {
                 let mut progress = following.to_store(None);
                 progress.lagging.clear();
-                part.push((following, progress));
+                part.push((following.clone(), progress));
             }
             if let Err(error) = self.store_part(&part).await {
                 crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
@@ -243,7 +246,8 @@ impl Follower {
     /// Stores what must be stored now.
     async fn store_progress(&self, with_offsets: bool) {
         let before = Instant::now().checked_sub(self.settings.lagging_after);
-        let mut open: Vec<Arc<Following>> = self.open.iter().map(|open| open.value().clone()).collect();
+        let mut open: Vec<Arc<Following>> =
+            self.open.iter().map(|open| open.value().clone()).collect();
         // The same order in each run of a simulation.
         open.sort_unstable_by_key(|following| following.conversation);
         let mut progress = open.iter().filter_map(|following| {
@@ -255,7 +259,7 @@ impl Follower {
                 to_store.offsets.clear();
                 to_store.caught_up.clear();
             }
-            (!to_store.is_empty()).then_some((following, to_store))
+            (!to_store.is_empty()).then(|| (following.clone(), to_store))
         });
         loop {
             let part: Vec<_> = progress.by_ref().take(STORED_AT_ONCE).collect();
@@ -270,28 +274,23 @@ impl Follower {
         }
     }
 
-    async fn store_part(&self, part: &[(&Arc<Following>, ToStore)]) -> store::Result<()> {
+    async fn store_part(&self, part: &[Progress]) -> store::Result<()> {
         let offsets: Vec<_> = part.iter().flat_map(|(_, p)| p.offsets.clone()).collect();
         if !offsets.is_empty() {
             self.store.set_offsets(&offsets).await?;
         }
-        let rows = part.iter().map(|(following, progress)| async move {
-            let rows = ToStore {
-                offsets: Vec::new(),
-                ..progress.clone()
-            };
-            rows.store(&*self.store).await?;
-            following.stored(progress);
-            Ok(())
-        });
-        let mut rows = stream::iter(rows).buffer_unordered(WRITES_AT_ONCE);
-        while let Some(stored) = rows.next().await {
-            stored?;
+        let mut rows = FuturesUnordered::new();
+        for (following, progress) in part {
+            if rows.len() == WRITES_AT_ONCE {
+                rows.next().await.transpose()?;
+            }
+            rows.push(store_rows(&*self.store, following, progress));
         }
+        while rows.next().await.transpose()?.is_some() {}
         Ok(())
     }
 
-    async fn stay_active(&self, part: &[(&Arc<Following>, ToStore)]) {
+    async fn stay_active(&self, part: &[Progress]) {
         let activity = Activity {
             gateway: self.gateway,
             minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
@@ -313,6 +312,21 @@ impl Follower {
             }
         }
     }
+}
+
+/// Stores the lagging rows of a conversation, whose offsets are stored.
+async fn store_rows(
+    store: &dyn Store,
+    following: &Following,
+    progress: &ToStore,
+) -> store::Result<()> {
+    let rows = ToStore {
+        offsets: Vec::new(),
+        ..progress.clone()
+    };
+    rows.store(store).await?;
+    following.stored(progress);
+    Ok(())
 }
 
 impl chat::Consumers for Follower {

@@ -60,7 +60,11 @@ impl States {
         line.hold_state(true);
         self.tasks.clone().spawn_until_drained(async move {
             tracing::warn!(consumer = %line.name, reason, "a consumer is disabled");
-            while states.set(&line.name, false, Some(reason.clone())).await.is_err() {
+            while states
+                .set(&line.name, false, Some(reason.clone()))
+                .await
+                .is_err()
+            {
                 sleep(AGAIN_AFTER).await;
             }
             line.hold_state(false);

@@ -255,7 +255,9 @@ fn text(after: SkippedAfter) -> String {
     let SkippedAfter { day, shard, event } = after;
     match event {
         None => format!("{day}.{shard}"),
-        Some((conversation, EventAt::Entry(seq))) => format!("{day}.{shard}.{conversation}.s.{seq}"),
+        Some((conversation, EventAt::Entry(seq))) => {
+            format!("{day}.{shard}.{conversation}.s.{seq}")
+        }
         Some((conversation, EventAt::Change(rev))) => {
             format!("{day}.{shard}.{conversation}.r.{rev}")
         }
@@ -278,7 +280,10 @@ fn parse(text: &str) -> Option<SkippedAfter> {
             Some((conversation, at))
         }
     };
-    parts.next().is_none().then_some(SkippedAfter { day, shard, event })
+    parts
+        .next()
+        .is_none()
+        .then_some(SkippedAfter { day, shard, event })
 }
 
 #[cfg(test)]

@@ -221,7 +221,10 @@ impl Dispatcher {
         } else {
             self.counters.delivered.increment(events as u64);
         }
-        for portion in portions.iter().filter(|p| accepted.contains(&p.following.conversation)) {
+        for portion in portions
+            .iter()
+            .filter(|p| accepted.contains(&p.following.conversation))
+        {
             self.delivered(&portion.following, portion.upto, portion.at);
         }
         for skipped in skipped {
@@ -273,8 +276,10 @@ impl Dispatcher {
                         status: skipped.status,
                     };
                     let consumer = &parts.line.name;
-                    while let Err(error) =
-                        parts.store.add_skipped(consumer, clock::today(), &row).await
+                    while let Err(error) = parts
+                        .store
+                        .add_skipped(consumer, clock::today(), &row)
+                        .await
                     {
                         crate::seldom::seldom!(WARN, "a skipped event could not be stored", %error);
                         sleep(STORE_AGAIN_AFTER).await;
@@ -297,7 +302,10 @@ async fn wait_until(until: Option<Instant>) {
 }
 
 /// The position of the first event after the offset of a conversation.
-async fn first_of(parts: &Parts, following: &Arc<Following>) -> Option<((Cursor, EventAt), Millis)> {
+async fn first_of(
+    parts: &Parts,
+    following: &Arc<Following>,
+) -> Option<((Cursor, EventAt), Millis)> {
     let portion = read_portion(parts, following, 1, usize::MAX).await.ok()??;
     Some((portion.first, portion.at))
 }

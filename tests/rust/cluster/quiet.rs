@@ -73,7 +73,9 @@ pub(super) async fn check_arrivals(world: &World, round: usize) {
     let mut found = Vec::new();
     if all_there.await.is_err() {
         let missing = world.arrivals.missing.lock().unwrap().clone();
-        found.push(format!("round {round}: not all arrived at the receiver: {missing}"));
+        found.push(format!(
+            "round {round}: not all arrived at the receiver: {missing}"
+        ));
     }
     found.extend(world.arrivals.take_findings());
     let mut checker = world.checker.lock().unwrap();

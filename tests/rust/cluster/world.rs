@@ -24,8 +24,8 @@ pub(super) use clients::{Device, contiguous, create};
 use gateways::Gateway;
 pub(super) use held::{ClientRule, expected};
 use network::Wire;
-use receiving::Arrivals;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use receiving::Arrivals;
 
 use crate::simulation::seen::Seen;
 

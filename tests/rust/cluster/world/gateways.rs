@@ -55,12 +55,7 @@ impl Gateway {
     }
 
     /// Joins the ring and serves, as `node.rs` does.
-    async fn serve(
-        self: Arc<Self>,
-        world: Arc<World>,
-        store: Arc<dyn Store>,
-        network: Arc<Port>,
-    ) {
+    async fn serve(self: Arc<Self>, world: Arc<World>, store: Arc<dyn Store>, network: Arc<Port>) {
         let members = self.join(&store, &network).await;
         let consumers = world.consumers(members.me(), &store);
         let tasks = self.tasks.clone();
@@ -94,7 +89,13 @@ impl Gateway {
         );
         let cluster = Arc::new(cluster);
         let seed = u64::try_from(self.number).unwrap();
-        consumers.start(&cluster.router, &cluster.conversations, &store, &tasks, seed);
+        consumers.start(
+            &cluster.router,
+            &cluster.conversations,
+            &store,
+            &tasks,
+            seed,
+        );
         let flushing = cluster.inbox.clone();
         tasks.spawn(async move { flushing.run().await });
         cluster.start();

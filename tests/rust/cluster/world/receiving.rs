@@ -120,7 +120,11 @@ impl Receiver for Simulated {
         }
         let is_lost = arrivals.below(15) == 0;
         sleep(Duration::from_millis(arrivals.below(40))).await;
-        let outcome = if is_lost { unavailable } else { Outcome::Accepted };
+        let outcome = if is_lost {
+            unavailable
+        } else {
+            Outcome::Accepted
+        };
         (outcome, None)
     }
 }
