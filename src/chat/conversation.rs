@@ -60,7 +60,7 @@ use crate::{
         AttachmentId, ConsumerName, ConversationId, Kind, Rev, Seq, UserId,
         limits::MAILBOX_OPERATIONS_MAX,
     },
-    store::{self, Activity, ConsumerState, LogRow, Mark},
+    store::{self, ConsumerState, LogRow, Mark},
     tasks::contain,
 };
 
@@ -267,7 +267,8 @@ struct Owner {
     stored_settled: Seq,
     /// The newest entry if its row is of an earlier owner, otherwise 0.
     inherited: Seq,
-    /// The last minute for which an `activity` row was written.
+    /// The last minute for which an `activity` row was written with entries. Changes have their own: an entry is committed
+    /// after the entries before it, but not after the changes.
     active_minute: u32,
     /// The time of each user's last typing event.
     typing: HashMap<UserId, Instant>,
@@ -432,7 +433,7 @@ impl Owner {
         let rows = std::mem::take(&mut self.unwritten);
         let next = self.log.next();
         let written = next - rows.len() as Seq..next;
-        let activity = self.new_activity();
+        let activity = self.environment.new_activity(&mut self.active_minute);
         let first = self.first_offsets();
         self.writing += 1;
         let (id, environment, ownership) =
@@ -449,14 +450,6 @@ impl Owner {
                 Err(error) => Done::Lost(error),
             }
         }));
-    }
-
-    /// The record of the activity in this minute, once a minute.
-    fn new_activity(&mut self) -> Option<Activity> {
-        let activity = self.environment.activity();
-        let is_new = activity.minute != self.active_minute;
-        self.active_minute = activity.minute;
-        is_new.then_some(activity)
     }
 
     #[expect(

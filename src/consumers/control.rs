@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Skipped events that one request returns.
-pub const SKIPPED_PAGE: usize = 500;
+const SKIPPED_PAGE: usize = 500;
 
 /// What is known of a consumer.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ pub struct Tested {
 }
 
 /// A page of the events that a consumer skipped, and the position after it.
-pub type SkippedPage = (Vec<(u32, SkippedRow)>, Option<SkippedAfter>);
+pub(crate) type SkippedPage = (Vec<(u32, SkippedRow)>, Option<SkippedAfter>);
 
 /// A position in the events that a consumer skipped, in the order of days and shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -324,6 +324,7 @@ async fn store_rows(
         offsets: Vec::new(),
         ..progress.clone()
     };
+    following.begins_clearing(progress);
     rows.store(store).await?;
     following.stored(progress);
     Ok(())

@@ -10,7 +10,7 @@ use crate::{
 
 /// Something that happened in a conversation.
 #[derive(Debug, Clone)]
-pub enum Happened {
+pub(super) enum Happened {
     /// An entry, with its state if it changed: content is delivered as it is now.
     Entry(Arc<Entry>, Option<Arc<EntryState>>),
     Change(Arc<Change>),
@@ -18,10 +18,10 @@ pub enum Happened {
 
 /// One thing that happened, and the offset after it.
 #[derive(Debug, Clone)]
-pub struct Next {
-    pub happened: Happened,
-    pub upto: Cursor,
-    pub at: Millis,
+pub(super) struct Next {
+    pub(super) happened: Happened,
+    pub(super) upto: Cursor,
+    pub(super) at: Millis,
 }
 
 /// Reads at most `limit` things that happened in a conversation after its offset, in their order: rule [order]. All entries
@@ -29,7 +29,7 @@ pub struct Next {
 ///
 /// # Errors
 /// The owner was lost, or the store did not answer. Nothing was delivered, and it may be tried again.
-pub async fn read(
+pub(super) async fn read(
     conversations: &Conversations,
     following: &Following,
     work: Work,

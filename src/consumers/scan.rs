@@ -25,15 +25,15 @@ const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::f
 const LOADS_AT_ONCE: usize = 32;
 
 /// Scans for one consumer.
-pub struct Scan {
-    pub follower: Arc<Follower>,
-    pub line: Arc<Line>,
-    pub router: Arc<Router>,
-    pub store: Arc<dyn Store>,
+pub(super) struct Scan {
+    pub(super) follower: Arc<Follower>,
+    pub(super) line: Arc<Line>,
+    pub(super) router: Arc<Router>,
+    pub(super) store: Arc<dyn Store>,
 }
 
 /// Loads conversations again whose owner was lost while something was not delivered.
-pub async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
+pub(super) async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
     loop {
         sleep(LOOK_AFTER.1).await;
         let lost = follower.take_lost();
@@ -52,7 +52,7 @@ pub async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
 
 impl Scan {
     /// Scans each minute, and whenever the ring changes.
-    pub async fn run(self) {
+    pub(super) async fn run(self) {
         loop {
             let (scanned_at, version) = (Instant::now(), self.router.version());
             for shard in 0..=u8::MAX {

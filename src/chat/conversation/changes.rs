@@ -91,6 +91,8 @@ pub(super) struct ChangeLog {
     pub is_coalescing: bool,
     /// The settled rev that this owner stored for the next one, or tried to store.
     pub stored_settled: Rev,
+    /// The last minute for which an `activity` row was written with changes.
+    pub active_minute: u32,
     recent: RecentChanges,
     touched: Touched,
 }
@@ -111,6 +113,7 @@ impl ChangeLog {
             round: None,
             is_coalescing: false,
             stored_settled: settled,
+            active_minute: 0,
             recent: RecentChanges::default(),
             touched: Touched {
                 all: applied,

@@ -138,7 +138,9 @@ impl Owner {
         let rows = std::mem::take(&mut self.changes.unwritten);
         let next = self.changes.log.next();
         let written = next - rows.len() as Rev..next;
-        let activity = self.new_activity();
+        let activity = self
+            .environment
+            .new_activity(&mut self.changes.active_minute);
         let first = self.first_offsets();
         self.writing += 1;
         let (id, environment, ownership) =

@@ -82,6 +82,14 @@ impl Environment {
         }
     }
 
+    /// The record of the activity in this minute, once a minute.
+    pub(super) fn new_activity(&self, last_minute: &mut u32) -> Option<Activity> {
+        let activity = self.activity();
+        let is_new = activity.minute != *last_minute;
+        *last_minute = activity.minute;
+        is_new.then_some(activity)
+    }
+
     /// The row that records that this gateway writes to a conversation in the current minute.
     pub(super) fn activity(&self) -> Activity {
         Activity {

@@ -125,6 +125,7 @@ impl Owner {
             let progress = following.to_store(None);
             if !progress.is_empty() {
                 let store = &*environment.store;
+                following.begins_clearing(&progress);
                 retry_while_owner(&ownership, || progress.store(store)).await?;
                 following.stored(&progress);
             }
