@@ -91,7 +91,7 @@ class Owner:
         if not self.leased(): return
         yield from self.leave()
         for follower in self.followers.values():
-            if self.leased() and (follower.has_row or self.broken != "first-mark"): yield from follower.flush()
+            if self.leased() and (follower.has_row or self.broken != "first-mark"): yield from follower.flush(always=True)
         if self.leased() and (yield from self.durable({("marks", self.conversation): {"s": (self.head, ""), "r": (self.applied, "")}})):
             self.serving, self.gone = False, True
     # -- requests
@@ -125,6 +125,14 @@ class Owner:
         self.change_head += 1; self.since[("r", self.change_head)] = self.sim.now
         self.world.check.committed(self, "r", self.change_head, self.changes[self.change_head])
     def apply(self, rev): self.applied = rev; self.shown[self.changes[rev].seq] = rev
+    def rounds(self):
+        """Stores the effects of committed changes, one after the other."""
+        if self.applying: return
+        self.applying = True
+        while self.applied < self.change_head and self.leased():
+            yield self.sim.rng.choice((1, 2, 6))
+            if self.leased(): self.apply(self.applied + 1)
+        self.applying = False
     def change(self, change_id, seq):
         """Edits or deletes an entry. -> "ok" | None = outcome unknown"""
         if not self.serving or self.closing or not self.leased() or seq > self.head: return None
@@ -140,11 +148,9 @@ class Owner:
                 for follower in missing: follower.has_row = True
             self.stored_revs.add(rev)
             while self.change_head + 1 in self.stored_revs: self.commit_change()
-            while self.change_head < rev and self.leased(): yield 1
             self.world.trouble(self.gateway)
-        while self.applied < rev and self.leased():
-            if self.applied + 1 == rev: yield self.sim.rng.choice((1, 2, 6)); self.apply(max(rev, self.applied))
-            else: yield 1
+            self.sim.spawn(self.rounds(), self.gateway)
+        while self.applied < rev and self.leased(): yield 1
         if not self.leased(): return None
         self.world.check.acknowledged_change(self.conversation, seq, rev)
         return "ok"
@@ -211,10 +217,10 @@ class Follower:
     def oldest(self):
         seq, rev = self.offset
         return min(self.owner.since.get(("s", seq + 1), self.sim.now), self.owner.since.get(("r", rev + 1), self.sim.now))
-    def flush(self):
-        """Stores the offset. An owner that has appended nothing stores none for a new consumer, unless it has delivered something."""
+    def flush(self, always=False):
+        """Stores the offset. While it is at the begin, and there is no row, only with `always`."""
         offset = self.offset
-        if offset == self.flushed or self.flushed is None and offset == self.start_at and not self.owner.closing: return
+        if offset == self.flushed or self.flushed is None and offset == self.start_at and not always: return
         if (yield from self.owner.durable({("offset", self.owner.conversation): self.row(offset)})):
             self.flushed, self.has_row = offset, True
             self.world.check.stored(self.consumer, self.owner.conversation, offset)
@@ -230,10 +236,12 @@ class Follower:
     def stamp(self, at): return at if self.broken != "lagging-heads" else (self.sim.now + self.owner.gateway.skew,) * 2
     def catch_up(self):
         """Deletes the lagging row of finished work."""
-        at = self.offset
+        if self.naming and self.broken != "lagging-turn": return
+        at, self.may_lag = self.offset, True
+        if self.broken != "lagging-count": self.lagging = None
         if self.broken != "lagging-offset":
             # The next owner begins at this offset or later, so what it appends is beyond the deletion.
-            yield from self.flush()
+            yield from self.flush(always=True)
             if self.flushed is None or self.flushed < at or not self.owner.leased(): return
         yield from self.delete(at)
     def delete(self, at):

@@ -40,6 +40,8 @@ RULES = {
     "lagging-embedded":  "in the embedded store too, a deletion removes no row with a higher timestamp",
     "lagging-caught":    "a lagging row goes when the owner has caught up, not when it has passed the heads of the row",
     "lagging-offset":    "before that the offset is stored, and then the lease is checked",
+    "lagging-count":     "an owner that begins to delete a lagging row no longer counts on it: if it closes while behind, it stores the row again",
+    "lagging-turn":      "an owner that is storing a lagging row begins no deletion",
     "lagging-scan":      "an owner that the scan asks, and that has caught up, deletes the row",
     "version":           "a state has the ring version and a counter as timestamp",
     "version-lease":     "the lease is checked after the write of a state, before ok",
