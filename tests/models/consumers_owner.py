@@ -27,7 +27,7 @@ class Owner:
         self.followers = {}
         self.sim.spawn(self.load(), gateway); self.sim.spawn(self.watch(), gateway)
     def leased(self): return self.sim.now < self.grant.end
-    def heads(self): return self.head, self.applied if self.broken != "committed-applied" else self.change_head
+    def heads(self): return self.head, self.change_head if self.broken != "found-applied" else self.applied
     # -- writing
     def durable(self, rows, active=False, anyway=False):
         """Writes rows until all are stored, with the activity of the minute of the attempt. -> whether the owner has its lease"""
@@ -176,8 +176,8 @@ class Follower:
     def next_events(self):
         """The next events in order: entries by seq, changes by rev, a change after its entry."""
         owner, (seq, rev), events = self.owner, self.offset, []
-        head, last_rev = owner.heads()
-        if self.broken == "committed": head = owner.next_seq - 1
+        head = owner.head if self.broken != "committed" else owner.next_seq - 1
+        last_rev = owner.applied if self.broken != "committed-applied" else owner.change_head
         for _ in range(self.sim.rng.choice((1, 1, 3))):
             change = owner.changes[rev + 1] if rev < last_rev else None
             if change and (change.seq <= seq or self.broken == "order-change") and (seq == head or self.sim.rng.random() < 0.5):

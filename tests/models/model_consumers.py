@@ -32,6 +32,7 @@ RULES = {
     "first-mark":        "an orderly stop stores the offset row before its mark, which makes everything certain",
     "found-close":       "an owner that closes while behind stores the lagging row first",
     "found-end":         "so does one whose lease has ended",
+    "found-applied":     "a change is undelivered from its commit, not from when its effects are stored",
     "found-load":        "crash repair waits until the owner that it loaded has caught up, or has stored the lagging row",
     "found-repeat":      "until a lagging row is stored, the activity is repeated each minute",
     "found-minute":      "each attempt to append writes the activity of the minute of the attempt",
