@@ -57,6 +57,7 @@ class Owner:
         for rev in range(known_rev + 1, len(changes) + 1):
             settle.setdefault(("changes", self.conversation), {})[(rev, self.epoch)] = (0, changes[rev]._replace(claim=known_rev))
         if settle and not ((yield from self.durable({}, True)) and (yield from self.durable(settle, True))): self.gone = True; return
+        if not self.leased(): self.gone = True; return
         self.entries, self.changes = rows, changes
         for consumer in self.gateway.consumers: self.begin(consumer, offsets, (known, known_rev), (len(rows), len(changes)))
         for seq in rows: self.commit()

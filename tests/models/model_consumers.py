@@ -131,7 +131,7 @@ class World:
         rng = self.sim.rng
         self.store = (Embedded if self.embedded else Replicas)(self.sim, broken)
         self.check, self.committed_before = Check(self), set()
-        self.troubles, self.restless = rng.choice((0, 0.01, 0.03)), rng.choice((15, 40, 100))
+        self.troubles, self.restless = rng.choice((0, 0.01, 0.03)), rng.choice((8, 15, 40, 100))
         self.outages, self.pace = rng.choice((0.01, 0.05, 0.15)), rng.choice((2, 6, 15))
         self.offered = self.configured = False                                 # the second consumer: by new gateways, by all of them
         self.version, self.gateways, self.members, self.broken_down, self.grants, self.sent = 0, [], [], [], {}, 0
@@ -163,7 +163,7 @@ class World:
             if old.gateway is best is not lapsed and old.end == 1e9: continue
             dead = old.gateway is None or old.gateway.paused_until >= 1e9 or self.embedded or old.gateway.forgotten
             old.end = min(old.end, self.sim.now + (0 if dead else self.sim.rng.uniform(0, 12)))
-            if best: self.grants[key] = best.grants[key] = Grant(best, self.version, max(old.end, self.sim.now) + 0.01)
+            if best: self.grants[key] = best.grants[key] = Grant(best, self.version, max(old.begin, old.end, self.sim.now) + 0.01)
     def remove(self, gateway):
         if gateway not in self.members: return
         self.members.remove(gateway)
@@ -218,11 +218,11 @@ class World:
         while True:
             yield rng.uniform(1, 8)
             if self.active and rng.random() < self.outages: rng.choice(self.receivers).down_until = self.sim.now + rng.choice((10, 40, 150))
-            if self.active and rng.random() < 0.02:
+            if self.active and rng.random() < 0.04:
                 tables = [("lagging", c, s) for c in CONSUMERS for s in range(SHARDS)] + [("entries", c) for c in CONVERSATIONS]
                 self.store.slow_until, self.store.stuck = self.sim.now + rng.uniform(40, 150), rng.choice(tables)
             owners = [o for g in self.members if g.is_up() for o in g.open.values() if o.serving and not o.closing]
-            if owners and rng.random() < 0.15: owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
+            if owners and rng.random() < 0.25: owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
     def watch(self):
         while True:
             yield 1
