@@ -218,6 +218,7 @@ class World:
         while True:
             yield rng.uniform(1, 8)
             if self.active and rng.random() < self.outages: rng.choice(self.receivers).down_until = self.sim.now + rng.choice((10, 40, 150))
+            if self.sim.now > 700: return
             if self.active and rng.random() < 0.04:
                 tables = [("lagging", c, s) for c in CONSUMERS for s in range(SHARDS)] + [("entries", c) for c in CONVERSATIONS]
                 self.store.slow_until, self.store.stuck = self.sim.now + rng.uniform(40, 150), rng.choice(tables)
