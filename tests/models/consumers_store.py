@@ -1,5 +1,5 @@
 """The stores of model_consumers.py: several replicas, or the embedded store. Both hold rows that can be deleted."""
-from attachments_store import Store
+from attachments_store import LATE, Store
 from changes_store import Future
 
 ROW, DELETED = (0,), (1,)      # the values of a row and of its deletion. At equal timestamps the deletion wins.
@@ -9,7 +9,11 @@ def offset_row(consumer, offset): return {(consumer, "s"): (offset[0], ""), (con
 def lagging_row(conversation, at, value): return {(conversation, "s"): (at[0], value), (conversation, "r"): (at[1], value)}
 
 class Replicas(Store):
-    """Three replicas. A deletion is a row too, with its timestamp."""
+    """Three replicas. A deletion is a row too, with its timestamp. While a partition is stuck, the others are not slow."""
+    stuck_until = 0.0
+    def write_one(self, partition, cells, replicas=(0, 1, 2), cut_off=False):
+        is_stuck = self.sim.now < self.stuck_until and partition == self.stuck
+        return super().write_one(partition, cells, replicas, LATE if is_stuck else cut_off)
     def views(self, partition):
         """What each pair of replicas answers."""
         for one, other in ((0, 1), (0, 2), (1, 2)):

@@ -133,6 +133,8 @@ class World:
         self.check, self.committed_before = Check(self), set()
         self.troubles, self.restless = rng.choice((0, 0.01, 0.03)), rng.choice((8, 15, 40, 100))
         self.outages, self.pace = rng.choice((0.01, 0.05, 0.15)), rng.choice((2, 6, 15))
+        self.hush = seed % 8 == 5
+        if self.hush: self.begin_hush()
         self.offered = self.configured = False                                 # the second consumer: by new gateways, by all of them
         self.version, self.gateways, self.members, self.broken_down, self.grants, self.sent = 0, [], [], [], {}, 0
         self.receivers = [Receiver(self, consumer) for consumer in CONSUMERS]
@@ -142,6 +144,11 @@ class World:
         for conversation in CONVERSATIONS: self.sim.spawn(self.client(conversation))
         for consumer in CONSUMERS: self.sim.spawn(self.admin(consumer))
         for steps in (self.ring(), self.repairs(), self.weather(), self.watch()): self.sim.spawn(steps)
+    def begin_hush(self):
+        """A seldom schedule: the receiver is down, no lagging row gets stored, and little else happens in one conversation."""
+        self.store.lossy, self.troubles, self.restless, self.outages, self.pace = True, 0, 600, 0, 6
+        def begin(): self.receivers[0].down_until, self.store.stuck_until, self.store.stuck = 300, 250, ("lagging", 0, 0)
+        self.sim.at(self.sim.rng.uniform(20, 80), begin)
     def found(self, what): self.findings.append(f"at {self.sim.now:.1f} {what}")
     def timed(self, future, limit):
         timed = Future(); future.waiters.append(lambda: timed.set(future.value)); self.sim.at(limit, lambda: timed.set(None))
@@ -219,11 +226,11 @@ class World:
             yield rng.uniform(1, 8)
             if self.active and rng.random() < self.outages: rng.choice(self.receivers).down_until = self.sim.now + rng.choice((10, 40, 150))
             if self.sim.now > 700: return
-            if self.active and rng.random() < 0.04:
+            if self.active and rng.random() < 0.04 and not self.hush:
                 tables = [("lagging", c, s) for c in CONSUMERS for s in range(SHARDS)] + [("entries", c) for c in CONVERSATIONS]
-                self.store.slow_until, self.store.stuck = self.sim.now + rng.uniform(40, 150), rng.choice(tables)
+                self.store.stuck_until, self.store.stuck = self.sim.now + rng.uniform(40, 150), rng.choice(tables)
             owners = [o for g in self.members if g.is_up() for o in g.open.values() if o.serving and not o.closing]
-            if owners and rng.random() < 0.25: owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
+            if owners and rng.random() < (0.25 if not self.hush else 0.02): owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
     def watch(self):
         while True:
             yield 1
@@ -242,6 +249,7 @@ class World:
     def client(self, conversation):
         rng, seqs, number = self.sim.rng, [], 0
         while self.active:
+            if self.hush and conversation == 0 and 80 < self.sim.now < 250: yield 250 - self.sim.now
             yield rng.uniform(0.1, 1) * self.pace if rng.random() < 0.9 else rng.uniform(30, 100)
             for _ in range(rng.choice((1, 1, 1, 3))):
                 number += 1; name = f"{conversation}.{number}"
