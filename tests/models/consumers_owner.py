@@ -56,7 +56,8 @@ class Owner:
         for seq in range(known + 1, len(rows) + 1): settle.setdefault(("entries", self.conversation), {})[(seq, self.epoch)] = (0, rows[seq]._replace(claim=known))
         for rev in range(known_rev + 1, len(changes) + 1):
             settle.setdefault(("changes", self.conversation), {})[(rev, self.epoch)] = (0, changes[rev]._replace(claim=known_rev))
-        if settle and not ((yield from self.durable({}, True)) and (yield from self.durable(settle, True))): self.gone = True; return
+        active = self.broken != "found-settle"
+        if settle and not ((yield from self.durable({}, active)) and (yield from self.durable(settle, active))): self.gone = True; return
         if not self.leased(): self.gone = True; return
         self.entries, self.changes = rows, changes
         for consumer in self.gateway.consumers: self.begin(consumer, offsets, (known, known_rev), (len(rows), len(changes)))
@@ -161,14 +162,12 @@ class Follower:
     def __init__(self, owner, consumer, start, has_row):
         self.owner, self.consumer, self.sim, self.world, self.broken = owner, consumer, owner.sim, owner.world, owner.broken
         self.offset, self.start_at, self.flushed, self.has_row, self.stopped = start, start, start if has_row else None, has_row, False
-        self.lagging, self.naming, self.may_lag, self.loaded = None, False, False, False
+        self.lagging, self.naming, self.may_lag = None, False, False
         self.partition = ("lagging", consumer, owner.conversation % SHARDS)
     def start(self):
-        self.loaded = True
         for steps in (self.follow(), self.keep()): self.sim.spawn(steps, self.owner.gateway)
         if self.is_behind(): self.sim.spawn(self.name(), self.owner.gateway)
     def is_behind(self): return self.offset != self.owner.heads()
-    def is_named(self): return self.loaded and (not self.is_behind() or self.lagging is not None)
     def row(self, offset):
         if self.broken != "offset-max": return offset_row(self.consumer, offset)
         now = self.sim.now + self.owner.gateway.skew

@@ -33,7 +33,7 @@ RULES = {
     "found-close":       "an owner that closes while behind stores the lagging row first",
     "found-end":         "so does one whose lease has ended",
     "found-applied":     "a change is undelivered from its commit, not from when its effects are stored",
-    "found-load":        "crash repair waits until the owner that it loaded has caught up, or has stored the lagging row",
+    "found-settle":      "a takeover that finds uncertain rows stores its activity before it settles them, and so before crash repair ends",
     "found-repeat":      "until a lagging row is stored, the activity is repeated each minute",
     "found-minute":      "each attempt to append writes the activity of the minute of the attempt",
     "found-durable":     "an append leaves out the activity only if that of this minute is stored, not when another append is writing it",
@@ -98,12 +98,11 @@ class Gateway:
         for conversation in sorted({at for minute, at in listed if minute in newest}):
             while True:
                 owner = self.world.current(conversation)
-                if owner and owner.serving and owner.leased():
-                    if self.world.broken == "found-load" or all(f.is_named() for f in owner.followers.values()): break
+                if owner and owner.serving and owner.leased(): break
                 yield 1
         return (yield from gone.forget(listed, self))
     def forget(self, listed, by):
-        self.forgotten = True
+        self.forgotten = True; self.world.check.named()
         while (yield self.world.store.write({("activity", self.id): {key: (1, DELETED) for key in listed}}, by.cut_off)): pass
         return True
     def stop(self):
@@ -135,6 +134,8 @@ class World:
         self.outages, self.pace = rng.choice((0.01, 0.05, 0.15)), rng.choice((2, 6, 15))
         self.hush = seed % 8 == 5
         if self.hush: self.begin_hush()
+        self.storm = seed % 8 in (1, 3)                                        # Much fails, shortly.
+        if self.storm: self.troubles, self.restless, self.outages, self.pace = 0.03, 12, rng.choice((0.02, 0.1, 0.3)), 2
         self.offered = self.configured = False                                 # the second consumer: by new gateways, by all of them
         self.version, self.gateways, self.members, self.broken_down, self.grants, self.sent = 0, [], [], [], {}, 0
         self.receivers = [Receiver(self, consumer) for consumer in CONSUMERS]
@@ -224,13 +225,13 @@ class World:
         rng = self.sim.rng
         while True:
             yield rng.uniform(1, 8)
-            if self.active and rng.random() < self.outages: rng.choice(self.receivers).down_until = self.sim.now + rng.choice((10, 40, 150))
+            if self.active and rng.random() < self.outages: rng.choice(self.receivers).down_until = self.sim.now + rng.choice((10, 40, 150) if not self.storm else (5, 12, 60))
             if self.sim.now > 700: return
             if self.active and rng.random() < 0.04 and not self.hush:
                 tables = [("lagging", c, s) for c in CONSUMERS for s in range(SHARDS)] + [("entries", c) for c in CONVERSATIONS]
                 self.store.stuck_until, self.store.stuck = self.sim.now + rng.uniform(40, 150), rng.choice(tables)
             owners = [o for g in self.members if g.is_up() for o in g.open.values() if o.serving and not o.closing]
-            if owners and rng.random() < (0.25 if not self.hush else 0.02): owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
+            if owners and rng.random() < (0.02 if self.hush else 0.6 if self.storm else 0.25): owner = rng.choice(owners); self.sim.spawn(owner.close(), owner.gateway)
     def watch(self):
         while True:
             yield 1
