@@ -281,6 +281,7 @@ class World:
     def finish(self):
         self.sim.run(400); self.active = False
         for receiver in self.receivers: receiver.down_until = 0
+        self.abandon()
         self.sim.run(410); self.offered = True
         while len(self.members) < (1 if self.embedded else 2) or not any(g.is_up() for g in self.members): self.join()
         for _ in range(20):
@@ -290,6 +291,13 @@ class World:
             if places: self.found(f"consumer {consumer} never gets {sorted(places)[:3]} of {conversation}")
         self.found(f"not everything ends: {len(self.broken_down)} gateways to repair, lagging rows {self.rows()}")
         return self.findings
+    def abandon(self):
+        """Nobody asks for the conversations any more. The lease of a gateway lapses, and then it stops."""
+        up = [g for g in self.members if g.is_up() and not g.stopping]
+        if not up or self.embedded: return
+        gateway = self.sim.rng.choice(up)
+        self.place(gateway)
+        self.sim.at(self.sim.rng.uniform(0, 20), lambda: self.sim.spawn(self.stop(gateway)))
     def rows(self):
         return [(c, n) for c in CONSUMERS for n in CONVERSATIONS if self.check.has_row(c, n)]
     def is_quiet(self): return not self.broken_down and not self.rows() and not any(self.check.missing.values())
