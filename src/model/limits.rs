@@ -199,6 +199,28 @@ pub const INTERNAL_CONNECTIONS_MAX: usize = 128;
 /// Connections above a limit that are answered with the reason at once. More are closed without an answer.
 pub const REFUSALS_AT_ONCE_MAX: usize = 64;
 
+/// Requests to webhooks and push services that are sent at once; more wait. Each has a connection.
+pub const HTTP_REQUESTS_MAX: usize = 256;
+
+/// Names that are resolved at once for webhooks and push services. Each has a thread.
+pub const HTTP_LOOKUPS_MAX: usize = 16;
+
+/// Bytes that are read of the answer of a webhook or push service.
+pub const HTTP_ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Webhooks of the configuration.
+pub const WEBHOOKS_MAX: usize = 16;
+
+/// Bytes of the events in one request to a webhook, unless one event is larger.
+pub const WEBHOOK_BATCH_BYTES_MAX: usize = 256 << 10;
+
+/// Conversations of which one gateway remembers that a webhook has to get events. With what is known of their failures they
+/// take at most 16 MiB. Above this, a conversation is forgotten here and found again by its `lagging` row.
+pub const WEBHOOK_CONVERSATIONS_MAX: usize = 100_000;
+
+/// Conversations that failed while a webhook was down. If there are more, the oldest do not count as failures of their own.
+pub const WEBHOOK_SUSPECTS_MAX: usize = 1_024;
+
 const _: () = assert!(INTERNAL_CONNECTIONS_MAX + 2 * REFUSALS_AT_ONCE_MAX <= 256);
 const _: () = assert!(TAIL_ENTRIES as usize <= RECENT_CLIENT_IDS);
 const _: () = assert!(RECENT_ENTRIES <= TAIL_ENTRIES as usize);

@@ -50,6 +50,7 @@ fn builder(is_encrypted: bool) -> ClientBuilder {
         .connect_timeout(CONNECT_MAX)
         .redirect(redirect::Policy::none())
         .no_proxy()
+        .http1_only()
         .https_only(is_encrypted);
     if is_encrypted {
         client
