@@ -1,5 +1,7 @@
 //! The checks of the settings, in one function for each section.
 
+use std::ops::RangeInclusive;
+
 use super::{Algorithm, Config, FilesKind, Limits, Loaded, StoreKind};
 use crate::{
     files::Scanner,
@@ -21,7 +23,7 @@ const EDIT_WINDOW_S_MAX: u64 = 10 * 365 * 86_400;
 
 /// The checks of all settings, and what they found.
 pub(super) struct Checks<'a> {
-    loaded: &'a Loaded,
+    pub(super) loaded: &'a Loaded,
     wrong: Vec<String>,
 }
 
@@ -42,15 +44,23 @@ impl<'a> Checks<'a> {
         checks.cluster();
         checks.attachments();
         checks.s3();
+        checks.consumers();
+        checks.webhooks();
         checks.drain();
         checks.wrong
     }
 
-    fn check(&mut self, holds: bool, key: &str, text: &str) {
+    pub(super) fn check(&mut self, holds: bool, key: &str, text: &str) {
         if !holds {
             let origin = self.loaded.origin(key);
             self.wrong.push(format!("{key} ({origin}): {text}"));
         }
+    }
+
+    pub(super) fn within(&mut self, key: &str, value: u64, bounds: RangeInclusive<u64>) {
+        let (least, most) = (bounds.start(), bounds.end());
+        let text = format!("must be from {least} to {most}");
+        self.check(bounds.contains(&value), key, &text);
     }
 
     fn auth(&mut self) {

@@ -53,7 +53,7 @@ impl Loaded {
             Value::Empty(..) => {}
             value => {
                 let text = match value {
-                    _ if ["secret", "password", "secret_key"]
+                    _ if ["secret", "secrets", "password", "secret_key"]
                         .iter()
                         .any(|end| key.ends_with(end)) =>
                     {

@@ -4,6 +4,7 @@
 
 mod attachments;
 mod checks;
+mod consumers;
 mod loaded;
 mod settings;
 
@@ -11,6 +12,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
 pub use attachments::{Attachments, FilesKind, S3};
 use checks::Checks;
+pub use consumers::{Consumers, Webhook};
 use figment::{
     Figment,
     providers::{Env, Format, Serialized, Toml},
@@ -32,6 +34,9 @@ pub struct Config {
     pub conversation: Conversation,
     pub messages: Messages,
     pub attachments: Attachments,
+    pub consumers: Consumers,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub webhooks: Vec<Webhook>,
     pub drain: Drain,
     pub log: Log,
 }

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use reqwest::Url;
 
 /// Who chose a destination, and so which addresses it may have.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -50,9 +51,31 @@ impl Class {
         }
     }
 
-    /// Returns whether a host, which is `None` if it is a name, may be reached without encryption.
-    #[must_use]
-    pub fn allows_http(&self, address: Option<IpAddr>) -> bool {
+    /// Checks the scheme of a URL, and an address in it, which is not resolved.
+    ///
+    /// # Errors
+    /// The reason why no request may be sent there.
+    pub fn check_url(&self, url: &Url) -> Result<(), String> {
+        let Some(host) = url.host_str() else {
+            return Err("the URL has no host".into());
+        };
+        // The URL's parser has turned all other ways to write an address into this one: 0x7f.1 is 127.0.0.1.
+        let literal = host.trim_start_matches('[').trim_end_matches(']');
+        let literal = literal.parse::<IpAddr>().ok();
+        if let Some(Err(error)) = literal.map(|address| self.check(address)) {
+            return Err(error.to_string());
+        }
+        // This name always means this machine, and its addresses are checked too.
+        let here = (host == "localhost").then_some(IpAddr::from([127, 0, 0, 1]));
+        match url.scheme() {
+            "https" => Ok(()),
+            "http" if self.allows_http(literal.or(here)) => Ok(()),
+            scheme => Err(format!("{scheme} is not allowed, only https")),
+        }
+    }
+
+    /// Returns whether a host may be reached without encryption. Its address is `None` if it is a name.
+    fn allows_http(&self, address: Option<IpAddr>) -> bool {
         match self {
             Self::Operator {
                 http, development, ..

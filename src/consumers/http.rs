@@ -137,7 +137,8 @@ impl Client {
     /// # Errors
     /// There is no answer.
     pub async fn post(&self, request: Request) -> Result<Response, Failure> {
-        check(&request.url, &request.class)?;
+        let allowed = request.class.check_url(&request.url);
+        allowed.map_err(Failure::Refused)?;
         let is_encrypted = request.url.scheme() == "https";
         let client = self.client(&request.class, is_encrypted)?;
         let _place = self.places.acquire().await;
@@ -192,27 +193,6 @@ fn build(resolver: Resolver, is_encrypted: bool) -> reqwest::Result<reqwest::Cli
         builder.tls_certs_only([])
     };
     builder.build()
-}
-
-/// Checks the scheme, and an address that is written in the URL, which is not resolved.
-fn check(url: &Url, class: &Class) -> Result<(), Failure> {
-    let refused = |text: String| Err(Failure::Refused(text));
-    let Some(host) = url.host_str() else {
-        return refused("the URL has no host".into());
-    };
-    // The URL's parser has turned all other ways to write an address into this one: 0x7f.1 is 127.0.0.1.
-    let literal = host.trim_start_matches('[').trim_end_matches(']');
-    let literal = literal.parse::<IpAddr>().ok();
-    if let Some(Err(error)) = literal.map(|address| class.check(address)) {
-        return refused(error.to_string());
-    }
-    // This name always means this machine, and its addresses are checked too.
-    let here = (host == "localhost").then_some(IpAddr::from([127, 0, 0, 1]));
-    match url.scheme() {
-        "https" => Ok(()),
-        "http" if class.allows_http(literal.or(here)) => Ok(()),
-        scheme => refused(format!("{scheme} is not allowed, only https")),
-    }
 }
 
 /// Resolves a name to the addresses that its class allows.
