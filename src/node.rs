@@ -15,10 +15,13 @@ use crate::{
     chat::Conversations,
     cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, FilesKind, StoreKind},
-    consumers::{self, Consumers, Control},
+    consumers::{
+        self, Consumers, Control, Webhook, http,
+        webhooks::{endpoint::Limits, receiver::HttpReceiver},
+    },
     fanout::Hub,
     gateway::{self, Gateway},
-    model::GatewayId,
+    model::{ConsumerName, GatewayId},
     seldom,
     store::{Store, cassandra::Cassandra, embedded::Embedded},
     tasks::Tasks,
@@ -75,7 +78,7 @@ impl Node {
             "memory for conversations, inboxes and history"
         );
         let hub = Arc::new(Hub::new(upkeep.clone()));
-        let consumers = Arc::new(consumers(config, members.me(), &store)?);
+        let consumers = Arc::new(consumers(config, members.me(), &store));
         let cluster = Cluster::new(
             &members,
             &store,
@@ -228,16 +231,26 @@ fn open_files(
 }
 
 /// Builds the consumers of the log.
-///
-/// # Errors
-/// The reason why a webhook cannot be used, for the operator.
-fn consumers(_config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> anyhow::Result<Consumers> {
+fn consumers(config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> Consumers {
     let settings = consumers::Settings {
-        offset_flush: Duration::from_secs(30),
-        lagging_after: Duration::from_secs(30),
-        catch_up: 64,
+        offset_flush: Duration::from_secs(config.consumers.offset_flush_s),
+        lagging_after: Duration::from_secs(config.consumers.lagging_after_s),
+        catch_up: config.consumers.catch_up,
     };
-    Ok(Consumers::new(me, store.clone(), settings, Vec::new()))
+    let client = Arc::new(http::Client::default());
+    let webhooks = config.webhooks().into_iter().map(|settings| Webhook {
+        name: ConsumerName::webhook(&settings.name),
+        filter: settings.filter.clone(),
+        limits: Limits {
+            batch: settings.batch,
+            connections: settings.connections,
+        },
+        receiver: Arc::new(HttpReceiver {
+            client: client.clone(),
+            settings: Arc::new(settings),
+        }),
+    });
+    Consumers::new(me, store.clone(), settings, webhooks.collect())
 }
 
 /// Starts the consumers. `None` if there are none.

@@ -445,7 +445,12 @@ impl Owner {
             {
                 return Done::Lost(error);
             }
-            match retry_while_owner(&ownership, || store.append(id, &rows, activity)).await {
+            // Each attempt names the activity of its minute, because crash repair reads only the last ones.
+            let append = || {
+                let activity = activity.map(|_| environment.activity());
+                store.append(id, &rows, activity)
+            };
+            match retry_while_owner(&ownership, append).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }

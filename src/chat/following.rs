@@ -10,6 +10,7 @@ use std::sync::{
 
 use tokio::time::Instant;
 
+use super::lease::Ownership;
 use crate::{
     clock,
     model::{ConsumerName, ConversationId, Cursor, Kind, Millis},
@@ -43,6 +44,7 @@ pub trait Consumers: Send + Sync + 'static {
 pub struct Following {
     pub conversation: ConversationId,
     consumers: Arc<dyn Consumers>,
+    ownership: Arc<Ownership>,
     is_closed: AtomicBool,
     state: Mutex<State>,
 }
@@ -91,27 +93,6 @@ impl ToStore {
     pub fn is_empty(&self) -> bool {
         self.offsets.is_empty() && self.lagging.is_empty() && self.caught_up.is_empty()
     }
-
-    /// Stores everything. It may be repeated.
-    ///
-    /// # Errors
-    /// The first error of the store.
-    pub async fn store(&self, store: &dyn Store) -> store::Result<()> {
-        if !self.offsets.is_empty() {
-            store.set_offsets(&self.offsets).await?;
-        }
-        for (conversation, consumer, heads, oldest) in &self.lagging {
-            let (conversation, heads, oldest) = (*conversation, *heads, *oldest);
-            store
-                .set_lagging(consumer, conversation, heads, oldest)
-                .await?;
-        }
-        // After the offset, so that undelivered work is always named.
-        for (conversation, consumer, upto) in &self.caught_up {
-            store.clear_lagging(consumer, *conversation, *upto).await?;
-        }
-        Ok(())
-    }
 }
 
 /// What a consumer may deliver now: everything in (offset, heads].
@@ -146,6 +127,7 @@ impl Following {
     pub(super) fn new(
         conversation: ConversationId,
         consumers: Arc<dyn Consumers>,
+        ownership: Arc<Ownership>,
         stored: &[(ConsumerName, Cursor)],
         certain: Cursor,
     ) -> Arc<Self> {
@@ -169,6 +151,7 @@ impl Following {
         Arc::new(Self {
             conversation,
             consumers,
+            ownership,
             is_closed: AtomicBool::new(false),
             state: Mutex::new(state),
         })
@@ -187,7 +170,7 @@ impl Following {
     }
 
     /// Notes that offsets are in the store.
-    pub fn offsets_stored(&self, offsets: &[(ConversationId, ConsumerName, Cursor)]) {
+    pub(super) fn offsets_stored(&self, offsets: &[(ConversationId, ConsumerName, Cursor)]) {
         let mut state = lock(&self.state);
         for (_, consumer, offset) in offsets.iter().filter(|(c, ..)| *c == self.conversation) {
             if let Some(progress) = state.find(consumer) {
@@ -323,7 +306,7 @@ impl Following {
     }
 
     /// Notes that all of this is in the store.
-    pub fn stored(&self, done: &ToStore) {
+    fn stored(&self, done: &ToStore) {
         self.offsets_stored(&done.offsets);
         let mut state = lock(&self.state);
         for (_, consumer, ..) in done
@@ -339,13 +322,44 @@ impl Following {
 
     /// Notes that the rows of what caught up are being removed. From now on they do not count: if a consumer is behind again
     /// before they are removed, it needs a new one.
-    pub fn begins_clearing(&self, progress: &ToStore) {
+    fn begins_clearing(&self, progress: &ToStore) {
         let mut state = lock(&self.state);
         for (_, consumer, _) in &progress.caught_up {
             if let Some(progress) = state.find(consumer) {
                 progress.lagging = false;
             }
         }
+    }
+
+    /// Stores all of this. It may be repeated.
+    ///
+    /// # Errors
+    /// The first error of the store.
+    pub async fn store(&self, progress: &ToStore, store: &dyn Store) -> store::Result<()> {
+        if !progress.offsets.is_empty() {
+            store.set_offsets(&progress.offsets).await?;
+        }
+        self.store_rows(progress, store).await
+    }
+
+    /// Stores the lagging rows, and removes those of what caught up. The offsets are in the store.
+    ///
+    /// # Errors
+    /// The first error of the store.
+    pub async fn store_rows(&self, progress: &ToStore, store: &dyn Store) -> store::Result<()> {
+        self.begins_clearing(progress);
+        for (id, consumer, heads, oldest) in &progress.lagging {
+            store.set_lagging(consumer, *id, *heads, *oldest).await?;
+        }
+        // Rule [lagging]: the lease is checked between the offset and the removal. So the next owner begins at this offset,
+        // and each row on which it counts is newer than the removal.
+        if self.ownership.holds(Instant::now()) {
+            for (id, consumer, upto) in &progress.caught_up {
+                store.clear_lagging(consumer, *id, *upto).await?;
+            }
+        }
+        self.stored(progress);
+        Ok(())
     }
 
     /// Whether the store knows everything: rule [found]. Only then the conversation may be closed.

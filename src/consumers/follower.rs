@@ -284,7 +284,7 @@ impl Follower {
             if rows.len() == WRITES_AT_ONCE {
                 rows.next().await.transpose()?;
             }
-            rows.push(store_rows(&*self.store, following, progress));
+            rows.push(following.store_rows(progress, &*self.store));
         }
         while rows.next().await.transpose()?.is_some() {}
         Ok(())
@@ -312,22 +312,6 @@ impl Follower {
             }
         }
     }
-}
-
-/// Stores the lagging rows of a conversation, whose offsets are stored.
-async fn store_rows(
-    store: &dyn Store,
-    following: &Following,
-    progress: &ToStore,
-) -> store::Result<()> {
-    let rows = ToStore {
-        offsets: Vec::new(),
-        ..progress.clone()
-    };
-    following.begins_clearing(progress);
-    rows.store(store).await?;
-    following.stored(progress);
-    Ok(())
 }
 
 impl chat::Consumers for Follower {

@@ -152,7 +152,10 @@ impl Owner {
             {
                 return Done::Lost(error);
             }
-            let append = || store.append_changes(id, &rows, activity);
+            let append = || {
+                let activity = activity.map(|_| environment.activity());
+                store.append_changes(id, &rows, activity)
+            };
             match retry_while_owner(&ownership, append).await {
                 Ok(()) => {
                     took(Step::RowWritten);

@@ -18,7 +18,7 @@ use crate::{
 pub(super) async fn read_offsets(
     id: ConversationId,
     environment: &Environment,
-    ownership: &Ownership,
+    ownership: &Arc<Ownership>,
     certain: Cursor,
     loading: &mut Loading,
 ) -> store::Result<Option<Followed>> {
@@ -30,7 +30,7 @@ pub(super) async fn read_offsets(
     }
     let store = &environment.store;
     let stored = loading.read(ownership, || store.offsets(id)).await?;
-    let following = Following::new(id, consumers.clone(), &stored, certain);
+    let following = Following::new(id, consumers.clone(), ownership.clone(), &stored, certain);
     Ok(Some(Followed::new(following)))
 }
 
@@ -125,9 +125,7 @@ impl Owner {
             let progress = following.to_store(None);
             if !progress.is_empty() {
                 let store = &*environment.store;
-                following.begins_clearing(&progress);
-                retry_while_owner(&ownership, || progress.store(store)).await?;
-                following.stored(&progress);
+                retry_while_owner(&ownership, || following.store(&progress, store)).await?;
             }
             Ok(())
         }
