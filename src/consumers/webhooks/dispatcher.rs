@@ -63,8 +63,8 @@ struct Portion {
 enum Step {
     Loaded(RequestId, Vec<(ConversationId, usize)>, Vec<Portion>),
     Answered(RequestId, Vec<Portion>, Outcome),
-    /// A skipped event is stored.
-    Skipped(Arc<Following>),
+    /// A skipped event is stored, or the offset of a closed conversation.
+    Stored(Arc<Following>),
 }
 
 pub struct Dispatcher {
@@ -172,12 +172,7 @@ impl Dispatcher {
         match step {
             Step::Loaded(request, counts, portions) => self.loaded(request, &counts, portions),
             Step::Answered(request, portions, outcome) => self.answered(request, portions, outcome),
-            Step::Skipped(following) => {
-                let conversation = following.conversation;
-                if self.endpoint.wake(conversation) {
-                    self.known.insert(conversation, following);
-                }
-            }
+            Step::Stored(following) => self.go_on(&following),
         }
     }
 
@@ -188,9 +183,8 @@ impl Dispatcher {
         portions: Vec<Portion>,
     ) {
         let sends = self.endpoint.loaded(request, counts);
-        for (conversation, count) in counts {
-            // The endpoint has forgotten it too.
-            if *count == 0 {
+        for (conversation, _) in counts {
+            if !self.endpoint.knows(*conversation) {
                 self.known.remove(conversation);
             }
         }
@@ -221,11 +215,12 @@ impl Dispatcher {
         } else {
             self.counters.delivered.increment(events as u64);
         }
-        for portion in portions
-            .iter()
-            .filter(|p| accepted.contains(&p.following.conversation))
-        {
-            self.delivered(&portion.following, portion.upto, portion.at);
+        for portion in &portions {
+            let conversation = portion.following.conversation;
+            if accepted.contains(&conversation) {
+                self.delivered(&portion.following, portion.upto, portion.at);
+                self.go_on(&portion.following);
+            }
         }
         for skipped in skipped {
             self.skip(skipped, &portions);
@@ -233,6 +228,19 @@ impl Dispatcher {
         if disabled {
             let reason = "the receiver answered with status 410".to_owned();
             self.parts.states.disable(&self.parts.line, reason);
+        }
+    }
+
+    /// Wakes a conversation again if it has more. If not, it is told of the next event.
+    fn go_on(&mut self, following: &Arc<Following>) {
+        let conversation = following.conversation;
+        let has_more = following.work(&self.parts.line.name).is_some();
+        if has_more && self.endpoint.wake(conversation) {
+            self.known.insert(conversation, following.clone());
+        } else if has_more {
+            following.rest(&self.parts.line.name);
+        } else if !self.endpoint.knows(conversation) {
+            self.known.remove(&conversation);
         }
     }
 
@@ -245,7 +253,7 @@ impl Dispatcher {
                 async move {
                     let consumer = &parts.line.name;
                     parts.follower.store_offset(&following, consumer).await;
-                    Step::Skipped(following)
+                    Step::Stored(following)
                 }
                 .boxed(),
             );
@@ -287,7 +295,7 @@ impl Dispatcher {
                     counter.increment(1);
                     following.delivered(consumer, upto, at);
                 }
-                Step::Skipped(following)
+                Step::Stored(following)
             }
             .boxed(),
         );

@@ -200,6 +200,12 @@ impl Endpoint {
         self.disabled
     }
 
+    /// Returns whether a conversation waits, is blocked or is being sent.
+    #[must_use]
+    pub fn knows(&self, conversation: ConversationId) -> bool {
+        self.works.get(conversation).is_some()
+    }
+
     /// Returns the number of conversations that wait, are blocked or are being sent.
     #[must_use]
     pub fn known(&self) -> usize {
