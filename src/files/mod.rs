@@ -27,7 +27,7 @@ pub use self::{
     metadata::{MetadataError, strip},
     name::clean,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
-    scanner::{Scanner, Verdict},
+    scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},
     writing::Writing,
 };

@@ -8,7 +8,7 @@ use tokio::io::AsyncRead;
 
 use super::{Files, storage::Storage, store_failed};
 use crate::{
-    files::{Object, Variant, Verdict},
+    files::{NotScanned, Object, Variant, Verdict},
     model::{AttachmentId, FileFacts, FileState},
 };
 
@@ -43,6 +43,7 @@ pub(super) async fn scan(
         Ok(Verdict::Clean) => return Ok(Scanned::Passed),
         Ok(Verdict::Found(name)) => name,
         Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
+        Err(NotScanned::File(error)) => return Err(files.storage.failed(&error)),
         Err(error) => {
             crate::seldom::seldom!(ERROR, "a file could not be scanned, so it does not become ready (attachments.scanner)", %scanner, %error);
             return Ok(Scanned::Stopped(FileState::Scanning));
