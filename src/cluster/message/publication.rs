@@ -10,7 +10,7 @@ use crate::{
         Audience, Body, Changed, Guarantee, MembershipChange, MembershipNotice, Publication,
         Reacted, Receipt,
     },
-    model::{ConversationId, Cursor, Details, Entry, Seq, UserId},
+    model::{ConversationId, Cursor, Details, Entry, FileNotice, Seq, UserId},
 };
 
 #[derive(Serialize, Deserialize)]
@@ -51,6 +51,12 @@ enum Encoded {
     Reacted {
         conversation: ConversationId,
         reacted: Reacted,
+        user: UserId,
+    },
+    /// From the level of files on. A build of that level that does not know it skips it, and the client asks.
+    File {
+        conversation: ConversationId,
+        notice: FileNotice,
         user: UserId,
     },
 }
@@ -100,6 +106,16 @@ pub(super) fn serialize<S: Serializer>(
             Encoded::Reacted {
                 conversation,
                 reacted: reacted.as_ref().clone(),
+                user,
+            }
+        }
+        Body::File(notice) => {
+            let Audience::User(user) = audience else {
+                return Err(S::Error::custom("a file is published to its uploader"));
+            };
+            Encoded::File {
+                conversation,
+                notice: notice.as_ref().clone(),
                 user,
             }
         }
@@ -160,6 +176,11 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publicat
             reacted,
             user,
         } => Publication::reacted(conversation, reacted, user),
+        Encoded::File {
+            conversation,
+            notice,
+            user,
+        } => Publication::file(conversation, notice, user),
     })
 }
 

@@ -6,7 +6,10 @@ use super::*;
 use crate::{
     chat::{ChangedItem, ReactedBy, Recipients},
     cluster::message::{Delivered, Interest, PeerMessage, decode, encode},
-    model::{Attachment, ClientId, Content, Cursor, Kind, MessageId, Posting, SystemChange, Topic},
+    model::{
+        Attachment, AttachmentId, ClientId, Content, Cursor, FileState, Kind, MessageId, Posting,
+        SystemChange, Topic,
+    },
 };
 
 /// One message of each kind that carries a publication or follows from one.
@@ -187,7 +190,17 @@ fn changes_are_read_as_they_were_written() {
         let at = Cursor(7, 9);
         Publication::changed(conversation, at, changed.clone(), audience, is_confirmed)
     };
+    let file = AttachmentId(Uuid::from_u128(2));
+    let ready = FileNotice {
+        file,
+        state: FileState::Ready,
+        mime: Some("image/png".into()),
+        width: Some(800),
+        height: Some(600),
+    };
     for publication in [
+        Publication::file(conversation, ready, bob.clone()),
+        Publication::file(conversation, FileNotice::blocked(file), bob.clone()),
         changes(members.clone(), true),
         changes(members, false),
         changes(Audience::Channel, false),
