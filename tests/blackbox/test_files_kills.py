@@ -1,5 +1,7 @@
 """The life of uploaded files with `kill -9` at each step, and the sweep that finishes what was left."""
+import asyncio
 import io
+import random
 
 import httpx
 import pytest
@@ -153,6 +155,33 @@ class Life:
 
         await eventually(is_gone)
 
+    async def killed(self, step, delay):
+        """Kills the gateway in the middle of a step, or after it if there is no delay."""
+        doing = asyncio.ensure_future(getattr(self, step)())
+        if delay is None:
+            await doing
+        else:
+            await asyncio.sleep(delay)
+        restart((self.gateway, self.place))
+        [failed] = await asyncio.gather(doing, return_exceptions=True)
+        assert failed is None or isinstance(failed, (httpx.TransportError, ConnectionError)), failed
+        await self.close()
+        await self.connect()
+
+    async def live(self, step, delay):
+        """Lives up to a step at which the gateway is killed. Unless the message is deleted then, it is sent."""
+        await self.connect()
+        for before in self.STEPS[:self.STEPS.index(step)]:
+            await getattr(self, before)()
+        await self.killed(step, delay)
+        if step in ("drop", "erasing", "gone"):
+            # It may not have come. Afterwards the file is left to a sweep.
+            await self.drop()
+        else:
+            for after in self.STEPS[self.STEPS.index(step):self.STEPS.index("drop")]:
+                await getattr(self, after)()
+        await self.close()
+
     async def is_kept(self, bob):
         """Checks that the message has the file, and that its readers get it."""
         assert [m["seq"] for m in await bob.everything(self.dm) if m["client_id"] == self.client_id] == [self.seq]
@@ -197,6 +226,32 @@ async def swept(place, lives):
         return sorted(place[1].names()) == kept(lives)
 
     await eventually(is_swept)
+
+
+async def test_kills_at_each_step_lose_no_file_and_leave_none(place):
+    gateway, _ = place
+    dm = await begun(gateway)
+    chance = random.Random(1)
+    # Without a delay after the step, else in the middle of it.
+    cases = [(step, None) for step in Life.STEPS]
+    for step, times, longest in [("begin", 3, 0.02), ("half", 2, 0.02), ("rest", 8, 0.3), ("message", 4, 0.02), ("drop", 4, 0.02),
+                                 ("erasing", 2, 2.3)]:
+        cases += [(step, chance.random() ** 2 * longest) for _ in range(times)]
+    lives = []
+    for number, (step, delay) in enumerate(cases):
+        lives.append(Life(place, dm, number))
+        await lives[-1].live(step, delay)
+    stay = [life for life, (step, _) in zip(lives, cases) if step not in ("drop", "erasing", "gone")]
+    # An upload of which the store knows nothing stays for eight days.
+    restart(place, "+9d")
+    await swept(place, stay)
+    restart(place)
+    bob = await gateway.connect("bob")
+    for life in lives:
+        await life.connect()
+        await (life.is_kept(bob) if life in stay else life.is_erased())
+        await life.close()
+    await bob.close()
 
 
 async def test_a_sweep_removes_what_no_message_has(place):
