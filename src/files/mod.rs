@@ -18,6 +18,11 @@ mod writing;
 
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+#[path = "../../fuzz/properties.rs"]
+mod properties;
 
 pub use self::{
     bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
