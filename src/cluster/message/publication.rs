@@ -99,26 +99,16 @@ pub(super) fn serialize<S: Serializer>(
             audience,
             confirmed: publication.guarantee == Guarantee::Confirmed,
         },
-        Body::Reacted(reacted) => {
-            let Audience::User(user) = audience else {
-                return Err(S::Error::custom("a reaction is published to its user"));
-            };
-            Encoded::Reacted {
-                conversation,
-                reacted: reacted.as_ref().clone(),
-                user,
-            }
-        }
-        Body::File(notice) => {
-            let Audience::User(user) = audience else {
-                return Err(S::Error::custom("a file is published to its uploader"));
-            };
-            Encoded::File {
-                conversation,
-                notice: notice.as_ref().clone(),
-                user,
-            }
-        }
+        Body::Reacted(reacted) => Encoded::Reacted {
+            conversation,
+            reacted: reacted.as_ref().clone(),
+            user: one_user(audience)?,
+        },
+        Body::File(notice) => Encoded::File {
+            conversation,
+            notice: notice.as_ref().clone(),
+            user: one_user(audience)?,
+        },
         Body::Read => {
             return Err(S::Error::custom(
                 "`PeerMessage::ReadBySender` says what a sender has read",
@@ -126,6 +116,15 @@ pub(super) fn serialize<S: Serializer>(
         }
     };
     encoded.serialize(to)
+}
+
+fn one_user<E: Error>(audience: Audience) -> Result<UserId, E> {
+    match audience {
+        Audience::User(user) => Ok(user),
+        Audience::Members(_) | Audience::Channel => {
+            Err(E::custom("a reaction or a file is published to its user"))
+        }
+    }
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publication, D::Error> {
