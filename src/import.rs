@@ -283,10 +283,11 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     settings.operation_timeout = FINISH_TIMEOUT;
     settings.level = members.level();
     settings.edit_window = None;
+    let nobody: Arc<dyn Publish> = Arc::new(Nobody);
     let conversations = Conversations::new(
         members.me(),
         store.clone(),
-        Arc::new(Nobody),
+        nobody.clone(),
         inbox.clone(),
         members.lease(),
         settings,
@@ -298,7 +299,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let flushing = inbox.clone();
     let flush = upkeep.spawn(async move { flushing.run().await });
     let keeper = FileKeeper {
-        files: Files::open(config, store.clone(), core.clone())?,
+        files: Files::open(config, store.clone(), nobody, core.clone())?,
         folder: file.parent().unwrap_or(Path::new("")).to_owned(),
         level: members.level().get(),
     };

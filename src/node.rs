@@ -211,7 +211,7 @@ fn open_files(
     core: &Tasks,
     upkeep: &Tasks,
 ) -> anyhow::Result<(Option<Arc<gateway::Files>>, gateway::Eraser)> {
-    let files = gateway::Files::open(config, store.clone(), core.clone());
+    let files = gateway::Files::open(config, store.clone(), cluster.publish(), core.clone());
     let setting = match config.attachments.store {
         FilesKind::S3 => "attachments.s3",
         FilesKind::Local | FilesKind::Off => "attachments.path",

@@ -26,6 +26,7 @@ import type {
   ConversationChange,
   ConversationId,
   HistoryPage,
+  Inspected,
   Kind,
   Message,
   Millis,
@@ -92,6 +93,8 @@ export interface ClientEvents {
   changed: Changed;
   /** The user added or removed a reaction, on this device or another one. */
   reacted: Reacted;
+  /** The gateway has looked at a file that the user uploaded, on this device or another one. It may be missed. */
+  attachment: Inspected;
   receipt: Receipt;
   typing: Typing;
   presence: Presence;

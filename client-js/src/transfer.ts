@@ -1,8 +1,8 @@
 /** Sends files to the gateway by tus 1.0.0, or in parts to its file storage (docs/attachments.md). Loaded with the first upload. */
-import { backoff, delay, retryDelay, unless, within } from './backoff.js';
+import { abortable, delay, retryDelay, unless, within } from './backoff.js';
 import { ChatError, type ErrorCode, lost } from './codes.js';
 import type { Dispose } from './emitter.js';
-import type { AttachmentId, ConversationId, Millis } from './types.js';
+import type { AttachmentId, ConversationId, Inspected, Millis } from './types.js';
 import type { Sender, Upload } from './upload.js';
 
 export { OutboxFiles } from './outbox-files.js';
@@ -13,8 +13,10 @@ const PART_BYTES = 4 << 20;
 const AT_ONCE = 3;
 /** The number of temporary refusals in a row after which an upload fails. A broken connection is none. */
 const REFUSALS_MAX = 8;
-/** The least time between two questions whether the gateway has looked at a file. It grows, because a scanner may be away. */
-const LOOK_MS = 500;
+/** The time after which the client asks whether the gateway has looked at a file. It doubles: an event says it too, but may be
+ * missed. */
+const LOOK_MS = 1_000;
+const LOOK_MAX_MS = 60_000;
 /** The time after which a file storage has not answered. A part of 16 MiB takes half an hour at 10 kB/s. */
 const PART_TIMEOUT_MS = 60 * 60 * 1000;
 /** The number of missing parts that the gateway lists at once. */
@@ -26,6 +28,8 @@ export interface TransferHost {
   ready(conversation: ConversationId, signal: AbortSignal): Promise<void>;
   /** Calls `handler` when the connection ends, too. */
   on(name: 'state', handler: () => void): Dispose;
+  /** Calls `handler` when the gateway has looked at a file. */
+  on(name: 'attachment', handler: (event: Inspected) => void): Dispose;
   /** Returns the URL of a path of the gateway. */
   http(path: string): Promise<string>;
   /** Returns a token, a new one if the gateway refused the last. */
@@ -120,20 +124,41 @@ export class Transfers implements Sender {
 
   /** Sends what the gateway does not have yet, and waits until it has looked at the file. */
   async #complete(upload: Upload, signal: AbortSignal, tries: Tries): Promise<AttachmentId> {
-    let state = await this.#inTurn(signal, () => this.#sendAll(upload, signal));
+    const sent = await this.#inTurn(signal, () => this.#sendAll(upload, signal));
     const id = upload.id!;
     // Other files have their turn meanwhile.
-    for (let looks = 0; state === 'pending' || state === 'scanning'; looks++) {
-      await delay(LOOK_MS + backoff(looks), signal);
-      state = (await this.#progress(id, signal))?.state ?? 'erased';
-      tries.attempt = tries.refusals = 0;
-    }
+    const state = isUnseen(sent) ? await this.#looked(id, signal, tries) : sent;
     if (state === 'ready') return id;
     // A retry sends it anew.
     upload.id = undefined;
     throw state === 'blocked'
       ? new ChatError('forbidden', 'the file was blocked: the gateway found something harmful in it')
       : new ChatError('conflict', `the file is ${state}`);
+  }
+
+  /** Waits until the gateway has looked at a file. Returns its state. */
+  async #looked(id: AttachmentId, signal: AbortSignal, tries: Tries): Promise<string> {
+    let told: string | undefined;
+    let wake = () => {};
+    const off = this.#host.on('attachment', ({ file, state }) => {
+      if (file !== id) return;
+      told = state;
+      wake();
+    });
+    try {
+      for (let ms = LOOK_MS; ; ms = Math.min(2 * ms, LOOK_MAX_MS)) {
+        await abortable<void>(signal, (resolve) => {
+          wake = resolve;
+          const timer = setTimeout(resolve, ms);
+          return () => clearTimeout(timer);
+        });
+        const state = told ?? (await this.#progress(id, signal))?.state ?? 'erased';
+        tries.attempt = tries.refusals = 0;
+        if (!isUnseen(state)) return state;
+      }
+    } finally {
+      off();
+    }
   }
 
   /** Calls `work` when few enough files are being sent. */
@@ -249,6 +274,7 @@ export class Transfers implements Sender {
   }
 }
 
+const isUnseen = (state: string) => state === 'pending' || state === 'scanning';
 const placeOf = (id: AttachmentId) => `/v1/attachments/${id}/upload`;
 
 /** Sends a part to the file storage. */

@@ -365,6 +365,17 @@ export interface Replies {
   attachment_urls: { items: AttachmentUrl[] };
 }
 
+/** What the gateway found when it looked at a file that the user uploaded, on any device. */
+export interface Inspected {
+  file: AttachmentId;
+  /** Whether messages may have it, or the scanner found something in it. */
+  state: 'ready' | 'blocked';
+  mime?: string;
+  /** The size of a picture in pixels, as it is shown. */
+  width?: number;
+  height?: number;
+}
+
 /** A frame that the gateway pushes. */
 export type ServerEvent =
   | ({ type: 'message' } & Message)
@@ -375,5 +386,6 @@ export type ServerEvent =
   | ({ type: 'resync' } & Resync)
   | ({ type: 'changed' } & Changed)
   | ({ type: 'reacted' } & Reacted)
+  | ({ type: 'attachment' } & Inspected)
   | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

@@ -117,6 +117,7 @@ const events: { [Type in ServerEvent['type']]: true } = {
   resync: true,
   changed: true,
   reacted: true,
+  attachment: true,
   reconnect: true,
   error: true,
 };

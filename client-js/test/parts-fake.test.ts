@@ -371,8 +371,24 @@ test('an aborted upload is erased at the gateway', async () => {
   expect(await file.done).toBe('file-2');
 });
 
+test('an event says when a file was scanned', async () => {
+  storage.completeState = 'scanning';
+  const heard: unknown[] = [];
+  client.on('attachment', (event) => heard.push(event));
+  const scanned = [attach(), attach(), attach()].map(({ file }) => file);
+  // After the first question, the next one would be two seconds later.
+  await until(() => storage.count('HEAD', 'upload') === 3);
+  const ready = { type: 'attachment', file: scanned[0]!.id, state: 'ready', mime: 'image/png', width: 2, height: 3 };
+  server.sockets.at(-1)!.say(ready);
+  expect(await scanned[0]!.done).toBe(ready.file);
+  server.sockets.at(-1)!.say({ type: 'attachment', file: scanned[1]!.id, state: 'blocked' });
+  await expect(scanned[1]!.done).rejects.toMatchObject({ code: 'forbidden' });
+  expect(heard).toEqual([ready, { type: 'attachment', file: expect.any(String), state: 'blocked' }]);
+  expect(scanned[2]!.state).toBe('uploading');
+  expect(storage.count('HEAD', 'upload')).toBe(3);
+});
+
 test('a file that is being scanned is asked for until it is ready, and holds up no other', async () => {
-  hurry();
   storage.completeState = 'scanning';
   const scanned = [attach(), attach(), attach(), attach()];
   await until(() => storage.count('HEAD', 'upload') >= 8);

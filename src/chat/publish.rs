@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use crate::{
     model::{
-        AttachmentId, ContentState, ConversationId, Cursor, DeletedSeqs, Details, Entry, Kind,
-        Newest, Reactions, Rev, Seq, UserId, weight::ALLOCATION_BYTES,
+        AttachmentId, ContentState, ConversationId, Cursor, DeletedSeqs, Details, Entry,
+        FileNotice, Kind, Newest, Reactions, Rev, Seq, UserId, weight::ALLOCATION_BYTES,
     },
     store::InboxSummary,
 };
@@ -17,8 +17,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub conversation: ConversationId,
-    /// The position in the conversation that a receiver has reached with it. Zero for receipts and typing, which have
-    /// no position.
+    /// The position in the conversation that a receiver has reached with it. Zero for receipts, typing and files, which
+    /// have no position.
     pub at: Cursor,
     pub audience: Audience,
     pub guarantee: Guarantee,
@@ -58,6 +58,8 @@ pub enum Body {
     Changed(Arc<Changed>),
     /// The user of the audience added or removed a reaction. It is for their own sessions.
     Reacted(Arc<Reacted>),
+    /// The gateway has looked at a file that the user of the audience uploaded.
+    File(Arc<FileNotice>),
     /// This user is typing.
     Typing(UserId),
     /// The user of the audience has read a channel up to the publication's position, because they sent that entry. It
@@ -295,6 +297,18 @@ impl Publication {
         }
     }
 
+    /// Returns the publication, for a user's own sessions, of what became of a file that they uploaded.
+    #[must_use]
+    pub fn file(conversation: ConversationId, notice: FileNotice, uploader: UserId) -> Self {
+        Self {
+            conversation,
+            at: Cursor::default(),
+            audience: Audience::User(uploader),
+            guarantee: Guarantee::BestEffort,
+            body: Body::File(Arc::new(notice)),
+        }
+    }
+
     /// Returns the publication that `user` is typing.
     #[must_use]
     pub fn typing(conversation: ConversationId, user: UserId, audience: Audience) -> Self {
@@ -364,6 +378,7 @@ impl fmt::Display for Publication {
                 )
             }
             Body::Reacted(_) => f.write_str("reacted"),
+            Body::File(notice) => write!(f, "{conversation} file {}", notice.file),
             Body::Typing(_) => f.write_str("typing"),
             Body::Read => write!(f, "{conversation} read {seq} {users:?}"),
         }

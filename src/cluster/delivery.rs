@@ -130,11 +130,12 @@ impl Delivery {
     fn to_channel(&self, peers: &Arc<Peers>, publication: &Publication) -> Confirmation {
         match &publication.body {
             Body::Entry(_) | Body::Changed(_) => {}
-            // The sockets of other gateways learn from the entry that a channel's details changed. Receipts, typing and
-            // read marks are not published to channels.
+            // The sockets of other gateways learn from the entry that a channel's details changed. Receipts, files, typing
+            // and read marks are not published to channels.
             Body::Membership(_)
             | Body::Receipt(_)
             | Body::Reacted(_)
+            | Body::File(_)
             | Body::Typing(_)
             | Body::Read => {
                 self.sockets.deliver_publication(publication);

@@ -313,6 +313,10 @@ impl LocalSockets {
                 };
                 self.send(conversation, audience, reacted);
             }
+            Body::File(notice) => {
+                let notice = Event::Attachment(notice.as_ref().clone());
+                self.send(conversation, audience, notice);
+            }
             // It concerns inboxes only.
             Body::Read => {}
         }

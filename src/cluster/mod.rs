@@ -159,6 +159,12 @@ impl Cluster {
         self.level.get()
     }
 
+    /// Returns the port through which publications leave, for those that no conversation's owner makes.
+    #[must_use]
+    pub fn publish(&self) -> Arc<dyn Publish> {
+        self.delivery.clone()
+    }
+
     /// Sets what is told of files that messages no longer have.
     pub fn on_dropped_file(
         &self,

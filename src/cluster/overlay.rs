@@ -131,7 +131,7 @@ impl Overlay {
                     self.record_read(*conversation, user, (*seq, None));
                 }
             }
-            Body::Receipt(_) | Body::Typing(_) | Body::Reacted(_) => {}
+            Body::Receipt(_) | Body::Typing(_) | Body::Reacted(_) | Body::File(_) => {}
         }
     }
 

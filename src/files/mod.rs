@@ -18,6 +18,11 @@ mod writing;
 
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+#[path = "../../fuzz/properties.rs"]
+mod properties;
 
 pub use self::{
     bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
@@ -27,7 +32,7 @@ pub use self::{
     metadata::{MetadataError, strip},
     name::clean,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
-    scanner::{Scanner, Verdict},
+    scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},
     writing::Writing,
 };

@@ -17,7 +17,7 @@ pub fn clean(name: &str) -> String {
         }
         clean.push(c);
     }
-    let clean = clean.trim().trim_matches('.').trim();
+    let clean = clean.trim_matches(|c: char| c == '.' || c.is_whitespace());
     if clean.is_empty() {
         NAMELESS.to_owned()
     } else {
@@ -45,6 +45,7 @@ mod tests {
             ("invoice\u{202e}gnp.exe", "invoicegnp.exe"),
             ("a\r\nb: c\u{0}.png", "ab c.png"),
             (".htaccess", "htaccess"),
+            (" . .htaccess. .", "htaccess"),
             ("  ..  ", "file"),
             ("", "file"),
             ("日本語.pdf", "日本語.pdf"),

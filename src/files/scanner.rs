@@ -35,6 +35,15 @@ pub enum Verdict {
     TooLarge,
 }
 
+/// Why a file was not scanned.
+#[derive(Debug, thiserror::Error)]
+pub enum NotScanned {
+    #[error("the file cannot be read: {0}")]
+    File(io::Error),
+    #[error(transparent)]
+    Scanner(#[from] io::Error),
+}
+
 impl FromStr for Scanner {
     type Err = &'static str;
 
@@ -70,7 +79,7 @@ impl Scanner {
     /// # Errors
     /// The error of the file or of the connection; `TimedOut` if clamd takes too long; `Other` with what clamd says if it
     /// could not scan.
-    pub async fn scan(&self, file: impl AsyncRead + Unpin) -> io::Result<Verdict> {
+    pub async fn scan(&self, file: impl AsyncRead + Unpin) -> Result<Verdict, NotScanned> {
         match self {
             Self::Tcp(address) => {
                 let stream = in_time(PART_TIMEOUT, TcpStream::connect(address)).await?;
@@ -91,10 +100,14 @@ async fn in_time<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) 
 async fn ask(
     stream: impl AsyncRead + AsyncWrite,
     file: impl AsyncRead + Unpin,
-) -> io::Result<Verdict> {
+) -> Result<Verdict, NotScanned> {
     let (answers, mut parts) = tokio::io::split(stream);
-    // clamd answers before the end of a file that is too large, and then closes the connection.
-    let sent = send(&mut parts, file).await;
+    let sent = match send(&mut parts, file).await {
+        // clamd waits for the rest, so it would not answer.
+        Err(error @ NotScanned::File(_)) => return Err(error),
+        // clamd answers before the end of a file that is too large, and then closes the connection.
+        sent => sent,
+    };
     let mut answer = Vec::new();
     let mut answers = answers.take(ANSWER_BYTES_MAX as u64);
     let read = answers.read_to_end(&mut answer);
@@ -104,20 +117,18 @@ async fn ask(
     }
     sent?;
     read?;
-    Err(io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        "clamd closed the connection without an answer",
-    ))
+    let text = "clamd closed the connection without an answer";
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, text).into())
 }
 
 async fn send(
     parts: &mut (impl AsyncWrite + Unpin),
     mut file: impl AsyncRead + Unpin,
-) -> io::Result<()> {
+) -> Result<(), NotScanned> {
     in_time(PART_TIMEOUT, parts.write_all(b"zINSTREAM\0")).await?;
     let mut part = vec![0; PART_BYTES];
     loop {
-        let read = file.read(&mut part).await?;
+        let read = file.read(&mut part).await.map_err(NotScanned::File)?;
         let len = u32::try_from(read).map_err(io::Error::other)?;
         // A part without bytes is the end.
         in_time(PART_TIMEOUT, async {
@@ -126,7 +137,7 @@ async fn send(
         })
         .await?;
         if read == 0 {
-            return in_time(PART_TIMEOUT, parts.flush()).await;
+            return Ok(in_time(PART_TIMEOUT, parts.flush()).await?);
         }
     }
 }
@@ -151,6 +162,8 @@ fn understood(answer: &str) -> io::Result<Option<Verdict>> {
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::io::StreamReader;
+
     use super::*;
 
     #[test]
@@ -191,5 +204,30 @@ mod tests {
         assert!(scanned.is_err());
         drop(listener);
         assert!(scanner.scan(&file[..]).await.is_err());
+    }
+
+    /// clamd waits for the rest of a file that cannot be read. Nobody waits for clamd then.
+    #[tokio::test]
+    async fn a_file_that_breaks_ends_the_scan_at_once() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let scanner = Scanner::Tcp(listener.local_addr().unwrap().to_string());
+        let parts = [
+            io::Result::Ok(&[7; 1_000][..]),
+            Err(io::ErrorKind::ConnectionReset.into()),
+        ];
+        let broken = StreamReader::new(futures_util::stream::iter(parts));
+        let scanned = timeout(PART_TIMEOUT, scanner.scan(broken));
+        let (scanned, sent) = tokio::join!(scanned, async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut sent = Vec::new();
+            stream.read_to_end(&mut sent).await.unwrap();
+            sent
+        });
+        let scanned = scanned.expect("it waits for an answer");
+        assert!(matches!(scanned, Err(NotScanned::File(_))), "{scanned:?}");
+        assert!(
+            !sent.ends_with(&[0; 4]),
+            "the part without bytes: clamd would scan half a file"
+        );
     }
 }

@@ -12,7 +12,7 @@ mod storage;
 pub(super) mod upload;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     sync::{Arc, Mutex},
 };
@@ -34,10 +34,10 @@ use super::{
     requests, upgrade,
 };
 use crate::{
-    chat::Error,
+    chat::{Error, Publication, Publish},
     clock, config,
     files::{Scanner, Signer},
-    model::{AttachmentId, UserId},
+    model::{AttachmentId, FileFacts, FileNotice, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
     tasks::{Tasks, lock},
@@ -61,6 +61,7 @@ const USAGE_LOCKS: usize = 64;
 pub struct Files {
     storage: Storage,
     pub(super) store: Arc<dyn Store>,
+    publish: Arc<dyn Publish>,
     /// It signs the addresses of files in a directory.
     signer: Signer,
     settings: config::Attachments,
@@ -75,6 +76,8 @@ pub struct Files {
     usage: Vec<tokio::sync::Mutex<()>>,
     scanner: Option<Scanner>,
     scans: Semaphore,
+    /// Files that were not scanned because the scanner was away.
+    unscanned: Mutex<BTreeSet<AttachmentId>>,
     /// Files that may be looked at at the same time.
     inspections: Semaphore,
     tasks: Tasks,
@@ -107,6 +110,7 @@ impl Files {
     pub fn open(
         config: &config::Config,
         store: Arc<dyn Store>,
+        publish: Arc<dyn Publish>,
         tasks: Tasks,
     ) -> io::Result<Option<Arc<Self>>> {
         let settings = config.attachments.clone();
@@ -125,6 +129,7 @@ impl Files {
         Ok(Some(Arc::new(Self {
             storage,
             store,
+            publish,
             signer: Signer::new(&secret, settings.url_window_s),
             begins: RateLimiter::keyed(Quota::per_minute(per_minute)),
             writing: Arc::default(),
@@ -133,6 +138,7 @@ impl Files {
                 .collect(),
             scanner: settings.scanner(),
             scans: Semaphore::new(SCANS_MAX),
+            unscanned: Mutex::default(),
             inspections: Semaphore::new(inspections),
             places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),
@@ -160,10 +166,11 @@ impl Files {
         }
     }
 
-    /// Drops the rates of users who were not active recently. It is called every few seconds.
-    pub(super) fn keep_up(&self) {
+    /// Drops the rates of users who were not active recently, and has files scanned again. It is called every few seconds.
+    pub(super) fn keep_up(self: &Arc<Self>) {
         self.begins.retain_recent();
         self.begins.shrink_to_fit();
+        self.scan_again();
     }
 
     /// Counts an upload to which a user writes. `None` if there are too many.
@@ -180,6 +187,14 @@ impl Files {
             user: user.clone(),
             all: self.writing.clone(),
         })
+    }
+
+    /// Tells the sessions of a file's uploader that the gateway has looked at it.
+    fn tell(&self, facts: &FileFacts, notice: FileNotice) {
+        let uploader = facts.uploader.clone();
+        let told = Publication::file(facts.conversation, notice, uploader);
+        // It is best effort: whoever misses it asks.
+        let _ = self.publish.publish(told);
     }
 
     async fn row(&self, file: AttachmentId) -> store::Result<Option<FileRow>> {

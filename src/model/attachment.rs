@@ -95,6 +95,49 @@ pub struct FileResult {
     pub thumbnail: Option<String>,
 }
 
+/// What the uploader's sessions are told when the gateway has looked at a file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileNotice {
+    /// The id. It is not named so, because a frame with an `id` is a reply.
+    pub file: AttachmentId,
+    pub state: FileState,
+    /// The media type found in the bytes, if the file is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mime: Option<String>,
+    /// Width of a picture in pixels, as it is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<u32>,
+    /// Height of a picture in pixels, as it is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub height: Option<u32>,
+}
+
+impl FileNotice {
+    /// Returns the notice that messages may have a file.
+    #[must_use]
+    pub fn ready(file: AttachmentId, result: &FileResult) -> Self {
+        Self {
+            file,
+            state: FileState::Ready,
+            mime: Some(result.mime.clone()),
+            width: result.pixels.map(|(width, _)| width),
+            height: result.pixels.map(|(_, height)| height),
+        }
+    }
+
+    /// Returns the notice that the scanner found something in a file.
+    #[must_use]
+    pub fn blocked(file: AttachmentId) -> Self {
+        Self {
+            file,
+            state: FileState::Blocked,
+            mime: None,
+            width: None,
+            height: None,
+        }
+    }
+}
+
 /// The state of a file. It only rises: its number is the write timestamp (rule [state-rises]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -15,8 +15,8 @@ use super::{
     message::Message,
 };
 use crate::model::{
-    Attachment, AttachmentId, ClientId, ConversationId, Cursor, Details, Kind, Last, MessageId,
-    Millis, Posting, Rev, Role, Seq, UserId,
+    Attachment, AttachmentId, ClientId, ConversationId, Cursor, Details, FileNotice, Kind, Last,
+    MessageId, Millis, Posting, Rev, Role, Seq, UserId,
     limits::{
         ATTACHMENTS_MAX, DELETE_SEQS_MAX, FILES_ASKED_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX,
     },
@@ -551,6 +551,8 @@ pub enum Event {
         on: bool,
         rev: Rev,
     },
+    /// The gateway has looked at a file that the user uploaded. Only the user's own sessions get it.
+    Attachment(FileNotice),
     /// The user's membership in a conversation, or its details, changed.
     Conversation(ConversationEvent),
     Resync {

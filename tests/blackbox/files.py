@@ -1,5 +1,6 @@
 """Uploads and downloads of files, for tests."""
 import base64
+import glob
 import hashlib
 import io
 import os
@@ -84,8 +85,8 @@ class Bucket:
         self.origin = f"http://{self.address}"
         self.process = None
 
-    def start(self):
-        command = [self.SERVER, self.address, str(self.root), self.ACCESS, self.SECRET]
+    def start(self, prefix=()):
+        command = [*prefix, self.SERVER, self.address, str(self.root), self.ACCESS, self.SECRET]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout.readline() == b"ready\n"
         return self
@@ -101,8 +102,7 @@ class Bucket:
 
     def objects(self):
         """The keys of all objects."""
-        folder = self.root / self.NAME
-        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return files_under(self.root / self.NAME)
 
     def parts(self):
         """The parts of uploads that are not joined."""
@@ -114,7 +114,7 @@ class Bucket:
 
     def bytes_with(self, marker):
         """The files of the storage that contain a marker."""
-        return [str(path) for path in self.root.rglob("*") if path.is_file() and marker in path.read_bytes()]
+        return files_with(self.root, marker)
 
 
 class BucketUploader(Uploader):
@@ -153,22 +153,33 @@ def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
 
+def files_under(root):
+    """The files in a folder, also while others remove some."""
+    return sorted(os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names)
+
+
+def files_with(root, marker):
+    """The files in a folder that contain a marker."""
+    return [name for name in files_under(root) if marker in pathlib.Path(root, name).read_bytes()]
+
+
 def names_in(gateway):
     """The files in the directory of attachments, without the key."""
-    root = pathlib.Path(gateway.directory) / "attachments"
-    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and p.name != "signing.key")
+    return [name for name in files_under(os.path.join(gateway.directory, "attachments")) if name != "signing.key"]
 
 
 def bytes_with(gateway, marker):
     """The files of the directory of attachments that contain a marker."""
-    root = os.path.join(gateway.directory, "attachments")
-    found = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            if marker in open(path, "rb").read():
-                found.append(path)
-    return found
+    return files_with(os.path.join(gateway.directory, "attachments"), marker)
+
+
+def time_shift(shift):
+    """A command that starts a program whose clock is later (`+25h`) and sixty times as fast: a sweep comes every five seconds.
+
+    It preloads libfaketime itself, because the program `faketime` would stay between a test and its gateway."""
+    found = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
+    assert found, "libfaketime is not installed"
+    return ["env", f"LD_PRELOAD={found[0]}", f"FAKETIME={shift} x60"]
 
 
 class Clamd:

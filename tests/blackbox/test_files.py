@@ -83,6 +83,21 @@ async def test_a_picture_is_uploaded_sent_and_seen_by_its_readers_only(start):
     await closed(alice, bob, stranger)
 
 
+async def test_all_sessions_of_an_uploader_are_told_when_a_file_was_looked_at(start, codec):
+    gateway = start(**UNLIMITED)
+    here, there, bob = [await gateway.connect(name, codec) for name in ("alice", "alice", "bob")]
+    dm = await here.create("dm", "bob")
+    up = Uploader(gateway, "alice")
+    image, other = await up.upload(dm, picture()), await up.upload(dm, b"some bytes", "data.bin")
+    for session in (here, there):
+        shown = {"file": image, "state": "ready", "mime": "image/png", "width": 800, "height": 600}
+        assert await session.event("attachment") == {"type": "attachment", **shown}
+        plain = {"file": other, "state": "ready", "mime": "application/octet-stream"}
+        assert await session.event("attachment") == {"type": "attachment", **plain}
+    assert not [event for event in await bob.quiet() if event["type"] == "attachment"]
+    await closed(here, there, bob)
+
+
 async def test_uploads_continue_where_they_broke_off(start, tmp_path):
     gateway, alice, bob, dm = await two(start)
     up = Uploader(gateway, "alice")
@@ -380,6 +395,8 @@ async def test_a_scanner_blocks_what_it_finds(start, clamd):
     for data in [b"x" * 70_000 + clamd.MARKER + b"x" * 70_000, b"x" * (2 << 20)]:
         file, state = await uploaded(up, dm, data)
         assert state == "blocked"
+        told = await alice.event("attachment", lambda event: event["file"] == file)
+        assert told == {"type": "attachment", "file": file, "state": "blocked"}
         assert not any(file in name for name in names_in(gateway)), "its bytes go at once"
         assert (await up.head(file)).headers["file-state"] == "blocked"
         assert (await up.find(file)).status_code == 404
@@ -396,6 +413,13 @@ async def test_nothing_is_served_unscanned(start, clamd):
     assert state == "scanning"
     await refused(alice.send(dm, "", attachments=[{"id": file}]), "conflict")
     assert (await up.find(file)).status_code == 404
+    # The gateway has it scanned when the scanner is back, and says so.
+    clamd.start()
+    assert (await alice.event("attachment"))["state"] == "ready"
+    await alice.send(dm, "", attachments=[{"id": file}])
+    clamd.stop()
+    file, state = await uploaded(up, dm, picture(), "cat.png")
+    assert state == "scanning"
     # Messages continue, also after a restart, and whoever asks has the file scanned again.
     gateway.kill()
     gateway.start()

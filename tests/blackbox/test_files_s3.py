@@ -304,6 +304,10 @@ async def test_every_gateway_of_a_cluster_takes_and_gives_files(bucket):
         shown = await ups[2].upload(dm, picture())
         assert sorted(bucket.objects()) == sorted(
             [f"chat/files/{file}/original", f"chat/files/{shown}/original", f"chat/files/{shown}/thumbnail"])
+        # Her sessions are told, wherever they are.
+        for ready in (file, shown):
+            told = await alice.event("attachment", lambda event: event["file"] == ready)
+            assert told["state"] == "ready"
         sent = await alice.send(dm, "", attachments=[{"id": file}, {"id": shown}])
         for node in cluster.nodes:
             down = BucketUploader(node, "bob")

@@ -139,6 +139,7 @@ async def test_no_text_of_a_deleted_message_is_sent_later(hooked, receiver, name
     alice, bob = names("alice", "bob")
     a = await gateway.connect(alice)
     dm = await a.create("dm", bob)
+    await a.send(dm, "hello")
     await receiver.until(lambda _: len(receiver.of(dm)) == 1)
     await receiver.stop()
     secret = secrets.token_hex(8)
@@ -200,6 +201,7 @@ async def test_what_lags_is_found_again_without_a_new_message(hooked, receiver, 
     alice, bob = names("alice", "bob")
     a = await gateway.connect(alice)
     dm = await a.create("dm", bob)
+    await a.send(dm, "hello")
     await receiver.until(lambda _: len(receiver.of(dm)) == 1)
     await receiver.stop()
     last = await a.send(dm, "while the receiver is away")
@@ -229,7 +231,7 @@ async def test_a_bad_event_holds_up_its_own_conversation_only(hooked, receiver, 
     gateway = hooked(batch="10")
     alice, bob = names("alice", "bob")
     a = await gateway.connect(alice)
-    bad, good = await a.create("dm", bob), await a.create("group", bob)
+    bad, good = await a.create("group", bob), await a.create("group", bob)
     receiver.rejects = lambda e: 400 if e["data"].get("body") == "poison" else None
     await a.send(bad, "poison")
     for number in range(30):
@@ -250,6 +252,7 @@ async def test_a_failing_receiver_is_asked_again(hooked, receiver, names, status
     a = await gateway.connect(alice)
     receiver.status = status
     dm = await a.create("dm", bob)
+    await a.send(dm, "hello")
     await eventually(lambda: asyncio.sleep(0, len(receiver.attempts) >= 2))
     receiver.status = 200
     last = await a.send(dm, "again")
@@ -314,6 +317,7 @@ async def test_a_receiver_that_is_gone_gets_no_more_until_it_is_enabled(hooked, 
     alice, bob = names("alice", "bob")
     a = await gateway.connect(alice)
     dm = await a.create("dm", bob)
+    await a.send(dm, "hello")
     ask = lambda *a: asyncio.to_thread(service, gateway, *a)
 
     async def is_disabled():
@@ -338,8 +342,8 @@ async def test_metrics_tell_what_was_delivered(hooked, receiver, names):
     gateway = hooked()
     alice, bob = names("alice", "bob")
     a = await gateway.connect(alice)
-    dm = await a.create("dm", bob)
-    await a.send(dm, "hello")
+    group = await a.create("group", bob)
+    await a.send(group, "hello")
 
     async def counted():
         return gateway.metrics().get('chat_consumer_events_total{consumer="webhook:app",result="delivered"}') == 2

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
 use chat_gateway::{
     model::{
-        Attachment, ClientId, ConversationId, Details, EntryKind, Kind, Last, MessageId, Posting,
-        Role, SystemChange, UserId,
+        Attachment, ClientId, ConversationId, Details, EntryKind, FileNotice, FileState, Kind,
+        Last, MessageId, Posting, Role, SystemChange, UserId,
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
@@ -421,6 +421,18 @@ fn changed_events() -> Vec<Event> {
     ]
 }
 
+fn file_notices() -> [Event; 2] {
+    let file = file_url().id;
+    let ready = FileNotice {
+        file,
+        state: FileState::Ready,
+        mime: Some("image/png".into()),
+        width: Some(800),
+        height: Some(600),
+    };
+    [ready, FileNotice::blocked(file)].map(Event::Attachment)
+}
+
 fn events() -> Vec<Event> {
     let mut events = vec![
         Event::Message(Box::new(message(3, None))),
@@ -468,6 +480,7 @@ fn events() -> Vec<Event> {
         },
     ]);
     events.extend(changed_events());
+    events.extend(file_notices());
     events.extend([
         Event::Reconnect { after_ms: 20_000 },
         Event::Error(Refusal {

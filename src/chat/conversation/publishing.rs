@@ -70,6 +70,7 @@ impl Owner {
             Body::Receipt(_)
             | Body::Changed(_)
             | Body::Reacted(_)
+            | Body::File(_)
             | Body::Typing(_)
             | Body::Read => (false, false),
         };

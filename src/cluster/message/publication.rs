@@ -10,7 +10,7 @@ use crate::{
         Audience, Body, Changed, Guarantee, MembershipChange, MembershipNotice, Publication,
         Reacted, Receipt,
     },
-    model::{ConversationId, Cursor, Details, Entry, Seq, UserId},
+    model::{ConversationId, Cursor, Details, Entry, FileNotice, Seq, UserId},
 };
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +53,12 @@ enum Encoded {
         reacted: Reacted,
         user: UserId,
     },
+    /// From the level of files on. A build of that level that does not know it skips it, and the client asks.
+    File {
+        conversation: ConversationId,
+        notice: FileNotice,
+        user: UserId,
+    },
 }
 
 pub(super) fn serialize<S: Serializer>(
@@ -93,16 +99,16 @@ pub(super) fn serialize<S: Serializer>(
             audience,
             confirmed: publication.guarantee == Guarantee::Confirmed,
         },
-        Body::Reacted(reacted) => {
-            let Audience::User(user) = audience else {
-                return Err(S::Error::custom("a reaction is published to its user"));
-            };
-            Encoded::Reacted {
-                conversation,
-                reacted: reacted.as_ref().clone(),
-                user,
-            }
-        }
+        Body::Reacted(reacted) => Encoded::Reacted {
+            conversation,
+            reacted: reacted.as_ref().clone(),
+            user: one_user(audience)?,
+        },
+        Body::File(notice) => Encoded::File {
+            conversation,
+            notice: notice.as_ref().clone(),
+            user: one_user(audience)?,
+        },
         Body::Read => {
             return Err(S::Error::custom(
                 "`PeerMessage::ReadBySender` says what a sender has read",
@@ -110,6 +116,15 @@ pub(super) fn serialize<S: Serializer>(
         }
     };
     encoded.serialize(to)
+}
+
+fn one_user<E: Error>(audience: Audience) -> Result<UserId, E> {
+    match audience {
+        Audience::User(user) => Ok(user),
+        Audience::Members(_) | Audience::Channel => {
+            Err(E::custom("a reaction or a file is published to its user"))
+        }
+    }
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publication, D::Error> {
@@ -160,6 +175,11 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publicat
             reacted,
             user,
         } => Publication::reacted(conversation, reacted, user),
+        Encoded::File {
+            conversation,
+            notice,
+            user,
+        } => Publication::file(conversation, notice, user),
     })
 }
 

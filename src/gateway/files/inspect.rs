@@ -21,8 +21,9 @@ use crate::{
     files::{
         Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, hexadecimal, sniff,
     },
-    model::{AttachmentId, FileFacts, FileResult, FileState},
+    model::{AttachmentId, FileFacts, FileNotice, FileResult, FileState},
     protocol::ErrorCode,
+    tasks::lock,
 };
 
 /// Bytes that are read at once to compute a hash.
@@ -42,7 +43,38 @@ impl Files {
             self.row(file).await
         };
         let row = recorded.await.map_err(store_failed)?;
-        row.map(|row| row.state).ok_or_else(no_such_file)
+        let row = row.ok_or_else(no_such_file)?;
+        if row.state == FileState::Ready {
+            self.tell(&row.facts, FileNotice::ready(file, result));
+        }
+        Ok(row.state)
+    }
+
+    /// Has files scanned again for which the scanner was away, until it is away again.
+    pub(super) fn scan_again(self: &Arc<Self>) {
+        let mut waiting: Vec<_> = std::mem::take(&mut *lock(&self.unscanned))
+            .into_iter()
+            .collect();
+        if waiting.is_empty() {
+            return;
+        }
+        // So that a file that the scanner never takes does not keep the same ones waiting.
+        let first = rand::random_range(0..waiting.len());
+        waiting.rotate_left(first);
+        let files = self.clone();
+        self.tasks.spawn_until_drained(async move {
+            let mut waiting = waiting.into_iter();
+            while let Some(file) = waiting.next() {
+                if let Ok(Some(row)) = files.row(file).await {
+                    again(&files, file, &row.facts).await;
+                }
+                let mut unscanned = lock(&files.unscanned);
+                if unscanned.contains(&file) {
+                    unscanned.extend(waiting);
+                    return;
+                }
+            }
+        });
     }
 
     /// Runs `inspection` to its end, also if the caller goes away.

@@ -8,9 +8,13 @@ use tokio::io::AsyncRead;
 
 use super::{Files, storage::Storage, store_failed};
 use crate::{
-    files::{Object, Variant, Verdict},
-    model::{AttachmentId, FileFacts, FileState},
+    files::{NotScanned, Object, Variant, Verdict},
+    model::{AttachmentId, FileFacts, FileNotice, FileState},
+    tasks::lock,
 };
+
+/// Files that wait for the scanner. What does not fit is left to a sweep, and to clients that ask.
+const UNSCANNED_MAX: usize = 4_096;
 
 /// What is known of a file when it was to be scanned.
 pub(super) enum Scanned {
@@ -43,8 +47,10 @@ pub(super) async fn scan(
         Ok(Verdict::Clean) => return Ok(Scanned::Passed),
         Ok(Verdict::Found(name)) => name,
         Ok(Verdict::TooLarge) => "larger than clamd's StreamMaxLength".to_owned(),
+        Err(NotScanned::File(error)) => return Err(files.storage.failed(&error)),
         Err(error) => {
             crate::seldom::seldom!(ERROR, "a file could not be scanned, so it does not become ready (attachments.scanner)", %scanner, %error);
+            files.scan_later(file);
             return Ok(Scanned::Stopped(FileState::Scanning));
         }
     };
@@ -58,12 +64,23 @@ pub(super) async fn scan(
         erase(files, file, facts).await?;
     }
     counter!("chat_files_blocked_total").increment(1);
+    files.tell(facts, FileNotice::blocked(file));
     Ok(Scanned::Stopped(FileState::Blocked))
 }
 
 async fn erase(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
     let erased = files.erase_bytes(file, facts.upload.as_deref()).await;
     erased.map_err(|error| files.storage.failed(&error))
+}
+
+impl Files {
+    /// Notes a file that is to be scanned when the scanner is back.
+    fn scan_later(&self, file: AttachmentId) {
+        let mut unscanned = lock(&self.unscanned);
+        if unscanned.len() < UNSCANNED_MAX {
+            unscanned.insert(file);
+        }
+    }
 }
 
 impl Storage {

@@ -6,7 +6,10 @@ use super::*;
 use crate::{
     chat::{ChangedItem, ReactedBy, Recipients},
     cluster::message::{Delivered, Interest, PeerMessage, decode, encode},
-    model::{Attachment, ClientId, Content, Cursor, Kind, MessageId, Posting, SystemChange, Topic},
+    model::{
+        Attachment, AttachmentId, ClientId, Content, Cursor, FileState, Kind, MessageId, Posting,
+        SystemChange, Topic,
+    },
 };
 
 /// One message of each kind that carries a publication or follows from one.
@@ -205,6 +208,29 @@ fn changes_are_read_as_they_were_written() {
     };
     let again: PeerMessage = decode(&encode(&read)).unwrap();
     assert_eq!(format!("{again:?}"), format!("{read:?}"));
+}
+
+/// From the level of files on, gateways that know the event read these.
+#[test]
+fn files_are_read_as_they_were_written() {
+    let conversation = ConversationId(Uuid::from_u128(1));
+    let bob = UserId::new("bob").unwrap();
+    let file = AttachmentId(Uuid::from_u128(2));
+    let ready = FileNotice {
+        file,
+        state: FileState::Ready,
+        mime: Some("image/png".into()),
+        width: Some(800),
+        height: Some(600),
+    };
+    for publication in [
+        Publication::file(conversation, ready, bob.clone()),
+        Publication::file(conversation, FileNotice::blocked(file), bob),
+    ] {
+        let message = Delivered::Publication(publication);
+        let read: Delivered = decode(&encode(&message)).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{message:?}"));
+    }
 }
 
 #[test]
