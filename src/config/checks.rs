@@ -1,5 +1,7 @@
 //! The checks of the settings, in one function for each section.
 
+mod push;
+
 use super::{Algorithm, Config, FilesKind, Limits, Loaded, StoreKind};
 use crate::{
     files::Scanner,
@@ -42,6 +44,9 @@ impl<'a> Checks<'a> {
         checks.cluster();
         checks.attachments();
         checks.s3();
+        checks.push();
+        checks.web_push();
+        checks.fcm_and_apns();
         checks.drain();
         checks.wrong
     }

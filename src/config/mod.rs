@@ -5,6 +5,7 @@
 mod attachments;
 mod checks;
 mod loaded;
+mod push;
 mod settings;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
@@ -16,6 +17,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 use ipnet::IpNet;
+pub use push::{ApnsPush, FcmPush, Push, WebPush};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +34,7 @@ pub struct Config {
     pub conversation: Conversation,
     pub messages: Messages,
     pub attachments: Attachments,
+    pub push: Push,
     pub drain: Drain,
     pub log: Log,
 }
