@@ -20,6 +20,7 @@ use crate::{
     auth::Tokens,
     cluster::{self, Finalized},
     config::{Config, Loaded, StoreKind},
+    consumers::push,
     gateway, import,
     model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
@@ -146,6 +147,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             command: ConfigCommand::Check,
         } => {
             Tokens::new(&loaded.config)?;
+            push::Keys::read(&loaded.config.push.settings())?;
             println!("the settings are right");
             Ok(ExitCode::SUCCESS)
         }

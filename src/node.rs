@@ -78,6 +78,7 @@ impl Node {
             "memory for conversations, inboxes and history"
         );
         let hub = Arc::new(Hub::new(upkeep.clone()));
+        warn_of_push(config);
         let consumers = Arc::new(consumers(config, members.me(), &store));
         let cluster = Cluster::new(
             &members,
@@ -251,6 +252,18 @@ fn consumers(config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> Consumer
         }),
     });
     Consumers::new(me, store.clone(), settings, webhooks.collect())
+}
+
+/// Tells the operator of settings that have no effect yet.
+fn warn_of_push(config: &Config) {
+    let keys = [
+        &config.push.web.key_file,
+        &config.push.fcm.key_file,
+        &config.push.apns.key_file,
+    ];
+    if keys.into_iter().any(Option::is_some) {
+        tracing::warn!("push notifications are configured, but this version does not send any yet");
+    }
 }
 
 /// Starts the consumers. `None` if there are none.

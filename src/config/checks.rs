@@ -1,5 +1,7 @@
 //! The checks of the settings, in one function for each section.
 
+mod push;
+
 use std::ops::RangeInclusive;
 
 use super::{Algorithm, Config, FilesKind, Limits, Loaded, StoreKind};
@@ -46,6 +48,9 @@ impl<'a> Checks<'a> {
         checks.s3();
         checks.consumers();
         checks.webhooks();
+        checks.push();
+        checks.web_push();
+        checks.fcm_and_apns();
         checks.drain();
         checks.wrong
     }

@@ -6,6 +6,7 @@ mod attachments;
 mod checks;
 mod consumers;
 mod loaded;
+mod push;
 mod settings;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
@@ -18,6 +19,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 use ipnet::IpNet;
+pub use push::{ApnsPush, FcmPush, Push, WebPush};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -37,6 +39,7 @@ pub struct Config {
     pub consumers: Consumers,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub webhooks: Vec<Webhook>,
+    pub push: Push,
     pub drain: Drain,
     pub log: Log,
 }

@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Attachments, Cassandra, Config, Consistency, FilesKind, Limits, Messages};
+use super::{Attachments, Cassandra, Config, Consistency, FilesKind, Limits, Messages, Push};
 use crate::{
     chat,
+    consumers::push,
     files::{BucketSettings, ImageLimits, Scanner},
     memory,
     model::limits::{
@@ -117,6 +118,53 @@ impl Attachments {
             thumbnail_side: self.thumb_px,
             ..ImageLimits::default()
         })
+    }
+}
+
+impl Push {
+    /// Returns the settings of the providers. One without a key file is not used.
+    #[must_use]
+    pub fn settings(&self) -> push::Settings {
+        let Self { web, fcm, apns, .. } = self;
+        // Addresses and contacts were checked at the start.
+        let url = |url: &Option<String>, default: &str| {
+            url.as_deref()
+                .unwrap_or(default)
+                .parse::<reqwest::Url>()
+                .ok()
+        };
+        let apple = if apns.sandbox {
+            "https://api.sandbox.push.apple.com"
+        } else {
+            "https://api.push.apple.com"
+        };
+        let fcm_url = url(&fcm.url, "https://fcm.googleapis.com");
+        let apns_url = url(&apns.url, apple);
+        push::Settings {
+            ttl: Duration::from_secs(self.ttl_s),
+            content: self.content,
+            web: web.key_file.clone().map(|key_file| push::WebSettings {
+                key_file,
+                contact: web.contact.clone().unwrap_or_default(),
+                hosts: web.hosts.clone(),
+            }),
+            fcm: fcm
+                .key_file
+                .clone()
+                .zip(fcm_url)
+                .map(|(key_file, url)| push::FcmSettings { key_file, url }),
+            apns: apns
+                .key_file
+                .clone()
+                .zip(apns_url)
+                .map(|(key_file, url)| push::ApnsSettings {
+                    key_file,
+                    key_id: apns.key_id.clone().unwrap_or_default(),
+                    team_id: apns.team_id.clone().unwrap_or_default(),
+                    topic: apns.topic.clone().unwrap_or_default(),
+                    url,
+                }),
+        }
     }
 }
 

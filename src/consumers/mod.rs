@@ -5,6 +5,7 @@ pub mod address;
 mod control;
 mod follower;
 pub mod http;
+pub mod push;
 mod reading;
 mod runner;
 mod scan;

@@ -142,6 +142,11 @@ pub(super) const COUNTERS: &[Help] = &[
         "chat_ring_renewals_failed_total",
         "Attempts to renew the lease that failed",
     ),
+    // consumers
+    (
+        "chat_push_total",
+        "Notifications to devices, by provider and result",
+    ),
     // gateway
     (
         "chat_connects_refused_total",

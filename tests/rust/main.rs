@@ -8,6 +8,7 @@ mod cluster;
 mod golden;
 mod hostile;
 mod panics;
+mod push;
 mod ring;
 mod simulation;
 mod stores;
