@@ -24,7 +24,7 @@ pub const LEVEL_FILES: Level = 3;
 pub const LEVEL_CONSUMERS: Level = 4;
 
 /// The highest level that this build supports.
-pub const LEVEL_MAX: Level = LEVEL_FILES;
+pub const LEVEL_MAX: Level = LEVEL_CONSUMERS;
 
 /// The level of the ring that this gateway has read last. It never falls. Clones share the value.
 #[derive(Clone, Debug, Default)]

@@ -4,6 +4,7 @@
 mod changed;
 pub mod codec;
 pub mod codes;
+mod device;
 mod frame;
 mod list;
 mod message;
@@ -11,6 +12,7 @@ mod message;
 pub use changed::*;
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};
+pub use device::*;
 pub use frame::*;
 pub(crate) use list::at_most;
 pub use message::Message;
