@@ -103,6 +103,7 @@ struct Row {
     summary: Option<SummaryVersion>,
     left_seq: Option<Seq>,
     rev: Rev,
+    has_settings: bool,
 }
 
 /// The fields of an [`InboxSummary`] that a [`Row`] needs.
@@ -239,6 +240,7 @@ impl Rows {
                 summary: None,
                 left_seq: None,
                 rev: 0,
+                has_settings: false,
             };
             self.rows.insert(index, row);
             index
@@ -250,8 +252,9 @@ impl Rows {
     fn learn(&mut self, read: &[InboxRow]) {
         for row in read {
             let summary = row.summary.as_ref().map(SummaryVersion::of);
-            self.row(row.conversation)
-                .raise(summary, row.left_seq, row.newest_rev());
+            let mine = self.row(row.conversation);
+            mine.raise(summary, row.left_seq, row.newest_rev());
+            mine.has_settings |= !row.settings.is_unset();
         }
         self.rows.shrink_to_fit();
         self.places = self.rows.iter().filter_map(Row::place).collect();
@@ -330,6 +333,7 @@ impl Rows {
                 may_lack_texts: row.summary.is_none_or(|summary| !summary.has_texts),
                 may_have_left: row.left_seq.is_some(),
                 may_have_changes: row.rev > 0,
+                may_have_settings: row.has_settings,
             }
         };
         conversations.iter().map(key).collect()

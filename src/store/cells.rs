@@ -3,6 +3,7 @@
 //! the cluster.
 
 mod changes;
+mod consumers;
 mod erase;
 mod files;
 mod keys;
@@ -78,6 +79,9 @@ pub trait Cells: Send + Sync + 'static {
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool>;
 
     async fn remove(&self, keys: Vec<Vec<u8>>) -> Result<()>;
+
+    /// Removes those of these cells that are still as they were read.
+    async fn remove_unchanged(&self, cells: Vec<Cell>) -> Result<()>;
 
     /// Notes that cells were overwritten whose earlier content must leave the disk.
     async fn erased(&self) -> Result<()> {
@@ -437,6 +441,7 @@ impl<C: Cells> Store for CellStore<C> {
         let to = Key::new(SENDS).u32(keep).0;
         self.remove(Range { from, to }, |_| true).await?;
         self.remove(files::usage_before(keep), |_| true).await?;
+        self.sweep_consumers().await?;
         let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
         let old = minute.saturating_sub(ACTIVITY_MINUTES);
         self.remove(Range::prefix(&Key::new(ACTIVITY)), |key| {

@@ -2,6 +2,7 @@
 //! panics with the broken promise.
 
 mod changes;
+mod consumers;
 mod erasure;
 mod files;
 
@@ -55,6 +56,7 @@ pub async fn check(store: &dyn Store) -> Checked {
     changes::check(store).await?;
     erasure::what_is_erased_stays_erased(store).await?;
     files::check(store).await?;
+    consumers::check(store).await?;
     store.sweep().await?;
     store.healthy()
 }
@@ -434,6 +436,7 @@ async fn rows_of_an_inbox_are_read_by_their_keys(store: &dyn Store) -> Checked {
             may_lack_texts: row.summary.as_ref().is_none_or(|s| s.texts.is_none()),
             may_have_left: row.left_seq.is_some(),
             may_have_changes: row.newest_rev() > 0,
+            may_have_settings: !row.settings.is_unset(),
         };
         assert_eq!(store.inbox_rows(&dora, &[key]).await?, [row]);
         assert_eq!(store.inbox_rows(&somebody(), &[key]).await?, []);

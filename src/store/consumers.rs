@@ -13,6 +13,10 @@ use crate::model::{ConsumerName, ConversationId, Cursor, Device, Millis, Rev, Se
 /// Days for which it is known which events a consumer skipped.
 pub const SKIPPED_DAYS: u32 = 30;
 
+/// The timestamp at which a replay is removed, above every position. ScyllaDB refuses timestamps that are above the time in
+/// microseconds.
+pub(super) const FOREVER: u64 = 1 << 50;
+
 /// Returns the partition of a conversation in the tables of a consumer. It is part of the stored format and must never
 /// change.
 #[must_use]

@@ -70,6 +70,10 @@ enum Command {
         keys: Vec<Vec<u8>>,
         done: oneshot::Sender<Result<()>>,
     },
+    RemoveUnchanged {
+        cells: Vec<Cell>,
+        done: oneshot::Sender<Result<()>>,
+    },
     Close {
         done: oneshot::Sender<Result<()>>,
     },
@@ -234,6 +238,11 @@ impl Cells for Fjall {
             .await
     }
 
+    async fn remove_unchanged(&self, cells: Vec<Cell>) -> Result<()> {
+        self.command("remove", |done| Command::RemoveUnchanged { cells, done })
+            .await
+    }
+
     async fn erased(&self) -> Result<()> {
         self.compactor.request().await
     }
@@ -276,6 +285,14 @@ async fn read(
 fn cell(guard: fjall::Guard) -> fjall::Result<Cell> {
     let (key, value) = guard.into_inner()?;
     Ok(stored_cell(key.to_vec(), &value))
+}
+
+/// Encodes the value of a cell.
+fn stored_value(cell: &Cell) -> Vec<u8> {
+    let mut value = Vec::with_capacity(8 + cell.value.len());
+    value.extend_from_slice(&cell.timestamp.to_be_bytes());
+    value.extend_from_slice(&cell.value);
+    value
 }
 
 /// Decodes a stored value: a timestamp of eight bytes, then the content.
@@ -456,6 +473,14 @@ impl<'a> Group<'a> {
                 }
                 self.answer(done);
             }
+            Command::RemoveUnchanged { cells, done } => {
+                for cell in cells {
+                    if let Err(e) = self.remove_unchanged(cell) {
+                        self.read_error.get_or_insert(e);
+                    }
+                }
+                self.answer(done);
+            }
             Command::Close { done } => {
                 self.sync = true;
                 self.answer(done);
@@ -477,13 +502,22 @@ impl<'a> Group<'a> {
         Ok(true)
     }
 
+    fn remove_unchanged(&mut self, cell: Cell) -> fjall::Result<()> {
+        debug_assert!(packed::row_and_column(&cell.key).is_none());
+        let stored = self.stored(&cell.key)?;
+        if stored.is_some_and(|stored| *stored == *stored_value(&cell)) {
+            self.newer.remove(&cell.key);
+            let keyspace = self.writer.keyspaces.of(&cell.key);
+            self.batch.remove(keyspace, cell.key);
+        }
+        Ok(())
+    }
+
     fn put(&mut self, cell: Cell) -> fjall::Result<()> {
         if let Some((row, letter)) = packed::row_and_column(&cell.key) {
             return self.put_packed(row, letter, &cell);
         }
-        let mut value = Vec::with_capacity(8 + cell.value.len());
-        value.extend_from_slice(&cell.timestamp.to_be_bytes());
-        value.extend_from_slice(&cell.value);
+        let value = stored_value(&cell);
         let keyspace = self.writer.keyspaces.of(&cell.key);
         if !self.writer.is_compared(&cell) {
             self.batch.insert(keyspace, cell.key, value);
@@ -554,6 +588,7 @@ impl Command {
             Self::Write { cells, .. } => cells.iter().map(|c| c.key.len() + c.value.len()).sum(),
             Self::Swap { cell, .. } => cell.value.len(),
             Self::Remove { keys, .. } => keys.iter().map(Vec::len).sum(),
+            Self::RemoveUnchanged { cells, .. } => cells.iter().map(|c| c.key.len()).sum(),
             Self::Close { .. } => 0,
         }
     }

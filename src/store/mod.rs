@@ -16,6 +16,7 @@ mod rows;
 pub mod simulated;
 
 use async_trait::async_trait;
+use consumers::FOREVER;
 pub use consumers::{
     ConsumerState, ConsumerStore, EventAt, InboxSettings, LaggingRow, SKIPPED_DAYS, SkippedRow,
     SkippedShard, TokenRow, Version, consumer_shard,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Reference;
+use super::{InboxSettings, Reference};
 use crate::model::{
     Change, ClientId, ConversationId, DeletedSeqs, Details, Entry, EntryState, Epoch, GatewayId,
     Kind, LEVEL_MAX, Last, Level, Millis, Participant, Rev, Seq, UserId,
@@ -229,6 +229,8 @@ pub struct InboxKey {
     pub may_have_left: bool,
     /// Whether the row may have a rev or deleted entries.
     pub may_have_changes: bool,
+    /// Whether the user may have set something for the conversation.
+    pub may_have_settings: bool,
 }
 
 impl InboxKey {
@@ -240,6 +242,19 @@ impl InboxKey {
             may_lack_texts: true,
             may_have_left: true,
             may_have_changes: true,
+            may_have_settings: true,
+        }
+    }
+
+    /// Returns the key of a row of which only the summary and the read watermark are needed.
+    #[must_use]
+    pub fn summary(conversation: ConversationId) -> Self {
+        Self {
+            conversation,
+            may_lack_texts: true,
+            may_have_left: false,
+            may_have_changes: false,
+            may_have_settings: false,
         }
     }
 }
@@ -261,6 +276,9 @@ pub struct InboxRow {
     /// The newest rev.
     #[serde(default)]
     pub rev: Rev,
+    /// What the user has set for the conversation. Only [`super::ConsumerStore::set_settings`] writes it.
+    #[serde(default, skip_serializing_if = "InboxSettings::is_unset")]
+    pub settings: InboxSettings,
 }
 
 impl InboxRow {
@@ -274,6 +292,7 @@ impl InboxRow {
             left_seq: None,
             deleted: (0, DeletedSeqs::default()),
             rev: 0,
+            settings: InboxSettings::default(),
         }
     }
 

@@ -351,6 +351,25 @@ impl Cells for Replicas {
         Ok(())
     }
 
+    async fn remove_unchanged(&self, cells: Vec<Cell>) -> Result<()> {
+        let mut state = self.state();
+        for replica in &mut state.replicas {
+            for Cell {
+                key,
+                timestamp,
+                value,
+            } in &cells
+            {
+                // A replica that missed the newest write must not bring an earlier one back.
+                let is_old = |stored: &(u64, Vec<u8>)| *stored <= (*timestamp, value.clone());
+                if replica.get(key).is_some_and(is_old) {
+                    replica.remove(key);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     model::{ConversationId, Last, MessageId, Seq, UserId},
-    store::{InboxRow, InboxSummary, InboxWrite, Result},
+    store::{InboxRow, InboxSettings, InboxSummary, InboxWrite, Result},
 };
 
 /// Summaries of one seq, one for each change of the entry's content. The timestamp of a summary is its seq times this,
@@ -164,6 +164,10 @@ pub(super) struct InboxColumns {
     read_texts_seq: Option<i64>,
     deleted: Option<String>,
     rev: Option<i64>,
+    /// 0 if the conversation is not muted.
+    muted_until: Option<i64>,
+    push: Option<bool>,
+    settings_version: Option<i64>,
 }
 
 impl InboxColumns {
@@ -185,7 +189,19 @@ impl InboxColumns {
             left_seq: self.left_seq.map(unsigned),
             deleted: deleted_of(operation, self.deleted.as_deref())?,
             rev: self.rev.map_or(0, unsigned),
+            settings: self.settings(),
         })
+    }
+
+    fn settings(&self) -> InboxSettings {
+        match (self.push, self.settings_version) {
+            (Some(push), Some(version)) => InboxSettings {
+                version: unsigned(version),
+                muted_until: self.muted_until.filter(|until| *until > 0),
+                push,
+            },
+            _ => InboxSettings::default(),
+        }
     }
 
     /// Returns the summary that a gateway wrote at level 1.

@@ -7,6 +7,7 @@ mod batches;
 mod changes;
 mod columns;
 mod connect;
+mod consumers;
 mod erase;
 mod files;
 mod inbox;

@@ -144,6 +144,44 @@ statements! {
     write set_usage: "UPDATE attachment_usage USING TIMESTAMP ? SET bytes = ? WHERE user_id = ? AND day = ?",
     read usage: "SELECT bytes FROM attachment_usage WHERE user_id = ? AND day = ?",
 
+    write set_offset_seq: "UPDATE consumer_offsets USING TIMESTAMP ? SET seq = ? WHERE conversation_id = ? AND consumer = ?",
+    write set_offset_rev: "UPDATE consumer_offsets USING TIMESTAMP ? SET rev = ? WHERE conversation_id = ? AND consumer = ?",
+    read offsets: "SELECT consumer, seq, rev FROM consumer_offsets WHERE conversation_id = ?",
+    /// Only rows of replays are deleted, whose names are never used again.
+    write delete_offset: "DELETE FROM consumer_offsets USING TIMESTAMP ? WHERE conversation_id = ? AND consumer = ?",
+    write set_lagging_seq: "UPDATE consumer_lagging USING TIMESTAMP ? SET seq_at = ? \
+        WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    write set_lagging_rev: "UPDATE consumer_lagging USING TIMESTAMP ? SET rev_at = ? \
+        WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    write clear_lagging_seq: "DELETE seq_at FROM consumer_lagging USING TIMESTAMP ? \
+        WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    write clear_lagging_rev: "DELETE rev_at FROM consumer_lagging USING TIMESTAMP ? \
+        WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    write delete_lagging: "DELETE FROM consumer_lagging USING TIMESTAMP ? WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    read lagging: "SELECT conversation_id, seq_at, rev_at, WRITETIME(seq_at), WRITETIME(rev_at) FROM consumer_lagging \
+        WHERE consumer = ? AND shard = ? AND conversation_id > ? LIMIT ?",
+    read lagging_first: "SELECT conversation_id, seq_at, rev_at, WRITETIME(seq_at), WRITETIME(rev_at) FROM consumer_lagging \
+        WHERE consumer = ? AND shard = ? LIMIT ?",
+    read lagging_row: "SELECT conversation_id, seq_at, rev_at, WRITETIME(seq_at), WRITETIME(rev_at) FROM consumer_lagging \
+        WHERE consumer = ? AND shard = ? AND conversation_id = ?",
+    write set_consumer: "UPDATE consumers USING TIMESTAMP ? SET state = ? WHERE name = ?",
+    read consumer: "SELECT state, WRITETIME(state) FROM consumers WHERE name = ?",
+    /// Scans a table that has one row per webhook and per replay.
+    read consumers: "SELECT name, state, WRITETIME(state) FROM consumers",
+    write insert_skipped: "INSERT INTO consumer_skipped (consumer, day, shard, conversation_id, place, position, status) \
+        VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    /// Scans a table that has at most 256 partitions per consumer and day.
+    read skipped_shards: "SELECT DISTINCT consumer, day, shard FROM consumer_skipped",
+    read skipped: "SELECT conversation_id, place, position, status FROM consumer_skipped \
+        WHERE consumer = ? AND day = ? AND shard = ? AND (conversation_id, place, position) > (?, ?, ?) LIMIT ?",
+    read skipped_first: "SELECT conversation_id, place, position, status FROM consumer_skipped \
+        WHERE consumer = ? AND day = ? AND shard = ? LIMIT ?",
+
+    write set_devices: "UPDATE devices USING TIMESTAMP ? SET devices = ? WHERE user_id = ?",
+    read devices: "SELECT devices, WRITETIME(devices) FROM devices WHERE user_id = ?",
+    write set_device_token: "UPDATE device_tokens USING TIMESTAMP ? SET user_id = ?, device = ? WHERE hash = ?",
+    read device_token: "SELECT user_id, device, WRITETIME(user_id) FROM device_tokens WHERE hash = ?",
+
     write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 0",
     read sends: "SELECT epoch, seq FROM sends WHERE conversation_id = ? AND sender = ? AND client_id = ?",
 
@@ -180,11 +218,15 @@ statements! {
     write set_inbox_deleted: "UPDATE user_conversations USING TIMESTAMP ? SET deleted = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_rev: "UPDATE user_conversations USING TIMESTAMP ? SET rev = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_left: "UPDATE user_conversations USING TIMESTAMP ? SET left_seq = ? WHERE user_id = ? AND conversation_id = ?",
+    write set_inbox_settings: "UPDATE user_conversations USING TIMESTAMP ? SET muted_until = ?, push = ? \
+        WHERE user_id = ? AND conversation_id = ?",
     read inbox: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
-        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev \
+        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
+        muted_until, push, WRITETIME(push) AS settings_version \
         FROM user_conversations WHERE user_id = ?",
     read inbox_rows: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
-        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev \
+        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
+        muted_until, push, WRITETIME(push) AS settings_version \
         FROM user_conversations WHERE user_id = ? AND conversation_id IN ?",
 
     write set_public: "UPDATE public_conversations USING TIMESTAMP ? SET public = ?, kind = ?, name = ?, created_at = ? \

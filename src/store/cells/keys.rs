@@ -25,6 +25,15 @@ pub(super) const REFERENCE: u8 = b'R';
 pub(super) const WORK: u8 = b'Q';
 pub(super) const USAGE: u8 = b'Z';
 
+/// The offsets of consumers, the conversations in which they lag, their states, and the events that they skipped.
+pub(super) const OFFSET: u8 = b'O';
+pub(super) const LAGGING: u8 = b'L';
+pub(super) const CONSUMER: u8 = b'N';
+pub(super) const SKIPPED: u8 = b'X';
+/// The devices of users, and the owners of device tokens.
+pub(super) const DEVICES: u8 = b'D';
+pub(super) const TOKEN: u8 = b'T';
+
 /// Columns of the state of an entry.
 pub(super) const CONTENT: u8 = b's';
 pub(super) const REACTIONS: u8 = b'r';
@@ -43,6 +52,9 @@ pub(super) const OLD_SUMMARY: u8 = b'f';
 pub(super) const SUMMARY: u8 = b'g';
 pub(super) const REV: u8 = b'v';
 pub(super) const LEFT: u8 = b'l';
+/// Until when a user muted the conversation, and whether its messages are pushed.
+pub(super) const MUTED: u8 = b'm';
+pub(super) const PUSH: u8 = b'p';
 
 /// The initial capacity of a key, enough for most users.
 const KEY_BYTES: usize = 80;
@@ -65,7 +77,7 @@ impl Key {
         self.text(user.as_str())
     }
 
-    /// Appends a user id or an emoji and a zero. They contain no control characters, so the zero ends them.
+    /// Appends a user id, an emoji or the name of a consumer, and a zero. They contain no control characters, so the zero ends them.
     pub(super) fn text(self, text: &str) -> Self {
         self.bytes(text.as_bytes()).bytes(&[0])
     }

@@ -4,13 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cell,
-    keys::{DELETED, LEFT, OLD_SUMMARY, READ, REV, SUMMARY, inbox_key, participant_key},
+    keys::{
+        DELETED, LEFT, MUTED, OLD_SUMMARY, PUSH, READ, REV, SUMMARY, inbox_key, participant_key,
+    },
     states::{deleted_seqs, deleted_value},
     values::{corrupt, decode, encode, take_conversation},
 };
 use crate::{
     model::{EntryKind, Kind, Last, MessageId, Millis, Seq, UserId},
-    store::{InboxKey, InboxRow, InboxSummary, InboxWrite, Result},
+    store::{InboxKey, InboxRow, InboxSettings, InboxSummary, InboxWrite, Result},
 };
 
 const OPERATION: &str = "inbox";
@@ -49,6 +51,8 @@ pub(super) fn cell_keys(user: &UserId, keys: &[InboxKey]) -> Vec<Vec<u8>> {
             (OLD_SUMMARY, key.may_lack_texts),
             (SUMMARY, true),
             (LEFT, key.may_have_left),
+            (MUTED, key.may_have_settings),
+            (PUSH, key.may_have_settings),
             (READ, true),
             (REV, key.may_have_changes),
             (DELETED, key.may_have_changes),
@@ -71,6 +75,31 @@ fn read_texts(value: &[u8]) -> Result<Option<u64>> {
     }
     let (texts,) = decode(OPERATION, value)?;
     Ok(Some(texts))
+}
+
+/// Returns the value of [`MUTED`]. It is empty if the conversation is not muted.
+pub(super) fn muted_value(until: Option<Millis>) -> Vec<u8> {
+    until.map_or_else(Vec::new, |until| encode(&(until,)))
+}
+
+/// Returns the value of [`PUSH`]. It is empty if messages are pushed, as without a setting.
+pub(super) fn push_value(push: bool) -> Vec<u8> {
+    if push { Vec::new() } else { encode(&(push,)) }
+}
+
+/// Takes over a setting of the user.
+fn take_setting(settings: &mut InboxSettings, cell: &Cell) -> Result<()> {
+    settings.version = settings.version.max(cell.timestamp);
+    if cell.value.is_empty() {
+        return Ok(());
+    }
+    if cell.key.last() == Some(&MUTED) {
+        let (until,) = decode(OPERATION, &cell.value)?;
+        settings.muted_until = Some(until);
+    } else {
+        (settings.push,) = decode(OPERATION, &cell.value)?;
+    }
+    Ok(())
 }
 
 fn summary_timestamp(summary: &InboxSummary) -> u64 {
@@ -162,6 +191,7 @@ pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> 
                 row.deleted = (cell.timestamp, deleted_seqs(OPERATION, &cell.value)?);
             }
             Some(REV) => row.rev = cell.timestamp,
+            Some(MUTED | PUSH) => take_setting(&mut row.settings, cell)?,
             _ => return Err(corrupt(OPERATION, "unknown column")),
         }
     }
