@@ -130,6 +130,8 @@ pub struct Receipt {
     pub user: UserId,
     pub read_seq: Option<Seq>,
     pub delivered_seq: Option<Seq>,
+    /// Whether it was delivered to a session that is away.
+    pub away: bool,
 }
 
 /// The participants of a dm or group as of one entry, or some of them.

@@ -160,6 +160,7 @@ impl Home {
             }
         }
         self.presence.count();
+        self.presence.adopted(|user| rings.stayed(user, self.me));
     }
 
     fn is_mine(&self, ring: &View, topic: &Topic) -> bool {
@@ -180,6 +181,7 @@ impl Home {
             && !self.complete.load(Ordering::Acquire)
         {
             self.complete.store(true, Ordering::Release);
+            self.presence.complete();
             let watched = self
                 .interests
                 .topics(|topic| matches!(topic, Topic::Presence(_)) && self.is_mine(now, topic));
@@ -265,6 +267,11 @@ impl Home {
         if rings.now.version() == version {
             self.devices.remember(user, devices);
         }
+    }
+
+    /// Notes that a user has set something for a conversation, so that it is read.
+    pub(super) fn has_settings(&self, user: &UserId, conversation: ConversationId) {
+        self.index.has_settings(user, conversation);
     }
 
     /// Sends what a user has set for a conversation to all sessions of the user.

@@ -195,18 +195,11 @@ impl Router {
 
     /// Returns the devices that this gateway remembers. After a pause it may have missed that another one became the home.
     fn remembered(&self, user: &UserId) -> Option<Arc<[Device]>> {
-        self.home
-            .devices
-            .of(user)
-            .filter(|_| self.may_serve())
+        self.home.devices.of(user).filter(|_| self.may_serve())
     }
 
     /// Reads the devices of a user, and remembers them. The caller holds the lock of the user.
-    async fn read_devices(
-        &self,
-        user: &UserId,
-        epoch: Epoch,
-    ) -> Result<Arc<[Device]>, Error> {
+    async fn read_devices(&self, user: &UserId, epoch: Epoch) -> Result<Arc<[Device]>, Error> {
         if let Some(known) = self.remembered(user) {
             return Ok(known);
         }
@@ -310,10 +303,7 @@ impl Router {
             claims,
         };
         async move {
-            match self
-                .ask_responsible(|ring| ring.token(&hash), ask)
-                .await?
-            {
+            match self.ask_responsible(|ring| ring.token(&hash), ask).await? {
                 PeerResponse::Outcome(outcome) => outcome.map(drop),
                 _ => Err(Error::Closed),
             }

@@ -77,7 +77,10 @@ impl Router {
         let (store, user, home) = (self.store().clone(), user.clone(), self.home.clone());
         let (told, is_written) = tokio::sync::oneshot::channel();
         let written = async move {
-            let written = store.set_settings(&user, conversation, &settings).await?;
+            let written = store.set_settings(&user, conversation, &settings).await;
+            // Also after an error: it may have been written.
+            home.has_settings(&user, conversation);
+            let written = written?;
             let _ = told.send(written);
             if written {
                 home.tell_settings(&user, conversation, settings);

@@ -61,6 +61,8 @@ pub struct Gateway {
     /// Uploaded files. `None` if there are no uploads.
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) eraser: Eraser,
+    /// The key with which browsers subscribe to pushes. `None` if they get none.
+    pub(crate) web_key: Option<String>,
 }
 
 impl Gateway {
@@ -97,6 +99,7 @@ impl Gateway {
             metrics: requests::Metrics::default(),
             files,
             eraser,
+            web_key: None,
         }
     }
 

@@ -26,7 +26,8 @@ use super::{development, files, http};
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
         http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
         http::changes::unreact, http::changes::reactions, http::changes::changes,
-        files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
+        http::devices::list, http::devices::set,
+        http::devices::remove, files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
     modifiers(&Bearer),
 )]

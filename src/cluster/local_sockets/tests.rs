@@ -25,7 +25,7 @@ fn an_answer_of_an_earlier_subscription_says_nothing() {
     assert_eq!(sockets.subscription(channel), None, "nobody is here");
     sockets.subscribe(&topic, &first);
     let asked = sockets.subscription(channel).unwrap();
-    sockets.leave(&first, |_| {});
+    sockets.leave(&first, |_| {}, |_| {});
     sockets.subscribe(&topic, &second);
     sockets.confirmed(channel, asked, Cursor(10, 0));
     assert!(

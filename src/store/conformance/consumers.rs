@@ -348,6 +348,7 @@ fn device(id: &str, token: &str) -> Device {
         provider: PushProvider::Web,
         token: token.into(),
         content: PushContent::None,
+        version: (1 << 32) + 7,
     }
 }
 
