@@ -168,6 +168,12 @@ export interface InboxItem {
   /** The number of unread messages of people, without deleted ones. */
   unread: number;
   joinedSeq: Seq;
+  /** The version of the user's settings. It is absent if nothing was ever set. */
+  settingsVersion?: number;
+  /** The time until which the conversation is muted. It may have passed. */
+  mutedUntil?: Millis;
+  /** Whether messages are pushed to the user's devices. Absent is the same as `on`. */
+  push?: 'on' | 'off';
 }
 
 /** The properties of a conversation that events carry. */
