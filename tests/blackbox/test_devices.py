@@ -9,7 +9,7 @@ import httpx
 import jwt
 import pytest
 
-from support import PATIENCE, STORE, UNLIMITED, Client, Refused, Three, clean, eventually, uuid4
+from support import PATIENCE, UNLIMITED, Client, Refused, Three, clean, eventually, uuid4
 
 SECRET = "a secret of more than thirty-two bytes"
 KEYS = json.dumps([{"algorithm": "HS256", "secret": SECRET}]).replace('":', '"=')
@@ -334,7 +334,6 @@ async def test_away_is_acknowledged_and_not_shown_to_others(people):
 
 
 @pytest.mark.cassandra
-@pytest.mark.skipif(STORE != "cassandra", reason="needs Cassandra")
 async def test_three_gateways_agree_also_after_one_is_killed(codec):
     three = Three(**UNLIMITED)
     try:
