@@ -363,7 +363,7 @@ async def test_metrics_and_status_of_the_cluster(gateway, people):
     assert metrics["chat_peer_frames_sent_total"] > 0 and metrics["chat_takeovers_total"] > 0
     shown = gateway.nodes[0].command("cluster", "status").stdout
     assert shown.count("alive") == 3, shown
-    assert "level 3 (this build supports 3)" in shown and shown.count("supports level 3\n") == 3, shown
+    assert "level 4 (this build supports 4)" in shown and shown.count("supports level 4\n") == 3, shown
 
 
 def ring_of(cluster, change=None):
@@ -390,29 +390,29 @@ async def test_an_upgrade_is_finalized_while_gateways_run(three):
         person.task = asyncio.create_task(person.run())
     await asyncio.sleep(1)
     said = await asyncio.to_thread(three.nodes[0].command, "cluster", "finalize")
-    assert "the level rose from 0 to 3: all 3 gateways" in said.stdout, said
+    assert "the level rose from 0 to 4: all 3 gateways" in said.stdout, said
 
     async def risen():
-        return three.metrics()["chat_cluster_level"] == 9
+        return three.metrics()["chat_cluster_level"] == 12
 
     assert await eventually(risen)
     said = await asyncio.to_thread(three.nodes[0].command, "cluster", "finalize")
-    assert "has level 3 already" in said.stdout, said
+    assert "has level 4 already" in said.stdout, said
     after = ring_of(three)
-    assert (after["level"], after["version"], after["proposal"]) == (3, row["version"] + 1, None) and after["change"]
+    assert (after["level"], after["version"], after["proposal"]) == (4, row["version"] + 1, None) and after["change"]
     assert after["members"] == row["members"], "nobody left the ring"
     await settle(people)
     # Changes of the members keep the level.
     assert three.nodes[2].stop() == 0
     three.nodes[2].start()
-    assert ring_of(three)["level"] == 3
+    assert ring_of(three)["level"] == 4
     for client in (alice, bob):
         await client.close()
 
 
 async def test_a_gateway_does_not_start_above_its_level(three):
     before = ring_of(three, "level = 99")
-    refused = "the store has level 99, and this build supports levels up to 3"
+    refused = "the store has level 99, and this build supports levels up to 4"
     for node in three.nodes:
         assert await asyncio.to_thread(node.process.wait, 60) == 1
         assert refused in open(node.log_path).read()

@@ -18,7 +18,7 @@ async def test_a_directory_of_the_first_build_opens_and_works(start, tmp_path):
         archive.extractall(tmp_path, filter="data")
     found = json.loads((tmp_path / "found.json").read_text())
     gateway = start(str(tmp_path), **UNLIMITED)
-    assert gateway.metrics()["chat_cluster_level"] == 3, "the level rises by itself"
+    assert gateway.metrics()["chat_cluster_level"] == 4, "the level rises by itself"
     for restarts in range(2):
         alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
         if restarts == 0:

@@ -1,4 +1,4 @@
-//! Pins the bytes that level 1 stores, which earlier builds must be able to read.
+//! Pins bytes that are stored: those of level 1, which earlier builds must be able to read, and those of consumers.
 
 use std::sync::Arc;
 
@@ -10,10 +10,14 @@ use super::{
 };
 use crate::{
     model::{
-        Attachment, ClientId, Content, ConversationId, Entry, EntryKind, Kind, Last, MessageId,
-        UserId,
+        Attachment, ClientId, ConsumerName, Content, ConversationId, Cursor, Device, Entry,
+        EntryKind, Kind, Last, MessageId, PushContent, PushProvider, UserId,
     },
-    store::{InboxSummary, InboxWrite, LogRow},
+    store::{
+        ConsumerState, ConsumerStore as _, EventAt, InboxSettings, InboxSummary, InboxWrite,
+        LogRow, SkippedRow, Store as _, TokenRow,
+        simulated::{Faults, Simulated},
+    },
 };
 
 /// The key, the timestamp and the value of a log row, of an inbox row's summary, of its read watermark, of that of the
@@ -128,4 +132,87 @@ fn rows_of_level_1_are_read() {
     assert_eq!(inbox[0].summary, write.summary);
     assert_eq!((inbox[0].read_seq, inbox[0].read_texts), (299, None));
     assert_eq!(inbox[0].left_seq, Some(298));
+}
+
+/// The devices, lagging rows, state, offsets, token, skipped event and settings of level 4, in the order of their keys. The
+/// day of a removed cell is left out.
+const LEVEL_4: [&str; 13] = [
+    "44626f6200 4294967296 9194a570686f6e65a461706e73a430613162a46e6f6e65",
+    "4c776562686f6f6b3a6f6e6500090909090909090909090909090909090973 301 91cf0000018bcfe56800",
+    "4c776562686f6f6b3a6f6e653a696400090909090909090909090909090909090972 1125899906842624 ff",
+    "4c776562686f6f6b3a6f6e653a696400090909090909090909090909090909090973 1125899906842624 ff",
+    "4e776562686f6f6b3a6f6e6500 4294967296 92c2a3343130",
+    "4f09090909090909090909090909090909776562686f6f6b3a6f6e650072 2 ",
+    "4f09090909090909090909090909090909776562686f6f6b3a6f6e650073 300 ",
+    "4f09090909090909090909090909090909776562686f6f6b3a6f6e653a69640072 1125899906842624 ff",
+    "4f09090909090909090909090909090909776562686f6f6b3a6f6e653a69640073 1125899906842624 ff",
+    "540707070707070707070707070707070707070707070707070707070707070707 4294967296 92a3626f62a570686f6e65",
+    "58776562686f6f6b3a6f6e650000004e200909090909090909090909090909090909720000000000000002 0 91cd0190",
+    "69626f6200090909090909090909090909090909096d 4294967296 91cf0000018bcfe56800",
+    "69626f62000909090909090909090909090909090970 4294967296 91c2",
+];
+
+#[tokio::test]
+async fn level_4_stores_the_same_bytes_as_before() {
+    let store = Simulated::new(1, Faults::NONE);
+    let (hook, conversation) = (ConsumerName::webhook("one"), ConversationId(id(9)));
+    let replay = ConsumerName::stored("webhook:one:id");
+    let bob = UserId::new("bob").unwrap();
+    let offset = (conversation, hook.clone(), Cursor(300, 2));
+    store.set_offsets(&[offset]).await.unwrap();
+    let at = 1_700_000_000_000;
+    let lag = store.set_lagging(&hook, conversation, Cursor(301, 0), at);
+    lag.await.unwrap();
+    store.remove_replay(&replay, conversation).await.unwrap();
+    let state = ConsumerState {
+        version: 1 << 32,
+        enabled: false,
+        reason: Some("410".into()),
+    };
+    store.set_consumer_state(&hook, &state).await.unwrap();
+    let skipped = SkippedRow {
+        conversation,
+        at: EventAt::Change(2),
+        status: Some(400),
+    };
+    store.add_skipped(&hook, 20_000, &skipped).await.unwrap();
+    let device = Device {
+        id: "phone".into(),
+        provider: PushProvider::Apns,
+        token: "0a1b".into(),
+        content: PushContent::None,
+    };
+    store.set_devices(&bob, 1 << 32, &[device]).await.unwrap();
+    let token = TokenRow {
+        version: 1 << 32,
+        user: bob.clone(),
+        device: "phone".into(),
+    };
+    store.set_device_token(&[7; 32], &token).await.unwrap();
+    store.write_inbox(vec![write()]).await.unwrap();
+    let settings = InboxSettings {
+        version: 1 << 32,
+        muted_until: Some(at),
+        push: false,
+    };
+    let set = store.set_settings(&bob, conversation, &settings);
+    assert!(set.await.unwrap());
+    let is_of_level_4 = |cell: &Cell| match cell.key[0] {
+        b'i' => b"mp".contains(cell.key.last().unwrap()),
+        table => b"OLNXDT".contains(&table),
+    };
+    let copies = store.copies().into_iter().map(|(key, copies)| {
+        let (timestamp, mut value) = copies[0].clone();
+        if value.len() == 5 && value[0] == u8::MAX {
+            // The day of today.
+            value.truncate(1);
+        }
+        Cell {
+            key,
+            timestamp,
+            value,
+        }
+    });
+    let cells: Vec<Cell> = copies.filter(is_of_level_4).collect();
+    assert_eq!(hex(&cells), LEVEL_4);
 }
