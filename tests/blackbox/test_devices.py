@@ -56,7 +56,7 @@ def shown(item):
 
 
 async def test_devices_are_set_replaced_removed_and_listed(people):
-    [alice] = await people("alice")
+    alice = await people("alice")
     assert await listed(alice) == {}
     await set_device(alice, "browser", provider="web", subscription=subscription(expirationTime=None))
     await set_device(alice, "phone", **phone(content="none"))
@@ -72,7 +72,7 @@ async def test_devices_are_set_replaced_removed_and_listed(people):
 
 
 async def test_the_eleventh_device_is_refused(people):
-    [alice] = await people("alice")
+    alice = await people("alice")
     for number in range(10):
         await set_device(alice, f"phone-{number}", **phone())
     assert "at most 10" in await refused("too_large", set_device(alice, "phone-10", **phone()))
@@ -84,7 +84,7 @@ async def test_the_eleventh_device_is_refused(people):
 
 
 async def test_of_many_at_once_none_is_lost(people):
-    [alice] = await people("alice")
+    alice = await people("alice")
     await asyncio.gather(*(set_device(alice, f"phone-{number}", **phone()) for number in range(10)))
     assert len(await listed(alice)) == 10
     results = await asyncio.gather(*(set_device(alice, f"more-{n}", **phone()) for n in range(5)), return_exceptions=True)
@@ -92,7 +92,7 @@ async def test_of_many_at_once_none_is_lost(people):
 
 
 async def test_the_same_token_under_another_id_is_the_same_device(people):
-    [alice] = await people("alice")
+    alice = await people("alice")
     token = uuid4()
     await set_device(alice, "before", **phone(token))
     await set_device(alice, "after", **phone(token))
@@ -110,7 +110,7 @@ async def test_a_token_may_go_from_user_to_user(people):
 
 
 async def test_hostile_registrations_are_refused(people):
-    [alice] = await people("alice")
+    alice = await people("alice")
     web = {"provider": "web"}
     keys = subscription()["keys"]
     for code, fields in [
