@@ -78,7 +78,7 @@ const requests: Request[] = [
     provider: 'web',
     subscription: { endpoint: 'https://push.example.org/a', keys: { p256dh: 'BCVxsr7N', auth: 'BTBZMqHH' } },
   },
-  { type: 'device_set', device: 'phone', provider: 'apns', token: '00fc13adff', content: 'none' },
+  { type: 'device_set', device: 'phone', provider: 'apns', token: '00fc13adff', content: 'full' },
   { type: 'device_remove', device: 'phone' },
   { type: 'devices' },
   { type: 'away', away: true },

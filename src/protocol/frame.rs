@@ -12,15 +12,14 @@ use super::{
     changed::{ChangedEvent, Changes, ReactorItem},
     codes::ErrorCode,
     device::{Away, DeviceList, DeviceSet, NamedDevice, SettingsEvent, SettingsSet, Switch},
+    file::{AttachmentUrls, FileUrl},
     list::at_most,
     message::Message,
 };
 use crate::model::{
-    Attachment, AttachmentId, ClientId, ConversationId, Cursor, Details, Kind, Last, MessageId,
-    Millis, Posting, Rev, Role, Seq, UserId,
-    limits::{
-        ATTACHMENTS_MAX, DELETE_SEQS_MAX, FILES_ASKED_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX,
-    },
+    Attachment, ClientId, ConversationId, Cursor, Details, Kind, Last, MessageId, Millis, Posting,
+    Rev, Role, Seq, UserId,
+    limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
 };
 
 /// A frame from a client, with a valid header.
@@ -125,26 +124,6 @@ pub struct Connect {
     /// Whether more cursors follow in `cursors` frames.
     #[serde(default)]
     pub more: bool,
-}
-
-/// A request for the addresses of uploaded files.
-#[derive(Debug, Deserialize)]
-pub struct AttachmentUrls {
-    #[serde(deserialize_with = "at_most::<_, _, FILES_ASKED_MAX>")]
-    pub ids: Vec<AttachmentId>,
-}
-
-/// The addresses of an uploaded file. They are valid without a token until they expire.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct FileUrl {
-    #[schema(value_type = String, format = Uuid)]
-    pub id: AttachmentId,
-    pub url: String,
-    /// The address of a smaller picture, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub thumb: Option<String>,
-    /// Milliseconds since 1970.
-    pub expires_at: Millis,
 }
 
 /// More cursors of a `connect`.
