@@ -53,7 +53,7 @@ pub enum Body {
     Entry(Arc<Entry>),
     /// The membership of each user of the audience, as of the entry at the publication's position.
     Membership(Arc<MembershipNotice>),
-    Receipt(Receipt),
+    Receipt(Arc<Receipt>),
     /// Entries that changed, up to the rev of the publication's position.
     Changed(Arc<Changed>),
     /// The user of the audience added or removed a reaction. It is for their own sessions.
@@ -259,7 +259,7 @@ impl Publication {
             at: Cursor::default(),
             audience,
             guarantee: Guarantee::BestEffort,
-            body: Body::Receipt(receipt),
+            body: Body::Receipt(Arc::new(receipt)),
         }
     }
 

@@ -335,7 +335,7 @@ impl LocalSockets {
                     read_seq,
                     delivered_seq,
                     ..
-                } = receipt.clone();
+                } = receipt.as_ref().clone();
                 let receipt = Event::Receipt {
                     conversation,
                     user,

@@ -165,7 +165,7 @@ impl Router {
             });
         }
         self.ask_token(user, &device, true).await?;
-        let version = self.home.devices.versions.next(epoch);
+        let version = self.next_version(epoch)?;
         device.version = version;
         let token = device.token.clone();
         devices.push(device);
@@ -188,7 +188,7 @@ impl Router {
         if removed.is_empty() {
             return Ok(());
         }
-        let version = self.home.devices.versions.next(epoch);
+        let version = self.next_version(epoch)?;
         self.write_devices(only, user, epoch, version, stay).await?;
         self.release_tokens(user, removed.iter()).await;
         Ok(())
@@ -232,6 +232,11 @@ impl Router {
             written
         };
         self.written(epoch, written).await
+    }
+
+    /// Returns the version of a write under a version of the ring.
+    pub(super) fn next_version(&self, epoch: Epoch) -> Result<Version, Error> {
+        self.home.devices.versions.next(epoch).ok_or(Error::Moved)
     }
 
     /// Completes a write under rule [version]: it counts only if this gateway has been the writer all the time. Otherwise
@@ -327,7 +332,7 @@ impl Router {
         if !claims && !self.token_is_of(&hash, &user, &device).await? {
             return Ok(Outcome::Done);
         }
-        let version = self.home.devices.versions.next(epoch);
+        let version = self.next_version(epoch)?;
         let store = self.store().clone();
         let written = async move {
             let row = TokenRow {

@@ -72,7 +72,7 @@ impl Router {
         let epoch = self.at_home_since(user).await?;
         let rows = self.home.inbox_rows(user, false, &[conversation]).await?;
         let row = rows.first().ok_or(Error::UnknownConversation)?;
-        let version = self.home.devices.versions.next(epoch);
+        let version = self.next_version(epoch)?;
         let settings = changed(row.settings, change, version, clock::wall());
         let (store, user, home) = (self.store().clone(), user.clone(), self.home.clone());
         let (told, is_written) = tokio::sync::oneshot::channel();

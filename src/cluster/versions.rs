@@ -20,14 +20,17 @@ struct Last {
 }
 
 impl Versions {
-    /// Returns the next version under a version of the ring.
-    pub(super) fn next(&self, ring: Epoch) -> Version {
+    /// Returns the next version under a version of the ring. `None` if a later one was used already, or if there are no more.
+    pub(super) fn next(&self, ring: Epoch) -> Option<Version> {
         let mut last = lock(&self.0);
         if ring > last.ring {
             *last = Last { ring, counter: 0 };
         }
-        last.counter = last.counter.saturating_add(1);
-        (ring << COUNTER_BITS) | Version::from(last.counter)
+        if ring < last.ring {
+            return None;
+        }
+        last.counter = last.counter.checked_add(1)?;
+        Some((ring << COUNTER_BITS) | Version::from(last.counter))
     }
 }
 
@@ -38,11 +41,13 @@ mod tests {
     #[test]
     fn a_later_write_has_a_higher_version() {
         let versions = Versions::default();
-        let given = [7, 7, 8, 8, 9].map(|ring| versions.next(ring));
+        let given = [7, 7, 8, 8, 9].map(|ring| versions.next(ring).unwrap());
         assert!(given.is_sorted_by(|a, b| a < b), "{given:?}");
         assert_eq!(given[0], (7 << 32) + 1);
-        // A write that began before the ring changed is no longer the newest, but has a version of its own.
-        let late = versions.next(8);
-        assert!(late > given[3] && late < given[4]);
+        assert_eq!(versions.next(8), None, "it began before the ring changed");
+        lock(&versions.0).counter = u32::MAX - 1;
+        assert_eq!(versions.next(9), Some((10 << 32) - 1));
+        assert_eq!(versions.next(9), None, "the next one would be of ring 10");
+        assert_eq!(versions.next(10), Some((10 << 32) + 1));
     }
 }
