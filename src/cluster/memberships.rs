@@ -103,6 +103,7 @@ struct Row {
     summary: Option<SummaryVersion>,
     left_seq: Option<Seq>,
     rev: Rev,
+    /// Whether the user has set something for the conversation. If not, pages do not look for it.
     has_settings: bool,
 }
 
