@@ -90,7 +90,7 @@ impl Router {
             return Ok(known);
         }
         let _only = self.home.devices.lock_user(user).await;
-        Ok(self.read_devices(user, epoch).await?)
+        self.read_devices(user, epoch).await
     }
 
     /// Returns whether a token still belongs to this device of the user. If not, another user has registered it since, or

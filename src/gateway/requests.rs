@@ -144,10 +144,10 @@ fn answer(
         Request::Reactions(r) => changes::reactions(gateway, user, r).boxed(),
         Request::AttachmentUrls(r) => files::attachment_urls(gateway, user, r.ids).boxed(),
         Request::Changes(r) => changes::changes(gateway, user, r).boxed(),
-        Request::DeviceSet(r) => devices::set(gateway, user, r).boxed(),
-        Request::DeviceRemove(r) => devices::remove(gateway, user, r).boxed(),
-        Request::Devices => devices::list(gateway, user).boxed(),
-        Request::SettingsSet(r) => devices::set_settings(gateway, user, r).boxed(),
+        request @ (Request::DeviceSet(_)
+        | Request::DeviceRemove(_)
+        | Request::Devices
+        | Request::SettingsSet(_)) => devices::answer(gateway, user, request).boxed(),
         Request::Connect(_)
         | Request::Cursors(_)
         | Request::Refresh(_)

@@ -16,8 +16,8 @@ use crate::{
         limits::{DEVICE_ID_BYTES_MAX, MUTED_UNTIL_MAX, TOKEN_BYTES_MAX},
     },
     protocol::{
-        Answer, DeviceList, DeviceSet, NamedDevice, Okay, Registration, SettingsSet, Subscription,
-        SubscriptionKeys, Switch,
+        Answer, DeviceList, DeviceSet, NamedDevice, Okay, Registration, Request, SettingsSet,
+        Subscription, SubscriptionKeys, Switch,
     },
 };
 
@@ -32,33 +32,40 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-pub(super) async fn set(gateway: &Gateway, user: UserId, r: DeviceSet) -> Result<Answer, Error> {
+/// Answers a request about devices or settings.
+pub(super) async fn answer(
+    gateway: &Gateway,
+    user: UserId,
+    request: Request,
+) -> Result<Answer, Error> {
+    match request {
+        Request::DeviceSet(r) => set(gateway, user, r).await,
+        Request::DeviceRemove(r) => remove(gateway, user, r).await,
+        Request::Devices => list(gateway, user).await,
+        Request::SettingsSet(r) => set_settings(gateway, user, r).await,
+        _ => Err(Error::invalid("not about devices or settings")),
+    }
+}
+
+async fn set(gateway: &Gateway, user: UserId, r: DeviceSet) -> Result<Answer, Error> {
     let device = checked(r)?;
     gateway.router.set_device(&user, device).await?;
     Ok(Answer::Ok(Okay::default()))
 }
 
-pub(super) async fn remove(
-    gateway: &Gateway,
-    user: UserId,
-    r: NamedDevice,
-) -> Result<Answer, Error> {
+async fn remove(gateway: &Gateway, user: UserId, r: NamedDevice) -> Result<Answer, Error> {
     checked_id(&r.device)?;
     gateway.router.remove_device(&user, r.device).await?;
     Ok(Answer::Ok(Okay::default()))
 }
 
-pub(super) async fn list(gateway: &Gateway, user: UserId) -> Result<Answer, Error> {
+async fn list(gateway: &Gateway, user: UserId) -> Result<Answer, Error> {
     let items = gateway.router.devices(&user).await?;
     let web_key = gateway.web_key.clone();
     Ok(Answer::Devices(DeviceList { items, web_key }))
 }
 
-pub(super) async fn set_settings(
-    gateway: &Gateway,
-    user: UserId,
-    r: SettingsSet,
-) -> Result<Answer, Error> {
+async fn set_settings(gateway: &Gateway, user: UserId, r: SettingsSet) -> Result<Answer, Error> {
     if r.muted_until.is_none() && r.push.is_none() {
         return Err(Error::invalid("set muted_until or push"));
     }

@@ -152,6 +152,16 @@ const LEVEL_4: [&str; 13] = [
     "69626f62000909090909090909090909090909090970 4294967296 91c2",
 ];
 
+fn device() -> Device {
+    Device {
+        id: "phone".into(),
+        provider: PushProvider::Apns,
+        token: "0a1b".into(),
+        content: PushContent::None,
+        version: 1 << 32,
+    }
+}
+
 #[tokio::test]
 async fn level_4_stores_the_same_bytes_as_before() {
     let store = Simulated::new(1, Faults::NONE);
@@ -176,14 +186,7 @@ async fn level_4_stores_the_same_bytes_as_before() {
         status: Some(400),
     };
     store.add_skipped(&hook, 20_000, &skipped).await.unwrap();
-    let device = Device {
-        id: "phone".into(),
-        provider: PushProvider::Apns,
-        token: "0a1b".into(),
-        content: PushContent::None,
-        version: 1 << 32,
-    };
-    store.set_devices(&bob, 1 << 32, &[device]).await.unwrap();
+    store.set_devices(&bob, 1 << 32, &[device()]).await.unwrap();
     let token = TokenRow {
         version: 1 << 32,
         user: bob.clone(),
