@@ -207,7 +207,8 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
             "development tokens are on: anyone on this machine can act as any user. Set auth.keys before production"
         );
     }
-    let node = match run_until_told(config, files, metrics, &mut signals).await? {
+    // Boxed, because it is large.
+    let node = match Box::pin(run_until_told(config, files, metrics, &mut signals)).await? {
         Ended::Told(node) => node,
         Ended::With(code) => return Ok(code),
     };

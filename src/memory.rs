@@ -24,6 +24,8 @@ const HISTORY: usize = 1;
 /// The largest share of pages of history. They are kept for clients that all reconnect at once; later reads use the
 /// store's block cache.
 const HISTORY_BYTES_MAX: usize = 64 << 20;
+/// The part of the share of memberships that is for the devices of users: a 16th, because most users have none or two.
+const DEVICES_DIVISOR: usize = 16;
 const _: () = assert!(OWNERS + MEMBERSHIPS + OVERLAYS + INBOX + HISTORY == 8);
 
 /// The memory of open conversations, homes, inbox rows and pages of history together, in bytes. The store's block cache
@@ -51,7 +53,13 @@ impl Memory {
     /// Returns the bytes for the memberships that homes remember.
     #[must_use]
     pub fn memberships(self) -> usize {
-        self.0 / 8 * MEMBERSHIPS
+        self.0 / 8 * MEMBERSHIPS - self.devices()
+    }
+
+    /// Returns the bytes for the devices of users that homes remember.
+    #[must_use]
+    pub fn devices(self) -> usize {
+        self.0 / 8 * MEMBERSHIPS / DEVICES_DIVISOR
     }
 
     /// Returns the bytes for recent publications, which homes lay over stored inboxes.

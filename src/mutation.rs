@@ -25,6 +25,8 @@ pub enum Mutation {
     Place,
     /// A home that was not the home for a while trusts what it remembers of its users.
     Remember,
+    /// The writer of rows without a seq does not check that it still is their writer.
+    Version,
     /// A removal is acknowledged before the gateways of the user's sockets have.
     Private,
     /// A session that requests to see a channel receives events before it is known to be allowed.

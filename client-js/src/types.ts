@@ -168,6 +168,12 @@ export interface InboxItem {
   /** The number of unread messages of people, without deleted ones. */
   unread: number;
   joinedSeq: Seq;
+  /** The version of the user's settings. It is absent if nothing was ever set. */
+  settingsVersion?: number;
+  /** The time until which the conversation is muted. It may have passed. */
+  mutedUntil?: Millis;
+  /** Whether messages are pushed to the user's devices. Absent is the same as `on`. */
+  push?: 'on' | 'off';
 }
 
 /** The properties of a conversation that events carry. */
@@ -293,6 +299,29 @@ export interface Resync {
   head: Seq;
 }
 
+/** A browser's subscription, as `PushSubscription.toJSON()` returns it. */
+export interface PushSubscriptionJson {
+  endpoint: string;
+  keys: { p256dh: string; auth: string };
+}
+
+/** A device to which messages are pushed. */
+export interface Device {
+  device: string;
+  provider: 'web' | 'fcm' | 'apns';
+  content: 'full' | 'none';
+}
+
+/** What the user has set for a conversation. */
+export interface ConversationSettings {
+  conversation: ConversationId;
+  /** Later settings have a higher version. */
+  version: number;
+  /** The time until which the conversation is muted. It may have passed. */
+  mutedUntil: Millis | null;
+  push: 'on' | 'off';
+}
+
 type In<Type extends string> = { type: Type; conversation: ConversationId };
 
 /** Every request of the protocol. The connection adds the id. */
@@ -327,7 +356,15 @@ export type Request =
   | (In<'changes'> & { after: Rev; limit?: number })
   | { type: 'public'; after?: ConversationId; limit?: number }
   | { type: 'ping' }
-  | { type: 'attachment_urls'; ids: AttachmentId[] };
+  | { type: 'attachment_urls'; ids: AttachmentId[] }
+  | ({ type: 'device_set'; device: string; content?: 'full' | 'none' } & (
+      | { provider: 'web'; subscription: PushSubscriptionJson }
+      | { provider: 'fcm' | 'apns'; token: string }
+    ))
+  | { type: 'device_remove'; device: string }
+  | { type: 'devices' }
+  | { type: 'away'; away: boolean }
+  | (In<'settings_set'> & { mutedUntil?: Millis; push?: 'on' | 'off' });
 
 /** The answer to each request, by its type. */
 export interface Replies {
@@ -363,6 +400,11 @@ export interface Replies {
   public: { items: PublicConversation[]; next?: ConversationId };
   ping: { time: Millis };
   attachment_urls: { items: AttachmentUrl[] };
+  device_set: unknown;
+  device_remove: unknown;
+  devices: { items: Device[]; webKey?: string };
+  away: unknown;
+  settings_set: { version: number };
 }
 
 /** What the gateway found when it looked at a file that the user uploaded, on any device. */
@@ -387,5 +429,6 @@ export type ServerEvent =
   | ({ type: 'changed' } & Changed)
   | ({ type: 'reacted' } & Reacted)
   | ({ type: 'attachment' } & Inspected)
+  | ({ type: 'settings' } & ConversationSettings)
   | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

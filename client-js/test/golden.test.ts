@@ -72,6 +72,17 @@ const requests: Request[] = [
   { type: 'reactions', conversation, seq: 4, emoji: '👍', after: '👍 bob', limit: 20 },
   { type: 'changes', conversation, after: 6, limit: 100 },
   { type: 'attachment_urls', ids: ['0199c0de-0000-4000-8000-000000000004'] },
+  {
+    type: 'device_set',
+    device: 'browser',
+    provider: 'web',
+    subscription: { endpoint: 'https://push.example.org/a', keys: { p256dh: 'BCVxsr7N', auth: 'BTBZMqHH' } },
+  },
+  { type: 'device_set', device: 'phone', provider: 'apns', token: '00fc13adff', content: 'full' },
+  { type: 'device_remove', device: 'phone' },
+  { type: 'devices' },
+  { type: 'away', away: true },
+  { type: 'settings_set', conversation, mutedUntil: 1_795_000_000_123, push: 'off' },
 ];
 
 /** The type of the answer to each request, and every event. The compiler checks that none is missing. */
@@ -107,6 +118,11 @@ const replyOf: { [Type in keyof Replies]: string } = {
   reactions: 'reactions',
   changes: 'changes',
   attachment_urls: 'attachment_urls',
+  device_set: 'ok',
+  device_remove: 'ok',
+  devices: 'devices',
+  away: 'ok',
+  settings_set: 'ok',
 };
 const events: { [Type in ServerEvent['type']]: true } = {
   message: true,
@@ -118,6 +134,7 @@ const events: { [Type in ServerEvent['type']]: true } = {
   changed: true,
   reacted: true,
   attachment: true,
+  settings: true,
   reconnect: true,
   error: true,
 };

@@ -309,7 +309,11 @@ enum Done {
     /// Reactions were gathered for long enough.
     ChangesDue,
     /// The store has a read or delivered mark.
-    Marked(Mark, Reply),
+    Marked {
+        mark: Mark,
+        away: bool,
+        reply: Reply,
+    },
     /// The store has this settled seq, or the attempt to store it failed.
     SettledStored(Seq, Rev),
     /// The store has the progress of the consumers, as it was when this began.
@@ -504,9 +508,9 @@ impl Owner {
             }
             Done::ChangesRested => self.changes_rested(),
             Done::ChangesDue => self.changes_due(),
-            Done::Marked(mark, reply) => {
+            Done::Marked { mark, away, reply } => {
                 self.marks -= 1;
-                self.apply_mark(mark);
+                self.apply_mark(mark, away);
                 drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
             Done::SettledStored(seq, rev) => {

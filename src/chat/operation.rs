@@ -133,7 +133,7 @@ operations! {
     Draft => Send(Draft) -> SendAck: Outcome::Sent(sent) => sent, Outcome::History(page) => repeated(&page)?;
     GetHistory => History { range: LogRange, limit: usize } -> Page: Outcome::History(page) => page;
     MarkRead => Read { seq: Seq } -> (): Outcome::Done => ();
-    MarkDelivered => Delivered { seq: Seq } -> (): Outcome::Done => ();
+    MarkDelivered => Delivered(MarkDelivered) -> (): Outcome::Done => ();
     ShowTyping => Typing -> (): Outcome::Done => ();
     /// Reads the newest entry, for users who may read the conversation.
     GetHead => Head -> Head: Outcome::Head(head) => *head;
@@ -331,6 +331,15 @@ pub struct Creation {
     pub posting: Posting,
     /// The time at which an imported conversation was created. `None` means now.
     pub at: Option<Millis>,
+}
+
+/// A delivered mark of a user.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct MarkDelivered {
+    pub seq: Seq,
+    /// Whether the session is away, so that its user has not seen anything. Gateways of earlier builds ignore it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub away: bool,
 }
 
 /// A new content of a message.

@@ -53,7 +53,7 @@ pub enum Body {
     Entry(Arc<Entry>),
     /// The membership of each user of the audience, as of the entry at the publication's position.
     Membership(Arc<MembershipNotice>),
-    Receipt(Receipt),
+    Receipt(Arc<Receipt>),
     /// Entries that changed, up to the rev of the publication's position.
     Changed(Arc<Changed>),
     /// The user of the audience added or removed a reaction. It is for their own sessions.
@@ -132,6 +132,8 @@ pub struct Receipt {
     pub user: UserId,
     pub read_seq: Option<Seq>,
     pub delivered_seq: Option<Seq>,
+    /// Whether it was delivered to a session that is away.
+    pub away: bool,
 }
 
 /// The participants of a dm or group as of one entry, or some of them.
@@ -259,7 +261,7 @@ impl Publication {
             at: Cursor::default(),
             audience,
             guarantee: Guarantee::BestEffort,
-            body: Body::Receipt(receipt),
+            body: Body::Receipt(Arc::new(receipt)),
         }
     }
 

@@ -12,6 +12,7 @@ use std::{
 use metrics::{counter, gauge};
 
 use super::{
+    devices::Devices,
     interests::Interests,
     link::Token,
     local_sockets::LocalSockets,
@@ -27,9 +28,9 @@ use super::{
 use crate::{
     chat::{InboxWriter, Publication},
     memory::Memory,
-    model::{ConversationId, Epoch, GatewayId, Seq, Topic, UserId},
+    model::{ConversationId, Device, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
-    store::{self, InboxKey, InboxRow, Store},
+    store::{self, InboxKey, InboxRow, InboxSettings, Store},
 };
 
 pub struct Home {
@@ -39,6 +40,7 @@ pub struct Home {
     peers: Option<Arc<Peers>>,
     interests: Arc<Interests>,
     pub(super) presence: Presence,
+    pub(super) devices: Devices,
     rings: Mutex<Rings>,
     /// Whether every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
@@ -60,7 +62,12 @@ struct Rings {
 impl Rings {
     /// Whether the user's home was here in every version since all members announced their interests.
     fn stayed(&self, user: &UserId, me: GatewayId) -> bool {
-        !self.since.is_empty() && self.since.iter().all(|ring| ring.home(user) == Some(me))
+        self.named(|ring| ring.home(user), me)
+    }
+
+    /// Whether the ring named this gateway by `pick` in all these versions.
+    fn named(&self, pick: impl Fn(&View) -> Option<GatewayId>, me: GatewayId) -> bool {
+        !self.since.is_empty() && self.since.iter().all(|ring| pick(ring) == Some(me))
     }
 }
 
@@ -104,6 +111,7 @@ impl Home {
             peers,
             interests,
             presence,
+            devices: Devices::new(memory.devices()),
             rings: Mutex::new(Rings {
                 now: ring,
                 since: Vec::new(),
@@ -134,6 +142,7 @@ impl Home {
         // Rule [remember]: users who had another home meanwhile are not known.
         if !broken(Mutation::Remember) {
             self.index.retain(|user| rings.stayed(user, self.me));
+            self.devices.retain(|user| rings.stayed(user, self.me));
         }
         let version = after.version();
         let gone =
@@ -151,6 +160,7 @@ impl Home {
             }
         }
         self.presence.count();
+        self.presence.adopted(|user| rings.stayed(user, self.me));
     }
 
     fn is_mine(&self, ring: &View, topic: &Topic) -> bool {
@@ -171,6 +181,7 @@ impl Home {
             && !self.complete.load(Ordering::Acquire)
         {
             self.complete.store(true, Ordering::Release);
+            self.presence.complete();
             let watched = self
                 .interests
                 .topics(|topic| matches!(topic, Topic::Presence(_)) && self.is_mine(now, topic));
@@ -220,18 +231,70 @@ impl Home {
 
     /// Returns whether this gateway speaks for the user: rules [hold] and [confirm].
     pub(super) fn at_home(&self, user: &UserId) -> AtHome {
+        self.is_responsible(&|ring: &View| ring.home(user)).0
+    }
+
+    /// Returns whether this gateway may act as the one that the ring names by `pick`, and the version of the ring.
+    pub(super) fn is_responsible(
+        &self,
+        pick: &impl Fn(&View) -> Option<GatewayId>,
+    ) -> (AtHome, Epoch) {
         let rings = lock(&self.rings);
-        if rings.now.home(user) != Some(self.me) {
-            return AtHome::No;
+        let version = rings.now.version();
+        if pick(&rings.now) != Some(self.me) {
+            return (AtHome::No, version);
         }
         if self.complete.load(Ordering::Acquire)
-            || rings.stayed(user, self.me)
+            || rings.named(pick, self.me)
             || broken(Mutation::Hold)
         {
-            AtHome::Yes
+            (AtHome::Yes, version)
         } else {
-            AtHome::NotYet
+            (AtHome::NotYet, version)
         }
+    }
+
+    /// Returns the version of the ring that this gateway has adopted.
+    pub(super) fn version(&self) -> Epoch {
+        lock(&self.rings).now.version()
+    }
+
+    /// Remembers the devices of a user, which were read or written under this version of the ring. If it is another one by
+    /// now, they may be somebody else's to write.
+    pub(super) fn remember_devices(&self, user: &UserId, version: Epoch, devices: Arc<[Device]>) {
+        // The lock is held, so that `adopt` comes before or after this.
+        let rings = lock(&self.rings);
+        if rings.now.version() == version {
+            self.devices.remember(user, devices);
+        }
+    }
+
+    /// Notes that a user has set something for a conversation, so that it is read.
+    pub(super) fn has_settings(&self, user: &UserId, conversation: ConversationId) {
+        self.index.has_settings(user, conversation);
+    }
+
+    /// Sends what a user has set for a conversation to all sessions of the user.
+    pub(super) fn tell_settings(
+        &self,
+        user: &UserId,
+        conversation: ConversationId,
+        settings: InboxSettings,
+    ) {
+        let told = Delivered::Settings {
+            user: user.clone(),
+            conversation,
+            settings,
+        };
+        if let Some(peers) = &self.peers {
+            let bytes = encode(&PeerMessage::Deliver(told.clone()));
+            for gateway in self.interests.of(&Topic::User(user.clone())) {
+                if gateway != self.me {
+                    peers.send(gateway, bytes.clone(), None);
+                }
+            }
+        }
+        self.sockets.deliver(told);
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -241,7 +304,7 @@ impl Home {
     /// Notes that some sockets of a gateway are interested in a topic.
     pub(super) fn interested(&self, gateway: GatewayId, interest: &Interest, version: Epoch) {
         match &interest.topic {
-            Topic::User(user) => self.presence.came(user, gateway, version),
+            Topic::User(user) => self.presence.came(user, gateway, version, interest.away),
             topic @ (Topic::Presence(_) | Topic::Channel(_)) => {
                 self.interests.note(topic, gateway, version);
             }

@@ -9,7 +9,7 @@ use super::{channel_progress::Heads, memberships::Position, router::Router};
 use crate::{
     chat::{Error, GetHead, Head},
     model::{ConversationId, Cursor, Kind, UserId, limits::HEADS_AT_ONCE},
-    protocol::InboxItem,
+    protocol::{InboxItem, Switch},
     store::InboxRow,
 };
 
@@ -118,6 +118,7 @@ fn item(row: &InboxRow, heads: &Heads) -> Option<InboxItem> {
     };
     let (joined_seq, last_seq) = (summary.joined_seq, last.as_ref().map_or(0, |l| l.seq));
     let texts = texts.unwrap_or(last_seq);
+    let settings = Some(row.settings).filter(|settings| !settings.is_unset());
     Some(InboxItem {
         conversation: row.conversation,
         kind: summary.kind,
@@ -128,6 +129,9 @@ fn item(row: &InboxRow, heads: &Heads) -> Option<InboxItem> {
         read_seq: row.read_seq.max(joined_seq),
         unread: row.unread(joined_seq, last_seq, texts, &deleted.highest),
         joined_seq,
+        settings_version: settings.map(|settings| settings.version),
+        muted_until: settings.and_then(|settings| settings.muted_until),
+        push: settings.map(|settings| Switch::of(settings.push)),
     })
 }
 

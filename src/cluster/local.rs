@@ -1,12 +1,9 @@
 //! What this gateway answers, to its sessions and to peers, as the owner of conversations and as the home of users.
 
-use std::future::ready;
-
 use futures_util::{TryFutureExt, future::Either};
 use metrics::counter;
 
 use super::{
-    home::AtHome,
     memberships::Rows,
     message::{InboxPart, Interest, PeerRequest, PeerResponse},
     router::Router,
@@ -55,6 +52,27 @@ impl Router {
             PeerRequest::Disconnect { user } => {
                 PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
+            PeerRequest::Devices { user, ask } => {
+                let answer = Box::pin(self.devices_here(&user, ask)).await;
+                answer.unwrap_or_else(|error| PeerResponse::Outcome(Err(error)))
+            }
+            PeerRequest::Token {
+                hash,
+                user,
+                device,
+                claims,
+            } => {
+                let written = self.token_here(hash, user, device, claims);
+                PeerResponse::Outcome(Box::pin(written).await)
+            }
+            PeerRequest::Settings {
+                user,
+                conversation,
+                change,
+            } => {
+                let set = self.settings_here(&user, conversation, change);
+                PeerResponse::Settings(Box::pin(set).await)
+            }
         }
     }
 
@@ -86,9 +104,13 @@ impl Router {
             return;
         };
         tracing::trace!(me = %self.me, %from, ?topic, version, "interested");
-        let passed = None;
-        self.home
-            .interested(from, &Interest { topic, passed }, version);
+        let interest = Interest {
+            topic,
+            passed: None,
+            // A session that comes is not away.
+            away: false,
+        };
+        self.home.interested(from, &interest, version);
     }
 
     /// Asks the owner on this gateway, and waits if this gateway is only about to own the conversation.
@@ -149,16 +171,6 @@ impl Router {
 
     /// Waits until this gateway may answer as the user's home: rule [confirm].
     async fn at_home(&self, user: &UserId) -> Result<(), Error> {
-        let Some(others) = &self.others else {
-            return Ok(());
-        };
-        let attempt = || {
-            ready(match self.home.at_home(user) {
-                AtHome::Yes => Some(Ok(())),
-                AtHome::No => Some(Err(Error::Moved)),
-                AtHome::NotYet => None,
-            })
-        };
-        self.retry(others, attempt).await
+        self.at_home_since(user).await.map(drop)
     }
 }

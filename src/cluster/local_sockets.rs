@@ -29,7 +29,9 @@ use crate::{
     model::{
         ConversationId, Cursor, Entry, Kind, Rev, Seq, Topic, UserId, limits::CHANNELS_AT_ONCE,
     },
-    protocol::{CloseCode, ConversationChange, ConversationEvent, Event, Message},
+    protocol::{
+        CloseCode, ConversationChange, ConversationEvent, Event, Message, SettingsEvent, Switch,
+    },
 };
 
 pub struct LocalSockets {
@@ -84,14 +86,38 @@ impl LocalSockets {
         self.hub.followed(session);
     }
 
-    /// Ends all subscriptions of a session, some at a time, so that others wait less.
-    pub(super) fn leave(&self, session: &Subscriber, tell: impl Fn(&Topic)) {
+    /// Ends all subscriptions of a session, some at a time, so that others wait less. `tell_away` is called if the other
+    /// sessions of its user are all away, and this one was not.
+    pub(super) fn leave(
+        &self,
+        session: &Subscriber,
+        tell: impl Fn(&Topic),
+        tell_away: impl Fn(bool),
+    ) {
         for topics in self.hub.leave(session).chunks(CHANNELS_AT_ONCE) {
             let left = |hub: &Hub| {
                 hub.left(topics, session);
                 topics.to_vec()
             };
             self.end(left, &tell);
+        }
+        if !session.is_away() {
+            let _order = lock(&self.interest_order);
+            if self.hub.is_away(&session.user) {
+                tell_away(true);
+            }
+        }
+    }
+
+    /// Notes whether a session is away. `tell` is called if it is now another answer whether all sessions of its user here
+    /// are away.
+    pub(super) fn set_away(&self, session: &Subscriber, away: bool, tell: impl Fn(bool)) {
+        let _order = lock(&self.interest_order);
+        let before = self.hub.is_away(&session.user);
+        session.set_away(away);
+        let after = self.hub.is_away(&session.user);
+        if before != after {
+            tell(after);
         }
     }
 
@@ -140,7 +166,15 @@ impl LocalSockets {
                 }
                 Topic::User(_) | Topic::Presence(_) => None,
             };
-            Interest { topic, passed }
+            let away = match &topic {
+                Topic::User(user) => self.hub.is_away(user),
+                Topic::Channel(_) | Topic::Presence(_) => false,
+            };
+            Interest {
+                topic,
+                passed,
+                away,
+            }
         };
         topics.into_iter().map(interest).collect()
     }
@@ -244,6 +278,19 @@ impl LocalSockets {
             Delivered::Resync { channel, head } => {
                 self.resync(channel, head);
             }
+            Delivered::Settings {
+                user,
+                conversation,
+                settings,
+            } => {
+                let event = Event::Settings(SettingsEvent {
+                    conversation,
+                    version: settings.version,
+                    muted_until: settings.muted_until,
+                    push: Switch::of(settings.push),
+                });
+                self.hub.deliver(&Topic::User(user), &Encoded::new(event));
+            }
         }
     }
 
@@ -287,7 +334,8 @@ impl LocalSockets {
                     user,
                     read_seq,
                     delivered_seq,
-                } = receipt.clone();
+                    ..
+                } = receipt.as_ref().clone();
                 let receipt = Event::Receipt {
                     conversation,
                     user,

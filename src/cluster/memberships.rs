@@ -206,6 +206,14 @@ impl InboxIndex {
         }
     }
 
+    /// Notes that a user has set something for a conversation. To be called after it was written.
+    pub(super) fn has_settings(&self, user: &UserId, conversation: ConversationId) {
+        self.record(user, conversation, None, None, 0);
+        if let Some(Kept { known, .. }) = self.0.get(user) {
+            lock(&known.0).row(conversation).has_settings = true;
+        }
+    }
+
     /// Tells the cache what a user weighs. A user who was forgotten meanwhile stays forgotten, because what was published
     /// since is missing. A user who is in no conversation is forgotten.
     fn weigh(&self, user: &UserId, known: &Arc<Known>, is_empty: bool, weight: u64) {

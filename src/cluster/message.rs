@@ -17,9 +17,11 @@ use super::{
 };
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
-    model::{ConversationId, Cursor, Epoch, GatewayId, Rev, Seq, Topic, UserId},
-    protocol::PresenceItem,
-    store::{InboxRow, RingRow},
+    model::{
+        ConversationId, Cursor, Device, Epoch, GatewayId, Rev, Seq, SettingsChange, Topic, UserId,
+    },
+    protocol::{DeviceItem, PresenceItem},
+    store::{InboxRow, InboxSettings, RingRow},
 };
 
 /// The version of the protocol. Gateways with different ones refuse each other.
@@ -40,6 +42,7 @@ const BATCH_START_BYTES_MAX: usize = 128;
 /// | `AnswerPart` | `PART_BYTES` | 1 MB |
 /// | `Ring` | some gateways of 16 bytes | |
 /// | `PeerRequest::Inbox` | the ids of a page of 500 conversations | 10 KB |
+/// | `PeerRequest::Devices` | a token of 4 KiB | 5 KB |
 /// | all others | one user, one conversation | 1 KB |
 ///
 /// A test builds the largest ones.
@@ -105,6 +108,11 @@ pub(super) enum PeerMessage {
     Uninterested {
         topic: Topic,
     },
+    /// Whether all sessions of the user at the sender are away, for the user's home. From the level of consumers on.
+    Away {
+        user: UserId,
+        away: bool,
+    },
     /// The sender no longer acts under an older version.
     Adopted {
         version: Epoch,
@@ -121,9 +129,11 @@ pub(super) struct Interest {
     pub topic: Topic,
     /// The position up to which a channel has been delivered to the sockets of the sender.
     pub passed: Option<Cursor>,
+    /// Whether all sessions of a user at the sender are away.
+    pub away: bool,
 }
 
-/// The encoding of an [`Interest`]. Earlier builds know the seq only, and ignore the rev.
+/// The encoding of an [`Interest`]. Earlier builds know the topic and the seq only, and ignore the rest.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Interest")]
 struct EncodedInterest {
@@ -131,6 +141,8 @@ struct EncodedInterest {
     passed: Option<Seq>,
     #[serde(default, skip_serializing_if = "is_zero")]
     rev: Rev,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    away: bool,
 }
 
 fn is_zero(rev: &Rev) -> bool {
@@ -138,20 +150,33 @@ fn is_zero(rev: &Rev) -> bool {
 }
 
 impl From<Interest> for EncodedInterest {
-    fn from(Interest { topic, passed }: Interest) -> Self {
+    fn from(interest: Interest) -> Self {
+        let Interest {
+            topic,
+            passed,
+            away,
+        } = interest;
         Self {
             topic,
             passed: passed.map(|Cursor(seq, _)| seq),
             rev: passed.map_or(0, |Cursor(_, rev)| rev),
+            away,
         }
     }
 }
 
 impl From<EncodedInterest> for Interest {
-    fn from(EncodedInterest { topic, passed, rev }: EncodedInterest) -> Self {
+    fn from(encoded: EncodedInterest) -> Self {
+        let EncodedInterest {
+            topic,
+            passed,
+            rev,
+            away,
+        } = encoded;
         Self {
             topic,
             passed: passed.map(|seq| Cursor(seq, rev)),
+            away,
         }
     }
 }
@@ -164,6 +189,12 @@ pub(super) enum Delivered {
     Resync {
         channel: ConversationId,
         head: Seq,
+    },
+    /// What a user has set for a conversation. From the level of consumers on.
+    Settings {
+        user: UserId,
+        conversation: ConversationId,
+        settings: InboxSettings,
     },
 }
 
@@ -194,6 +225,32 @@ pub(super) enum PeerRequest {
     },
     /// Any gateway closes its sessions of the user.
     Disconnect { user: UserId },
+    /// A user's devices, for the user's home. From the level of consumers on, as all that follow.
+    Devices { user: UserId, ask: DevicesAsk },
+    /// A user becomes the owner of a token, or is no longer its owner. For the gateway of the token.
+    Token {
+        hash: [u8; 32],
+        user: UserId,
+        device: String,
+        claims: bool,
+    },
+    /// What a user sets for a conversation, for the user's home.
+    Settings {
+        user: UserId,
+        conversation: ConversationId,
+        change: SettingsChange,
+    },
+}
+
+/// What is asked about the devices of a user.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum DevicesAsk {
+    List,
+    /// Registers a device. The home gives it its version.
+    Set(Device),
+    Remove {
+        device: String,
+    },
 }
 
 /// A part of a user's inbox.
@@ -221,7 +278,10 @@ impl PeerRequest {
             Self::Operation { .. }
             | Self::Inbox { .. }
             | Self::Presence { .. }
-            | Self::Disconnect { .. } => None,
+            | Self::Disconnect { .. }
+            | Self::Devices { .. }
+            | Self::Token { .. }
+            | Self::Settings { .. } => None,
         }
     }
 
@@ -229,9 +289,11 @@ impl PeerRequest {
     pub(super) fn refuse(&self) -> Refuse {
         match self {
             // `Disconnected` has no form for a refusal.
-            Self::Operation { .. } | Self::Disconnect { .. } => {
-                |error| PeerResponse::Outcome(Err(error))
-            }
+            Self::Operation { .. }
+            | Self::Disconnect { .. }
+            | Self::Devices { .. }
+            | Self::Token { .. } => |error| PeerResponse::Outcome(Err(error)),
+            Self::Settings { .. } => |error| PeerResponse::Settings(Err(error)),
             Self::Register { .. } => |error| PeerResponse::Places(Err(error)),
             Self::Inbox { .. } => |error| PeerResponse::Inbox(Err(error)),
             Self::Watch { .. } | Self::Presence { .. } => {
@@ -256,6 +318,9 @@ pub(super) enum PeerResponse {
     /// The position of a channel with changes. There are none below [`LEVEL_CHANGES`](crate::model::LEVEL_CHANGES), so
     /// every gateway that gets it understands it.
     Position(Cursor),
+    /// The answer to [`DevicesAsk::List`]. The other answers about devices are outcomes.
+    Devices(Vec<DeviceItem>),
+    Settings(Result<InboxSettings, Error>),
 }
 
 impl PeerResponse {
@@ -266,7 +331,8 @@ impl PeerResponse {
             | Self::Inbox(Err(error))
             | Self::Places(Err(error))
             | Self::Presence(Err(error))
-            | Self::Head(Err(error)) => *error == Error::Moved,
+            | Self::Head(Err(error))
+            | Self::Settings(Err(error)) => *error == Error::Moved,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
             | Self::InboxOrder(_)
@@ -274,7 +340,9 @@ impl PeerResponse {
             | Self::Presence(Ok(_))
             | Self::Head(Ok(_))
             | Self::Position(_)
-            | Self::Disconnected(_) => false,
+            | Self::Disconnected(_)
+            | Self::Devices(_)
+            | Self::Settings(Ok(_)) => false,
         }
     }
 

@@ -5,10 +5,12 @@
 //! With the embedded store the ring has one member and every hop is a function call.
 
 mod answers;
+mod attention;
 mod changed;
 mod channel_progress;
 mod channels;
 mod delivery;
+mod devices;
 mod exchange;
 mod finalize;
 mod home;
@@ -25,14 +27,18 @@ mod network;
 mod overlay;
 mod peers;
 mod presence;
+mod registrations;
 mod router;
 mod sessions;
+mod settings;
 mod status;
+mod versions;
 mod view;
 mod view_changes;
 
 use std::{sync::Arc, time::Duration};
 
+pub use attention::Attention;
 pub use changed::{changed_event, missed, state_of};
 pub use delivery::Delivery;
 pub use exchange::Exchange;

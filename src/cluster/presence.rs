@@ -3,11 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use metrics::gauge;
 
 use super::{
+    attention::{Attention, Attentions},
     interests::Interests,
     local_sockets::LocalSockets,
     lock,
@@ -32,6 +34,7 @@ pub(super) struct Presence {
     /// The number of users who are online. It is locked while a change is noted and sent, so that watchers receive changes
     /// in order.
     online: Mutex<usize>,
+    attentions: Attentions,
 }
 
 impl Presence {
@@ -50,13 +53,15 @@ impl Presence {
             interests,
             seen: Mutex::default(),
             online: Mutex::default(),
+            attentions: Attentions::default(),
         }
     }
 
-    /// Notes that a gateway has a session of `user`.
-    pub(super) fn came(&self, user: &UserId, gateway: GatewayId, version: Epoch) {
+    /// Notes that a gateway has a session of `user`, and whether all its sessions of the user are away.
+    pub(super) fn came(&self, user: &UserId, gateway: GatewayId, version: Epoch, away: bool) {
         let mut online = lock(&self.online);
         let topic = Topic::User(user.clone());
+        let before = self.attention_now(user);
         if self.interests.note(&topic, gateway, version) {
             *online += 1;
             gauge!("chat_users_online").set(*online as f64);
@@ -64,20 +69,68 @@ impl Presence {
             // If that gateway is killed, nothing newer is known.
             self.saw(user, clock::wall());
         }
+        self.attentions.set_away(user, gateway, away);
+        self.note_attention(user, before);
+    }
+
+    /// Notes whether all sessions of a user at a gateway are away. A gateway without sessions of the user is ignored: it
+    /// says so again with its next interest.
+    pub(super) fn away(&self, user: &UserId, gateway: GatewayId, away: bool) {
+        let _in_order = lock(&self.online);
+        let gateways = self.interests.of(&Topic::User(user.clone()));
+        if gateways.contains(&gateway) {
+            let before = self.attention_now(user);
+            self.attentions.set_away(user, gateway, away);
+            self.note_attention(user, before);
+        }
     }
 
     /// Notes that a gateway has no session of `user` any more.
     pub(super) fn went(&self, user: &UserId, gateway: GatewayId) {
         let mut online = lock(&self.online);
         let topic = Topic::User(user.clone());
+        let before = self.attention_now(user);
         if self.interests.forget(&topic, gateway) {
             self.gone(user, &mut online);
         }
+        self.attentions.set_away(user, gateway, false);
+        self.note_attention(user, before);
     }
 
     /// Notes that the gateways with sessions of `user` are gone.
     pub(super) fn vanished(&self, user: &UserId) {
         self.gone(user, &mut lock(&self.online));
+        self.attentions.vanished(user);
+    }
+
+    /// Returns whether a user looks, and for how long, at least, that has been so.
+    pub(super) fn attention(&self, user: &UserId) -> (Attention, Duration) {
+        let _in_order = lock(&self.online);
+        (self.attention_now(user), self.attentions.lasted(user))
+    }
+
+    fn attention_now(&self, user: &UserId) -> Attention {
+        let gateways = self.interests.of(&Topic::User(user.clone()));
+        self.attentions.of(user, &gateways)
+    }
+
+    fn note_attention(&self, user: &UserId, before: Attention) {
+        if self.attention_now(user) != before {
+            self.attentions.changed(user);
+        }
+    }
+
+    /// Notes that the ring changed, and that users without a session are another gateway's unless they `stay`.
+    pub(super) fn adopted(&self, stays: impl Fn(&UserId) -> bool) {
+        let _in_order = lock(&self.online);
+        let has_session = |user: &UserId| self.interests.any(&Topic::User(user.clone()));
+        self.attentions
+            .adopted(|user| stays(user) || has_session(user));
+    }
+
+    /// Notes that from now on, all sessions of the users whose home this gateway is are known.
+    pub(super) fn complete(&self) {
+        self.attentions.complete();
     }
 
     fn gone(&self, user: &UserId, online: &mut usize) {

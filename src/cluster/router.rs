@@ -108,6 +108,15 @@ impl Router {
         self.level.get() >= LEVEL_FILES
     }
 
+    /// Returns the level of the ring.
+    pub(super) fn level(&self) -> Level {
+        self.level.get()
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     /// Returns whether this gateway sweeps a partition of the files. While the ring changes, two may do it, or none.
     #[must_use]
     pub fn sweeps(&self, shard: WorkShard) -> bool {

@@ -1,13 +1,14 @@
 //! What sessions request of the homes of users: their inboxes, and presence.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 
 use super::{
+    attention::Attention,
     link::CallError,
     memberships::{InboxOrder, InboxRef, Position},
-    message::{InboxPart, PeerRequest, PeerResponse},
+    message::{InboxPart, PeerMessage, PeerRequest, PeerResponse, encode},
     router::Router,
 };
 use crate::{
@@ -42,8 +43,40 @@ impl Router {
 
     /// Ends all subscriptions of a session.
     pub fn leave(&self, session: &Subscriber) {
+        let tell_away = |away| self.tell_away(&session.user, away);
         self.sockets
-            .leave(session, |topic| self.uninterested(topic));
+            .leave(session, |topic| self.uninterested(topic), tell_away);
+    }
+
+    /// Notes whether the user of a session does not look at it. The user's home learns it if that changes something for all
+    /// sessions here.
+    ///
+    /// # Errors
+    /// `Unavailable` below the level of consumers.
+    pub fn set_away(&self, session: &Subscriber, away: bool) -> Result<(), Error> {
+        self.check_consumers_level()?;
+        let tell = |away| self.tell_away(&session.user, away);
+        self.sockets.set_away(session, away, tell);
+        Ok(())
+    }
+
+    /// Tells the home of a user whether all sessions of the user here are away. If this is lost with a link, the interests
+    /// that are announced for the next version of the ring say it again.
+    fn tell_away(&self, user: &UserId, away: bool) {
+        match (self.ring.load().home(user), &self.others) {
+            (Some(home), Some(others)) if home != self.me => {
+                let user = user.clone();
+                let told = PeerMessage::Away { user, away };
+                others.peers.send(home, encode(&told), None);
+            }
+            _ => self.home.presence.away(user, self.me, away),
+        }
+    }
+
+    /// Returns whether a user looks, as their home, and for how long, at least, that has been so.
+    #[must_use]
+    pub fn attention(&self, user: &UserId) -> (Attention, Duration) {
+        self.home.presence.attention(user)
     }
 
     /// Tells the gateway that is responsible for a topic that no socket here is interested in it any more.

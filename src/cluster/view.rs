@@ -45,6 +45,12 @@ impl View {
         self.pick(user.as_str().as_bytes())
     }
 
+    /// Returns the only gateway that writes the owner of a device token, given the hash of the token.
+    #[must_use]
+    pub fn token(&self, hash: &[u8; 32]) -> Option<GatewayId> {
+        self.pick(hash)
+    }
+
     /// Returns the gateway that is responsible for a topic, and so must know who is interested in it.
     #[must_use]
     pub fn responsible(&self, topic: &Topic) -> Option<GatewayId> {

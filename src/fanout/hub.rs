@@ -5,7 +5,7 @@ mod subscriptions;
 
 use std::sync::{
     Arc, Mutex, OnceLock,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
@@ -40,6 +40,8 @@ pub struct Subscriber {
     pub user: UserId,
     /// `None` once the session has left, so that nothing subscribes it again.
     subscriptions: Mutex<Option<Subscriptions>>,
+    /// Whether the user does not look at this session.
+    away: AtomicBool,
 }
 
 impl Subscriber {
@@ -51,7 +53,18 @@ impl Subscriber {
             user,
             outbox,
             subscriptions: Mutex::new(Some(Subscriptions::new())),
+            away: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether the user does not look at this session.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Acquire)
+    }
+
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Release);
     }
 }
 
@@ -188,6 +201,15 @@ impl Hub {
     pub fn sessions_of(&self, user: &UserId) -> Vec<Arc<Subscriber>> {
         let sessions = self.topics.get(&Topic::User(user.clone()));
         sessions.map_or_else(Vec::new, |s| s.sessions.values().cloned().collect())
+    }
+
+    /// Returns whether a user has sessions on this gateway, and all of them are away.
+    #[must_use]
+    pub fn is_away(&self, user: &UserId) -> bool {
+        let sessions = self.topics.get(&Topic::User(user.clone()));
+        sessions.is_some_and(|s| {
+            !s.sessions.is_empty() && s.sessions.values().all(|session| session.is_away())
+        })
     }
 
     /// Writes an event to each subscriber of the topic, or queues it. In a topic with many sockets, a pass does that; see

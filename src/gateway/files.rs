@@ -263,7 +263,11 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
 }
 
 /// Lets pages of the origins in `client.origins` use a route (<https://fetch.spec.whatwg.org/#http-cors-protocol>).
-async fn share(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+pub(super) async fn share(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let headers = request.headers();
     let origin = headers.get(header::ORIGIN).cloned();
     let origin = origin.filter(|_| upgrade::allowed(&gateway.origins, headers).is_ok());

@@ -2,6 +2,7 @@
 //! service`; the header `chat-user` names the user for whom they act.
 
 pub(super) mod changes;
+pub(super) mod devices;
 
 use std::sync::Arc;
 
@@ -74,6 +75,7 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
         .merge(changes::routes())
         .merge(super::consumers::routes())
         .merge(super::files::routes(&gateway))
+        .merge(devices::routes(&gateway))
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
@@ -453,7 +455,11 @@ pub(super) async fn read(
     ask(
         &gateway,
         service.acting,
-        Request::Read(Mark { conversation, seq }),
+        Request::Read(Mark {
+            conversation,
+            seq,
+            away: false,
+        }),
     )
     .await
 }
@@ -471,7 +477,11 @@ pub(super) async fn delivered(
     ask(
         &gateway,
         service.acting,
-        Request::Delivered(Mark { conversation, seq }),
+        Request::Delivered(Mark {
+            conversation,
+            seq,
+            away: false,
+        }),
     )
     .await
 }

@@ -65,6 +65,8 @@ pub struct Gateway {
     pub(crate) eraser: Eraser,
     /// The consumers of the log. `None` if there are none.
     pub(crate) consumers: Option<Arc<Control>>,
+    /// The key with which browsers subscribe to pushes. `None` if they get none.
+    pub(crate) web_key: Option<String>,
 }
 
 impl Gateway {
@@ -103,6 +105,7 @@ impl Gateway {
             files,
             eraser,
             consumers,
+            web_key: None,
         }
     }
 

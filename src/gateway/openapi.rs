@@ -26,6 +26,7 @@ use super::{consumers, development, files, http};
         http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
         http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
         http::changes::unreact, http::changes::reactions, http::changes::changes,
+        http::devices::list, http::devices::set, http::devices::remove,
         consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::skipped,
         files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),

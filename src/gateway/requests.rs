@@ -1,6 +1,7 @@
 //! The index of the protocol: maps each request to a call and its result to an answer, for sessions and HTTP alike.
 
 mod changes;
+mod devices;
 mod files;
 
 use std::{collections::HashMap, sync::Arc};
@@ -131,7 +132,8 @@ fn answer(
             tell(gateway, user, r.conversation, read).boxed()
         }
         Request::Delivered(r) => {
-            let delivered = chat::MarkDelivered { seq: r.seq };
+            let (seq, away) = (r.seq, r.away);
+            let delivered = chat::MarkDelivered { seq, away };
             tell(gateway, user, r.conversation, delivered).boxed()
         }
         Request::Typing(r) => tell(gateway, user, r.conversation, chat::ShowTyping).boxed(),
@@ -142,6 +144,10 @@ fn answer(
         Request::Reactions(r) => changes::reactions(gateway, user, r).boxed(),
         Request::AttachmentUrls(r) => files::attachment_urls(gateway, user, r.ids).boxed(),
         Request::Changes(r) => changes::changes(gateway, user, r).boxed(),
+        request @ (Request::DeviceSet(_)
+        | Request::DeviceRemove(_)
+        | Request::Devices
+        | Request::SettingsSet(_)) => devices::answer(gateway, user, request).boxed(),
         Request::Connect(_)
         | Request::Cursors(_)
         | Request::Refresh(_)
@@ -149,6 +155,7 @@ fn answer(
         | Request::Unwatch(_)
         | Request::Subscribe(_)
         | Request::Unsubscribe(_)
+        | Request::Away(_)
         | Request::Ping => invalid("only on a WebSocket"),
     })
 }

@@ -59,6 +59,10 @@ scopes! {
     ConversationsWrite "conversations:write",
     /// Read the presence of users.
     PresenceRead "presence:read",
+    /// List the devices of users.
+    DevicesRead "devices:read",
+    /// Register and remove devices.
+    DevicesWrite "devices:write",
     /// Close a user's connections.
     SessionsClose "sessions:close",
     /// Read the state of consumers, and what they skipped.

@@ -33,7 +33,9 @@ use crate::{
         limits::{CHANNELS_JOINED_MAX, REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
     },
     mutation::{Mutation, broken},
-    protocol::{Answer, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users},
+    protocol::{
+        Answer, Away, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users,
+    },
 };
 
 /// Steps of a session's loop between two checks of the timer and of draining. The checks run even if there is always
@@ -383,6 +385,17 @@ impl Session {
                 let router = &self.gateway.router;
                 router.unsubscribe(&live.subscriber, std::slice::from_ref(&topic));
                 Answer::Ok(Default::default())
+            }
+            Ok(Request::Away(Away { away })) => {
+                match self.gateway.router.set_away(&live.subscriber, away) {
+                    Ok(()) => Answer::Ok(Default::default()),
+                    Err(error) => requests::refused(&error),
+                }
+            }
+            Ok(Request::Delivered(mut mark)) => {
+                mark.away = live.subscriber.is_away();
+                self.begin_request(live, id, Request::Delivered(mark), bytes.len());
+                return Ok(());
             }
             Ok(request) => match self.check(live, &request) {
                 Err(answer) => answer,

@@ -155,6 +155,18 @@ pub const CHANGED_BYTES_MAX: usize = 64 << 10;
 /// channels, gateways and clients that missed it ask for it.
 pub const CHANGES_CONFIRMED_PARTICIPANTS_MAX: usize = 40;
 
+/// Devices of one user. All of them are one row.
+pub const DEVICES_MAX: usize = 10;
+
+/// Bytes of a device's id.
+pub const DEVICE_ID_BYTES_MAX: usize = 64;
+
+/// Bytes of the token of a device, or of a browser's subscription.
+pub const TOKEN_BYTES_MAX: usize = 4 << 10;
+
+/// The latest time until which a conversation can be muted: the latest one that JavaScript knows.
+pub const MUTED_UNTIL_MAX: i64 = 8_640_000_000_000_000;
+
 /// Characters of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 

@@ -18,7 +18,7 @@ pub use change::{
 };
 pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};
-pub use device::{Device, PushContent, PushProvider};
+pub use device::{Device, PushContent, PushProvider, SettingsChange};
 pub use ids::{
     AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic,
     UserId,

@@ -11,6 +11,8 @@ use utoipa::ToSchema;
 use super::{
     changed::{ChangedEvent, Changes, ReactorItem},
     codes::ErrorCode,
+    device::{Away, DeviceList, DeviceSet, NamedDevice, SettingsEvent, SettingsSet, Switch},
+    file::{AttachmentUrls, FileUrl},
     list::at_most,
     message::Message,
 };
@@ -106,6 +108,11 @@ requests! {
     "reactions" => Reactions(ReactionsRequest),
     "changes" => Changes(ChangesRequest),
     "attachment_urls" => AttachmentUrls(AttachmentUrls),
+    "device_set" => DeviceSet(DeviceSet),
+    "device_remove" => DeviceRemove(NamedDevice),
+    "devices" => Devices,
+    "away" => Away(Away),
+    "settings_set" => SettingsSet(SettingsSet),
 }
 
 #[derive(Debug, Deserialize)]
@@ -119,26 +126,6 @@ pub struct Connect {
     /// Whether more cursors follow in `cursors` frames.
     #[serde(default)]
     pub more: bool,
-}
-
-/// A request for the addresses of uploaded files.
-#[derive(Debug, Deserialize)]
-pub struct AttachmentUrls {
-    #[serde(deserialize_with = "at_most::<_, _, FILES_ASKED_MAX>")]
-    pub ids: Vec<AttachmentId>,
-}
-
-/// The addresses of an uploaded file. They are valid without a token until they expire.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct FileUrl {
-    #[schema(value_type = String, format = Uuid)]
-    pub id: AttachmentId,
-    pub url: String,
-    /// The address of a smaller picture, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub thumb: Option<String>,
-    /// Milliseconds since 1970.
-    pub expires_at: Millis,
 }
 
 /// More cursors of a `connect`.
@@ -301,6 +288,9 @@ pub struct ChangesRequest {
 pub struct Mark {
     pub conversation: ConversationId,
     pub seq: Seq,
+    /// Whether the session of the request is away. It is never part of a frame.
+    #[serde(skip)]
+    pub away: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -362,6 +352,7 @@ pub enum Answer {
     AttachmentUrls {
         items: Vec<FileUrl>,
     },
+    Devices(DeviceList),
     Presence {
         items: Vec<PresenceItem>,
     },
@@ -396,6 +387,9 @@ pub struct Okay {
     /// The rev of a change of messages, or the newest rev of the conversation that was subscribed to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rev: Option<Rev>,
+    /// The version of the settings that were set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -450,6 +444,15 @@ pub struct InboxItem {
     pub read_seq: Seq,
     pub unread: u64,
     pub joined_seq: Seq,
+    /// The version of the user's settings for the conversation. Absent if nothing was ever set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settings_version: Option<u64>,
+    /// The time until which the conversation is muted. It may have passed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muted_until: Option<Millis>,
+    /// Whether messages are pushed to the user's devices. Absent if nothing was ever set; that is the same as `on`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push: Option<Switch>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -555,6 +558,8 @@ pub enum Event {
     Attachment(FileNotice),
     /// The user's membership in a conversation, or its details, changed.
     Conversation(ConversationEvent),
+    /// The user changed what they set for a conversation. Only the user's own sessions get it.
+    Settings(SettingsEvent),
     Resync {
         conversation: ConversationId,
         head: Seq,

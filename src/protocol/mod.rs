@@ -4,6 +4,8 @@
 mod changed;
 pub mod codec;
 pub mod codes;
+mod device;
+mod file;
 mod frame;
 mod list;
 mod message;
@@ -11,6 +13,8 @@ mod message;
 pub use changed::*;
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};
+pub use device::*;
+pub use file::*;
 pub use frame::*;
 pub(crate) use list::at_most;
 pub use message::Message;

@@ -17,6 +17,7 @@
 mod changed;
 mod quiet;
 mod world;
+mod writers;
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering},

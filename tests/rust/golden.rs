@@ -7,13 +7,13 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 use chat_gateway::{
     model::{
         Attachment, ClientId, ConversationId, Details, EntryKind, FileNotice, FileState, Kind,
-        Last, MessageId, Posting, Role, SystemChange, UserId,
+        Last, MessageId, Posting, PushContent, PushProvider, Role, SystemChange, UserId,
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
-        ConversationEvent, Deleted, ErrorCode, Event, FileUrl, HistoryPage, InboxItem, Item,
-        Limits, Message, Okay, ParticipantItem, PresenceItem, PublicItem, ReactionBy, ReactorItem,
-        Refusal, Reply, Sent,
+        ConversationEvent, Deleted, DeviceItem, DeviceList, ErrorCode, Event, FileUrl, HistoryPage,
+        InboxItem, Item, Limits, Message, Okay, ParticipantItem, PresenceItem, PublicItem,
+        ReactionBy, ReactorItem, Refusal, Reply, Sent, SettingsEvent, Switch,
     },
 };
 use serde::Serialize;
@@ -41,6 +41,17 @@ const CONVERSATION: &str = "0199c0de-0000-4000-8000-000000000001";
 const MESSAGE: &str = "7a2b6c00-c0de-11f0-8000-0123456789ab";
 const CLIENT: &str = "0199c0de-0000-4000-8000-000000000002";
 const AT: i64 = 1_795_000_000_123;
+
+/// The third write of a gateway under version 7 of the ring.
+const VERSION: u64 = (7 << 32) + 3;
+
+fn device(id: &str, provider: PushProvider, content: PushContent) -> DeviceItem {
+    DeviceItem {
+        device: id.into(),
+        provider,
+        content,
+    }
+}
 
 fn conversation() -> ConversationId {
     CONVERSATION.parse().unwrap()
@@ -250,6 +261,15 @@ fn answers() -> Vec<Answer> {
         read_seq: 1,
         unread: 3,
         joined_seq: 0,
+        settings_version: None,
+        muted_until: None,
+        push: None,
+    };
+    let muted = InboxItem {
+        settings_version: Some(VERSION),
+        muted_until: Some(AT),
+        push: Some(Switch::Off),
+        ..item(None)
     };
     let gone = InboxItem {
         rev: 8,
@@ -379,6 +399,21 @@ fn answers() -> Vec<Answer> {
         Answer::AttachmentUrls {
             items: vec![file_url()],
         },
+        Answer::Ok(Okay {
+            version: Some(VERSION),
+            ..Okay::default()
+        }),
+        Answer::Devices(DeviceList {
+            items: vec![
+                device("browser", PushProvider::Web, PushContent::Full),
+                device("phone", PushProvider::Apns, PushContent::None),
+            ],
+            web_key: Some("BCVxsr7N".into()),
+        }),
+        Answer::Inbox {
+            items: vec![muted],
+            next: None,
+        },
     ]
 }
 
@@ -481,6 +516,15 @@ fn events() -> Vec<Event> {
     ]);
     events.extend(changed_events());
     events.extend(file_notices());
+    let settings = |muted_until, push| {
+        Event::Settings(SettingsEvent {
+            conversation: conversation(),
+            version: VERSION,
+            muted_until,
+            push,
+        })
+    };
+    events.extend([settings(Some(AT), Switch::On), settings(None, Switch::Off)]);
     events.extend([
         Event::Reconnect { after_ms: 20_000 },
         Event::Error(Refusal {

@@ -211,6 +211,11 @@ const TYPES: &[&str] = &[
     "unreact",
     "changes",
     "attachment_urls",
+    "device_set",
+    "device_remove",
+    "devices",
+    "away",
+    "settings_set",
 ];
 
 /// The fields that requests have.
@@ -239,6 +244,13 @@ const FIELDS: &[&str] = &[
     "around",
     "limit",
     "seq",
+    "device",
+    "provider",
+    "subscription",
+    "content",
+    "away",
+    "muted_until",
+    "push",
 ];
 
 /// A frame with a valid type and random fields, which comes close to a valid one.

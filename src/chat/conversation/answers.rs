@@ -12,7 +12,7 @@ use crate::{
     chat::{
         error::Error,
         operation::{
-            Creation, DetailsView, Head, Listed, LogRange, Operation, Outcome, Page,
+            Creation, DetailsView, Head, Listed, LogRange, MarkDelivered, Operation, Outcome, Page,
             ParticipantsPage, SendAck, fresh_client_id,
         },
         participants::{CheckedChange, Committed, Participants, check_creation},
@@ -59,8 +59,10 @@ impl Owner {
             | Operation::Leave
             | Operation::SetRole { .. }
             | Operation::Update { .. } => self.change(actor, &operation, reply),
-            Operation::Read { seq } => self.mark(actor, Some(seq), None, reply),
-            Operation::Delivered { seq } => self.mark(actor, None, Some(seq), reply),
+            Operation::Read { seq } => self.mark(actor, Some(seq), None, false, reply),
+            Operation::Delivered(MarkDelivered { seq, away }) => {
+                self.mark(actor, None, Some(seq), away, reply);
+            }
             Operation::Details => drop(reply.send(self.details(&actor).map(OwnerReply::Ready))),
             Operation::Participants { after, limit } => {
                 drop(reply.send(self.list(actor, after, limit)));
@@ -320,7 +322,14 @@ impl Owner {
         self.append(draft, reply);
     }
 
-    fn mark(&mut self, user: UserId, read: Option<Seq>, delivered: Option<Seq>, reply: Reply) {
+    fn mark(
+        &mut self,
+        user: UserId,
+        read: Option<Seq>,
+        delivered: Option<Seq>,
+        away: bool,
+        reply: Reply,
+    ) {
         let head = self.log.head();
         let checked = self.view().and_then(|committed| {
             committed.check_in(&user)?;
@@ -355,7 +364,7 @@ impl Owner {
         self.work.push(Box::pin(async move {
             let store = &environment.store;
             match retry_while_owner(&ownership, || store.mark(id, kind, &mark)).await {
-                Ok(()) => Done::Marked(mark, reply),
+                Ok(()) => Done::Marked { mark, away, reply },
                 Err(error) => Done::Lost(error),
             }
         }));

@@ -171,7 +171,7 @@ impl Owner {
     }
 
     /// Applies a mark that is stored, and publishes a receipt if it raises a watermark.
-    pub(super) fn apply_mark(&mut self, mark: Mark) {
+    pub(super) fn apply_mark(&mut self, mark: Mark, away: bool) {
         let Mark {
             user,
             read_seq,
@@ -203,6 +203,7 @@ impl Owner {
             user,
             read_seq,
             delivered_seq,
+            away,
         };
         let publication = Publication::receipt(self.id, receipt, audience);
         drop(self.environment.publish.publish(publication));

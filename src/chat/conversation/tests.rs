@@ -35,7 +35,7 @@ struct Receipts(Mutex<Vec<UserId>>);
 impl Publish for Receipts {
     fn publish(&self, publication: Publication) -> Confirmation {
         if let Body::Receipt(receipt) = publication.body {
-            lock(&self.0).push(receipt.user);
+            lock(&self.0).push(receipt.user.clone());
         }
         Confirmation::Immediate
     }

@@ -72,7 +72,10 @@ fn operations() -> Vec<Operation> {
             limit: 200,
         },
         Operation::Read { seq: 7 },
-        Operation::Delivered { seq: 7 },
+        Operation::Delivered(MarkDelivered {
+            seq: 7,
+            away: false,
+        }),
         Operation::Typing,
         Operation::Head,
         Operation::CatchUp { after: 7, limit: 1 },

@@ -50,6 +50,7 @@ impl Receive for Exchange {
                 tracing::trace!(me = %self.me, %from, ?topic, "uninterested");
                 self.home.uninterested(from, &topic);
             }
+            PeerMessage::Away { user, away } => self.home.presence.away(&user, from, away),
             PeerMessage::Adopted { version } => {
                 self.members.peer_adopted(from, version);
                 let ring = self.members.ring().load_full();

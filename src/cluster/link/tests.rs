@@ -149,6 +149,7 @@ fn what_ended_is_told_when_there_is_room_unless_it_began_again() {
     let interest = Interest {
         topic: topic("bob"),
         passed: None,
+        away: false,
     };
     link.announce(1, vec![interest]);
     deal_with_all(&link);

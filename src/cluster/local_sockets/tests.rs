@@ -25,7 +25,7 @@ fn an_answer_of_an_earlier_subscription_says_nothing() {
     assert_eq!(sockets.subscription(channel), None, "nobody is here");
     sockets.subscribe(&topic, &first);
     let asked = sockets.subscription(channel).unwrap();
-    sockets.leave(&first, |_| {});
+    sockets.leave(&first, |_| {}, |_| {});
     sockets.subscribe(&topic, &second);
     sockets.confirmed(channel, asked, Cursor(10, 0));
     assert!(
@@ -194,4 +194,38 @@ fn a_reaction_is_told_to_its_user_only() {
     reacted(user);
     reacted(UserId::new("bob").unwrap());
     assert_eq!(queued(&session), [("reacted".to_owned(), Some(4))]);
+}
+
+/// A user is away here while all sessions are. It is told when that changes, also by a session that leaves.
+#[test]
+fn a_user_is_away_while_all_sessions_here_are() {
+    let sockets = LocalSockets::new(Arc::default());
+    let user = UserId::new("alice").unwrap();
+    let topic = Topic::User(user.clone());
+    let session = |n| {
+        let session = Subscriber::new(SessionId(n), user.clone(), Codec::Json, 1 << 20);
+        let session = Arc::new(session);
+        sockets.subscribe(&topic, &session);
+        session
+    };
+    let told = Mutex::new(Vec::new());
+    let tell = |away| lock(&told).push(away);
+    let took = || std::mem::take(&mut *lock(&told));
+    let (first, second) = (session(1), session(2));
+    sockets.set_away(&first, true, tell);
+    assert!(took().is_empty(), "the second one is not away");
+    sockets.set_away(&second, true, tell);
+    sockets.set_away(&second, true, tell);
+    assert_eq!(took(), [true]);
+    let announced = sockets.interests();
+    assert!(announced.iter().all(|interest| interest.away));
+    sockets.set_away(&first, false, tell);
+    assert_eq!(took(), [false]);
+    let third = session(3);
+    sockets.leave(&first, |_| {}, tell);
+    assert!(took().is_empty(), "the third one is not away");
+    sockets.leave(&third, |_| {}, tell);
+    assert_eq!(took(), [true], "only one that is away is left");
+    sockets.leave(&second, |_| {}, tell);
+    assert!(took().is_empty(), "nobody is left");
 }

@@ -264,7 +264,7 @@ mod tests {
         assert!(matches!(error, NotJoined::Level(level) if level == LEVEL_MAX + 1));
         let text = error.to_string();
         assert!(
-            text.starts_with("the store has level 4, and this build supports levels up to 3"),
+            text.starts_with("the store has level 5, and this build supports levels up to 4"),
             "{text}"
         );
         assert_eq!(

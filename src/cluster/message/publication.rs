@@ -26,6 +26,9 @@ enum Encoded {
         read_seq: Option<Seq>,
         delivered_seq: Option<Seq>,
         audience: Audience,
+        /// Gateways of earlier builds ignore it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        away: bool,
     },
     Typing {
         conversation: ConversationId,
@@ -79,6 +82,7 @@ pub(super) fn serialize<S: Serializer>(
             read_seq: receipt.read_seq,
             delivered_seq: receipt.delivered_seq,
             audience,
+            away: receipt.away,
         },
         Body::Typing(user) => Encoded::Typing {
             conversation,
@@ -140,11 +144,13 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Publicat
             read_seq,
             delivered_seq,
             audience,
+            away,
         } => {
             let receipt = Receipt {
                 user,
                 read_seq,
                 delivered_seq,
+                away,
             };
             Publication::receipt(conversation, receipt, audience)
         }

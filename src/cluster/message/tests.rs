@@ -132,6 +132,7 @@ fn largest() -> Vec<PeerMessage> {
         user: user(),
         read_seq: Some(Seq::MAX),
         delivered_seq: Some(Seq::MAX),
+        away: true,
     };
     let notice = Arc::new(MembershipNotice {
         change: MembershipChange::Updated,
@@ -201,6 +202,7 @@ fn largest() -> Vec<PeerMessage> {
     let interest = Interest {
         topic: Topic::Presence(user()),
         passed: Some(Cursor(Seq::MAX, Rev::MAX)),
+        away: true,
     };
     let id = u64::MAX;
     let part = u64::MAX;
@@ -331,6 +333,7 @@ fn earlier_builds_understand_an_interest_and_a_reference() {
     let interest = |passed| Interest {
         topic: topic.clone(),
         passed,
+        away: false,
     };
     for (now, seq) in [
         (Some(Cursor(7, 5)), Some(7)),

@@ -38,7 +38,7 @@ use crate::{
 const VERSION: &str = "1.0.0";
 const EXTENSIONS: &str = "creation,termination,expiration";
 /// What pages of other origins may use.
-pub(super) const METHODS: &str = "GET, HEAD, POST, PATCH, DELETE";
+pub(super) const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 pub(super) const REQUEST_HEADERS: &str = "authorization, content-type, range, if-range, chat-user, tus-resumable, upload-length, \
     upload-offset, upload-metadata";
 pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-resumable, tus-version, tus-extension, tus-max-size, \

@@ -73,6 +73,7 @@ impl Fixture {
             tokens,
             tasks,
             (None, crate::gateway::Eraser::new().0),
+            None,
         );
         let outbox_bytes = gateway.limits.outbox_bytes;
         let bob = Subscriber::new(SessionId(1), user("bob"), Codec::Json, outbox_bytes);

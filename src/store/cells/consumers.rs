@@ -42,7 +42,7 @@ const LAGGING_CELLS: usize = 256;
 struct StoredState(bool, Option<String>);
 
 #[derive(Serialize, Deserialize)]
-struct StoredDevice(String, PushProvider, String, PushContent);
+struct StoredDevice(String, PushProvider, String, PushContent, Version);
 
 #[derive(Serialize, Deserialize)]
 struct StoredToken(UserId, String);
@@ -425,18 +425,19 @@ impl<C: Cells> ConsumerStore for CellStore<C> {
             [] => Vec::new(),
             value => decode("devices", value)?,
         };
-        let device = |StoredDevice(id, provider, token, content)| Device {
+        let device = |StoredDevice(id, provider, token, content, version)| Device {
             id,
             provider,
             token,
             content,
+            version,
         };
         let devices = stored.into_iter().map(device).collect();
         Ok(Some((cell.timestamp, devices)))
     }
 
     async fn set_devices(&self, user: &UserId, version: Version, devices: &[Device]) -> Result<()> {
-        let stored = |d: Device| StoredDevice(d.id, d.provider, d.token, d.content);
+        let stored = |d: Device| StoredDevice(d.id, d.provider, d.token, d.content, d.version);
         let stored: Vec<_> = devices.iter().cloned().map(stored).collect();
         let value = if stored.is_empty() {
             Vec::new()

@@ -137,7 +137,7 @@ fn rows_of_level_1_are_read() {
 /// The devices, lagging rows, state, offsets, token, skipped event and settings of level 4, in the order of their keys. The
 /// day of a removed cell is left out.
 const LEVEL_4: [&str; 13] = [
-    "44626f6200 4294967296 9194a570686f6e65a461706e73a430613162a46e6f6e65",
+    "44626f6200 4294967296 9195a570686f6e65a461706e73a430613162a46e6f6e65cf0000000100000000",
     "4c776562686f6f6b3a6f6e6500090909090909090909090909090909090973 301 91cf0000018bcfe56800",
     "4c776562686f6f6b3a6f6e653a696400090909090909090909090909090909090972 1125899906842624 ff",
     "4c776562686f6f6b3a6f6e653a696400090909090909090909090909090909090973 1125899906842624 ff",
@@ -151,6 +151,16 @@ const LEVEL_4: [&str; 13] = [
     "69626f6200090909090909090909090909090909096d 4294967296 91cf0000018bcfe56800",
     "69626f62000909090909090909090909090909090970 4294967296 91c2",
 ];
+
+fn device() -> Device {
+    Device {
+        id: "phone".into(),
+        provider: PushProvider::Apns,
+        token: "0a1b".into(),
+        content: PushContent::None,
+        version: 1 << 32,
+    }
+}
 
 #[tokio::test]
 async fn level_4_stores_the_same_bytes_as_before() {
@@ -176,13 +186,7 @@ async fn level_4_stores_the_same_bytes_as_before() {
         status: Some(400),
     };
     store.add_skipped(&hook, 20_000, &skipped).await.unwrap();
-    let device = Device {
-        id: "phone".into(),
-        provider: PushProvider::Apns,
-        token: "0a1b".into(),
-        content: PushContent::None,
-    };
-    store.set_devices(&bob, 1 << 32, &[device]).await.unwrap();
+    store.set_devices(&bob, 1 << 32, &[device()]).await.unwrap();
     let token = TokenRow {
         version: 1 << 32,
         user: bob.clone(),

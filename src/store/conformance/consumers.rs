@@ -354,6 +354,7 @@ fn device(id: &str, token: &str) -> Device {
         provider: PushProvider::Web,
         token: token.into(),
         content: PushContent::None,
+        version: (1 << 32) + 7,
     }
 }
 

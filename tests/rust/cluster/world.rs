@@ -21,7 +21,7 @@ use chat_gateway::{
 };
 use checker::{Checker, Secrets};
 pub(super) use clients::{Device, contiguous, create};
-use gateways::Gateway;
+pub(super) use gateways::Gateway;
 pub(super) use held::{ClientRule, expected};
 use network::Wire;
 use rand::{RngExt, SeedableRng, rngs::StdRng};

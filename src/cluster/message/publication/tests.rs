@@ -68,6 +68,7 @@ fn messages() -> Vec<PeerMessage> {
             user: user("bob"),
             read_seq,
             delivered_seq,
+            away: false,
         };
         Publication::receipt(conversation, receipt, audience)
     };
@@ -115,10 +116,12 @@ fn messages() -> Vec<PeerMessage> {
             Interest {
                 topic,
                 passed: Some(Cursor(7, 0)),
+                away: false,
             },
             Interest {
                 topic: Topic::User(user("ann")),
                 passed: None,
+                away: false,
             },
         ],
     });

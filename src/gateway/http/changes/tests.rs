@@ -66,6 +66,7 @@ impl Fixture {
             tokens,
             tasks,
             (None, crate::gateway::Eraser::new().0),
+            None,
         ));
         Self { gateway }
     }

@@ -40,7 +40,7 @@ pub(crate) struct Gateway {
     pub(crate) number: u128,
     pub(crate) address: String,
     process: Process,
-    pub(super) tasks: Tasks,
+    pub(crate) tasks: Tasks,
     /// Whether it is cut off from the store.
     cut: Arc<AtomicBool>,
     /// Set once it serves, and taken when it leaves.
@@ -50,7 +50,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         !self.over.load(Ordering::Relaxed) && self.up.lock().unwrap().is_some()
     }
 
