@@ -17,11 +17,9 @@ use super::{
     message::Message,
 };
 use crate::model::{
-    Attachment, AttachmentId, ClientId, ConversationId, Cursor, Details, FileNotice, Kind, Last,
-    MessageId, Millis, Posting, Rev, Role, Seq, UserId,
-    limits::{
-        ATTACHMENTS_MAX, DELETE_SEQS_MAX, FILES_ASKED_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX,
-    },
+    Attachment, ClientId, ConversationId, Cursor, Details, FileNotice, Kind, Last, MessageId,
+    Millis, Posting, Rev, Role, Seq, UserId,
+    limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
 };
 
 /// A frame from a client, with a valid header.

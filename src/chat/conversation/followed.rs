@@ -2,37 +2,16 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Done, Environment, Owner, takeover::retry_while_owner};
+use super::{Done, Owner, takeover::retry_while_owner};
 use crate::{
     chat::{
         error::Error,
         following::{Followed, Following},
         lease::Ownership,
-        open::Loading,
     },
-    model::{ConsumerName, ConversationId, Cursor, LEVEL_CONSUMERS},
+    model::{ConsumerName, ConversationId, Cursor},
     store::{self, ConsumerState, Store},
 };
-
-/// Begins to follow a conversation that is being loaded. `None` if no consumer is configured.
-pub(super) async fn read_offsets(
-    id: ConversationId,
-    environment: &Environment,
-    ownership: &Arc<Ownership>,
-    certain: Cursor,
-    loading: &mut Loading,
-) -> store::Result<Option<Followed>> {
-    let Some(consumers) = &environment.settings.consumers else {
-        return Ok(None);
-    };
-    if environment.settings.level.get() < LEVEL_CONSUMERS {
-        return Ok(None);
-    }
-    let store = &environment.store;
-    let stored = loading.read(ownership, || store.offsets(id)).await?;
-    let following = Following::new(id, consumers.clone(), ownership.clone(), &stored, certain);
-    Ok(Some(Followed::new(following)))
-}
 
 /// The offsets of consumers that have none. They are stored before the first append.
 pub(super) struct FirstOffsets {

@@ -13,12 +13,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry,
-    followed::read_offsets, taking_changes::TakenChanges,
+    taking_changes::TakenChanges,
 };
 use crate::{
     chat::{
         client_ids::ClientIds,
         error::Error,
+        following::{Followed, Following},
         lease::Ownership,
         log::{Log, Takeover},
         open::{Held, Loading},
@@ -26,11 +27,13 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Cursor, Entry, EntryState, Kind, Seq, UserId,
+        ClientId, ConversationId, Cursor, Entry, EntryState, Kind, LEVEL_CONSUMERS, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
-    store::{self, ChangesTail, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail},
+    store::{
+        self, ChangeRow, ChangesTail, ConversationRow, LogRow, LogTail, ParticipantRow, Store, Tail,
+    },
 };
 
 impl Owner {
@@ -103,14 +106,24 @@ impl Owner {
             typing: HashMap::new(),
             failed: None,
         };
-        if !settle.is_empty() || !settle_changes.is_empty() {
-            owner.store_first_offsets().await?;
-        }
-        owner.settle_again(settle, loading).await?;
-        owner.settle_changes_again(settle_changes, loading).await?;
-        owner.begin_following().await?;
+        owner.settle_both(settle, settle_changes, loading).await?;
         counter!("chat_takeovers_total").increment(1);
         Ok(owner)
+    }
+
+    /// Settles the ends of both logs, and begins to follow them.
+    async fn settle_both(
+        &mut self,
+        settle: Vec<LogRow>,
+        settle_changes: Vec<ChangeRow>,
+        loading: &mut Loading,
+    ) -> Result<(), Error> {
+        if !settle.is_empty() || !settle_changes.is_empty() {
+            self.store_first_offsets().await?;
+        }
+        self.settle_again(settle, loading).await?;
+        self.settle_changes_again(settle_changes, loading).await?;
+        self.begin_following().await
     }
 
     /// Writes uncertain entries again under this owner's epoch, and stores the rows that follow from them.
@@ -310,6 +323,26 @@ fn ended() -> store::Error {
         operation: "own",
         reason: "the lease has ended".into(),
     }
+}
+
+/// Begins to follow a conversation that is being loaded. `None` if no consumer is configured.
+async fn read_offsets(
+    id: ConversationId,
+    environment: &Environment,
+    ownership: &Arc<Ownership>,
+    certain: Cursor,
+    loading: &mut Loading,
+) -> store::Result<Option<Followed>> {
+    let Some(consumers) = &environment.settings.consumers else {
+        return Ok(None);
+    };
+    if environment.settings.level.get() < LEVEL_CONSUMERS {
+        return Ok(None);
+    }
+    let store = &environment.store;
+    let stored = loading.read(ownership, || store.offsets(id)).await?;
+    let following = Following::new(id, consumers.clone(), ownership.clone(), &stored, certain);
+    Ok(Some(Followed::new(following)))
 }
 
 /// Reads the participants that an owner has in memory from the start: all of a dm or group, none of a channel.
