@@ -168,6 +168,52 @@ export interface InboxItem {
   /** The number of unread messages of people, without deleted ones. */
   unread: number;
   joinedSeq: Seq;
+  /** The time until which the user muted the conversation. Absent or null if it was not muted. Muting never changes `unread`. */
+  mutedUntil?: Millis | null;
+  /** Whether its messages are pushed to the user's devices. Absent if the user never set it, which is `on`, or at an older gateway. */
+  push?: 'on' | 'off';
+  /** The version of these settings. Absent if there are none. */
+  settingsVersion?: number;
+}
+
+/** What a user set for a conversation. A setting that is absent did not change. */
+export interface Settings {
+  conversation: ConversationId;
+  /** Of two versions the higher one is newer. */
+  version: number;
+  mutedUntil?: Millis | null;
+  push?: 'on' | 'off';
+}
+
+/** The token of an app, from its push service. */
+export interface AppToken {
+  provider: 'fcm' | 'apns';
+  token: string;
+}
+
+/** A `PushSubscription` of a browser, or its `toJSON()`. */
+export interface WebSubscription {
+  endpoint?: string;
+  keys?: Record<string, string>;
+  toJSON?(): { endpoint?: string; keys?: Record<string, string> };
+}
+
+/** What a push says: the sender and the text, or only the conversation, the seq and the badge. */
+export type PushContent = 'full' | 'none';
+
+/** A device to which messages are pushed. */
+export interface Device {
+  /** The id that the device chose. */
+  device: string;
+  provider: 'web' | AppToken['provider'];
+  content?: PushContent;
+}
+
+/** The devices of a user. */
+export interface Devices {
+  items: Device[];
+  /** The `applicationServerKey` with which browsers subscribe. Absent or null if the gateway pushes to no browsers. */
+  webKey?: string | null;
 }
 
 /** The properties of a conversation that events carry. */
@@ -327,7 +373,15 @@ export type Request =
   | (In<'changes'> & { after: Rev; limit?: number })
   | { type: 'public'; after?: ConversationId; limit?: number }
   | { type: 'ping' }
-  | { type: 'attachment_urls'; ids: AttachmentId[] };
+  | { type: 'attachment_urls'; ids: AttachmentId[] }
+  | ({ type: 'device_set'; device: string; content?: PushContent } & (
+      | AppToken
+      | { provider: 'web'; subscription: { endpoint: string; keys: { p256dh: string; auth: string } } }
+    ))
+  | { type: 'device_remove'; device: string }
+  | { type: 'devices' }
+  | { type: 'away'; away: boolean }
+  | (In<'settings_set'> & { mutedUntil?: Millis; push?: 'on' | 'off' });
 
 /** The answer to each request, by its type. */
 export interface Replies {
@@ -363,6 +417,11 @@ export interface Replies {
   public: { items: PublicConversation[]; next?: ConversationId };
   ping: { time: Millis };
   attachment_urls: { items: AttachmentUrl[] };
+  device_set: unknown;
+  device_remove: unknown;
+  devices: Devices;
+  away: unknown;
+  settings_set: { version: number };
 }
 
 /** A frame that the gateway pushes. */
@@ -375,5 +434,6 @@ export type ServerEvent =
   | ({ type: 'resync' } & Resync)
   | ({ type: 'changed' } & Changed)
   | ({ type: 'reacted' } & Reacted)
+  | ({ type: 'settings' } & Settings)
   | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

@@ -72,6 +72,21 @@ const requests: Request[] = [
   { type: 'reactions', conversation, seq: 4, emoji: '👍', after: '👍 bob', limit: 20 },
   { type: 'changes', conversation, after: 6, limit: 100 },
   { type: 'attachment_urls', ids: ['0199c0de-0000-4000-8000-000000000004'] },
+  {
+    type: 'device_set',
+    device: 'browser-1',
+    provider: 'web',
+    subscription: {
+      endpoint: 'https://push.example.org/send/1',
+      keys: { p256dh: 'BNcRdreALRFXTkOOUHK1EtK2wtaz5Ry4YfYCA', auth: 'tBHItJI5' },
+    },
+    content: 'full',
+  },
+  { type: 'device_set', device: 'phone-1', provider: 'fcm', token: 'fcm:1', content: 'none' },
+  { type: 'device_remove', device: 'phone-1' },
+  { type: 'devices' },
+  { type: 'away', away: true },
+  { type: 'settings_set', conversation, mutedUntil: 1_795_000_000_000, push: 'off' },
 ];
 
 /** The type of the answer to each request, and every event. The compiler checks that none is missing. */
@@ -107,6 +122,11 @@ const replyOf: { [Type in keyof Replies]: string } = {
   reactions: 'reactions',
   changes: 'changes',
   attachment_urls: 'attachment_urls',
+  device_set: 'ok',
+  device_remove: 'ok',
+  devices: 'devices',
+  away: 'ok',
+  settings_set: 'ok',
 };
 const events: { [Type in ServerEvent['type']]: true } = {
   message: true,
@@ -117,6 +137,7 @@ const events: { [Type in ServerEvent['type']]: true } = {
   resync: true,
   changed: true,
   reacted: true,
+  settings: true,
   reconnect: true,
   error: true,
 };
