@@ -115,7 +115,7 @@ export interface EditOptions {
 
 /** How a device is registered for pushes. */
 export interface PushOptions {
-  /** What a push says. Default: the gateway's `push.content`. */
+  /** What a push says; `full` by default. */
   content?: PushContent;
   /** The id of the device. Default: an id that the storage keeps. An application whose storage has no `get` and `set` passes an
    * id that stays the same. */

@@ -74,19 +74,15 @@ const requests: Request[] = [
   { type: 'attachment_urls', ids: ['0199c0de-0000-4000-8000-000000000004'] },
   {
     type: 'device_set',
-    device: 'browser-1',
+    device: 'browser',
     provider: 'web',
-    subscription: {
-      endpoint: 'https://push.example.org/send/1',
-      keys: { p256dh: 'BNcRdreALRFXTkOOUHK1EtK2wtaz5Ry4YfYCA', auth: 'tBHItJI5' },
-    },
-    content: 'full',
+    subscription: { endpoint: 'https://push.example.org/a', keys: { p256dh: 'BCVxsr7N', auth: 'BTBZMqHH' } },
   },
-  { type: 'device_set', device: 'phone-1', provider: 'fcm', token: 'fcm:1', content: 'none' },
-  { type: 'device_remove', device: 'phone-1' },
+  { type: 'device_set', device: 'phone', provider: 'apns', token: '00fc13adff', content: 'none' },
+  { type: 'device_remove', device: 'phone' },
   { type: 'devices' },
   { type: 'away', away: true },
-  { type: 'settings_set', conversation, mutedUntil: 1_795_000_000_000, push: 'off' },
+  { type: 'settings_set', conversation, mutedUntil: 1_795_000_000_123, push: 'off' },
 ];
 
 /** The type of the answer to each request, and every event. The compiler checks that none is missing. */

@@ -6,10 +6,16 @@ import { base } from './session.js';
 
 const WORKER = new URL('worker.js', base).href;
 
-/** Vouches for the address of the service worker where the content security policy demands it. */
-const trusted = (
-  globalThis as { trustedTypes?: { createPolicy(name: string, rules: object): { createScriptURL(url: string): string } } }
-).trustedTypes?.createPolicy('worker', { createScriptURL: () => WORKER });
+type Policy = { createScriptURL(url: string): string };
+const { trustedTypes } = globalThis as { trustedTypes?: { createPolicy(name: string, rules: object): Policy } };
+let policy: Policy | undefined;
+
+/** Returns the address of the service worker, vouched for where the content security policy demands it. Throws if that policy does
+ * not name this one. */
+function workerUrl(): string {
+  policy ??= trustedTypes?.createPolicy('worker', { createScriptURL: () => WORKER });
+  return policy?.createScriptURL(WORKER) ?? WORKER;
+}
 
 /** Returns the user's devices, with the key for browsers. `undefined` until they are known, and if the gateway is an older one. */
 export function useDevices(chat: ChatClient): Devices | undefined {
@@ -30,7 +36,7 @@ function bytesOf(text: string): Uint8Array<ArrayBuffer> {
 
 /** Subscribes this browser at its push service. */
 async function subscribe(key: string): Promise<PushSubscription> {
-  const worker = await navigator.serviceWorker.register(trusted?.createScriptURL(WORKER) ?? WORKER);
+  const worker = await navigator.serviceWorker.register(workerUrl());
   const options = { userVisibleOnly: true, applicationServerKey: bytesOf(key) };
   await navigator.serviceWorker.ready;
   try {
