@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsdown';
 
 export default defineConfig({
-  entry: ['src/index.ts', 'src/react.ts'],
+  entry: ['src/index.ts', 'src/react.ts', 'src/push-worker.ts'],
   format: ['esm', 'cjs'],
   target: 'es2022',
   platform: 'neutral',

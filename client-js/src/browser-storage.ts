@@ -25,5 +25,7 @@ export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
     remove: async (clientId) => (await open()).remove(clientId),
     keep: async (clientId, files) => (await open()).keep(clientId, files),
     files: async (clientId) => (await open()).files(clientId),
+    get: async (name) => (await open()).get(name),
+    set: async (name, text) => (await open()).set(name, text),
   };
 }

@@ -13,116 +13,41 @@ import { dmId, uuid } from './ids.js';
 import { Inbox, type InboxHost } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import { Marks } from './marks.js';
+import type { ChatOptions, ClientEvents, Logger, NewConversation, PushOptions, RequestOptions } from './options.js';
 import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
+import type { Push } from './push.js';
 import { memoryStorage, type OutboxStorage } from './storage.js';
 import type {
+  AppToken,
   AttachmentId,
   AttachmentUrl,
   Changed,
   ChangedItem,
   Connected,
-  ConversationChange,
   ConversationId,
+  Devices,
   HistoryPage,
-  Inspected,
   Kind,
   Message,
   Millis,
-  Posting,
   Presence,
   PublicConversation,
-  Reacted,
-  Receipt,
   Replies,
   Request,
-  Resync,
   Rev,
   Seq,
   ServerEvent,
-  Typing,
   UserId,
+  WebSubscription,
 } from './types.js';
 import { type AttachOptions, type Sender, Upload } from './upload.js';
 import type { Watcher, WatcherHost } from './watcher.js';
 
-export interface ChatOptions {
-  /** Returns a token of this user. Called before the first connection, shortly before a token expires, and when the
-   * gateway refuses one; not when a connection merely broke. Throw `UnauthorizedError` to give up. After any other error
-   * the client tries again. */
-  token: TokenSource | string;
-  /** The encoding of frames; `json` by default. The code of `msgpack`, whose frames are smaller, is loaded when it is used. */
-  codec?: 'json' | 'msgpack';
-  /** The storage of the outbox. Default: IndexedDB in browsers, memory elsewhere. */
-  storage?: OutboxStorage;
-  /** The user, if the application knows it before the first connection: pending messages are then shown at once. */
-  user?: UserId;
-  /** The name of the service that the outbox belongs to: a message written for one service is never sent to another.
-   * Default: the origin of `url`, or empty if `url` is a function. An application that passes a function and uses several
-   * services gives each a scope. */
-  scope?: string;
-  /** Receives log lines for the developer, for example `console`. Without a logger, the client warns once on `console`
-   * about an `error` event that has no listener. */
-  logger?: Logger;
-  /** The name of this device in the gateway's logs. */
-  device?: string;
-  /** The WebSocket class. Needed where there is no global one, as in Node before version 22. */
-  WebSocket?: unknown;
-  /** The `cursors()` of an earlier client: the gateway replays later messages. */
-  cursors?: Record<ConversationId, [Seq, Rev]>;
-  /** The number of messages that a live list holds; 300 by default. A longer list is trimmed at the end far from its reader. */
-  window?: number;
-}
-
-/** Receives log lines, one method for each level. */
-export interface Logger {
-  debug?(message: string, ...more: unknown[]): void;
-  info?(message: string, ...more: unknown[]): void;
-  warn?(message: string, ...more: unknown[]): void;
-  error?(message: string, ...more: unknown[]): void;
-}
-
-/** The events of a client, by name. */
-export interface ClientEvents {
-  state: State;
-  /** A message of any conversation. Each comes once, in the order of its conversation, without gaps except after a `resync`. */
-  message: Message;
-  /** Entries were edited or deleted, or got other reactions. Each change comes once, in the order of its conversation, and none
-   * is left out except after a `reset`. */
-  changed: Changed;
-  /** The user added or removed a reaction, on this device or another one. */
-  reacted: Reacted;
-  /** The gateway has looked at a file that the user uploaded, on this device or another one. It may be missed. */
-  attachment: Inspected;
-  receipt: Receipt;
-  typing: Typing;
-  presence: Presence;
-  conversation: ConversationChange;
-  /** The client missed too much: messages up to `head` come as no `message` event and are in the history only. */
-  resync: Resync;
-  /** An error that rejects no promise: the storage of the outbox failed, or the gateway reported it. */
-  error: Error;
-}
-
-/** How long to wait for the answer to a request. */
-export interface RequestOptions {
-  signal?: AbortSignal;
-  /** The time limit in milliseconds, with the wait for a connection and all retries; 15,000 by default. */
-  timeoutMs?: number;
-}
-
-/** A group or channel to be created. */
-export interface NewConversation {
-  name?: string;
-  participants?: UserId[];
-  public?: boolean;
-  posting?: Posting;
-  /** The id, a UUID of version 4 or 7, random by default. Creating the same id again has no effect. */
-  conversation?: ConversationId;
-}
-
 const REQUEST_TIMEOUT_MS = 15_000;
+/** The time limit for removing this device when the user signs out. */
+const LEAVE_TIMEOUT_MS = 4_000;
 
 /** One user's client. It stays connected from `connect()` until `disconnect()`. */
 export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost, ChangeHost {
@@ -152,6 +77,12 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** The code for addresses and for uploads, once it is needed. */
   #addresses: Promise<Addresses> | undefined;
   #sender: Promise<Sender> | undefined;
+  #push: Promise<Push> | undefined;
+  #storage: OutboxStorage;
+  #scope: string;
+  /** Whether nobody looks at this device, and what the gateway knows of it. */
+  #away = false;
+  #awayTold = false;
   #url: () => Promise<string> | string;
   #warned = false;
   #presence = new Map<UserId, Presence>();
@@ -160,7 +91,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @param url The URL of the gateway, as `wss://chat.example.org/v1/ws`, or a function that returns it for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
-    const { token, storage = this.#storage() } = options;
+    const { token, storage = this.#ownStorage() } = options;
+    this.#storage = storage;
     this.user = options.user;
     this.#options = options;
     this.feed = new Feed(
@@ -187,8 +119,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       changed: (state, over) => this.#stateChanged(state, over),
       event: (event) => this.#receive(event),
     });
-    const scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
-    this.outbox = new Outbox(storage, scope, {
+    this.#scope = options.scope ?? (typeof url === 'function' ? '' : originOf(String(url)));
+    this.outbox = new Outbox(storage, this.#scope, {
       ask: (request) => this.#connection.ask(sendable(request)),
       changed: (conversation) => this.changed(conversation),
       accepted: (entry, rev) => this.#known(entry.conversation)?.accepted(entry, rev),
@@ -204,7 +136,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** Connects, and stays connected until `disconnect()`. Resolves with the first connection. Rejects when none is
    * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
-    this.#lifecycle ??= watchLifecycle(() => this.#connection.awake());
+    this.#lifecycle ??= watchLifecycle(
+      () => this.#connection.awake(),
+      (isHidden) => this.away(isHidden),
+    );
     if (this.user) void this.outbox.open(this.user);
     this.#connection.step({ on: 'connect' });
     const connected = this.#ready(signal).then(() => this.session!);
@@ -219,8 +154,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     this.outbox.close();
   }
 
-  /** Disconnects, and deletes everything that is stored for this user. Create a new client for the next user. */
+  /** Disconnects, and deletes everything that is stored for this user, and the registration of this device for pushes. Create
+   * a new client for the next user. */
   async logout(): Promise<void> {
+    await this.#leavePush();
     this.#disconnect();
     for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.marks, this.#presence]) kept.clear();
     this.#addresses = undefined;
@@ -292,6 +229,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
 
   #known(id: ConversationId): Conversation | undefined {
     return this.#conversations.get(id)?.deref();
+  }
+
+  /** @internal */
+  isOpen(id: ConversationId): boolean {
+    return !!this.#known(id)?.users;
   }
 
   /** @internal Reports that the inbox item or the pending messages of a conversation changed. */
@@ -369,6 +311,59 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @internal Returns the time of the gateway. */
   now(): Millis {
     return this.#connection.now();
+  }
+
+  /** Says whether nobody looks at this device: an app in the background, a screen that is locked. Messages are pushed to the
+   * user's devices only while all connections are away or gone. In browsers the client says it, by the visibility of the page. */
+  away(isAway: boolean): void {
+    this.#away = isAway;
+    if (this.state.at !== 'connected' || this.#awayTold === isAway) return;
+    this.#awayTold = isAway;
+    // A gateway without pushes refuses it. The next connection tells it again.
+    this.#connection.ask({ type: 'away', away: isAway }).catch(() => {});
+  }
+
+  /** Registers this device, so that messages are pushed to it while nobody looks. Call it at each start: subscriptions and
+   * tokens change. `logout()` ends it.
+   * @param target The `PushSubscription` of a browser, or the token of an app. */
+  async registerPush(target: WebSubscription | AppToken, options: PushOptions = {}): Promise<void> {
+    await (await this.#loadPush()).register(target, options);
+  }
+
+  /** Ends pushes to this device, and in browsers its subscription. */
+  async unregisterPush(): Promise<void> {
+    await (await this.#loadPush()).unregister();
+  }
+
+  /** Returns the user's devices, and the key with which browsers subscribe. */
+  devices(): Promise<Devices> {
+    return this.request({ type: 'devices' });
+  }
+
+  async #loadPush(): Promise<Push> {
+    // A registration belongs to a user, whose name the first connection tells.
+    if (!this.user) await this.#ready();
+    this.#push ??= import('./push.js').then(({ Push }) => new Push(this, this.#storage, this.#pushName));
+    return this.#push.catch((error) => {
+      this.#push = undefined;
+      throw notLoaded(error);
+    });
+  }
+
+  /** The name in the storage under which the registration for pushes is kept. */
+  get #pushName(): string {
+    return `push ${this.#scope} ${this.user}`;
+  }
+
+  /** Removes this device if it is registered, so that it shows the next user nothing. Without a connection, an `error` event says
+   * that the gateway does not know it. */
+  async #leavePush(): Promise<void> {
+    const storage = this.#storage;
+    const name = this.#pushName;
+    await within(LEAVE_TIMEOUT_MS, async () => {
+      if (this.#push ?? (await storage.get?.(name))) await this.unregisterPush();
+    }).catch((error) => this.#failed(error));
+    storage.set?.(name).catch(() => {});
   }
 
   /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
@@ -449,6 +444,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
 
   #stateChanged(state: State, over: AbortSignal): void {
     if (state.at === 'connected') {
+      this.#awayTold = false;
+      this.away(this.#away);
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
       this.marks.connected(over);
@@ -512,7 +509,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   /** Returns IndexedDB if there is one, else memory. Some browsers throw where storage is forbidden. */
-  #storage(): OutboxStorage {
+  #ownStorage(): OutboxStorage {
     let reason: unknown = 'no IndexedDB';
     try {
       if (globalThis.indexedDB) return indexedDbStorage();
@@ -532,7 +529,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     if (event.type === 'receipt') {
       this.inbox.receipt(event, this.user);
       conversation?.receipt(event);
-    } else if (event.type === 'reacted') conversation?.reacted(event);
+    } else if (event.type === 'settings') this.inbox.settings(event);
+    else if (event.type === 'reacted') conversation?.reacted(event);
     else if (event.type === 'typing') conversation?.typed(event.user);
     else if (event.type === 'presence') this.#presence.set(event.user, event);
     else if (event.type === 'conversation') {

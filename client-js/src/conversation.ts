@@ -6,6 +6,8 @@ import { gathered, isSame } from './gather.js';
 import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
 import type { Marks } from './marks.js';
+import { FOR_EVER, isMuted } from './muting.js';
+import type { EditOptions, SendOptions } from './options.js';
 import type { Outbox, Pending } from './outbox.js';
 import { onItsWay } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
@@ -21,6 +23,7 @@ import type {
   InboxItem,
   Kind,
   Message,
+  Millis,
   Participant,
   Posting,
   Reacted,
@@ -34,6 +37,7 @@ import type {
   SystemChange,
   UserId,
 } from './types.js';
+import { Typists } from './typists.js';
 import type { AttachOptions, Upload } from './upload.js';
 
 /** The events of a conversation, by name. */
@@ -44,20 +48,6 @@ export interface ConversationEvents {
   message: Message;
   /** Entries of this conversation were edited or deleted, or got other reactions. Each change comes once, in order. */
   changed: Changed;
-}
-
-/** The optional parts of a message to send. */
-export interface SendOptions {
-  /** Links, uploaded files, and files that are being uploaded: the message is sent when all of them are ready. */
-  attachments?: (Attachment | Upload)[];
-  replyTo?: Seq;
-}
-
-/** The optional parts of an edit. */
-export interface EditOptions {
-  /** The message as it was shown when the user began to edit. If its text changed since then, the edit is refused with
-   * `conflict`. Default: as it is shown now. */
-  from?: ChatMessage;
 }
 
 /** A view of a conversation that never changes, for a component to render. */
@@ -102,8 +92,6 @@ const PARTICIPANTS_PAGE = 200;
 const FOLLOWED_MAX = 1_000;
 /** The number of messages outside of the list that are kept, for replies that quote them. */
 const QUOTES_MAX = 200;
-/** The time after the last `typing` event until a user counts as not typing. */
-const TYPING_MS = 6_000;
 /** The least time between two `typing` requests. */
 const TYPING_EVERY_MS = 3_000;
 
@@ -121,7 +109,7 @@ export class Conversation extends List<ConversationEvents> {
   #quotes: ReadonlyMap<Seq, Stored> = new Map();
   /** Messages as they were shown with their pending changes, by key. */
   #changed = new Map<string, ChatMessage>();
-  #typing = new Map<UserId, ReturnType<typeof setTimeout>>();
+  #typists = new Typists(() => this.changed());
   #typedAt = 0;
   #looking = false;
   #shown: readonly ChatMessage[] = [];
@@ -161,6 +149,11 @@ export class Conversation extends List<ConversationEvents> {
   /** The number of unread messages. */
   get unread(): number {
     return this.item?.unread ?? 0;
+  }
+
+  /** Whether the user muted the conversation, and that time is not over. */
+  get muted(): boolean {
+    return !!this.item && isMuted(this.item);
   }
 
   /** Whether the user may send messages. True while the details are unknown. */
@@ -229,7 +222,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** The other users who are typing. */
   get typing(): UserId[] {
-    return [...this.#typing.keys()];
+    return this.#typists.users;
   }
 
   /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Resolves
@@ -303,6 +296,22 @@ export class Conversation extends List<ConversationEvents> {
     this.#host.post({ type: 'typing', conversation: this.id });
   }
 
+  /** Mutes the conversation on all devices of the user: nothing of it is pushed, and it does not count in the badge.
+   * @param until When that ends; `Infinity` for never, null for at once. */
+  mute(until: Millis | Date | null): Promise<void> {
+    return this.#set({ mutedUntil: Math.min(Number(until), FOR_EVER) });
+  }
+
+  /** Turns pushes of this conversation to the user's devices on or off. */
+  setPush(push: 'on' | 'off'): Promise<void> {
+    return this.#set({ push });
+  }
+
+  async #set(what: { mutedUntil?: Millis; push?: 'on' | 'off' }): Promise<void> {
+    const { version } = await this.#ask('settings_set', what);
+    this.#host.inbox.settings({ ...what, conversation: this.id, version });
+  }
+
   /** Returns one page: the newest, or the one before, after or around a seq. */
   history(where: { before?: Seq; after?: Seq; around?: Seq; limit?: number } = {}, signal?: AbortSignal): Promise<HistoryPage> {
     return this.#host.history({ ...where, type: 'history', conversation: this.id }, signal);
@@ -372,7 +381,7 @@ export class Conversation extends List<ConversationEvents> {
     const { seq, sender, system } = message;
     if (this.users) this.arrived(this.stored(message));
     this.reaches(seq);
-    this.#stopTyping(sender);
+    this.#typists.stopped(sender);
     if (system) this.#follow(message, system);
     this.changed();
     this.emit('message', message);
@@ -466,13 +475,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   typed(user: UserId): void {
-    if (user === this.#host.user) return;
-    clearTimeout(this.#typing.get(user));
-    this.#typing.set(
-      user,
-      setTimeout(() => this.#stopTyping(user), TYPING_MS),
-    );
-    this.changed();
+    if (user !== this.#host.user) this.#typists.typed(user);
   }
 
   /** @internal */
@@ -584,11 +587,6 @@ export class Conversation extends List<ConversationEvents> {
       const state = message.state && (seq <= readSeq ? 'read' : seq <= deliveredSeq ? 'delivered' : 'sent');
       if (state !== message.state) this.timeline.entries[i] = { ...message, state };
     }
-  }
-
-  #stopTyping(user: UserId): void {
-    clearTimeout(this.#typing.get(user));
-    if (this.#typing.delete(user)) this.changed();
   }
 
   /** @internal */

@@ -19,6 +19,7 @@ import type {
   Request,
   Rev,
   Seq,
+  Settings,
   UserId,
 } from './types.js';
 
@@ -242,6 +243,14 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (this.#inexact.has(conversation)) this.#refresh().catch(() => {});
   }
 
+  /** @internal Applies what the user set for a conversation, on this device or another one. */
+  settings({ conversation, version, mutedUntil, push }: Settings): void {
+    const item = this.get(conversation);
+    if (!item || version <= (item.settingsVersion ?? 0)) return;
+    const set = { ...(mutedUntil !== undefined && { mutedUntil }), ...(push && { push }) };
+    this.#store({ ...item, ...set, settingsVersion: version });
+  }
+
   /** @internal Marks as read on this device; the gateway does not know it yet. */
   read(conversation: ConversationId, seq: Seq): void {
     const item = this.get(conversation);
@@ -297,7 +306,9 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     const later = lastSeq - item.lastSeq - this.#uncountedIn(conversation, item.lastSeq, lastSeq);
     // The page does not contain these deletions.
     const deleted = this.#uncountedIn(conversation, item.readSeq, item.lastSeq, item.rev);
-    const now = { ...item, rev, lastSeq, lastMessage, unread: Math.max(0, item.unread + later - deleted) };
+    const { settingsVersion = 0, mutedUntil, push } = known;
+    const set = settingsVersion > (item.settingsVersion ?? 0) && { settingsVersion, mutedUntil, push };
+    const now = { ...item, ...set, rev, lastSeq, lastMessage, unread: Math.max(0, item.unread + later - deleted) };
     this.#inexact.delete(conversation);
     // The gateway may not have the watermark yet.
     this.#store(this.#read(now, known.readSeq));

@@ -55,13 +55,18 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
     },
     keep: (clientId, files) => keep(database.transaction('files', 'readwrite'), clientId, files),
     files: (clientId) => run('readonly', (store) => store.getAll(ofMessage(clientId)), 'files'),
+    get: (name) => run('readonly', (store) => store.get(name), 'texts'),
+    set: (name, text) =>
+      run('readwrite', (store) => (text === undefined ? store.delete(name) : store.put(text, name)) as IDBRequest<unknown>, 'texts'),
   };
 }
 
 function open(name: string): Promise<IDBDatabase> {
-  const request = indexedDB.open(name, 3);
+  const request = indexedDB.open(name, 4);
   request.onupgradeneeded = ({ oldVersion }) => {
     const { result: database, transaction } = request;
+    database.createObjectStore('texts');
+    if (oldVersion === 3) return;
     // A store of their own, because an entry is written often.
     database.createObjectStore('files');
     if (oldVersion === 2) return;

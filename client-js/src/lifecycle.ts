@@ -4,10 +4,17 @@ import type { Dispose } from './emitter.js';
 /** The events to watch. `pageshow` also comes when a page leaves the back/forward cache. */
 const EVENTS = ['online', 'offline', 'pageshow', 'visibilitychange'];
 
-/** Calls `awake` when a visible page may have slept or lost its network. Returns a function that ends it. */
-export function watchLifecycle(awake: () => void): Dispose {
+/** Calls `awake` when a visible page may have slept or lost its network, and `hidden` with whether the page is hidden: now, and
+ * after each change. Returns a function that ends it. */
+export function watchLifecycle(awake: () => void, hidden: (isHidden: boolean) => void): Dispose {
   const page = globalThis.document;
-  const changed = () => page?.visibilityState !== 'hidden' && awake();
+  const isHidden = () => page?.visibilityState === 'hidden';
+  const changed = ({ type }: Event) => {
+    if (type === 'visibilitychange') hidden(isHidden());
+    if (!isHidden()) awake();
+  };
+  // Elsewhere the application says whether somebody looks.
+  if (page) hidden(isHidden());
   const over = new AbortController();
   // `visibilitychange` bubbles from the document to the window.
   for (const name of EVENTS) globalThis.addEventListener?.(name, changed, over);

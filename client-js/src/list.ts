@@ -78,7 +78,7 @@ export abstract class List<Events> extends Emitter<Events> {
   /** @internal Whether the list follows the newest message: it loads pages until it contains it. */
   protected following = false;
   /** @internal How many callers have the list open. */
-  protected users = 0;
+  users = 0;
   /** The newest messages, without a gap, that arrived while the list did not reach up to them. */
   #ahead: Timeline<Stored>;
   #begun = false;

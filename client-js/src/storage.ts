@@ -66,15 +66,23 @@ export interface OutboxStorage {
   keep?(clientId: string, files: Blob[]): Promise<unknown>;
   /** Returns the files that are kept for a message, in their order. */
   files?(clientId: string): Promise<Blob[]>;
+  /** Returns the text that is kept under a name: how this device is registered for pushes. */
+  get?(name: string): Promise<string | undefined>;
+  /** Keeps a text under a name; without a text deletes it. Without `get` and `set`, the client forgets after each start how its
+   * device is registered. */
+  set?(name: string, text?: string): Promise<unknown>;
 }
 
 /** Returns a storage that lives as long as the page or process. */
 export function memoryStorage(): OutboxStorage {
   const entries = new Map<string, OutboxEntry>();
+  const texts = new Map<string, string>();
   return {
     shared: false,
     entries: async (user) => [...entries.values()].filter((entry) => entry.user === user),
     put: async (entry) => entries.set(entry.clientId, { ...entry }),
     remove: async (clientId) => entries.delete(clientId),
+    get: async (name) => texts.get(name),
+    set: async (name, text) => (text === undefined ? texts.delete(name) : texts.set(name, text)),
   };
 }

@@ -168,12 +168,52 @@ export interface InboxItem {
   /** The number of unread messages of people, without deleted ones. */
   unread: number;
   joinedSeq: Seq;
-  /** The version of the user's settings. It is absent if nothing was ever set. */
-  settingsVersion?: number;
-  /** The time until which the conversation is muted. It may have passed. */
-  mutedUntil?: Millis;
-  /** Whether messages are pushed to the user's devices. Absent is the same as `on`. */
+  /** The time until which the user muted the conversation. Absent or null if it was not muted. Muting never changes `unread`. */
+  mutedUntil?: Millis | null;
+  /** Whether its messages are pushed to the user's devices. Absent if the user never set it, which is `on`, or at an older gateway. */
   push?: 'on' | 'off';
+  /** The version of these settings. Absent if there are none. */
+  settingsVersion?: number;
+}
+
+/** What a user set for a conversation. A setting that is absent did not change. */
+export interface Settings {
+  conversation: ConversationId;
+  /** Of two versions the higher one is newer. */
+  version: number;
+  mutedUntil?: Millis | null;
+  push?: 'on' | 'off';
+}
+
+/** The token of an app, from its push service. */
+export interface AppToken {
+  provider: 'fcm' | 'apns';
+  token: string;
+}
+
+/** A `PushSubscription` of a browser, or its `toJSON()`. */
+export interface WebSubscription {
+  endpoint?: string;
+  keys?: Record<string, string>;
+  toJSON?(): { endpoint?: string; keys?: Record<string, string> };
+}
+
+/** What a push says: the sender and the text, or only the conversation, the seq and the badge. */
+export type PushContent = 'full' | 'none';
+
+/** A device to which messages are pushed. */
+export interface Device {
+  /** The id that the device chose. */
+  device: string;
+  provider: 'web' | AppToken['provider'];
+  content?: PushContent;
+}
+
+/** The devices of a user. */
+export interface Devices {
+  items: Device[];
+  /** The `applicationServerKey` with which browsers subscribe. Absent or null if the gateway pushes to no browsers. */
+  webKey?: string | null;
 }
 
 /** The properties of a conversation that events carry. */
@@ -299,29 +339,6 @@ export interface Resync {
   head: Seq;
 }
 
-/** A browser's subscription, as `PushSubscription.toJSON()` returns it. */
-export interface PushSubscriptionJson {
-  endpoint: string;
-  keys: { p256dh: string; auth: string };
-}
-
-/** A device to which messages are pushed. */
-export interface Device {
-  device: string;
-  provider: 'web' | 'fcm' | 'apns';
-  content: 'full' | 'none';
-}
-
-/** What the user has set for a conversation. */
-export interface ConversationSettings {
-  conversation: ConversationId;
-  /** Later settings have a higher version. */
-  version: number;
-  /** The time until which the conversation is muted. It may have passed. */
-  mutedUntil: Millis | null;
-  push: 'on' | 'off';
-}
-
 type In<Type extends string> = { type: Type; conversation: ConversationId };
 
 /** Every request of the protocol. The connection adds the id. */
@@ -357,9 +374,9 @@ export type Request =
   | { type: 'public'; after?: ConversationId; limit?: number }
   | { type: 'ping' }
   | { type: 'attachment_urls'; ids: AttachmentId[] }
-  | ({ type: 'device_set'; device: string; content?: 'full' | 'none' } & (
-      | { provider: 'web'; subscription: PushSubscriptionJson }
-      | { provider: 'fcm' | 'apns'; token: string }
+  | ({ type: 'device_set'; device: string; content?: PushContent } & (
+      | AppToken
+      | { provider: 'web'; subscription: { endpoint: string; keys: { p256dh: string; auth: string } } }
     ))
   | { type: 'device_remove'; device: string }
   | { type: 'devices' }
@@ -402,7 +419,7 @@ export interface Replies {
   attachment_urls: { items: AttachmentUrl[] };
   device_set: unknown;
   device_remove: unknown;
-  devices: { items: Device[]; webKey?: string };
+  devices: Devices;
   away: unknown;
   settings_set: { version: number };
 }
@@ -429,6 +446,6 @@ export type ServerEvent =
   | ({ type: 'changed' } & Changed)
   | ({ type: 'reacted' } & Reacted)
   | ({ type: 'attachment' } & Inspected)
-  | ({ type: 'settings' } & ConversationSettings)
+  | ({ type: 'settings' } & Settings)
   | { type: 'reconnect'; afterMs: number }
   | { type: 'error'; code: ErrorCode; message: string };

@@ -19,12 +19,12 @@ fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
     let text = format!(
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'{files}; connect-src 'self'{files}; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
-         trusted-types 'none'"
+         trusted-types worker"
     );
     HeaderValue::from_str(&text).ok()
 }
 
-const FILES: [(&str, &str, &[u8]); 5] = [
+const FILES: [(&str, &str, &[u8]); 6] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -39,6 +39,11 @@ const FILES: [(&str, &str, &[u8]); 5] = [
         "/msgpack.js",
         "text/javascript; charset=utf-8",
         include_bytes!("../../client-js/page/dist/msgpack.js"),
+    ),
+    (
+        "/worker.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("../../client-js/page/dist/worker.js"),
     ),
     (
         "/page.css",

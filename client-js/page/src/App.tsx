@@ -1,11 +1,14 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
-import { useNotifications } from './notify.js';
+import { isMuted, useMuting } from './muting.js';
+import { type Notifying, useNotifications } from './notify.js';
+import { useDevices } from './pushing.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
 import { developmentToken, forget, remember, remembered, type Session, scope, socketUrl } from './session.js';
 import { useSignOut } from './sign-out.js';
+import { useSound } from './sound.js';
 import { Thread } from './Thread.js';
 
 export function App() {
@@ -86,10 +89,15 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   const state = useConnection(chat);
   const { items, loaded } = useInbox(chat);
   const [selected, select] = useRoute();
-  const notifying = useNotifications(chat, user, select);
-  const unread = items.reduce((sum, item) => sum + item.unread, 0);
+  const devices = useDevices(chat);
+  const notifying = useNotifications(chat, user, devices?.webKey ?? undefined, select);
+  const sounding = useSound(chat, user, selected);
+  useMuting(items);
+  const unread = items.reduce((sum, item) => sum + (isMuted(item) ? 0 : item.unread), 0);
   useEffect(() => {
     document.title = unread ? `(${unread}) Chat` : 'Chat';
+    // Only installed pages have a badge.
+    navigator.setAppBadge?.(unread).catch(() => {});
     return () => {
       document.title = 'Chat';
     };
@@ -109,10 +117,11 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   });
 
   return (
-    <div className={selected ? 'chat has-thread' : 'chat'}>
+    <div className={`chat${selected ? ' has-thread' : ''}${notifying?.offered ? ' has-offer' : ''}`}>
       <header className="sr-only">
         <h1>Chat</h1>
       </header>
+      {notifying?.offered && <Offer notifying={notifying} />}
       <Sidebar
         chat={chat}
         user={user}
@@ -126,7 +135,16 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
       </Sidebar>
       {selected ? (
-        <Thread key={selected} chat={chat} id={selected} user={user} onSelect={select} />
+        <Thread
+          key={selected}
+          chat={chat}
+          id={selected}
+          user={user}
+          sounding={sounding}
+          maySet={!!devices}
+          hasPushes={!!devices && (!!devices.webKey || devices.items.length > 0)}
+          onSelect={select}
+        />
       ) : (
         <main className="empty">
           <img src="icon.svg" alt="" width="72" height="72" />
@@ -135,6 +153,21 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       )}
       {signingOut.question}
     </div>
+  );
+}
+
+/** The question whether to notify. The browser asks again by itself, so a click has to come first. */
+function Offer({ notifying }: { notifying: Notifying }) {
+  return (
+    <section className="offer" aria-label="Notifications of new messages">
+      <p>Get notified of new messages, also when this page is closed?</p>
+      <button type="button" className="primary" onClick={notifying.toggle}>
+        Notify me
+      </button>
+      <button type="button" onClick={notifying.refuse}>
+        Not now
+      </button>
+    </section>
   );
 }
 

@@ -2,6 +2,7 @@ import { type KeyboardEvent, memo, type ReactNode, useEffect, useRef, useState }
 import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
+import { isMuted } from './muting.js';
 import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
@@ -101,7 +102,15 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
       />
       <ul ref={list} onScroll={scrolled} onKeyDown={pressed} aria-busy={!loaded}>
         {found.slice(0, shown).map((item) => (
-          <Item key={item.conversation} chat={chat} user={user} item={item} selected={item.conversation === selected} onSelect={onSelect} />
+          <Item
+            key={item.conversation}
+            chat={chat}
+            user={user}
+            item={item}
+            muted={isMuted(item)}
+            selected={item.conversation === selected}
+            onSelect={onSelect}
+          />
         ))}
         {!loaded && !items.length && (
           <li>
@@ -130,10 +139,12 @@ const Item = memo(
     chat,
     user,
     item,
+    muted,
     selected,
     onSelect,
   }: Pick<Props, 'chat' | 'user'> & {
     item: InboxItem;
+    muted: boolean;
     selected: boolean;
     onSelect: (id: string) => void;
   }) {
@@ -147,11 +158,19 @@ const Item = memo(
     const last = item.lastMessage;
     return (
       <li>
-        <button ref={button} type="button" aria-current={selected || undefined} onClick={() => onSelect(item.conversation)}>
+        <button
+          ref={button}
+          type="button"
+          className={muted ? 'muted' : undefined}
+          aria-current={selected || undefined}
+          onClick={() => onSelect(item.conversation)}
+        >
           <Avatar name={title} kind={item.kind} online={presence?.online} />
           <span className="title">
             <Name of={title} />
+            {muted && <Icon name="quiet" />}
             {presence?.online && <span className="sr-only">, online</span>}
+            {muted && <span className="sr-only">, muted</span>}
           </span>
           {last && <time dateTime={new Date(last.at).toISOString()}>{shortTime(last.at)}</time>}
           <span className="preview">{previewOf(item, user)}</span>
@@ -165,5 +184,5 @@ const Item = memo(
       </li>
     );
   },
-  (a, b) => a.item === b.item && a.selected === b.selected && a.chat === b.chat,
+  (a, b) => a.item === b.item && a.muted === b.muted && a.selected === b.selected && a.chat === b.chat,
 );

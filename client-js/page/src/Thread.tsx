@@ -3,23 +3,30 @@ import type { Attachment, ChatClient, ChatMessage } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
 import { Composer } from './Composer.js';
+import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
 import { Lightbox } from './Files.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
 import type { Actions } from './Row.js';
+import type { Sounding } from './sound.js';
 import { Name, presenceText, typingText } from './words.js';
 
 interface Props {
   chat: ChatClient;
   id: string;
   user: string;
+  sounding: Sounding;
+  /** Whether the gateway keeps settings for conversations. */
+  maySet: boolean;
+  /** Whether messages are pushed to any device of the user. */
+  hasPushes: boolean;
   onSelect: (id: string | undefined) => void;
 }
 
 /** A conversation: its title, its messages, and the field to write in. `memo` keeps changes of the inbox from rendering it. */
-export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) {
+export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, hasPushes, onSelect }: Props) {
   const conversation = chat.conversation(id);
   const item = conversation.item;
   // The first unread message when the conversation was opened. The list begins there, under a line.
@@ -135,6 +142,9 @@ export const Thread = memo(function Thread({ chat, id, user, onSelect }: Props) 
             </h2>
             <p aria-live="polite">{subtitle}</p>
           </div>
+          {!removed && !outside && item && (
+            <ConversationMenu conversation={conversation} sounding={sounding} maySet={maySet} hasPushes={hasPushes} attempt={attempt} />
+          )}
           {!removed && (
             <button
               ref={detailsButton}

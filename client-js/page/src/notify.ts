@@ -1,6 +1,8 @@
 /** Desktop notifications of messages that come while the page is hidden. */
 import { useCallback, useEffect, useState } from 'react';
 import type { ChatClient, Message } from '../../src/index.js';
+import { isMuted } from './muting.js';
+import { usePushing } from './pushing.js';
 import { base } from './session.js';
 
 /** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
@@ -31,7 +33,11 @@ export interface Notifying {
   on: boolean;
   /** Why notifications cannot be turned on, as a sentence. */
   problem: string | undefined;
+  /** Whether to offer notifications now: the user wrote or got a message, and has not refused. */
+  offered: boolean;
   toggle: () => void;
+  /** Answers the offer with no. It is not made again. */
+  refuse: () => void;
 }
 
 const blocked = () =>
@@ -39,26 +45,54 @@ const blocked = () =>
     ? "The browser blocks notifications of this page. Allow them in the browser's settings for this site."
     : 'Browsers show notifications only for pages that are served over HTTPS.';
 
-/** Shows notifications while the page is hidden. Returns the switch; undefined in a browser without notifications. */
-export function useNotifications(chat: ChatClient, user: string, onOpen: (id: string) => void): Notifying | undefined {
+/** Whether to offer notifications: after a message came or was sent, as nobody wants them before. */
+function useOffer(chat: ChatClient, user: string, canPush: boolean): [boolean, () => void] {
+  const [answered, setAnswered] = useState(() => localStorage.getItem(keyOf(user)) !== null);
+  const [due, setDue] = useState(false);
+  const waits = canPush && !answered && !due && 'Notification' in globalThis && Notification.permission === 'default';
+  useEffect(() => {
+    if (waits) return chat.on('message', ({ kind }) => kind === 'text' && setDue(true));
+    return undefined;
+  }, [waits, chat]);
+  return [due && !answered, useCallback(() => setAnswered(true), [])];
+}
+
+/** Shows notifications while nobody looks at the page: pushed ones if the gateway and the browser can, else those of the page
+ * itself while it is hidden. Returns the switch; undefined in a browser without notifications.
+ * @param key The gateway's key for browsers, if it has one. */
+export function useNotifications(
+  chat: ChatClient,
+  user: string,
+  key: string | undefined,
+  onOpen: (id: string) => void,
+): Notifying | undefined {
   const [on, setOn] = useState(
     () => 'Notification' in globalThis && Notification.permission === 'granted' && localStorage.getItem(keyOf(user)) === 'on',
   );
   const [problem, setProblem] = useState<string>();
+  const [offered, answered] = useOffer(chat, user, key !== undefined);
+  const isPushing = usePushing(chat, key, on, onOpen);
 
   const turn = useCallback(
     (on: boolean, problem?: string) => {
-      if (on) localStorage.setItem(keyOf(user), 'on');
-      else localStorage.removeItem(keyOf(user));
+      // An answer that is kept is not asked for again.
+      localStorage.setItem(keyOf(user), on ? 'on' : 'off');
+      answered();
       setOn(on);
       setProblem(problem);
     },
-    [user],
+    [user, answered],
   );
   const toggle = useCallback(async () => {
-    if (on) return turn(false);
+    if (on) {
+      turn(false);
+      await chat.unregisterPush().catch((error: Error) => setProblem(`This browser may still get notifications: ${error.message}`));
+      return;
+    }
     // Browsers refuse the request of a page unless a click caused it.
     if ((await Notification.requestPermission()) !== 'granted') return turn(false, blocked());
+    // The service worker will show them, also in browsers where pages may not.
+    if (key !== undefined && 'serviceWorker' in navigator) return turn(true);
     try {
       // A first notification shows the user what to expect. It throws in a browser where pages may not show any.
       show('Chat', { body: 'Notifications are on.', tag: 'on' });
@@ -66,17 +100,17 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
     } catch {
       turn(false, 'This browser does not let pages show notifications.');
     }
-  }, [on, turn]);
+  }, [on, turn, chat, key]);
 
   useEffect(() => {
-    if (!on) return;
+    if (!on || isPushing) return;
     const waiting = new Map<string, Message>();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const showWaiting = () => {
       timer = undefined;
       for (const message of waiting.values()) {
         const item = chat.inbox.get(message.conversation);
-        if (!item || item.readSeq >= message.seq || !document.hidden) continue;
+        if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') continue;
         const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
         const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
         // The tag makes a later notification of a conversation replace the earlier one.
@@ -115,7 +149,8 @@ export function useNotifications(chat: ChatClient, user: string, onOpen: (id: st
       document.removeEventListener('visibilitychange', seen);
       removeEventListener('pagehide', closeAll);
     };
-  }, [on, chat, user, onOpen]);
+  }, [on, isPushing, chat, user, onOpen]);
 
-  return 'Notification' in globalThis ? { on, problem, toggle: () => void toggle() } : undefined;
+  const refuse = useCallback(() => turn(false), [turn]);
+  return 'Notification' in globalThis ? { on, problem, offered, toggle: () => void toggle(), refuse } : undefined;
 }

@@ -6,6 +6,7 @@ import { deleteDrafts } from './drafts.js';
 import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
 import { base, scope } from './session.js';
+import { forgetSound } from './sound.js';
 
 /** The time limit for counting unsent messages. After it the user is signed out without a question. */
 const STORAGE_TIMEOUT_MS = 2_000;
@@ -29,6 +30,7 @@ async function clear(chat: ChatClient, user: string): Promise<string | undefined
   } finally {
     deleteDrafts(user);
     forgetNotifications(user);
+    forgetSound(user);
   }
 }
 

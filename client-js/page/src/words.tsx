@@ -20,6 +20,12 @@ export function dayOf(at: number): number {
 
 export const timeOf = (at: number): string => clock.format(at);
 export const dateOf = (at: number): string => fullDateOnly.format(at);
+/** Returns until when a conversation is muted. */
+export function mutedText(until: number, now = Date.now()): string {
+  if (until - now > 50 * 365 * DAY) return 'muted for ever';
+  return `muted until ${dayOf(until) === dayOf(now) ? clock.format(until) : `${weekday.format(until)} ${clock.format(until)}`}`;
+}
+
 export const exactly = (at: number): string => exact.format(at);
 
 export function dayName(at: number, now = Date.now()): string {

@@ -10,6 +10,7 @@ export class FakeServer {
   answers: Record<string, (request: Sent) => object | undefined> = {
     connect: () => this.hello,
     inbox: () => ({ type: 'inbox', items: [] }),
+    devices: () => ({ type: 'devices', items: [] }),
     ping: () => ({ type: 'pong', time: Date.now() }),
     refresh: () => ({ type: 'refreshed', expires_at: Date.now() + 3_600_000 }),
   };

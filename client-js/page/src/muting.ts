@@ -1,0 +1,19 @@
+/** Which conversations are muted. */
+import { useEffect, useState } from 'react';
+import type { InboxItem } from '../../src/index.js';
+
+/** The longest time that a timer can wait. */
+const TIMER_MAX_MS = 2 ** 31 - 1;
+
+export const isMuted = ({ mutedUntil }: InboxItem): boolean => (mutedUntil ?? 0) > Date.now();
+
+/** Renders again when a muted conversation is not muted any more. */
+export function useMuting(items: readonly InboxItem[]): void {
+  const [over, setOver] = useState(0);
+  useEffect(() => {
+    const next = Math.min(...items.filter(isMuted).map(({ mutedUntil }) => mutedUntil!)) - Date.now();
+    if (next === Infinity) return;
+    const timer = setTimeout(() => setOver(over + 1), Math.min(next, TIMER_MAX_MS));
+    return () => clearTimeout(timer);
+  }, [items, over]);
+}
