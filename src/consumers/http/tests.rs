@@ -295,10 +295,11 @@ async fn a_connection_of_one_class_is_not_used_for_another() {
 
 #[tokio::test]
 async fn of_a_large_answer_the_begin_is_read() {
+    // The rest never arrives, so waiting for it would take until the timeout.
     let length = HTTP_ANSWER_BYTES_MAX * 40;
     let head = format!("HTTP/1.1 500 Oh\r\ncontent-length: {length}\r\n\r\n");
     let mut answer = head.into_bytes();
-    answer.resize(answer.len() + length, b'x');
+    answer.resize(answer.len() + HTTP_ANSWER_BYTES_MAX, b'x');
     let server = Server::start(answer).await;
     let client = Client::default();
     let answer = client
