@@ -73,12 +73,8 @@ impl Node {
         let peer_settings = peer_settings(config)?;
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, peer_settings.as_ref(), &advertise).await?);
-        tracing::info!(
-            mib = config.memory().mib(),
-            "memory for conversations, inboxes and history"
-        );
+        tell_operator(config);
         let hub = Arc::new(Hub::new(upkeep.clone()));
-        warn_of_push(config);
         let consumers = Arc::new(consumers(config, members.me(), &store));
         let cluster = Cluster::new(
             &members,
@@ -254,8 +250,12 @@ fn consumers(config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> Consumer
     Consumers::new(me, store.clone(), settings, webhooks.collect())
 }
 
-/// Tells the operator of settings that have no effect yet.
-fn warn_of_push(config: &Config) {
+/// Tells the operator what follows from some settings.
+fn tell_operator(config: &Config) {
+    tracing::info!(
+        mib = config.memory().mib(),
+        "memory for conversations, inboxes and history"
+    );
     let keys = [
         &config.push.web.key_file,
         &config.push.fcm.key_file,

@@ -287,11 +287,11 @@ impl Following {
                 found.offsets.push((id, consumer(), progress.offset));
             }
             match progress.behind.filter(|_| progress.is_behind(state.heads)) {
-                Some(behind) if before.is_none_or(|before| behind.since <= before) => {
-                    if !progress.lagging {
-                        let row = (id, consumer(), state.heads, behind.oldest);
-                        found.lagging.push(row);
-                    }
+                Some(behind)
+                    if !progress.lagging && before.is_none_or(|before| behind.since <= before) =>
+                {
+                    let row = (id, consumer(), state.heads, behind.oldest);
+                    found.lagging.push(row);
                 }
                 None if progress.lagging => {
                     found.caught_up.push((id, consumer(), progress.offset));

@@ -120,12 +120,8 @@ fn answer(
             change(gateway, user, r.conversation, set_role).boxed()
         }
         Request::Update(r) => {
-            let update = chat::Update {
-                name: r.name,
-                posting: r.posting,
-                public: r.public,
-            };
-            change(gateway, user, r.conversation, update).boxed()
+            let (conversation, update) = update(r);
+            change(gateway, user, conversation, update).boxed()
         }
         Request::Read(r) => {
             let read = chat::MarkRead { seq: r.seq };
@@ -158,6 +154,15 @@ fn answer(
         | Request::Away(_)
         | Request::Ping => invalid("only on a WebSocket"),
     })
+}
+
+fn update(r: crate::protocol::Update) -> (ConversationId, chat::Update) {
+    let update = chat::Update {
+        name: r.name,
+        posting: r.posting,
+        public: r.public,
+    };
+    (r.conversation, update)
 }
 
 async fn inbox(gateway: &Gateway, user: UserId, r: InboxRequest) -> Result<Answer, chat::Error> {

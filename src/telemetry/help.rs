@@ -144,6 +144,18 @@ pub(super) const COUNTERS: &[Help] = &[
     ),
     // consumers
     (
+        "chat_consumer_events_total",
+        "Events of a consumer, by result: delivered; failed, which is tried again; skipped after ten attempts",
+    ),
+    (
+        "chat_consumer_lagging",
+        "Open conversations of this gateway with something that a consumer has not got",
+    ),
+    (
+        "chat_consumer_oldest_seconds",
+        "Age of the oldest event of these",
+    ),
+    (
         "chat_push_total",
         "Notifications to devices, by provider and result",
     ),

@@ -72,12 +72,8 @@ impl Owner {
                 .first()
                 .and_then(|row| Participants::of_first_entry(id, &row.record)),
         };
-        let (mut recent, mut client_ids) = (RecentEntries::default(), ClientIds::default());
         let texts = records.last().map_or(0, |newest| newest.texts());
-        for entry in records {
-            client_ids.remember(&entry);
-            recent.push(entry);
-        }
+        let (recent, client_ids) = remembered(records);
         let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
         let certain = Cursor(log.settled(), changes.log.settled());
         let followed = read_offsets(id, &environment, &ownership, certain, loading).await?;
@@ -212,6 +208,16 @@ async fn read_ends(
         states,
         changes,
     })
+}
+
+/// What an owner has in memory of its newest entries.
+fn remembered(records: Vec<Arc<Entry>>) -> (RecentEntries, ClientIds) {
+    let (mut recent, mut client_ids) = (RecentEntries::default(), ClientIds::default());
+    for entry in records {
+        client_ids.remember(&entry);
+        recent.push(entry);
+    }
+    (recent, client_ids)
 }
 
 /// Returns the valid log of a tail.

@@ -19,10 +19,10 @@ use crate::{
         },
     },
     model::{
-        AttachmentId, Change, ConversationId, FileState, Kind, Rev, Seq, UserId,
+        AttachmentId, Change, ConsumerName, ConversationId, FileState, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
-    store::{ParticipantRow, ReactorsPage},
+    store::{ConsumerState, ParticipantRow, ReactorsPage},
 };
 
 /// Reads for one request that are in progress at once.
@@ -79,11 +79,7 @@ impl Conversations {
             OwnerReply::CheckFile(check) => {
                 Outcome::FileUse(self.check_file(conversation, check).await?)
             }
-            OwnerReply::SetConsumer(consumer, state) => {
-                let store = &self.shared.environment.store;
-                store.set_consumer_state(&consumer, &state).await?;
-                Outcome::Done
-            }
+            OwnerReply::SetConsumer(consumer, state) => self.set_state(&consumer, &state).await?,
             OwnerReply::ReadParticipants {
                 actor,
                 after,
@@ -99,6 +95,16 @@ impl Conversations {
         } else {
             Err(Error::Closed)
         }
+    }
+
+    async fn set_state(
+        &self,
+        consumer: &ConsumerName,
+        state: &ConsumerState,
+    ) -> Result<Outcome, Error> {
+        let store = &self.shared.environment.store;
+        store.set_consumer_state(consumer, state).await?;
+        Ok(Outcome::Done)
     }
 
     async fn read_log(
