@@ -78,33 +78,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         world.start();
     }
     create(&world).await;
-    let device = |user| {
-        Arc::new(Device {
-            user,
-            got: Mutex::default(),
-            held: Mutex::default(),
-            connected: Mutex::default(),
-            reconnect: Notify::new(),
-        })
-    };
-    let devices: Vec<Arc<Device>> = (0..USERS).map(device).collect();
-    for device in &devices {
-        spawn(device.clone().live(world.clone()));
-    }
-    for sender in 0..USERS {
-        spawn(world.clone().send(sender));
-        if changing {
-            spawn(world.clone().change(sender));
-        }
-    }
-    spawn(world.clone().churn());
-    spawn(world.clone().visit());
-    spawn(world.clone().look());
-    spawn(world.clone().read());
-    spawn(world.clone().evict());
-    if consuming {
-        spawn(world.clone().fail());
-    }
+    let devices = populate(&world);
     for round in 0..ROUNDS {
         unrest(&world, &devices).await;
         // Gateways that were paused or removed must notice it before they are replaced.
@@ -132,6 +106,38 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         std::mem::take(&mut world.checker.lock().unwrap().findings),
         (messages, changes),
     )
+}
+
+/// Starts everyone who acts in the world. Returns the devices of the users.
+fn populate(world: &Arc<World>) -> Vec<Arc<Device>> {
+    let device = |user| {
+        Arc::new(Device {
+            user,
+            got: Mutex::default(),
+            held: Mutex::default(),
+            connected: Mutex::default(),
+            reconnect: Notify::new(),
+        })
+    };
+    let devices: Vec<Arc<Device>> = (0..USERS).map(device).collect();
+    for device in &devices {
+        spawn(device.clone().live(world.clone()));
+    }
+    for sender in 0..USERS {
+        spawn(world.clone().send(sender));
+        if world.changing {
+            spawn(world.clone().change(sender));
+        }
+    }
+    spawn(world.clone().churn());
+    spawn(world.clone().visit());
+    spawn(world.clone().look());
+    spawn(world.clone().read());
+    spawn(world.clone().evict());
+    if world.consuming {
+        spawn(world.clone().fail());
+    }
+    devices
 }
 
 /// Lets clients send and reconnect while gateways crash, pause, leave, join and are cut off.

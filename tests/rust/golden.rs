@@ -516,15 +516,7 @@ fn events() -> Vec<Event> {
     ]);
     events.extend(changed_events());
     events.extend(file_notices());
-    let settings = |muted_until, push| {
-        Event::Settings(SettingsEvent {
-            conversation: conversation(),
-            version: VERSION,
-            muted_until,
-            push,
-        })
-    };
-    events.extend([settings(Some(AT), Switch::On), settings(None, Switch::Off)]);
+    events.extend(settings());
     events.extend([
         Event::Reconnect { after_ms: 20_000 },
         Event::Error(Refusal {
@@ -534,6 +526,17 @@ fn events() -> Vec<Event> {
         }),
     ]);
     events
+}
+
+fn settings() -> [Event; 2] {
+    [(Some(AT), Switch::On), (None, Switch::Off)].map(|(muted_until, push)| {
+        Event::Settings(SettingsEvent {
+            conversation: conversation(),
+            version: VERSION,
+            muted_until,
+            push,
+        })
+    })
 }
 
 fn vectors<T: Serialize>(frames: &[T]) -> Value {

@@ -253,21 +253,13 @@ async fn check_user(world: &Arc<World>, expected: &Shared, round: usize, number:
     let mut findings = Vec::new();
     let mut found = |text: String| findings.push(format!("round {round}, user {number}: {text}"));
     let mut homes = 0;
-    let group = world.conversations[0];
-    let serving = world.serving();
+    let (group, serving) = (world.conversations[0], world.serving());
     for gateway in &serving {
         let Some(cluster) = gateway.cluster() else {
             continue;
         };
-        let mut seen = None;
-        for _ in 0..20 {
-            seen = look(gateway, cluster.clone(), number).await;
-            if seen.is_some() {
-                break;
-            }
-            sleep(Duration::from_millis(200)).await;
-        }
-        let Some((devices, rows, attention, owns)) = seen else {
+        let seen = look_patiently(gateway, &cluster, number);
+        let Some((devices, rows, attention, owns)) = seen.await else {
             found(format!("gateway {} does not answer", gateway.number));
             continue;
         };
@@ -302,14 +294,7 @@ async fn check_user(world: &Arc<World>, expected: &Shared, round: usize, number:
         }
         if let Some(attention) = attention {
             homes += 1;
-            let sessions = expected.sessions.get(&number);
-            let mut sessions = sessions.into_iter().flatten().map(|(_, away)| *away);
-            let is_away = sessions.clone().all(|away| away);
-            let should = match (sessions.next().is_some(), is_away) {
-                (false, _) => Attention::None,
-                (true, true) => Attention::Away,
-                (true, false) => Attention::Present,
-            };
+            let should = expected_attention(&expected, number);
             if attention != should {
                 wrong.push(format!("{attention:?}, expected {should:?}"));
             }
@@ -323,6 +308,28 @@ async fn check_user(world: &Arc<World>, expected: &Shared, round: usize, number:
     // A gateway whose store answers too seldom leaves the ring also now, and takes its sessions with it.
     if serving.iter().all(|gateway| gateway.is_up()) {
         expected.lock().unwrap().findings.extend(findings);
+    }
+}
+
+async fn look_patiently(gateway: &Gateway, cluster: &Arc<Cluster>, number: usize) -> Option<Look> {
+    for _ in 0..20 {
+        let seen = look(gateway, cluster.clone(), number).await;
+        if seen.is_some() {
+            return seen;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    None
+}
+
+fn expected_attention(expected: &Expected, number: usize) -> Attention {
+    let sessions = expected.sessions.get(&number);
+    let mut sessions = sessions.into_iter().flatten().map(|(_, away)| *away);
+    let is_away = sessions.clone().all(|away| away);
+    match (sessions.next().is_some(), is_away) {
+        (false, _) => Attention::None,
+        (true, true) => Attention::Away,
+        (true, false) => Attention::Present,
     }
 }
 
