@@ -478,11 +478,8 @@ fn events() -> Vec<Event> {
         })),
         Event::Message(Box::new(deleted_message())),
     ];
-    events.extend(
-        system_changes()
-            .into_iter()
-            .map(|change| Event::Message(Box::new(message(5, Some(change))))),
-    );
+    let system = |change| Event::Message(Box::new(message(5, Some(change))));
+    events.extend(system_changes().into_iter().map(system));
     let change = |change, details| {
         Event::Conversation(ConversationEvent {
             conversation: conversation(),
