@@ -16,7 +16,7 @@ from support import PATIENCE, Gateway, eventually, uuid4
 
 SECRET = "a secret of more than thirty-two bytes"
 KEYS = json.dumps([{"algorithm": "HS256", "secret": SECRET}]).replace('":', '"=')
-EVERY_SCOPE = "messages:read messages:write conversations:read conversations:write presence:read devices:read devices:write sessions:close"
+EVERY_SCOPE = "messages:read messages:write conversations:read conversations:write presence:read devices:read devices:write consumers:read consumers:write sessions:close"
 pytestmark = pytest.mark.embedded
 
 
@@ -498,7 +498,7 @@ async def test_a_service_may_do_what_its_scopes_allow(start):
     document = (await http.get("/openapi.json")).json()
     # A moderator may delete with `messages:moderate` instead: see test_changes_http.py.
     every = [operation for operation in operations(document) if operation[2] != ["messages:moderate"]]
-    assert len(every) == 31
+    assert len(every) == 36
     for method, path, scopes in every:
         assert len(scopes) == 1, f"{method} {path} must name one scope, not {scopes}"
         [scope] = scopes
