@@ -148,12 +148,14 @@ impl Node {
         let sessions = self.edge.finished(left()).await;
         let let_go = self.cluster.leave(&self.members, ends).await;
         let tasks = self.core.finished(left()).await;
-        let finished = sessions && let_go && tasks;
+        let handed_over = self.cluster.handed_over(left()).await;
+        let finished = sessions && let_go && tasks && handed_over;
         if !finished {
             tracing::warn!(
                 sessions,
                 let_go,
                 tasks,
+                handed_over,
                 "some of these did not end in time (false)"
             );
         }

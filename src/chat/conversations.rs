@@ -5,6 +5,7 @@ mod reading;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use dashmap::{DashMap, mapref::entry::Entry as Slot};
@@ -12,7 +13,7 @@ use foldhash::quality::RandomState;
 use futures_util::FutureExt;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -312,6 +313,14 @@ impl Conversations {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.shared.environment.unfinished.is_empty()
+    }
+
+    /// Waits until the next owners have finished all conversations that were lost.
+    pub async fn wait_until_finished(&self) {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        while !self.is_finished() {
+            sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Closes all conversations, each when nothing of it is in flight, and waits for that.

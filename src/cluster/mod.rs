@@ -195,7 +195,9 @@ impl Cluster {
         }
     }
 
-    /// Closes all conversations, writes the inbox rows and leaves the ring. Returns whether that was done by `ends`.
+    /// Closes all conversations, writes the inbox rows and leaves the ring. Returns whether the rows were written by `ends`.
+    /// Conversations that took too long have ended, and their next owners finish them: see
+    /// [`Conversations::wait_until_finished`].
     pub async fn leave(&self, members: &MembershipAgent, ends: Instant) -> bool {
         if let Some(exchange) = &self.exchange {
             exchange.leaving();
@@ -207,19 +209,28 @@ impl Cluster {
                 Some(_) => ends.min(Instant::now() + LET_GO_WITHIN),
                 None => ends,
             };
-            let closed = timeout_at(closed_by, self.conversations.close())
-                .await
-                .is_ok();
+            drop(timeout_at(closed_by, self.conversations.close()).await);
             // Rule [flush]: a row is written before another home answers for its user.
             let flushed = timeout_at(ends, async {
                 while !self.inbox.flush().await {
                     sleep(FLUSH_AGAIN_AFTER).await;
                 }
             });
-            done = flushed.await.is_ok() && closed;
+            done = flushed.await.is_ok();
         };
         members.leave(let_go).await;
         done
+    }
+
+    /// Waits until other gateways have finished the conversations that did not close in time, for `limit` at most. Returns
+    /// whether they have.
+    pub async fn handed_over(&self, limit: Duration) -> bool {
+        match &self.exchange {
+            Some(_) => timeout(limit, self.conversations.wait_until_finished())
+                .await
+                .is_ok(),
+            None => true,
+        }
     }
 
     /// Waits until the others have acknowledged the last messages, for `limit` at most. To be called after leaving.
