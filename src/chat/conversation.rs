@@ -381,7 +381,10 @@ impl Owner {
                     closing = true;
                     commands.close();
                 }
-                () = &mut retired, if !is_retired => is_retired = true,
+                () = &mut retired, if !is_retired => {
+                    is_retired = true;
+                    self.followed.iter().for_each(|followed| followed.0.leave());
+                }
                 () = sleep_until(idle_at), if quiet && !is_idle => is_idle = true,
             }
             self.weigh();

@@ -45,6 +45,8 @@ pub struct Following {
     pub conversation: ConversationId,
     consumers: Arc<dyn Consumers>,
     ownership: Arc<Ownership>,
+    /// Whether the conversation is evicted. Its consumers stop, so that its owner need not wait until they caught up.
+    is_leaving: AtomicBool,
     is_closed: AtomicBool,
     state: Mutex<State>,
 }
@@ -152,6 +154,7 @@ impl Following {
             conversation,
             consumers,
             ownership,
+            is_leaving: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             state: Mutex::new(state),
         })
@@ -215,9 +218,9 @@ impl Following {
     pub fn work(&self, consumer: &ConsumerName) -> Option<Work> {
         let mut state = lock(&self.state);
         let heads = state.heads;
-        let is_closed = self.is_closed();
+        let is_over = self.is_closed() || self.is_leaving.load(Ordering::Acquire);
         let progress = state.find(consumer)?;
-        if is_closed || !progress.is_behind(heads) {
+        if is_over || !progress.is_behind(heads) {
             progress.is_told = false;
             return None;
         }
@@ -372,6 +375,11 @@ impl Following {
         let state = lock(&self.state);
         let mut progress = state.progress.iter();
         progress.any(|p| p.is_dirty() || p.is_behind(state.heads))
+    }
+
+    /// Stops the consumers. Lagging rows name what they have not delivered.
+    pub(super) fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Release);
     }
 
     #[must_use]
