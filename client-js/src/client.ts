@@ -82,7 +82,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   #scope: string;
   /** Whether nobody looks at this device, and what the gateway knows of it. */
   #away = false;
-  #awayTold = false;
+  #awayTold: boolean | undefined = false;
   #url: () => Promise<string> | string;
   #warned = false;
   #presence = new Map<UserId, Presence>();
@@ -319,8 +319,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     this.#away = isAway;
     if (this.state.at !== 'connected' || this.#awayTold === isAway) return;
     this.#awayTold = isAway;
-    // A gateway without pushes refuses it. The next connection tells it again.
-    this.#connection.ask({ type: 'away', away: isAway }).catch(() => {});
+    // A gateway without pushes refuses it. The next connection, or the next call, tells it again.
+    this.#connection.ask({ type: 'away', away: isAway }).catch(() => {
+      this.#awayTold = undefined;
+    });
   }
 
   /** Registers this device, so that messages are pushed to it while nobody looks. Call it at each start: subscriptions and

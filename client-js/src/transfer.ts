@@ -148,6 +148,8 @@ export class Transfers implements Sender {
     try {
       for (let ms = LOOK_MS; ; ms = Math.min(2 * ms, LOOK_MAX_MS)) {
         await abortable<void>(signal, (resolve) => {
+          // It may have been told while the last request was on its way.
+          if (told) return void resolve();
           wake = resolve;
           const timer = setTimeout(resolve, ms);
           return () => clearTimeout(timer);

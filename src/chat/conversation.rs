@@ -454,8 +454,10 @@ impl Owner {
                 return Done::Lost(error);
             }
             // Each attempt names the activity of its minute, because crash repair reads only the last ones.
+            let begun = environment.activity().minute;
             let append = || {
-                let activity = activity.map(|_| environment.activity());
+                let now = environment.activity();
+                let activity = (activity.is_some() || now.minute != begun).then_some(now);
                 store.append(id, &rows, activity)
             };
             match retry_while_owner(&ownership, append).await {

@@ -66,8 +66,10 @@ struct Progress {
     offset: Cursor,
     /// The offset in the store. `None` if there is none.
     stored: Option<Cursor>,
-    /// Whether a row says that the consumer lags here, as far as this gateway has written it.
-    lagging: bool,
+    /// The heads of the lagging row that this owner has stored, if it stored one and did not begin to remove it.
+    row: Option<Cursor>,
+    /// The highest offset at which this owner began to remove a row. No row up to it counts (rule [lagging-turn]).
+    cleared: Cursor,
     /// Since when there is something to deliver, and the time of the oldest of that.
     behind: Option<Behind>,
     /// Whether the consumer was told, and did not rest yet.
@@ -140,7 +142,8 @@ impl Following {
                 consumer,
                 offset: stored.unwrap_or(certain),
                 stored,
-                lagging: false,
+                row: None,
+                cleared: Cursor::default(),
                 behind: None,
                 is_told: false,
             }
@@ -250,12 +253,12 @@ impl Following {
             .behind
             .filter(|_| progress.is_behind(heads))
             .map(|behind| Behind {
-                since: Instant::now(),
                 oldest: behind.oldest.max(at),
+                ..behind
             });
-        let caught_up = progress.lagging && progress.behind.is_none();
+        let caught_up = progress.row.is_some() && progress.behind.is_none();
         drop(state);
-        if caught_up {
+        if caught_up && !self.is_closed() {
             self.consumers.caught_up(self);
         }
     }
@@ -290,13 +293,16 @@ impl Following {
                 found.offsets.push((id, consumer(), progress.offset));
             }
             match progress.behind.filter(|_| progress.is_behind(state.heads)) {
+                // An owner that closes names all that is left, whatever an earlier row named.
                 Some(behind)
-                    if !progress.lagging && before.is_none_or(|before| behind.since <= before) =>
+                    if before.map_or(progress.row != Some(state.heads), |before| {
+                        progress.row.is_none() && behind.since <= before
+                    }) =>
                 {
                     let row = (id, consumer(), state.heads, behind.oldest);
                     found.lagging.push(row);
                 }
-                None if progress.lagging => {
+                None if progress.row.is_some() => {
                     found.caught_up.push((id, consumer(), progress.offset));
                 }
                 _ => {}
@@ -312,13 +318,11 @@ impl Following {
     fn stored(&self, done: &ToStore) {
         self.offsets_stored(&done.offsets);
         let mut state = lock(&self.state);
-        for (_, consumer, ..) in done
-            .lagging
-            .iter()
-            .filter(|(c, ..)| *c == self.conversation)
-        {
-            if let Some(progress) = state.find(consumer) {
-                progress.lagging = true;
+        for (_, consumer, heads, _) in &done.lagging {
+            if let Some(progress) = state.find(consumer)
+                && (heads.0 > progress.cleared.0 || heads.1 > progress.cleared.1)
+            {
+                progress.row = Some(*heads);
             }
         }
     }
@@ -327,9 +331,10 @@ impl Following {
     /// before they are removed, it needs a new one.
     fn begins_clearing(&self, progress: &ToStore) {
         let mut state = lock(&self.state);
-        for (_, consumer, _) in &progress.caught_up {
+        for (_, consumer, upto) in &progress.caught_up {
             if let Some(progress) = state.find(consumer) {
-                progress.lagging = false;
+                progress.row = None;
+                progress.cleared = raised(progress.cleared, *upto);
             }
         }
     }
@@ -354,9 +359,9 @@ impl Following {
         for (id, consumer, heads, oldest) in &progress.lagging {
             store.set_lagging(consumer, *id, *heads, *oldest).await?;
         }
-        // Rule [lagging]: the lease is checked between the offset and the removal. So the next owner begins at this offset,
-        // and each row on which it counts is newer than the removal.
-        if self.ownership.holds(Instant::now()) {
+        // Rule [lagging-offset]: the lease is checked between the offset and the removal. So the next owner begins at this
+        // offset, and each row on which it counts is newer than the removal.
+        if self.ownership.holds(Instant::now()) && !self.is_closed() {
             for (id, consumer, upto) in &progress.caught_up {
                 store.clear_lagging(consumer, *id, *upto).await?;
             }
@@ -365,16 +370,39 @@ impl Following {
         Ok(())
     }
 
-    /// Whether the store knows everything: rule [found]. Only then the conversation may be closed.
+    /// Handles the request of a scan, which found a row of this conversation: rule [lagging-scan]. A consumer that is behind is
+    /// told again. One that is not removes its row.
+    pub(super) fn asked(self: &Arc<Self>) {
+        let (mut told, mut caught_up) = (Vec::new(), false);
+        let mut state = lock(&self.state);
+        let heads = state.heads;
+        for progress in &mut state.progress {
+            if !progress.is_behind(heads) {
+                progress.row.get_or_insert(heads);
+                caught_up = true;
+            } else if !progress.is_told {
+                progress.is_told = true;
+                told.push(progress.consumer.clone());
+            }
+        }
+        drop(state);
+        for consumer in told {
+            self.consumers.wake(&consumer, self);
+        }
+        if caught_up {
+            self.consumers.caught_up(self);
+        }
+    }
+
+    /// Whether the store knows everything: rule [found-close]. Only then the conversation may be closed.
     pub fn is_stored(&self) -> bool {
         self.to_store(None).is_empty()
     }
 
-    /// Whether a consumer still has something to deliver here, or delivered something of which the store does not know.
-    pub(super) fn is_unfinished(&self) -> bool {
+    /// Whether a consumer still has something to deliver here.
+    pub(super) fn is_behind(&self) -> bool {
         let state = lock(&self.state);
-        let mut progress = state.progress.iter();
-        progress.any(|p| p.is_dirty() || p.is_behind(state.heads))
+        state.progress.iter().any(|p| p.is_behind(state.heads))
     }
 
     /// Stops the consumers. Lagging rows name what they have not delivered.

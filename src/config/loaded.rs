@@ -53,6 +53,10 @@ impl Loaded {
             Value::Empty(..) => {}
             value => {
                 let text = match value {
+                    // The path of a webhook's address may be secret too.
+                    _ if key.starts_with("webhooks[") && key.ends_with(".url") => {
+                        "\"***\"".to_owned()
+                    }
                     _ if ["secret", "secrets", "password", "secret_key"]
                         .iter()
                         .any(|end| key.ends_with(end)) =>

@@ -11,7 +11,7 @@ use std::{
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -143,6 +143,12 @@ impl Line {
     }
 }
 
+/// Logs that the progress of conversations could not be stored.
+fn failed(error: &store::Error, conversations: Vec<ConversationId>) -> Vec<ConversationId> {
+    crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
+    conversations
+}
+
 /// What must be stored of a conversation.
 type Progress = (Arc<Following>, ToStore);
 
@@ -221,9 +227,8 @@ impl Follower {
                 progress.lagging.clear();
                 part.push((following.clone(), progress));
             }
-            if let Err(error) = self.store_part(&part).await {
-                crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
-            }
+            // A row that could not be removed is found by a scan.
+            self.store_part(&part).await;
         }
     }
 
@@ -266,39 +271,46 @@ impl Follower {
             if part.is_empty() {
                 return;
             }
-            if let Err(error) = self.store_part(&part).await {
-                crate::seldom::seldom!(WARN, "the progress of consumers could not be stored; it is tried again", %error);
-                // Rule [found]: as long as no row says that a conversation lags, its activity names it.
-                self.stay_active(&part).await;
-            }
+            let failed = self.store_part(&part).await;
+            // Rule [found-repeat]: as long as no row says that a conversation lags, its activity names it.
+            self.stay_active(&failed).await;
         }
     }
 
-    async fn store_part(&self, part: &[Progress]) -> store::Result<()> {
+    /// Returns the conversations of which not everything could be stored.
+    async fn store_part(&self, part: &[Progress]) -> Vec<ConversationId> {
+        let all = || part.iter().map(|(following, _)| following.conversation);
         let offsets: Vec<_> = part.iter().flat_map(|(_, p)| p.offsets.clone()).collect();
-        if !offsets.is_empty() {
-            self.store.set_offsets(&offsets).await?;
+        if !offsets.is_empty()
+            && let Err(error) = self.store.set_offsets(&offsets).await
+        {
+            return failed(&error, all().collect());
         }
-        let mut rows = FuturesUnordered::new();
-        for (following, progress) in part {
-            if rows.len() == WRITES_AT_ONCE {
-                rows.next().await.transpose()?;
+        let (mut rows, mut left) = (FuturesUnordered::new(), Vec::new());
+        let mut next = part.iter();
+        loop {
+            while rows.len() < WRITES_AT_ONCE
+                && let Some((following, progress)) = next.next()
+            {
+                let stored = following.store_rows(progress, &*self.store);
+                rows.push(stored.map(move |stored| (following.conversation, stored)));
             }
-            rows.push(following.store_rows(progress, &*self.store));
+            match rows.next().await {
+                Some((_, Ok(()))) => {}
+                Some((id, Err(error))) => left.extend(failed(&error, vec![id])),
+                None => return left,
+            }
         }
-        while rows.next().await.transpose()?.is_some() {}
-        Ok(())
     }
 
-    async fn stay_active(&self, part: &[Progress]) {
+    async fn stay_active(&self, conversations: &[ConversationId]) {
         let activity = Activity {
             gateway: self.gateway,
             minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
         };
-        for (following, _) in part {
-            let id = following.conversation;
-            if self.store.append(id, &[], Some(activity)).await.is_err() {
-                return;
+        for id in conversations {
+            if let Err(error) = self.store.append(*id, &[], Some(activity)).await {
+                failed(&error, vec![*id]);
             }
         }
     }

@@ -8,6 +8,9 @@ use crate::{
     mutation::{Mutation, broken},
 };
 
+/// Changes that are read at once. Each may have a whole message.
+const CHANGES_AT_ONCE: usize = 32;
+
 /// Something that happened in a conversation.
 #[derive(Debug, Clone)]
 pub(super) enum Happened {
@@ -66,7 +69,7 @@ pub(super) async fn read(
     let room = limit - found.len();
     let are_entries_read = reached.0 >= heads.0 || broken(Mutation::ConsumerOrder);
     if are_entries_read && offset.1 < heads.1 && room > 0 {
-        let to = heads.1.min(offset.1 + room as u64);
+        let to = heads.1.min(offset.1 + room.min(CHANGES_AT_ONCE) as u64);
         for change in conversations.changes_between(id, offset.1 + 1, to).await? {
             reached.1 = change.rev;
             found.push(Next {

@@ -1,4 +1,4 @@
-//! Finds lagging conversations in the store, and lets their owners load them, so that they are followed again: rule [scan].
+//! Finds lagging conversations in the store, and lets their owners load them, so that they are followed again: rule [lagging-scan].
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -63,7 +63,6 @@ impl Scan {
                     && let Err(error) = self.catch_up(shard).await
                 {
                     crate::seldom::seldom!(WARN, "lagging conversations could not be read", %error);
-                    break;
                 }
             }
             let is_due = || scanned_at.elapsed() >= SCAN_EVERY || self.router.version() != version;
@@ -86,7 +85,7 @@ impl Scan {
                 .await?;
             let last = page.last().map(|row| row.conversation);
             let is_full = page.len() == PAGE;
-            self.catch_up_with(page).await?;
+            self.catch_up_with(page).await;
             match last {
                 Some(last) if is_full && !self.line.is_down() => after = Some(last),
                 _ => return Ok(()),
@@ -95,7 +94,7 @@ impl Scan {
     }
 
     /// Lets the owners of these conversations follow them, a bounded number at a time.
-    async fn catch_up_with(&self, rows: Vec<LaggingRow>) -> crate::store::Result<()> {
+    async fn catch_up_with(&self, rows: Vec<LaggingRow>) {
         let mut left = rows.into_iter();
         let mut places: BTreeMap<ConversationId, Instant> = BTreeMap::new();
         let mut pause = LOOK_AFTER.0;
@@ -103,18 +102,14 @@ impl Scan {
             let free = self.follower.settings.catch_up.saturating_sub(places.len());
             let next: Vec<LaggingRow> = left.by_ref().take(free).collect();
             if (next.is_empty() && places.is_empty()) || self.line.is_down() {
-                return Ok(());
+                return;
             }
             let until = Instant::now() + CAUGHT_UP_WITHIN;
-            let asked = join_all(next.iter().map(|row| self.follow(row))).await;
-            for (row, asked) in next.iter().zip(asked) {
-                if asked? {
-                    places.insert(row.conversation, until);
-                }
-            }
+            join_all(next.iter().map(|row| self.follow(row))).await;
+            places.extend(next.iter().map(|row| (row.conversation, until)));
             sleep(pause).await;
             let before = places.len();
-            self.free(&mut places).await?;
+            self.free(&mut places).await;
             let is_idle = places.len() == before;
             pause = if is_idle {
                 (pause * 2).min(LOOK_AFTER.1)
@@ -124,42 +119,24 @@ impl Scan {
         }
     }
 
-    /// Lets the owner of a lagging conversation load it. Returns whether there is something to deliver in it.
-    async fn follow(&self, row: &LaggingRow) -> crate::store::Result<bool> {
-        let consumer = &self.line.name;
-        let offsets = self.store.offsets(row.conversation).await?;
-        let offset = offsets.iter().find(|(name, _)| name == consumer);
-        if let Some((_, offset)) = offset
-            && offset.0 >= row.heads.0
-            && offset.1 >= row.heads.1
-        {
-            // Its owner delivered everything and died before it removed the row.
-            self.store
-                .clear_lagging(consumer, row.conversation, row.heads)
-                .await?;
-            return Ok(false);
-        }
+    /// Lets the owner of a lagging conversation load it. An owner that has caught up removes the row.
+    async fn follow(&self, row: &LaggingRow) {
         let load = self.router.ask(row.conversation, UserId::gateway(), Load);
         drop(load.await);
-        Ok(true)
     }
 
     /// Frees the places of conversations that no longer lag, or that take too long.
-    async fn free(
-        &self,
-        places: &mut BTreeMap<ConversationId, Instant>,
-    ) -> crate::store::Result<()> {
+    async fn free(&self, places: &mut BTreeMap<ConversationId, Instant>) {
         let ids: Vec<ConversationId> = places.keys().copied().collect();
         let rows = ids
             .iter()
             .map(|id| self.store.lagging_row(&self.line.name, *id));
         for (id, row) in ids.iter().zip(join_all(rows).await) {
-            if row?.is_none() {
+            if matches!(row, Ok(None)) {
                 places.remove(id);
             }
         }
         let now = Instant::now();
         places.retain(|_, until| *until > now);
-        Ok(())
     }
 }

@@ -21,6 +21,8 @@ export interface Sounding {
 /** Plays two short tones, which fade out. */
 function play(): void {
   const audio = new AudioContext();
+  // Browsers keep it silent until the user has clicked somewhere.
+  if (audio.state === 'suspended') return void audio.close();
   const volume = audio.createGain();
   volume.connect(audio.destination);
   volume.gain.setValueAtTime(0.12, audio.currentTime);

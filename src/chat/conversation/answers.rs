@@ -63,6 +63,10 @@ impl Owner {
             Operation::Delivered(MarkDelivered { seq, away }) => {
                 self.mark(actor, None, Some(seq), away, reply);
             }
+            Operation::Details if actor == UserId::gateway() => {
+                self.asked_by_scan();
+                drop(reply.send(self.details(&actor).map(OwnerReply::Ready)));
+            }
             Operation::Details => drop(reply.send(self.details(&actor).map(OwnerReply::Ready))),
             Operation::Participants { after, limit } => {
                 drop(reply.send(self.list(actor, after, limit)));

@@ -152,8 +152,10 @@ impl Owner {
             {
                 return Done::Lost(error);
             }
+            let begun = environment.activity().minute;
             let append = || {
-                let activity = activity.map(|_| environment.activity());
+                let now = environment.activity();
+                let activity = (activity.is_some() || now.minute != begun).then_some(now);
                 store.append_changes(id, &rows, activity)
             };
             match retry_while_owner(&ownership, append).await {

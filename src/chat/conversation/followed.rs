@@ -8,8 +8,10 @@ use crate::{
         error::Error,
         following::{Followed, Following},
         lease::Ownership,
+        open::Loading,
     },
     model::{ConsumerName, ConversationId, Cursor},
+    mutation::{Mutation, broken},
     store::{self, ConsumerState, Store},
 };
 
@@ -53,21 +55,39 @@ impl Owner {
         })
     }
 
-    pub(super) async fn store_first_offsets(&mut self) -> store::Result<()> {
-        match self.first_offsets() {
-            Some(first) => {
-                let store = &*self.environment.store;
-                first.store(store, &self.ownership).await
-            }
-            None => Ok(()),
+    pub(super) async fn store_first_offsets(&mut self, loading: &mut Loading) -> store::Result<()> {
+        if let Some(first) = self.first_offsets() {
+            let (store, ownership) = (self.environment.store.clone(), self.ownership.clone());
+            let stored =
+                loading.retry_while_owner(&ownership, || store.set_offsets(&first.offsets));
+            stored.await?;
+            first.following.offsets_stored(&first.offsets);
         }
+        Ok(())
     }
 
-    /// Tells the consumers how far the logs are, and names what they have to deliver: rule [found]. What named it before,
-    /// the activity of a dead gateway, is forgotten when this conversation is loaded.
-    pub(super) async fn begin_following(&mut self) -> Result<(), Error> {
+    /// Tells the consumers how far the logs are. If one is behind, this owner's activity names that (rule [found-load]),
+    /// before whoever asked for the conversation forgets the activity of a dead gateway.
+    pub(super) async fn begin_following(&mut self, loading: &mut Loading) -> Result<(), Error> {
         self.tell_consumers();
-        self.store_progress().await.map_err(Error::from)
+        let is_behind = self.followed.as_ref().is_some_and(|f| f.0.is_behind());
+        if is_behind && !broken(Mutation::ConsumerFound) {
+            let (id, environment) = (self.id, self.environment.clone());
+            let ownership = self.ownership.clone();
+            let named = loading.retry_while_owner(&ownership, || {
+                let activity = environment.activity();
+                environment.store.append(id, &[], Some(activity))
+            });
+            named.await?;
+        }
+        Ok(())
+    }
+
+    /// Answers a scan of lagging rows.
+    pub(super) fn asked_by_scan(&self) {
+        if let Some(Followed(following)) = &self.followed {
+            following.asked();
+        }
     }
 
     /// Tells the consumers how far the logs are.
@@ -121,7 +141,7 @@ impl Owner {
         {
             tracing::warn!(conversation = %self.id, %error, "the progress of the consumers could not be stored");
         }
-        if following.is_unfinished() && (self.failed.is_some() || !following.is_stored()) {
+        if following.is_behind() && (self.failed.is_some() || !following.is_stored()) {
             self.environment.unfinished.lost(self.id);
         }
     }

@@ -115,11 +115,11 @@ impl Owner {
         loading: &mut Loading,
     ) -> Result<(), Error> {
         if !settle.is_empty() || !settle_changes.is_empty() {
-            self.store_first_offsets().await?;
+            self.store_first_offsets(loading).await?;
         }
         self.settle_again(settle, loading).await?;
         self.settle_changes_again(settle_changes, loading).await?;
-        self.begin_following().await
+        self.begin_following(loading).await
     }
 
     /// Writes uncertain entries again under this owner's epoch, and stores the rows that follow from them.

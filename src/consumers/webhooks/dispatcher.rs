@@ -24,11 +24,13 @@ use crate::{
 };
 
 /// The pause before a conversation that could not be read is read again.
-const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The pause before a skipped event is stored again, if the store failed.
 const STORE_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Events that are read at once, although none of those before was wanted.
-const READ_MAX: usize = 256;
+/// Events of a conversation that are read at once: at least so many, because the webhook may not want most, and at most.
+const READ: (usize, usize) = (32, 256);
+/// Reads in a row without an event that the webhook wants. Then others have their turn.
+const READS_MAX: usize = 8;
 
 /// The other end of a webhook.
 #[async_trait]
@@ -59,9 +61,19 @@ struct Portion {
     at: Millis,
 }
 
+/// What was read for a request.
+#[derive(Default)]
+struct Loaded {
+    /// The number of events of each conversation that was read.
+    counts: Vec<(ConversationId, usize)>,
+    portions: Vec<Portion>,
+    /// The conversations that must be read again later.
+    unread: Vec<Arc<Following>>,
+}
+
 /// The end of a step of a request.
 enum Step {
-    Loaded(RequestId, Vec<(ConversationId, usize)>, Vec<Portion>),
+    Loaded(RequestId, Loaded),
     Answered(RequestId, Vec<Portion>, Outcome),
     /// A skipped event is stored, or the offset of a closed conversation.
     Stored(Arc<Following>),
@@ -114,8 +126,7 @@ impl Dispatcher {
             self.take_woken();
             self.apply_state();
             let until = self.begin_requests();
-            let is_down = self.endpoint.is_disabled() || self.endpoint.paused_until().is_some();
-            line.set_down(is_down);
+            line.set_down(self.endpoint.is_down(Instant::now()));
             tokio::select! {
                 biased;
                 Some(step) = self.steps.next(), if !self.steps.is_empty() => self.ended(step),
@@ -128,6 +139,11 @@ impl Dispatcher {
     fn take_woken(&mut self) {
         for following in self.parts.line.take_woken() {
             let conversation = following.conversation;
+            let known = self.known.get(&conversation);
+            if known.is_some_and(|known| !Arc::ptr_eq(known, &following)) {
+                // It was elsewhere meanwhile, so its next event may be another one.
+                self.endpoint.forget(conversation);
+            }
             if self.endpoint.wake(conversation) {
                 self.known.insert(conversation, following);
             } else {
@@ -162,31 +178,35 @@ impl Dispatcher {
         let conversations: Vec<_> = assignment.conversations.iter().filter_map(known).collect();
         let parts = self.parts.clone();
         let loading = async move {
-            let (counts, portions) = load(&parts, &assignment, conversations).await;
-            Step::Loaded(assignment.request, counts, portions)
+            let loaded = load(&parts, &assignment, conversations).await;
+            Step::Loaded(assignment.request, loaded)
         };
         self.steps.push(loading.boxed());
     }
 
     fn ended(&mut self, step: Step) {
         match step {
-            Step::Loaded(request, counts, portions) => self.loaded(request, &counts, portions),
+            Step::Loaded(request, loaded) => self.loaded(request, loaded),
             Step::Answered(request, portions, outcome) => self.answered(request, portions, outcome),
             Step::Stored(following) => self.go_on(&following),
         }
     }
 
-    fn loaded(
-        &mut self,
-        request: RequestId,
-        counts: &[(ConversationId, usize)],
-        portions: Vec<Portion>,
-    ) {
-        let sends = self.endpoint.loaded(request, counts);
+    fn loaded(&mut self, request: RequestId, loaded: Loaded) {
+        let Loaded {
+            counts,
+            portions,
+            unread,
+        } = loaded;
+        let sends = self.endpoint.loaded(request, &counts);
         for (conversation, _) in counts {
-            if !self.endpoint.knows(*conversation) {
-                self.known.remove(conversation);
+            if !self.endpoint.knows(conversation) {
+                self.known.remove(&conversation);
             }
+        }
+        for following in unread {
+            let again = sleep(READ_AGAIN_AFTER).map(|()| Step::Stored(following));
+            self.steps.push(again.boxed());
         }
         if !sends {
             return;
@@ -202,6 +222,13 @@ impl Dispatcher {
     }
 
     fn answered(&mut self, request: RequestId, portions: Vec<Portion>, outcome: Outcome) {
+        if outcome == Outcome::Accepted {
+            for portion in &portions {
+                self.delivered(&portion.following, portion.upto, portion.at);
+                // Before the endpoint takes the answer, so that it keeps what it knows of the conversation.
+                self.go_on(&portion.following);
+            }
+        }
         let effects = self.endpoint.answered(request, outcome, Instant::now());
         let Effects {
             accepted,
@@ -210,16 +237,14 @@ impl Dispatcher {
             disabled,
         } = effects;
         let events: usize = portions.iter().map(|p| p.events.len()).sum();
-        if accepted.is_empty() {
-            self.counters.failed.increment(events as u64);
-        } else {
+        if outcome == Outcome::Accepted {
             self.counters.delivered.increment(events as u64);
+        } else {
+            self.counters.failed.increment(events as u64);
         }
-        for portion in &portions {
-            let conversation = portion.following.conversation;
-            if accepted.contains(&conversation) {
-                self.delivered(&portion.following, portion.upto, portion.at);
-                self.go_on(&portion.following);
+        for conversation in accepted {
+            if !self.endpoint.knows(conversation) {
+                self.known.remove(&conversation);
             }
         }
         for skipped in skipped {
@@ -318,50 +343,44 @@ async fn first_of(
     Some((portion.first, portion.at))
 }
 
-/// Reads the events of a request: from its conversations in their order, as long as there is room. Returns how many there are
-/// of each conversation that was read.
+/// Reads the events of a request: from its conversations in their order, as long as there is room.
 async fn load(
     parts: &Parts,
     assignment: &Assignment,
     conversations: Vec<(ConversationId, Option<Arc<Following>>)>,
-) -> (Vec<(ConversationId, usize)>, Vec<Portion>) {
-    let (mut counts, mut portions) = (Vec::new(), Vec::new());
+) -> Loaded {
+    let mut loaded = Loaded::default();
     let (mut events, mut bytes) = (assignment.events_max, assignment.bytes_max);
     for (conversation, following) in conversations {
         if events == 0 {
             break;
         }
         let Some(following) = following else {
-            counts.push((conversation, 0));
+            loaded.counts.push((conversation, 0));
             continue;
         };
         match read_portion(parts, &following, events, bytes).await {
             Ok(Some(portion)) => {
                 let size: usize = portion.events.iter().map(Event::bytes).sum();
-                if size > bytes && !portions.is_empty() {
+                if size > bytes && !loaded.portions.is_empty() {
                     // It does not fit, and is sent next.
                     break;
                 }
-                counts.push((conversation, portion.events.len()));
+                loaded.counts.push((conversation, portion.events.len()));
                 events -= portion.events.len();
                 bytes = bytes.saturating_sub(size);
-                portions.push(portion);
+                loaded.portions.push(portion);
             }
-            Ok(None) => counts.push((conversation, 0)),
-            Err(_) if following.is_closed() => {
-                // Its next owner goes on with it.
-                counts.push((conversation, 0));
-            }
+            Ok(None) => loaded.counts.push((conversation, 0)),
             Err(error) => {
+                // Others go on meanwhile. If it was closed, its next owner goes on with it.
+                loaded.counts.push((conversation, 0));
                 tracing::debug!(%conversation, %error, "the events of a conversation could not be read");
-                if portions.is_empty() {
-                    sleep(READ_AGAIN_AFTER).await;
-                }
-                break;
+                loaded.unread.push(following);
             }
         }
     }
-    (counts, portions)
+    loaded
 }
 
 /// Reads at most `limit` events of a conversation, of `bytes` at most but the first. `None` if there are none. What the
@@ -373,13 +392,14 @@ async fn read_portion(
     bytes: usize,
 ) -> Result<Option<Portion>, crate::chat::Error> {
     let consumer = &parts.line.name;
-    loop {
+    for _ in 0..READS_MAX {
         let Some(work) = following.work(consumer) else {
             return Ok(None);
         };
-        let limit_read = limit.clamp(1, READ_MAX);
+        let limit_read = limit.clamp(READ.0, READ.1);
         let read = reading::read(&parts.conversations, following, work, limit_read).await?;
         let Some(kind) = following.kind() else {
+            following.rest(consumer);
             return Ok(None);
         };
         let origin = Origin {
@@ -402,6 +422,9 @@ async fn read_portion(
                 ),
             };
             if let Some(event) = &event {
+                if portion.as_ref().is_some_and(|p| p.events.len() == limit) {
+                    break;
+                }
                 size += event.bytes();
                 if size > bytes && portion.is_some() {
                     break;
@@ -431,4 +454,5 @@ async fn read_portion(
             (None, None) => return Err(crate::chat::Error::Closed),
         }
     }
+    Err(crate::chat::Error::unavailable("nothing was wanted yet"))
 }

@@ -195,6 +195,14 @@ impl Endpoint {
         self.pause.as_ref().map(|pause| pause.until)
     }
 
+    /// Returns whether nothing more need be found that could be sent.
+    #[must_use]
+    pub fn is_down(&self, now: Instant) -> bool {
+        let is_paused =
+            |pause: &Pause| now < pause.until || pause.probing || self.works.waiting() > 0;
+        self.disabled || self.pause.as_ref().is_some_and(is_paused)
+    }
+
     #[must_use]
     pub fn is_disabled(&self) -> bool {
         self.disabled
@@ -222,10 +230,10 @@ impl Endpoint {
             return Next::Idle;
         }
         if self.works.waiting() == 0 {
-            return self
-                .works
-                .blocked_until()
-                .map_or(Next::Idle, Next::WaitUntil);
+            // When the pause is over, the endpoint is not down any more: a scan may find something to probe it with.
+            let paused = self.paused_until().filter(|until| now < *until);
+            let until = paused.into_iter().chain(self.works.blocked_until()).min();
+            return until.map_or(Next::Idle, Next::WaitUntil);
         }
         match &mut self.pause {
             None => Next::Send(self.assign()),

@@ -65,8 +65,10 @@ impl Files {
         self.tasks.spawn_until_drained(async move {
             let mut waiting = waiting.into_iter();
             while let Some(file) = waiting.next() {
-                if let Ok(Some(row)) = files.row(file).await {
-                    again(&files, file, &row.facts).await;
+                match files.row(file).await {
+                    Ok(Some(row)) => again(&files, file, &row.facts).await,
+                    Ok(None) => {}
+                    Err(_) => drop(lock(&files.unscanned).insert(file)),
                 }
                 let mut unscanned = lock(&files.unscanned);
                 if unscanned.contains(&file) {
