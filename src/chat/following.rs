@@ -68,6 +68,8 @@ struct Progress {
     stored: Option<Cursor>,
     /// The heads of the lagging row that this owner has stored, if it stored one and did not begin to remove it.
     row: Option<Cursor>,
+    /// Whether a scan found a row, which may be one of an earlier owner. It names nothing for sure, but must be removed.
+    has_old_row: bool,
     /// The highest offset at which this owner began to remove a row. No row up to it counts (rule [lagging-turn]).
     cleared: Cursor,
     /// Since when there is something to deliver, and the time of the oldest of that.
@@ -111,6 +113,11 @@ impl Progress {
         self.offset.0 < heads.0 || self.offset.1 < heads.1
     }
 
+    /// Whether the consumer may have a lagging row.
+    fn has_row(&self) -> bool {
+        self.row.is_some() || self.has_old_row
+    }
+
     fn is_dirty(&self) -> bool {
         self.stored.is_some_and(|stored| stored != self.offset)
     }
@@ -143,6 +150,7 @@ impl Following {
                 offset: stored.unwrap_or(certain),
                 stored,
                 row: None,
+                has_old_row: false,
                 cleared: Cursor::default(),
                 behind: None,
                 is_told: false,
@@ -256,7 +264,7 @@ impl Following {
                 oldest: behind.oldest.max(at),
                 ..behind
             });
-        let caught_up = progress.row.is_some() && progress.behind.is_none();
+        let caught_up = progress.has_row() && progress.behind.is_none();
         drop(state);
         if caught_up && !self.is_closed() {
             self.consumers.caught_up(self);
@@ -302,7 +310,7 @@ impl Following {
                     let row = (id, consumer(), state.heads, behind.oldest);
                     found.lagging.push(row);
                 }
-                None if progress.row.is_some() => {
+                None if progress.has_row() => {
                     found.caught_up.push((id, consumer(), progress.offset));
                 }
                 _ => {}
@@ -334,6 +342,7 @@ impl Following {
         for (_, consumer, upto) in &progress.caught_up {
             if let Some(progress) = state.find(consumer) {
                 progress.row = None;
+                progress.has_old_row = false;
                 progress.cleared = raised(progress.cleared, *upto);
             }
         }
@@ -377,8 +386,8 @@ impl Following {
         let mut state = lock(&self.state);
         let heads = state.heads;
         for progress in &mut state.progress {
+            progress.has_old_row = true;
             if !progress.is_behind(heads) {
-                progress.row.get_or_insert(heads);
                 caught_up = true;
             } else if !progress.is_told {
                 progress.is_told = true;

@@ -212,6 +212,24 @@ async def test_what_lags_is_found_again_without_a_new_message(hooked, receiver, 
     await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
 
 
+async def test_a_quiet_gateway_finds_what_it_closed_while_the_receiver_was_away(start, receiver, tmp_path, names):
+    """Nobody writes, and all conversations are closed: only the scan can find what was not delivered."""
+    gateway = start(config=settings(tmp_path, receiver), conversation__idle_s=1)
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    groups = [await a.create("group", bob) for _ in range(5)]
+    await receiver.stop()
+    last = {group: (await a.send(group, "while the receiver is away"))["seq"] for group in groups}
+    await a.close()
+
+    async def are_closed():
+        return gateway.metrics()["chat_conversations_open"] == 0
+
+    assert await eventually(are_closed)
+    await receiver.start()
+    await receiver.until(lambda _: all(len(receiver.firsts(group)) == last[group] for group in groups))
+
+
 async def test_a_webhook_begins_with_what_happens_after_it_was_added(start, receiver, tmp_path, names):
     alice, bob = names("alice", "bob")
     gateway = start(data=str(tmp_path / "data"))
