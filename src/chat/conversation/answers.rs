@@ -63,10 +63,6 @@ impl Owner {
             Operation::Delivered(MarkDelivered { seq, away }) => {
                 self.mark(actor, None, Some(seq), away, reply);
             }
-            Operation::Details if actor == UserId::gateway() => {
-                self.asked_by_scan();
-                drop(reply.send(self.details(&actor).map(OwnerReply::Ready)));
-            }
             Operation::Details => drop(reply.send(self.details(&actor).map(OwnerReply::Ready))),
             Operation::Participants { after, limit } => {
                 drop(reply.send(self.list(actor, after, limit)));
@@ -394,6 +390,10 @@ impl Owner {
     }
 
     fn details(&self, actor: &UserId) -> Answered {
+        // Gateways ask so that the conversation is loaded, also when a scan found that it lags.
+        if *actor == UserId::gateway() {
+            self.asked_by_scan();
+        }
         let committed = self.view()?;
         committed.check_reading(actor)?;
         Ok(Outcome::Details(DetailsView {

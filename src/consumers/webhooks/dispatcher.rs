@@ -407,46 +407,7 @@ async fn read_portion(
             kind,
             replayed: parts.line.is_replay(),
         };
-        let mut portion: Option<Portion> = None;
-        let mut size = 0;
-        let mut passed = None;
-        for next in read {
-            let (event, at) = match &next.happened {
-                Happened::Entry(entry, state) => (
-                    Event::of_entry(origin, &parts.filter, entry, state.as_deref()),
-                    EventAt::Entry(entry.seq),
-                ),
-                Happened::Change(change) => (
-                    Event::of_change(origin, &parts.filter, change),
-                    EventAt::Change(change.rev),
-                ),
-            };
-            if let Some(event) = &event {
-                if portion.as_ref().is_some_and(|p| p.events.len() == limit) {
-                    break;
-                }
-                size += event.bytes();
-                if size > bytes && portion.is_some() {
-                    break;
-                }
-            }
-            passed = Some((next.upto, next.at));
-            let Some(event) = event else {
-                if let Some(portion) = &mut portion {
-                    portion.upto = next.upto;
-                }
-                continue;
-            };
-            let portion = portion.get_or_insert_with(|| Portion {
-                following: following.clone(),
-                events: Vec::new(),
-                first: (next.upto, at),
-                upto: next.upto,
-                at: next.at,
-            });
-            portion.events.push(event);
-            (portion.upto, portion.at) = (next.upto, next.at);
-        }
+        let (portion, passed) = gather(parts, origin, following, read, (limit, bytes));
         match (portion, passed) {
             (Some(portion), _) => return Ok(Some(portion)),
             (None, Some((upto, at))) => following.delivered(consumer, upto, at),
@@ -455,4 +416,56 @@ async fn read_portion(
         }
     }
     Err(crate::chat::Error::unavailable("nothing was wanted yet"))
+}
+
+/// Makes the events of what was read: at most so many, of so many bytes but the first. Returns the offset up to which nothing
+/// is left out, and the time there.
+fn gather(
+    parts: &Parts,
+    origin: Origin,
+    following: &Arc<Following>,
+    read: Vec<reading::Next>,
+    (limit, bytes): (usize, usize),
+) -> (Option<Portion>, Option<(Cursor, Millis)>) {
+    let mut portion: Option<Portion> = None;
+    let mut size = 0;
+    let mut passed = None;
+    for next in read {
+        let (event, at) = match &next.happened {
+            Happened::Entry(entry, state) => (
+                Event::of_entry(origin, &parts.filter, entry, state.as_deref()),
+                EventAt::Entry(entry.seq),
+            ),
+            Happened::Change(change) => (
+                Event::of_change(origin, &parts.filter, change),
+                EventAt::Change(change.rev),
+            ),
+        };
+        if let Some(event) = &event {
+            if portion.as_ref().is_some_and(|p| p.events.len() == limit) {
+                break;
+            }
+            size += event.bytes();
+            if size > bytes && portion.is_some() {
+                break;
+            }
+        }
+        passed = Some((next.upto, next.at));
+        let Some(event) = event else {
+            if let Some(portion) = &mut portion {
+                portion.upto = next.upto;
+            }
+            continue;
+        };
+        let portion = portion.get_or_insert_with(|| Portion {
+            following: following.clone(),
+            events: Vec::new(),
+            first: (next.upto, at),
+            upto: next.upto,
+            at: next.at,
+        });
+        portion.events.push(event);
+        (portion.upto, portion.at) = (next.upto, next.at);
+    }
+    (portion, passed)
 }
