@@ -37,6 +37,8 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 const REMOVED_GRACE: Duration = Duration::from_secs(2);
 /// The time for which a leaving gateway waits until the others acknowledge its last messages.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
+/// The time for which a leaving gateway waits until others have finished conversations that did not close in time.
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
 /// The pause before a step of the start is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -148,7 +150,10 @@ impl Node {
         let sessions = self.edge.finished(left()).await;
         let let_go = self.cluster.leave(&self.members, ends).await;
         let tasks = self.core.finished(left()).await;
-        let handed_over = self.cluster.handed_over(left()).await;
+        let handed_over = self
+            .cluster
+            .handed_over(left().min(HANDED_OVER_WITHIN))
+            .await;
         let finished = sessions && let_go && tasks && handed_over;
         if !finished {
             tracing::warn!(

@@ -51,28 +51,38 @@ pub(super) async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
 }
 
 impl Scan {
-    /// Scans each minute, and whenever the ring changes.
+    /// Scans each minute, whenever the ring changes, and when the consumer is up again. A shard that could not be read is read
+    /// again a second later.
     pub(super) async fn run(self) {
         loop {
-            let (scanned_at, version) = (Instant::now(), self.router.version());
-            for shard in 0..=u8::MAX {
-                if self.line.is_down() {
-                    break;
-                }
-                if self.router.scans(&self.line.name, shard)
-                    && let Err(error) = self.catch_up(shard).await
-                {
-                    crate::seldom::seldom!(WARN, "lagging conversations could not be read", %error);
-                }
-            }
-            let is_due = || scanned_at.elapsed() >= SCAN_EVERY || self.router.version() != version;
+            let (began, version) = (Instant::now(), self.router.version());
+            let is_due = || began.elapsed() >= SCAN_EVERY || self.router.version() != version;
+            let mut left: Vec<u8> = (0..=u8::MAX).collect();
             loop {
+                left = self.scan(left).await;
                 sleep(LOOK_AFTER.1).await;
                 if !self.line.is_down() && (self.line.take_is_up() || is_due()) {
                     break;
                 }
             }
         }
+    }
+
+    /// Scans some shards. Returns those that are left.
+    async fn scan(&self, shards: Vec<u8>) -> Vec<u8> {
+        let mut left = Vec::new();
+        for shard in shards {
+            if !self.router.scans(&self.line.name, shard) {
+                continue;
+            }
+            if self.line.is_down() {
+                left.push(shard);
+            } else if let Err(error) = self.catch_up(shard).await {
+                crate::seldom::seldom!(WARN, "lagging conversations could not be read; it is tried again", %error);
+                left.push(shard);
+            }
+        }
+        left
     }
 
     /// Catches up with the lagging conversations of a shard.

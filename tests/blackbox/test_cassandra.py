@@ -350,7 +350,8 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
 
 def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):
     keyspace = new_keyspace()
-    gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace)
+    # Nodes that other tests have just killed answer slowly.
+    gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace, store__cassandra__timeout_ms=10000)
     environment = gateway.env()
     command = [str(ROOT / "target/release/chat-gateway"), "schema", "apply"]
     at_once = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -50,7 +50,7 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
 /// Checks that everything arrives at the receiver of the webhook, in order.
 pub(super) async fn check_arrivals(world: &World, round: usize) {
     /// Longer than the time between two scans, and than the pauses of the endpoint.
-    const WITHIN: Duration = Duration::from_secs(180);
+    const WITHIN: Duration = Duration::from_secs(400);
     let mut heads = Vec::new();
     for conversation in 0..world.conversations.len() {
         let page = whole_history(world, conversation).await;
@@ -61,6 +61,8 @@ pub(super) async fn check_arrivals(world: &World, round: usize) {
         let cluster = gateway.cluster();
         (0..heads.len()).for_each(|_| cluster.iter().for_each(|c| c.conversations.evict_one()));
     }
+    sleep(Duration::from_secs(2)).await;
+    world.arrivals.recover();
     let all_there = timeout(WITHIN, async {
         loop {
             let reached = world.arrivals.reached.lock().unwrap().clone();

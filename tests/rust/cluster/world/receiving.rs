@@ -56,6 +56,10 @@ impl Arrivals {
         self.random.lock().unwrap().random_range(0..most)
     }
 
+    pub(crate) fn recover(&self) {
+        self.is_down.store(false, Ordering::Relaxed);
+    }
+
     pub(crate) fn take_findings(&self) -> Vec<String> {
         std::mem::take(&mut *self.findings.lock().unwrap())
     }
@@ -163,9 +167,11 @@ impl World {
         loop {
             let arrivals = &self.arrivals;
             sleep(Duration::from_millis(500 + arrivals.below(4_000))).await;
-            let is_churning = self.churning.load(Ordering::Relaxed);
-            let is_down = is_churning && arrivals.below(2) == 0;
-            arrivals.is_down.store(is_down, Ordering::Relaxed);
+            // It stays as it is until a check lets it recover, so that conversations are closed while they lag.
+            if self.churning.load(Ordering::Relaxed) {
+                let is_down = arrivals.below(2) == 0;
+                arrivals.is_down.store(is_down, Ordering::Relaxed);
+            }
         }
     }
 }
