@@ -73,7 +73,11 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         _ => None,
     };
     let consuming = matches!(rules, Rules::Kept | Rules::BrokenForConsumers(_));
-    let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consuming);
+    // Without a broken rule this still finds seeds that are not explained: `CLUSTER_DOWN=1` turns it on.
+    let staying_down =
+        matches!(rules, Rules::BrokenForConsumers(_)) || setting("CLUSTER_DOWN", 0) == 1;
+    let consumers = (consuming, staying_down);
+    let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consumers);
     for _ in 0..3 {
         world.start();
     }
@@ -297,7 +301,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
 
 /// A world with this many gateways, without faults, in which the conversations are created.
 async fn gateways(number: usize) -> Arc<World> {
-    let world = World::new(1, Faults::NONE, false, false, None, false);
+    let world = World::new(1, Faults::NONE, false, false, None, (false, false));
     for _ in 0..number {
         world.start();
     }

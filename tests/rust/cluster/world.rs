@@ -68,6 +68,8 @@ pub(super) struct World {
     pub(super) broken: Option<ClientRule>,
     /// Whether a webhook follows the conversations.
     pub(super) consuming: bool,
+    /// Whether its receiver, once down, stays so until a check lets it recover. So conversations are closed while they lag.
+    staying_down: bool,
     pub(super) arrivals: Arrivals,
 }
 
@@ -78,7 +80,7 @@ impl World {
         evicting: bool,
         changing: bool,
         broken: Option<ClientRule>,
-        consuming: bool,
+        (consuming, staying_down): (bool, bool),
     ) -> Arc<Self> {
         let mut random = StdRng::seed_from_u64(seed);
         let conversations = KINDS.map(|kind| {
@@ -120,6 +122,7 @@ impl World {
             seen: Mutex::default(),
             broken,
             consuming,
+            staying_down,
             arrivals: Arrivals::new(seed),
         })
     }

@@ -355,7 +355,7 @@ async fn look(gateway: &Gateway, cluster: Arc<Cluster>, number: usize) -> Option
 
 /// Runs one seed. Returns the findings and the number of acknowledged requests.
 async fn run(seed: u64) -> (Vec<String>, usize) {
-    let world = World::new(seed, Faults::BAD_DAY, false, false, None, false);
+    let world = World::new(seed, Faults::BAD_DAY, false, false, None, (false, false));
     for _ in 0..3 {
         world.start();
     }

@@ -167,9 +167,9 @@ impl World {
         loop {
             let arrivals = &self.arrivals;
             sleep(Duration::from_millis(500 + arrivals.below(4_000))).await;
-            // It stays as it is until a check lets it recover, so that conversations are closed while they lag.
-            if self.churning.load(Ordering::Relaxed) {
-                let is_down = arrivals.below(2) == 0;
+            let is_churning = self.churning.load(Ordering::Relaxed);
+            if is_churning || !self.staying_down {
+                let is_down = is_churning && arrivals.below(2) == 0;
                 arrivals.is_down.store(is_down, Ordering::Relaxed);
             }
         }
