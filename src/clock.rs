@@ -28,6 +28,12 @@ pub fn today() -> u32 {
     u32::try_from(wall() / 86_400_000).unwrap_or_default()
 }
 
+/// Returns the minutes since 1970, UTC.
+#[must_use]
+pub fn minute() -> u32 {
+    u32::try_from(wall() / 60_000).unwrap_or_default()
+}
+
 thread_local! {
     static SIMULATED: Cell<Option<Simulated>> = const { Cell::new(None) };
 }

@@ -4,6 +4,7 @@
 //! and published. The rules are in `log.rs` and `participants.rs`; this file and its submodules do the I/O.
 
 mod answers;
+mod appending;
 mod applying;
 mod changes;
 mod changing;
@@ -38,6 +39,7 @@ pub(super) use self::environment::Environment;
 pub use self::environment::Settings;
 pub(super) use self::files::has_file;
 use self::{
+    appending::append,
     changes::ChangeLog,
     effects::PendingEntry,
     loading::load,
@@ -447,20 +449,8 @@ impl Owner {
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
-            let store = &environment.store;
-            if let Some(first) = first
-                && let Err(error) = first.store(&**store, &ownership).await
-            {
-                return Done::Lost(error);
-            }
-            // Each attempt names the activity of its minute, because crash repair reads only the last ones.
-            let begun = environment.activity().minute;
-            let append = || {
-                let now = environment.activity();
-                let activity = (activity.is_some() || now.minute != begun).then_some(now);
-                store.append(id, &rows, activity)
-            };
-            match retry_while_owner(&ownership, append).await {
+            let write = |activity| environment.store.append(id, &rows, activity);
+            match append(&environment, &ownership, first, activity, write).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }

@@ -183,10 +183,10 @@ impl Following {
             .collect()
     }
 
-    /// Notes that offsets are in the store.
+    /// Notes that offsets of this conversation are in the store.
     pub(super) fn offsets_stored(&self, offsets: &[(ConversationId, ConsumerName, Cursor)]) {
         let mut state = lock(&self.state);
-        for (_, consumer, offset) in offsets.iter().filter(|(c, ..)| *c == self.conversation) {
+        for (_, consumer, offset) in offsets {
             if let Some(progress) = state.find(consumer) {
                 progress.stored = Some(raised(progress.stored.unwrap_or_default(), *offset));
             }

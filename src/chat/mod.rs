@@ -21,6 +21,7 @@ mod recent;
 mod repair;
 mod states;
 mod unfinished;
+mod versions;
 
 pub use conversation::Settings;
 pub use conversations::Conversations;
@@ -34,3 +35,4 @@ pub use publish::{
     MembershipNotice, Publication, Publish, Reacted, ReactedBy, Receipt, Recipients,
     RedeliveryGuard,
 };
+pub use versions::Versions;

@@ -10,8 +10,10 @@ use quick_cache::{Weighter, sync::Cache};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::versions::Versions;
-use crate::model::{Device, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES};
+use crate::{
+    chat::Versions,
+    model::{Device, UserId, limits::USER_ID_BYTES_MAX, weight::ALLOCATION_BYTES},
+};
 
 /// Locks of users and tokens, so that the writes of one are made one after the other.
 const LOCKS: usize = 256;

@@ -32,7 +32,6 @@ mod router;
 mod sessions;
 mod settings;
 mod status;
-mod versions;
 mod view;
 mod view_changes;
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 
-/// Who chose a destination, and so which addresses it may have.
+/// The addresses that a request may be sent to. They depend on who chose the destination.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Class {
     /// Set by the operator: public addresses over https.

@@ -306,7 +306,7 @@ impl Follower {
     async fn stay_active(&self, conversations: &[ConversationId]) {
         let activity = Activity {
             gateway: self.gateway,
-            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
+            minute: clock::minute(),
         };
         for id in conversations {
             if let Err(error) = self.store.append(*id, &[], Some(activity)).await {

@@ -442,7 +442,7 @@ impl<C: Cells> Store for CellStore<C> {
         self.remove(Range { from, to }, |_| true).await?;
         self.remove(files::usage_before(keep), |_| true).await?;
         self.sweep_consumers().await?;
-        let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
+        let minute = clock::minute();
         let old = minute.saturating_sub(ACTIVITY_MINUTES);
         self.remove(Range::prefix(&Key::new(ACTIVITY)), |key| {
             take("sweep", key, 17).is_ok_and(|minute| u32::from_be_bytes(minute) < old)

@@ -499,7 +499,7 @@ async fn what_is_hidden_is_passed_over_some_at_a_time(store: &dyn Store) -> Chec
 
 async fn activity_is_remembered_and_forgotten(store: &dyn Store) -> Checked {
     let gateway = GatewayId(uuid::Uuid::new_v4());
-    let minute = u32::try_from(clock::wall() / 60_000).unwrap_or_default();
+    let minute = clock::minute();
     let (one, other) = (ConversationId::random(), ConversationId::random());
     let activity = |minute| Some(Activity { gateway, minute });
     store

@@ -94,7 +94,7 @@ impl Owner {
                 reason,
             } => {
                 let state = self.consumer_state(enabled, reason);
-                drop(reply.send(Ok(OwnerReply::SetConsumer(consumer, state))));
+                drop(reply.send(state.map(|state| OwnerReply::SetConsumer(consumer, state))));
             }
             // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),

@@ -6,10 +6,9 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Done, Owner, OwnerReply, Reply,
+    Done, Owner, OwnerReply, Reply, append,
     changes::PendingChange,
     files::{includes, kept},
-    retry_while_owner,
 };
 use crate::{
     chat::{
@@ -146,19 +145,8 @@ impl Owner {
         let (id, environment, ownership) =
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
-            let store = &environment.store;
-            if let Some(first) = first
-                && let Err(error) = first.store(&**store, &ownership).await
-            {
-                return Done::Lost(error);
-            }
-            let begun = environment.activity().minute;
-            let append = || {
-                let now = environment.activity();
-                let activity = (activity.is_some() || now.minute != begun).then_some(now);
-                store.append_changes(id, &rows, activity)
-            };
-            match retry_while_owner(&ownership, append).await {
+            let write = |activity| environment.store.append_changes(id, &rows, activity);
+            match append(&environment, &ownership, first, activity, write).await {
                 Ok(()) => {
                     took(Step::RowWritten);
                     Done::ChangesWritten(written)

@@ -1,16 +1,13 @@
 //! The parts that all owners of a gateway share.
 
-use std::{
-    sync::{Arc, atomic::AtomicU32},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use metrics::{Counter, counter};
 
 use crate::{
     chat::{
         following::Consumers, inbox::InboxWriter, lease::Lease, publish::Publish,
-        unfinished::Unfinished,
+        unfinished::Unfinished, versions::Versions,
     },
     clock,
     memory::Memory,
@@ -54,8 +51,8 @@ pub(in crate::chat) struct Environment {
     pub entries_committed: Counter,
     pub changes_committed: Counter,
     pub unfinished: Unfinished,
-    /// Counts the versions of rows that have no seq.
-    pub versions: AtomicU32,
+    /// The versions of rows that have no seq.
+    pub versions: Versions,
 }
 
 impl Environment {
@@ -78,7 +75,7 @@ impl Environment {
             entries_committed,
             changes_committed: counter!("chat_changes_committed_total"),
             unfinished: Unfinished::default(),
-            versions: AtomicU32::new(0),
+            versions: Versions::default(),
         }
     }
 
@@ -94,7 +91,7 @@ impl Environment {
     pub(super) fn activity(&self) -> Activity {
         Activity {
             gateway: self.gateway,
-            minute: u32::try_from(clock::wall() / 60_000).unwrap_or_default(),
+            minute: clock::minute(),
         }
     }
 }

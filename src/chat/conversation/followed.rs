@@ -1,6 +1,6 @@
 //! The owner's part of following: its consumers' offsets and lagging rows are in the store whenever they must be.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use super::{Done, Owner, takeover::retry_while_owner};
 use crate::{
@@ -34,15 +34,21 @@ impl FirstOffsets {
 }
 
 impl Owner {
-    /// Rule [version]: the ring's version and a counter of this gateway are the version of a state. Whoever writes it then
-    /// checks the lease, so that a later owner's state wins.
-    pub(super) fn consumer_state(&self, enabled: bool, reason: Option<String>) -> ConsumerState {
-        let counter = self.environment.versions.fetch_add(1, Ordering::Relaxed) + 1;
-        ConsumerState {
-            version: self.ownership.epoch() << 32 | u64::from(counter),
+    /// Rule [version]: whoever writes the state then checks the lease, so that a later owner's state wins.
+    ///
+    /// # Errors
+    /// `Moved` if this gateway has written under a later version of the ring.
+    pub(super) fn consumer_state(
+        &self,
+        enabled: bool,
+        reason: Option<String>,
+    ) -> Result<ConsumerState, Error> {
+        let version = self.environment.versions.next(self.ownership.epoch());
+        Ok(ConsumerState {
+            version: version.ok_or(Error::Moved)?,
             enabled,
             reason,
-        }
+        })
     }
 
     /// Rule [first]: an offset is stored before anything is appended, so a crash never looks like a new consumer.

@@ -4,10 +4,9 @@ use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use reqwest::{
-    Url,
-    header::{HeaderMap, HeaderName, HeaderValue},
-};
+
+pub use crate::consumers::http::{Failure, Response};
+use crate::consumers::http::{HeaderMap, HeaderName, HeaderValue, Url};
 
 /// Sends POST requests. The implementation follows no redirects, bounds the body that it reads, and connects only to
 /// addresses that the destination allows.
@@ -37,33 +36,13 @@ impl fmt::Debug for Request {
     }
 }
 
-/// Who has chosen the address of a request.
+/// Whether a user or the operator chose the address of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
     /// A user: https and public addresses only.
     User,
     /// The operator: https, public addresses, and the networks that the settings allow.
     Operator,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Response {
-    pub status: u16,
-    /// The time in header `retry-after`.
-    pub retry_after: Option<Duration>,
-    pub body: Bytes,
-}
-
-/// The reason why there is no response.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Failure {
-    /// The destination does not allow the address.
-    #[error("refused: {0}")]
-    Refused(String),
-    #[error("{0}")]
-    Network(String),
-    #[error("no response in time")]
-    Timeout,
 }
 
 /// Puts headers together. A value that no header can have is left out; all that users choose was checked before.

@@ -174,8 +174,8 @@ impl Dispatcher {
     }
 
     fn load(&mut self, assignment: Assignment) {
-        let known = |id: &ConversationId| Some((*id, self.known.get(id).cloned()));
-        let conversations: Vec<_> = assignment.conversations.iter().filter_map(known).collect();
+        let known = |id: &ConversationId| (*id, self.known.get(id).cloned());
+        let conversations: Vec<_> = assignment.conversations.iter().map(known).collect();
         let parts = self.parts.clone();
         let loading = async move {
             let loaded = load(&parts, &assignment, conversations).await;

@@ -160,7 +160,7 @@ struct ItemData {
     conversation: ConversationId,
     #[serde(flatten)]
     item: Item,
-    /// Who edited the message: its sender.
+    /// The user who edited the message. Only its sender may.
     #[serde(skip_serializing_if = "Option::is_none")]
     sender: Option<UserId>,
     #[serde(flatten)]

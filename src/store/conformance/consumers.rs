@@ -483,7 +483,7 @@ async fn settings_alone_make_no_row(store: &dyn Store) -> Checked {
     assert!(!store.set_settings(&user, id, &settings).await?);
     let row = inbox_row(store, &user, id).await?;
     assert_eq!(row.map(|row| row.settings), Some(InboxSettings::default()));
-    // Whoever was in the conversation may have settings, also after leaving it.
+    // A user who has left the conversation may still have settings for it.
     let write = InboxWrite {
         summary: Some(changes::summary(9, 1, Some(7), "hi")),
         left_seq: Some(10),

@@ -1,9 +1,9 @@
-//! The versions of rows that have no seq: devices, their tokens, and the settings of conversations (rule [version]).
+//! The versions of rows that have no seq: the states of consumers, devices, their tokens, and the settings of
+//! conversations (rule [version]).
 
 use std::sync::Mutex;
 
-use super::lock;
-use crate::{model::Epoch, store::Version};
+use crate::{model::Epoch, store::Version, tasks::lock};
 
 /// The bits of a version that count the writes under one version of the ring.
 const COUNTER_BITS: u32 = 32;
@@ -11,7 +11,7 @@ const COUNTER_BITS: u32 = 32;
 /// Gives a version to each write of this gateway. The ring makes one gateway the only writer of a row, and it never gives
 /// the same version twice: so of two writes of a row the later one has the higher version, also if the writer changes.
 #[derive(Debug, Default)]
-pub(super) struct Versions(Mutex<Last>);
+pub struct Versions(Mutex<Last>);
 
 #[derive(Debug, Default)]
 struct Last {
@@ -21,7 +21,7 @@ struct Last {
 
 impl Versions {
     /// Returns the next version under a version of the ring. `None` if a later one was used already, or if there are no more.
-    pub(super) fn next(&self, ring: Epoch) -> Option<Version> {
+    pub fn next(&self, ring: Epoch) -> Option<Version> {
         let mut last = lock(&self.0);
         if ring > last.ring {
             *last = Last { ring, counter: 0 };
