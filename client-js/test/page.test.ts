@@ -139,6 +139,8 @@ test('two tabs of one user share one outbox, and one of them sends', async () =>
   await sent(4);
   expect(new Set(sends).size, 'one of them sends').toBe(1);
   // A gateway that has just started may refuse one, which is then sent again. None is sent again after its acknowledgement.
+  // A page may show a message as sent before its acknowledgement arrives.
+  await until(async () => acknowledged.length >= 4);
   expect(acknowledged).toHaveLength(4);
   // When the sending tab is closed, the other one sends.
   const [sender, other] = sends[0] === 'first' ? [first, second] : [second, first];
