@@ -75,6 +75,8 @@ pub enum Mutation {
     ConsumerOffset,
     /// A consumer gets changes before the entries that they change.
     ConsumerOrder,
+    /// The offset of pushing is raised although a home has not decided.
+    PushOffset,
 }
 
 /// A step of a change's way, after which a test lets the owner die.

@@ -16,7 +16,7 @@ use crate::{
     cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, FilesKind, StoreKind},
     consumers::{
-        self, Consumers, Control, Webhook, http,
+        self, Consumers, Control, Webhook, http, push,
         webhooks::{endpoint::Limits, receiver::HttpReceiver},
     },
     fanout::Hub,
@@ -76,8 +76,8 @@ impl Node {
         let advertise = config.cluster.advertise.clone().unwrap_or_default();
         let members = Arc::new(join(&store, peer_settings.as_ref(), &advertise).await?);
         tell_operator(config);
-        let hub = Arc::new(Hub::new(upkeep.clone()));
-        let consumers = Arc::new(consumers(config, members.me(), &store));
+        let (hub, push) = (Arc::new(Hub::new(upkeep.clone())), push_services(config)?);
+        let consumers = consumers(config, members.me(), &store, push.clone());
         let cluster = Cluster::new(
             &members,
             &store,
@@ -98,7 +98,7 @@ impl Node {
         let parts = open_files(config, &store, &cluster, &core, &upkeep)?;
         let control = control(&consumers, &cluster, &store, &upkeep);
         let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts, control);
-        let gateway = Arc::new(gateway);
+        let gateway = Arc::new(gateway.with_push(push));
         let removed = CancellationToken::new();
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
         keep_running(&upkeep, &cluster, &gateway, &store, metrics);
@@ -235,7 +235,12 @@ fn open_files(
 }
 
 /// Builds the consumers of the log.
-fn consumers(config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> Consumers {
+fn consumers(
+    config: &Config,
+    me: GatewayId,
+    store: &Arc<dyn Store>,
+    providers: Option<Arc<push::Providers>>,
+) -> Arc<Consumers> {
     let settings = consumers::Settings {
         offset_flush: Duration::from_secs(config.consumers.offset_flush_s),
         lagging_after: Duration::from_secs(config.consumers.lagging_after_s),
@@ -254,7 +259,22 @@ fn consumers(config: &Config, me: GatewayId, store: &Arc<dyn Store>) -> Consumer
             settings: Arc::new(settings),
         }),
     });
-    Consumers::new(me, store.clone(), settings, webhooks.collect())
+    let push = providers.map(|notifier| consumers::Push {
+        notifier,
+        grace: Duration::from_secs(config.push.grace_s),
+        ttl: Duration::from_secs(config.push.ttl_s),
+    });
+    let webhooks = webhooks.collect();
+    Arc::new(Consumers::new(me, store.clone(), settings, webhooks, push))
+}
+
+/// Reads the keys of the push services. `None` if none is configured.
+fn push_services(config: &Config) -> anyhow::Result<Option<Arc<push::Providers>>> {
+    let settings = config.push.settings();
+    let keys = push::Keys::read(&settings)?;
+    let post = Arc::new(push::Https::new(config.push.allow.clone()));
+    let providers = push::Providers::new(settings, keys, post);
+    Ok((!providers.is_empty()).then(|| Arc::new(providers)))
 }
 
 /// Tells the operator what follows from some settings.
@@ -263,14 +283,6 @@ fn tell_operator(config: &Config) {
         mib = config.memory().mib(),
         "memory for conversations, inboxes and history"
     );
-    let keys = [
-        &config.push.web.key_file,
-        &config.push.fcm.key_file,
-        &config.push.apns.key_file,
-    ];
-    if keys.into_iter().any(Option::is_some) {
-        tracing::warn!("push notifications are configured, but this version does not send any yet");
-    }
 }
 
 /// Starts the consumers. `None` if there are none.

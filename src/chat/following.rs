@@ -10,7 +10,7 @@ use std::sync::{
 
 use tokio::time::Instant;
 
-use super::lease::Ownership;
+use super::{lease::Ownership, publish::Recipients};
 use crate::{
     clock,
     model::{ConsumerName, ConversationId, Cursor, Kind, Millis},
@@ -56,6 +56,8 @@ struct State {
     heads: Cursor,
     /// `None` as long as the conversation does not exist.
     kind: Option<Kind>,
+    /// The participants of a dm or group, if a consumer asks for them.
+    recipients: Option<Arc<Recipients>>,
     progress: Vec<Progress>,
 }
 
@@ -159,6 +161,7 @@ impl Following {
         let state = State {
             heads: certain,
             kind: None,
+            recipients: None,
             progress: progress.collect(),
         };
         Arc::new(Self {
@@ -193,6 +196,23 @@ impl Following {
         }
     }
 
+    /// Whether a consumer asks for the participants.
+    pub(super) fn wants_recipients(&self) -> bool {
+        let state = lock(&self.state);
+        state.progress.iter().any(|p| p.consumer.is_push())
+    }
+
+    /// Notes the participants, as of the newest committed entry.
+    pub(super) fn has_recipients(&self, recipients: Arc<Recipients>) {
+        lock(&self.state).recipients = Some(recipients);
+    }
+
+    /// Returns the participants of a dm or group.
+    #[must_use]
+    pub fn recipients(&self) -> Option<Arc<Recipients>> {
+        lock(&self.state).recipients.clone()
+    }
+
     /// Raises the heads: rule [committed]. Consumers that have something to deliver are told.
     pub(super) fn moved(self: &Arc<Self>, heads: Cursor, kind: Option<Kind>) {
         let mut told = Vec::new();
@@ -205,6 +225,11 @@ impl Following {
                 continue;
             }
             if kind.is_some_and(|kind| !self.consumers.wants(&progress.consumer, kind)) {
+                progress.offset = heads;
+                continue;
+            }
+            // Changes are not pushed.
+            if progress.consumer.is_push() && progress.offset.0 >= heads.0 {
                 progress.offset = heads;
                 continue;
             }

@@ -26,7 +26,7 @@ use super::{
     view::View,
 };
 use crate::{
-    chat::{InboxWriter, Publication},
+    chat::{Audience, Body, InboxWriter, Publication},
     memory::Memory,
     model::{ConversationId, Device, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
@@ -355,6 +355,7 @@ impl Home {
         // it.
         tracing::trace!(me = %self.me, publication = %publication, gateways = ?self.by_gateway(publication).keys(), "passed on");
         self.record(publication);
+        self.note_receipt(publication);
         if let Some(peers) = &self.peers {
             for (gateway, publication) in self.by_gateway(publication) {
                 let deliver = PeerMessage::Deliver(Delivered::Publication(publication));
@@ -363,6 +364,17 @@ impl Home {
             }
         }
         self.sockets.deliver_publication(publication);
+    }
+
+    /// Tells who decides about pushes what a user has read or got, if this is the user's home.
+    fn note_receipt(&self, publication: &Publication) {
+        if let (Body::Receipt(receipt), Audience::Members(_)) =
+            (&publication.body, &publication.audience)
+            && let Some(pushes) = self.presence.pushes()
+            && (self.peers.is_none() || self.at_home(&receipt.user) == AtHome::Yes)
+        {
+            pushes.marked(publication.conversation, receipt);
+        }
     }
 
     /// Returns the part of a publication for each other gateway with sockets of its users.

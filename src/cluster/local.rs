@@ -52,6 +52,13 @@ impl Router {
             PeerRequest::Disconnect { user } => {
                 PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
+            ask => self.answer_for_consumers(ask).await,
+        }
+    }
+
+    /// Answers what the level of consumers has added.
+    async fn answer_for_consumers(&self, ask: PeerRequest) -> PeerResponse {
+        match ask {
             PeerRequest::Devices { user, ask } => {
                 let answer = Box::pin(self.devices_here(&user, ask)).await;
                 answer.unwrap_or_else(|error| PeerResponse::Outcome(Err(error)))
@@ -73,6 +80,11 @@ impl Router {
                 let set = self.settings_here(&user, conversation, change);
                 PeerResponse::Settings(Box::pin(set).await)
             }
+            PeerRequest::Push {
+                conversation,
+                users,
+            } => PeerResponse::Push(self.push_here(conversation, users)),
+            _ => PeerResponse::Outcome(Err(Error::invalid("not about consumers"))),
         }
     }
 

@@ -14,6 +14,7 @@ use serde::{
 use super::{
     memberships::{InboxOrder, InboxRef, Position},
     network::FRAME_BYTES_MAX,
+    pushes::ToNotify,
 };
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
@@ -240,6 +241,11 @@ pub(super) enum PeerRequest {
         conversation: ConversationId,
         change: SettingsChange,
     },
+    /// Users are to be notified of messages. For their home, which answers at once for whom it has not decided yet.
+    Push {
+        conversation: ConversationId,
+        users: ToNotify,
+    },
 }
 
 /// What is asked about the devices of a user.
@@ -281,7 +287,8 @@ impl PeerRequest {
             | Self::Disconnect { .. }
             | Self::Devices { .. }
             | Self::Token { .. }
-            | Self::Settings { .. } => None,
+            | Self::Settings { .. }
+            | Self::Push { .. } => None,
         }
     }
 
@@ -292,7 +299,9 @@ impl PeerRequest {
             Self::Operation { .. }
             | Self::Disconnect { .. }
             | Self::Devices { .. }
-            | Self::Token { .. } => |error| PeerResponse::Outcome(Err(error)),
+            | Self::Token { .. }
+            // An answer of another kind decides nothing.
+            | Self::Push { .. } => |error| PeerResponse::Outcome(Err(error)),
             Self::Settings { .. } => |error| PeerResponse::Settings(Err(error)),
             Self::Register { .. } => |error| PeerResponse::Places(Err(error)),
             Self::Inbox { .. } => |error| PeerResponse::Inbox(Err(error)),
@@ -321,6 +330,8 @@ pub(super) enum PeerResponse {
     /// The answer to [`DevicesAsk::List`]. The other answers about devices are outcomes.
     Devices(Vec<DeviceItem>),
     Settings(Result<InboxSettings, Error>),
+    /// The users for whom nothing is decided yet.
+    Push(Vec<UserId>),
 }
 
 impl PeerResponse {
@@ -342,6 +353,7 @@ impl PeerResponse {
             | Self::Position(_)
             | Self::Disconnected(_)
             | Self::Devices(_)
+            | Self::Push(_)
             | Self::Settings(Ok(_)) => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock, Weak},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use super::{
     lock,
     message::{Delivered, PeerMessage, encode},
     peers::Peers,
+    pushes::Pushes,
 };
 use crate::{
     clock,
@@ -35,6 +36,8 @@ pub(super) struct Presence {
     /// in order.
     online: Mutex<usize>,
     attentions: Attentions,
+    /// Who decides whether users are notified. It is gone when its task ends.
+    pushes: OnceLock<Weak<dyn Pushes>>,
 }
 
 impl Presence {
@@ -54,6 +57,7 @@ impl Presence {
             seen: Mutex::default(),
             online: Mutex::default(),
             attentions: Attentions::default(),
+            pushes: OnceLock::new(),
         }
     }
 
@@ -101,6 +105,7 @@ impl Presence {
     pub(super) fn vanished(&self, user: &UserId) {
         self.gone(user, &mut lock(&self.online));
         self.attentions.vanished(user);
+        self.looked(user);
     }
 
     /// Returns whether a user looks, and for how long, at least, that has been so.
@@ -117,6 +122,21 @@ impl Presence {
     fn note_attention(&self, user: &UserId, before: Attention) {
         if self.attention_now(user) != before {
             self.attentions.changed(user);
+            self.looked(user);
+        }
+    }
+
+    pub(super) fn on_push(&self, pushes: &Arc<dyn Pushes>) {
+        let _ = self.pushes.set(Arc::downgrade(pushes));
+    }
+
+    pub(super) fn pushes(&self) -> Option<Arc<dyn Pushes>> {
+        self.pushes.get()?.upgrade()
+    }
+
+    fn looked(&self, user: &UserId) {
+        if let Some(pushes) = self.pushes() {
+            pushes.looked(user);
         }
     }
 

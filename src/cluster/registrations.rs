@@ -195,7 +195,7 @@ impl Router {
     }
 
     /// Returns the devices that this gateway remembers. After a pause it may have missed that another one became the home.
-    fn remembered(&self, user: &UserId) -> Option<Arc<[Device]>> {
+    pub(super) fn remembered(&self, user: &UserId) -> Option<Arc<[Device]>> {
         self.home.devices.of(user).filter(|_| self.may_serve())
     }
 

@@ -11,13 +11,13 @@ use crate::consumers::push::Content;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Push {
-    /// Seconds that a message waits for its reader before devices are notified.
+    /// Seconds for which a user must not have looked before devices are notified.
     pub grace_s: u64,
     /// Seconds for which push services keep a notification.
     pub ttl_s: u64,
     /// The most that notifications say.
     pub content: Content,
-    /// Networks that the addresses of FCM and APNs may be in, besides public addresses.
+    /// Networks that the addresses of push services may be in, besides public addresses.
     pub allow: Vec<IpNet>,
     pub web: WebPush,
     pub fcm: FcmPush,

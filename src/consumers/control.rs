@@ -5,6 +5,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
+    replays::{self, webhook_of},
     runner::Consumers,
     states::States,
     webhooks::{endpoint::Outcome, events::Event},
@@ -12,7 +13,7 @@ use super::{
 use crate::{
     chat::Error,
     clock,
-    model::{ConsumerName, ConversationId, Millis},
+    model::{ConsumerName, ConversationId, Millis, Seq},
     store::{self, EventAt, SKIPPED_DAYS, SkippedRow, SkippedShard, Store},
 };
 
@@ -33,6 +34,8 @@ pub struct Status {
     /// Open conversations of this gateway with something that is not delivered, and the time of the oldest.
     pub waiting: usize,
     pub oldest: Option<Millis>,
+    /// The replays of a webhook that have not ended.
+    pub replays: Vec<ConsumerName>,
 }
 
 /// The answer to an event with which an operator tested a webhook.
@@ -74,21 +77,41 @@ impl Control {
     /// The store did not answer.
     pub async fn list(&self) -> store::Result<Vec<Status>> {
         let mut found = Vec::new();
-        for webhook in self.consumers.webhooks() {
-            let state = self.states.get(&webhook.name).await?;
-            let line = self.consumers.line(&webhook.name);
-            let (waiting, oldest) = self.consumers.follower.behind(&webhook.name);
+        let states = self.store.consumers().await?;
+        let replays: Vec<_> = states.into_iter().map(|(name, _)| name).collect();
+        let follower = &self.consumers.follower;
+        for line in &follower.lines {
+            let state = self.states.get(&line.name).await?;
+            let (waiting, oldest) = follower.behind(&line.name);
             found.push(Status {
-                name: webhook.name.clone(),
+                name: line.name.clone(),
                 enabled: state.as_ref().is_none_or(|state| state.enabled),
                 reason: state.and_then(|state| state.reason),
-                paused: line.is_some_and(|line| line.is_down() && line.is_enabled()),
-                error: line.and_then(|line| line.error()),
+                paused: line.is_down() && line.is_enabled(),
+                error: line.error(),
                 waiting,
                 oldest,
+                replays: replays
+                    .iter()
+                    .filter(|name| name.is_replay() && webhook_of(name) == Some(line.name.as_str()))
+                    .cloned()
+                    .collect(),
             });
         }
         Ok(found)
+    }
+
+    /// Sends a webhook again what it has got of some conversations, each from an entry to its present head. Returns the name
+    /// of the replay and the number of conversations.
+    ///
+    /// # Errors
+    /// `UnknownConversation`; `Conflict` if too many replays run; `Unavailable` if the store or an owner does not answer.
+    pub async fn replay(
+        &self,
+        consumer: &ConsumerName,
+        from: Vec<(ConversationId, Seq)>,
+    ) -> Result<(ConsumerName, usize), Error> {
+        replays::begin(&self.states, consumer, from).await
     }
 
     /// Enables or disables a consumer for all gateways. They follow within seconds.

@@ -7,6 +7,7 @@ mod follower;
 pub mod http;
 pub mod push;
 mod reading;
+mod replays;
 mod runner;
 mod scan;
 mod states;
@@ -14,5 +15,6 @@ pub mod webhooks;
 
 pub use control::{Control, SkippedAfter, Status, Tested};
 pub use follower::{Follower, Line, Settings};
-pub use runner::{Consumers, Webhook};
+pub use runner::{Consumers, Push};
 pub use states::States;
+pub use webhooks::dispatcher::Webhook;

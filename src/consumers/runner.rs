@@ -1,45 +1,45 @@
 //! Builds and runs the consumers of one gateway.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use metrics::{Gauge, gauge};
 use tokio::time::sleep;
 
 use super::{
     follower::{Follower, Line, Settings},
+    push::{Decider, Notifier, asking::Asker},
+    replays::Replays,
     scan::{self, Scan},
     states::States,
-    webhooks::{
-        dispatcher::{Dispatcher, Parts, Receiver},
-        endpoint::Limits,
-        events::Filter,
-    },
+    webhooks::dispatcher::{Dispatcher, Parts, Webhook},
 };
 use crate::{
     chat::{self, Conversations},
     clock,
-    cluster::Router,
+    cluster::{self, Router},
     model::{ConsumerName, GatewayId, Kind},
     store::Store,
     tasks::Tasks,
 };
 
 /// The time between two updates of the gauges.
-const MEASURE_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
-/// A webhook to run.
+/// Pushing, if there are push services.
 #[derive(Clone)]
-pub struct Webhook {
-    pub name: ConsumerName,
-    pub filter: Filter,
-    pub limits: Limits,
-    pub receiver: Arc<dyn Receiver>,
+pub struct Push {
+    pub notifier: Arc<dyn Notifier>,
+    /// The time for which a user must not have looked.
+    pub grace: Duration,
+    /// The age at which a message is not pushed any more.
+    pub ttl: Duration,
 }
 
 /// The consumers of a gateway.
 pub struct Consumers {
     pub follower: Arc<Follower>,
     webhooks: Vec<(Webhook, Arc<Line>)>,
+    push: Option<(Push, Arc<Line>)>,
 }
 
 impl Consumers {
@@ -49,6 +49,7 @@ impl Consumers {
         store: Arc<dyn Store>,
         settings: Settings,
         webhooks: Vec<Webhook>,
+        push: Option<Push>,
     ) -> Self {
         let webhooks: Vec<_> = webhooks
             .into_iter()
@@ -59,10 +60,16 @@ impl Consumers {
                 (webhook, line)
             })
             .collect();
-        let lines = webhooks.iter().map(|(_, line)| line.clone()).collect();
+        let push = push.map(|push| {
+            let kinds = vec![Kind::Dm, Kind::Group];
+            (push, Arc::new(Line::new(ConsumerName::push(), kinds)))
+        });
+        let lines = webhooks.iter().map(|(_, line)| line.clone());
+        let lines = lines.chain(push.as_ref().map(|(_, line)| line.clone()));
         Self {
-            follower: Arc::new(Follower::new(gateway, store, settings, lines)),
+            follower: Arc::new(Follower::new(gateway, store, settings, lines.collect())),
             webhooks,
+            push,
         }
     }
 
@@ -70,14 +77,13 @@ impl Consumers {
     #[must_use]
     pub fn port(&self) -> Option<Arc<dyn chat::Consumers>> {
         let follower: Arc<dyn chat::Consumers> = self.follower.clone();
-        (!self.webhooks.is_empty()).then_some(follower)
+        (!self.follower.lines.is_empty()).then_some(follower)
     }
 
     /// Returns what this gateway knows of a webhook.
     #[must_use]
     pub fn line(&self, name: &ConsumerName) -> Option<&Arc<Line>> {
-        let mut lines = self.webhooks.iter().map(|(_, line)| line);
-        lines.find(|line| line.name == *name)
+        self.follower.lines.iter().find(|line| line.name == *name)
     }
 
     pub fn webhooks(&self) -> impl Iterator<Item = &Webhook> {
@@ -98,16 +104,24 @@ impl Consumers {
             router: router.clone(),
             tasks: tasks.clone(),
         });
-        if self.webhooks.is_empty() {
+        let follower = &self.follower;
+        if follower.lines.is_empty() {
             return states;
         }
-        let follower = &self.follower;
         tasks.spawn_until_drained(follower.clone().keep_stored());
         tasks.spawn_until_drained(follower.clone().keep_clearing());
         tasks.spawn_until_drained(scan::reload_lost(follower.clone(), router.clone()));
-        let lines = self.webhooks.iter().map(|(_, line)| line.clone());
-        tasks.spawn_until_drained(states.clone().keep(lines.clone().collect()));
-        tasks.spawn_until_drained(measure(follower.clone(), lines.collect()));
+        tasks.spawn_until_drained(states.clone().keep(follower.lines.clone()));
+        tasks.spawn_until_drained(measure(follower.clone(), follower.lines.clone()));
+        for line in &follower.lines {
+            let scan = Scan {
+                follower: follower.clone(),
+                line: line.clone(),
+                router: router.clone(),
+                store: store.clone(),
+            };
+            tasks.spawn_until_drained(scan.run());
+        }
         for (webhook, line) in &self.webhooks {
             let parts = Parts {
                 follower: follower.clone(),
@@ -120,13 +134,28 @@ impl Consumers {
             };
             let dispatcher = Dispatcher::new(parts, webhook.limits, seed);
             tasks.spawn_until_drained(dispatcher.run());
-            let scan = Scan {
-                follower: follower.clone(),
-                line: line.clone(),
+        }
+        if !self.webhooks.is_empty() {
+            let replays = Replays {
+                webhooks: self.webhooks.clone(),
                 router: router.clone(),
                 store: store.clone(),
+                states: states.clone(),
             };
-            tasks.spawn_until_drained(scan.run());
+            tasks.spawn_until_drained(replays.run());
+        }
+        if let Some((push, line)) = &self.push {
+            let decider = Decider::new(router.clone(), push.notifier.clone(), push.grace);
+            let pushes: Arc<dyn cluster::Pushes> = decider.clone();
+            router.on_push(&pushes);
+            tasks.spawn_until_drained(decider.run());
+            let asker = Asker {
+                line: line.clone(),
+                router: router.clone(),
+                conversations: conversations.clone(),
+                ttl: push.ttl,
+            };
+            tasks.spawn_until_drained(asker.run());
         }
         states
     }

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     Gateway,
-    reply::{Path, Query, refused, respond},
+    reply::{Body, Path, Query, refused, respond},
     requests,
     service::{ConsumersRead, ConsumersWrite, Service},
 };
@@ -32,8 +32,12 @@ pub(super) fn routes() -> Router<Arc<Gateway>> {
         .route("/v1/consumers/{name}/test", post(test))
         .route("/v1/consumers/{name}/enable", post(enable))
         .route("/v1/consumers/{name}/disable", post(disable))
+        .route("/v1/consumers/{name}/replay", post(replay))
         .route("/v1/consumers/{name}/skipped", get(skipped))
 }
+
+/// Conversations of one replay.
+const REPLAYED_MAX: usize = 1_000;
 
 type At = State<Arc<Gateway>>;
 
@@ -59,6 +63,9 @@ pub(super) struct ConsumerItem {
     waiting: usize,
     /// The age of the oldest event that is not delivered, in seconds.
     oldest_seconds: f64,
+    /// The replays that have not ended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    replays: Vec<String>,
 }
 
 impl From<Status> for ConsumerItem {
@@ -73,6 +80,7 @@ impl From<Status> for ConsumerItem {
             waiting: status.waiting,
             #[expect(clippy::cast_precision_loss, reason = "an age of some days at most")]
             oldest_seconds: age as f64 / 1_000.0,
+            replays: status.replays.iter().map(shown).collect(),
         }
     }
 }
@@ -172,6 +180,58 @@ async fn set(gateway: &Gateway, name: &str, enabled: bool) -> Response {
     };
     match control.set_enabled(&consumer, enabled).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => respond(requests::refused(&error)),
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+pub(super) struct Replay {
+    /// At most 1,000.
+    conversations: Vec<ReplayFrom>,
+}
+
+#[derive(Deserialize, ToSchema)]
+pub(super) struct ReplayFrom {
+    #[schema(value_type = uuid::Uuid)]
+    conversation: ConversationId,
+    /// The first entry that is sent again.
+    seq: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ReplayStarted {
+    replay: String,
+    /// The conversations that have something to send.
+    conversations: usize,
+}
+
+/// Sends the messages and system entries of some conversations to a webhook again, from an entry to the present head.
+#[utoipa::path(post, path = "/v1/consumers/{name}/replay", request_body = Replay, params(("name" = String, Path)),
+    security(("service" = ["consumers:write"])),
+    responses((status = 202, body = ReplayStarted), (status = "default", body = Refusal)))]
+pub(super) async fn replay(
+    State(gateway): At,
+    _: Service<ConsumersWrite>,
+    Path(name): Path<String>,
+    Body(replay): Body<Replay>,
+) -> Response {
+    let (control, consumer) = match find(&gateway, &name) {
+        Ok(found) => found,
+        Err(refusal) => return refusal,
+    };
+    if replay.conversations.is_empty() || replay.conversations.len() > REPLAYED_MAX {
+        return refused(ErrorCode::BadRequest, "name 1 to 1,000 conversations");
+    }
+    let from = replay.conversations.into_iter();
+    let from = from.map(|from| (from.conversation, from.seq)).collect();
+    match control.replay(&consumer, from).await {
+        Ok((replay, conversations)) => {
+            let started = ReplayStarted {
+                replay: shown(&replay),
+                conversations,
+            };
+            (StatusCode::ACCEPTED, Json(started)).into_response()
+        }
         Err(error) => respond(requests::refused(&error)),
     }
 }

@@ -30,7 +30,7 @@ use crate::{
     auth::Tokens,
     cluster::Router,
     config::{self, Config},
-    consumers::Control,
+    consumers::{Control, push},
     fanout::Hub,
     model::UserId,
     tasks::Tasks,
@@ -65,8 +65,8 @@ pub struct Gateway {
     pub(crate) eraser: Eraser,
     /// The consumers of the log. `None` if there are none.
     pub(crate) consumers: Option<Arc<Control>>,
-    /// The key with which browsers subscribe to pushes. `None` if they get none.
-    pub(crate) web_key: Option<String>,
+    /// The push services. `None` if nothing is pushed.
+    pub(crate) push: Option<Arc<push::Providers>>,
 }
 
 impl Gateway {
@@ -105,8 +105,14 @@ impl Gateway {
             files,
             eraser,
             consumers,
-            web_key: None,
+            push: None,
         }
+    }
+
+    /// Sets the push services.
+    pub fn with_push(mut self, push: Option<Arc<push::Providers>>) -> Self {
+        self.push = push;
+        self
     }
 
     /// Drops the rates of addresses, services and users that were not active recently. It is called every few seconds.

@@ -27,7 +27,7 @@ use super::{consumers, development, files, http};
         http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
         http::changes::unreact, http::changes::reactions, http::changes::changes,
         http::devices::list, http::devices::set, http::devices::remove,
-        consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::skipped,
+        consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::replay, consumers::skipped,
         files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
     modifiers(&Bearer),

@@ -14,6 +14,12 @@ impl ConsumerName {
         Self("push".into())
     }
 
+    /// Whether this is the consumer that notifies devices.
+    #[must_use]
+    pub fn is_push(&self) -> bool {
+        &*self.0 == "push"
+    }
+
     /// Returns the name of the consumer of a webhook.
     #[must_use]
     pub fn webhook(name: &str) -> Self {

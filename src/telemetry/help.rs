@@ -159,6 +159,10 @@ pub(super) const COUNTERS: &[Help] = &[
         "chat_push_total",
         "Notifications to devices, by provider and result",
     ),
+    (
+        "chat_push_waiting",
+        "Messages for which it is not decided whether a user is notified",
+    ),
     // gateway
     (
         "chat_connects_refused_total",

@@ -290,10 +290,11 @@ async def test_only_listed_events_and_kinds_are_sent(hooked, receiver, names):
     await a.close()
 
 
-def service(gateway, path, scope, method="GET"):
+def service(gateway, path, scope, method="GET", body=None):
     token = gateway.token("operator", "--role", "service", "--scope", scope)
     request = urllib.request.Request(f"http://{gateway.client}{path}", method=method,
-        headers={"authorization": f"Bearer {token}"}, data=b"" if method == "POST" else None)
+        headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
+        data=json.dumps(body).encode() if body else b"" if method == "POST" else None)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             text = answer.read()
@@ -326,6 +327,48 @@ async def test_operators_see_test_disable_and_enable_a_webhook(hooked, receiver,
     assert (await ask("/v1/consumers/app/enable", "consumers:write", "POST"))[0] == 204
     await receiver.until(lambda _: len(receiver.firsts(dm)) == last["seq"])
     assert await ask("/v1/consumers/app/skipped", "consumers:read") == (200, {"items": []})
+    await a.close()
+
+
+async def test_a_replay_sends_entries_again_as_they_are_now(start, tmp_path, receiver, names):
+    gateway = start(config=settings(tmp_path, receiver, events='["message.created", "message.deleted"]'))
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    group, dm = await a.create("group", bob), await a.create("dm", bob)
+    sent = [await a.send(group, f"message {number}") for number in range(300)]
+    other = await a.send(dm, "elsewhere")
+    await a.ask("edit", conversation=group, seq=sent[7]["seq"], body="edited")
+    await a.ask("delete", conversation=group, seqs=[sent[9]["seq"]])
+    await receiver.until(lambda _: receiver.of(group, "message.deleted") and len(receiver.of(group)) >= 301 and receiver.of(dm))
+    receiver.events.clear()
+
+    async def replay(*conversations, expect=202):
+        body = {"conversations": [{"conversation": c, "seq": seq} for c, seq in conversations]}
+        status, answer = await asyncio.to_thread(service, gateway, "/v1/consumers/app/replay", "consumers:write", "POST", body)
+        assert status == expect, answer
+        return answer
+
+    await replay((uuid4(), 1), expect=404)
+    await replay(expect=400)
+    await replay(*[(group, 1)] * 1001, expect=400)
+    answer = await replay((group, sent[5]["seq"]), (dm, other["seq"] + 1))
+    assert answer["conversations"] == 1, "the other one has nothing from there on"
+    # It goes on where it was after a crash, and new events do not wait for it.
+    gateway.kill()
+    gateway.start()
+    a = await gateway.connect(alice)
+    new = await a.send(group, "new")
+    await receiver.until(lambda events: {e["data"].get("seq") for e in events if e["data"].get("replayed")} >= {s["seq"] for s in sent[5:]})
+    again = list({e["id"]: e for e in reversed(receiver.of(group)) if e["data"].get("replayed")}.values())[::-1]
+    assert [e["id"] for e in again] == [s["message_id"] for s in sent[5:]]
+    assert {e["type"] for e in again} == {"message.created"}
+    assert again[2]["data"]["body"] == "edited" and again[4]["data"]["body"] == "" and again[4]["data"]["deleted"]["by"] == alice
+    await receiver.until(lambda events: any(e["id"] == new["message_id"] for e in events))
+
+    async def has_ended():
+        return not (await asyncio.to_thread(service, gateway, "/v1/consumers", "consumers:read"))[1]["items"][0].get("replays")
+
+    await eventually(has_ended)
     await a.close()
 
 

@@ -9,7 +9,8 @@
 //! 5. at a quiet point every inbox agrees with the log, and what each home remembers agrees with the inbox;
 //! 6. edits, deletions and reactions are in the log of changes as `simulation.rs` says, and at a quiet point every
 //!    connected user shows each message as it is stored, and every inbox has the right rev, preview and unread count;
-//! 7. a webhook's receiver, which fails and is down at times, gets every entry and change, and first arrivals are in order.
+//! 7. a webhook's receiver, which fails and is down at times, gets every entry and change, and first arrivals are in order;
+//! 8. the device of a user without sessions is notified of the newest message.
 //!
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
@@ -38,7 +39,7 @@ use chat_gateway::{
     protocol::Codec,
     store::{InboxSummary, InboxWrite, Store, simulated::Faults},
 };
-use quiet::{check_arrivals, check_places, check_quiet, check_secrets};
+use quiet::{check_arrivals, check_places, check_pushed, check_quiet, check_secrets};
 use rand::RngExt;
 use tokio::{
     sync::Notify,
@@ -82,6 +83,9 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         world.start();
     }
     create(&world).await;
+    if consuming {
+        world.register_sleeper().await;
+    }
     let devices = populate(&world);
     for round in 0..ROUNDS {
         unrest(&world, &devices).await;
@@ -99,6 +103,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         }
         if consuming {
             check_arrivals(&world, round).await;
+            check_pushed(&world, round).await;
         }
         if !world.checker.lock().unwrap().findings.is_empty() {
             break;
@@ -255,6 +260,7 @@ fn each_broken_rule_of_changes_is_found() {
         Rules::BrokenForConsumers(Mutation::ConsumerFound),
         Rules::BrokenForConsumers(Mutation::ConsumerOffset),
         Rules::BrokenForConsumers(Mutation::ConsumerOrder),
+        Rules::BrokenForConsumers(Mutation::PushOffset),
     ];
     let mut not_found = Vec::new();
     for rules in rules {

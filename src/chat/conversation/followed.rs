@@ -9,6 +9,7 @@ use crate::{
         following::{Followed, Following},
         lease::Ownership,
         open::Loading,
+        publish::Audience,
     },
     model::{ConsumerName, ConversationId, Cursor},
     mutation::{Mutation, broken},
@@ -97,8 +98,14 @@ impl Owner {
     }
 
     /// Tells the consumers how far the logs are.
-    pub(super) fn tell_consumers(&self) {
+    pub(super) fn tell_consumers(&mut self) {
         if let Some(Followed(following)) = &self.followed {
+            if following.wants_recipients()
+                && let Some(participants) = &mut self.participants
+                && let Some(Audience::Members(members)) = participants.audience_committed()
+            {
+                following.has_recipients(members);
+            }
             let kind = self.participants.as_ref().map(|p| p.details.kind);
             following.moved(Cursor(self.log.head(), self.changes.applied), kind);
         }

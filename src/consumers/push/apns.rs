@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    Destination, Failure, Post, Request, Response, Sent, TIMEOUT, keys::SigningKey, now_s,
-    payload::Payload, post::headers,
+    Failure, Post, Request, Response, Sent, TIMEOUT, keys::SigningKey, now_s, payload::Payload,
+    post::headers,
 };
 use crate::{seldom::seldom, tasks::lock};
 
@@ -98,7 +98,6 @@ impl Apns {
         ]);
         Request {
             url,
-            destination: Destination::Operator,
             headers,
             body: body(payload).to_string().into(),
             timeout: TIMEOUT,
@@ -257,7 +256,6 @@ mod tests {
         };
         let address = "https://apns.example.org/3/device/ab12";
         assert_eq!(request.url.as_str(), address);
-        assert_eq!(request.destination, Destination::Operator);
         for (name, value) in [
             ("apns-topic", "org.example.chat"),
             ("apns-push-type", "alert"),

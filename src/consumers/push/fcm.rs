@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use self::access::AccessTokens;
 use super::{
-    Destination, Failure, Post, Request, Response, Sent, TIMEOUT, keys::ServiceAccount, now_s,
-    payload::Payload, post::headers,
+    Failure, Post, Request, Response, Sent, TIMEOUT, keys::ServiceAccount, now_s, payload::Payload,
+    post::headers,
 };
 use crate::seldom::seldom;
 
@@ -52,7 +52,6 @@ impl Fcm {
             let authorization = format!("Bearer {token}");
             let request = Request {
                 url: self.url.clone(),
-                destination: Destination::Operator,
                 headers: headers([
                     ("authorization", &authorization),
                     ("content-type", "application/json"),

@@ -4,29 +4,36 @@
 //! decided elsewhere. docs/consumers.md has the rules.
 
 mod apns;
+pub(super) mod asking;
 mod content;
+mod deciding;
 mod fcm;
 #[cfg(test)]
 mod fixtures;
 mod keys;
 mod payload;
 mod post;
+mod queue;
 mod web;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 pub use apns::ApnsSettings;
+use async_trait::async_trait;
 pub use content::Content;
+pub use deciding::{Decider, Notifier};
 pub use fcm::FcmSettings;
 pub use keys::{KeyError, Keys};
 use metrics::counter;
-pub use post::{Destination, Failure, Post, Request, Response};
+pub use post::{Failure, Https, Post, Request, Response};
 pub use web::{InvalidSubscription, Subscription, SubscriptionKeys, WebSettings, is_host_pattern};
 
 use self::{apns::Apns, fcm::Fcm, payload::Payload, web::Web};
 use crate::{
     clock,
-    model::{ConversationId, Kind, MessageId, Millis, Seq, UserId},
+    model::{
+        self, ConversationId, Kind, MessageId, Millis, PushContent, PushProvider, Seq, UserId,
+    },
     seldom::seldom,
 };
 
@@ -218,6 +225,17 @@ impl Providers {
         }
     }
 
+    /// Checks a device that registers, as it will be stored.
+    ///
+    /// # Errors
+    /// [`InvalidAddress`] if its provider is not configured or nothing can be sent to it.
+    pub fn check_device(&self, device: &model::Device) -> Result<(), InvalidAddress> {
+        match addressed(device) {
+            Some(device) => self.check(&device.address),
+            None => Err(InvalidSubscription::Endpoint.into()),
+        }
+    }
+
     /// Sends a notification to a device.
     pub async fn send(&self, device: &Device, notification: &Notification) -> Sent {
         let sent = self.send_to(device, notification).await;
@@ -255,6 +273,34 @@ impl Providers {
         let from = notification.message.as_ref().map_or(now, |m| m.at.min(now));
         u64::try_from(from / 1_000).unwrap_or_default() + self.ttl.as_secs()
     }
+}
+
+#[async_trait]
+impl Notifier for Providers {
+    async fn notify(&self, device: &model::Device, notification: &Notification) -> Sent {
+        match addressed(device) {
+            Some(device) => self.send(&device, notification).await,
+            None => Sent::Refused("its subscription is damaged".into()),
+        }
+    }
+}
+
+/// Returns a device as providers need it. `None` if its subscription cannot be read.
+fn addressed(device: &model::Device) -> Option<Device> {
+    let token = || device.token.clone();
+    let address = match device.provider {
+        PushProvider::Web => Address::Web(serde_json::from_str(&device.token).ok()?),
+        PushProvider::Fcm => Address::Fcm(token()),
+        PushProvider::Apns => Address::Apns(token()),
+    };
+    Some(Device {
+        id: device.id.clone(),
+        address,
+        content: match device.content {
+            PushContent::Full => Content::Full,
+            PushContent::None => Content::None,
+        },
+    })
 }
 
 fn is_fcm_token(token: &str) -> bool {

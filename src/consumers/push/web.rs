@@ -13,8 +13,7 @@ pub use subscription::{InvalidSubscription, Subscription, SubscriptionKeys, is_h
 
 use self::{subscription::Receiver, vapid::Vapid};
 use super::{
-    Destination, Failure, Post, Request, Sent, TIMEOUT, keys::SigningKey, now_s, payload::Payload,
-    post::headers,
+    Failure, Post, Request, Sent, TIMEOUT, keys::SigningKey, now_s, payload::Payload, post::headers,
 };
 use crate::model::ConversationId;
 
@@ -97,7 +96,6 @@ impl Web {
         ]);
         Some(Request {
             url: receiver.endpoint,
-            destination: Destination::User,
             headers,
             body: body.into(),
             timeout: TIMEOUT,
@@ -155,7 +153,6 @@ mod tests {
             panic!("one request")
         };
         assert_eq!(request.url.as_str(), "https://push.example.org/send/1");
-        assert_eq!(request.destination, Destination::User);
         let ttl: u64 = request.header("ttl").unwrap().parse().unwrap();
         assert!((90..=100).contains(&ttl), "{ttl}");
         assert_eq!(request.header("urgency"), Some("high"));

@@ -39,6 +39,15 @@ pub trait Receiver: Send + Sync + 'static {
     async fn deliver(&self, events: &[Event]) -> (Outcome, Option<String>);
 }
 
+/// A webhook to run.
+#[derive(Clone)]
+pub struct Webhook {
+    pub name: ConsumerName,
+    pub filter: Filter,
+    pub limits: Limits,
+    pub receiver: Arc<dyn Receiver>,
+}
+
 /// The parts that a webhook's dispatcher uses.
 #[derive(Clone)]
 pub struct Parts {

@@ -48,7 +48,11 @@ pub(super) async fn answer(
 }
 
 async fn set(gateway: &Gateway, user: UserId, r: DeviceSet) -> Result<Answer, Error> {
-    let device = checked(r)?;
+    let device = checked(r, gateway.push.is_some())?;
+    if let Some(push) = &gateway.push {
+        let checked = push.check_device(&device);
+        checked.map_err(|invalid| Error::Invalid(invalid.to_string()))?;
+    }
     gateway.router.set_device(&user, device).await?;
     Ok(Answer::Ok(Okay::default()))
 }
@@ -61,7 +65,8 @@ async fn remove(gateway: &Gateway, user: UserId, r: NamedDevice) -> Result<Answe
 
 async fn list(gateway: &Gateway, user: UserId) -> Result<Answer, Error> {
     let items = gateway.router.devices(&user).await?;
-    let web_key = gateway.web_key.clone();
+    let push = gateway.push.as_ref();
+    let web_key = push.and_then(|push| push.web_key()).map(Into::into);
     Ok(Answer::Devices(DeviceList { items, web_key }))
 }
 
@@ -86,7 +91,8 @@ async fn set_settings(gateway: &Gateway, user: UserId, r: SettingsSet) -> Result
 }
 
 /// Checks a registration. Everything that is known of tokens and endpoints before they are used is checked here.
-fn checked(r: DeviceSet) -> Result<Device, Error> {
+/// If `hosts_are_known`, the settings of push services say to which hosts the gateway connects.
+fn checked(r: DeviceSet, hosts_are_known: bool) -> Result<Device, Error> {
     let DeviceSet {
         device: id,
         registration,
@@ -99,11 +105,15 @@ fn checked(r: DeviceSet) -> Result<Device, Error> {
         content,
     } = registration;
     let token = match (provider, token, subscription) {
-        (PushProvider::Web, None, Some(subscription)) => checked_subscription(&subscription)?,
+        (PushProvider::Web, None, Some(subscription)) => {
+            checked_subscription(&subscription, hosts_are_known)?
+        }
         (PushProvider::Web, ..) => {
             return Err(Error::invalid("web needs subscription, and no token"));
         }
-        (PushProvider::Fcm | PushProvider::Apns, Some(token), None) => checked_token(token)?,
+        (PushProvider::Fcm, Some(token), None) => checked_token(token)?,
+        // Hexadecimal digits: equal tokens are stored equally.
+        (PushProvider::Apns, Some(token), None) => checked_token(token)?.to_ascii_lowercase(),
         (PushProvider::Fcm | PushProvider::Apns, ..) => {
             return Err(Error::invalid(
                 "fcm and apns need token, and no subscription",
@@ -147,9 +157,12 @@ fn checked_size(token: &str) -> Result<(), Error> {
 }
 
 /// Returns a subscription as it is stored. Equal ones are the same text.
-fn checked_subscription(subscription: &Subscription) -> Result<String, Error> {
+fn checked_subscription(
+    subscription: &Subscription,
+    hosts_are_known: bool,
+) -> Result<String, Error> {
     checked_size(&subscription.endpoint)?;
-    let endpoint = checked_endpoint(&subscription.endpoint)?;
+    let endpoint = checked_endpoint(&subscription.endpoint, hosts_are_known)?;
     let SubscriptionKeys { p256dh, auth } = &subscription.keys;
     let key = |name: &str, text: &str, bytes: usize| {
         checked_size(text)?;
@@ -176,7 +189,7 @@ fn checked_subscription(subscription: &Subscription) -> Result<String, Error> {
 
 /// Checks the address of a push service: the gateway connects to it. Names that resolve to internal addresses are refused
 /// when it connects.
-fn checked_endpoint(endpoint: &str) -> Result<Url, Error> {
+fn checked_endpoint(endpoint: &str, hosts_are_known: bool) -> Result<Url, Error> {
     let invalid = |text: &str| Err(Error::Invalid(format!("subscription.endpoint {text}")));
     let Ok(url) = Url::parse(endpoint) else {
         return invalid("is no URL");
@@ -186,6 +199,9 @@ fn checked_endpoint(endpoint: &str) -> Result<Url, Error> {
     }
     if !url.username().is_empty() || url.password().is_some() {
         return invalid("must not have a user");
+    }
+    if hosts_are_known {
+        return Ok(url);
     }
     if url.port().is_some() {
         return invalid("must not have a port");
@@ -239,7 +255,7 @@ mod tests {
         token: Option<&str>,
         subscription: Option<Subscription>,
     ) -> Result<Device, Error> {
-        checked(DeviceSet {
+        let set = DeviceSet {
             device: "d".into(),
             registration: Registration {
                 provider,
@@ -247,7 +263,8 @@ mod tests {
                 subscription,
                 content: PushContent::Full,
             },
-        })
+        };
+        checked(set, false)
     }
 
     #[test]

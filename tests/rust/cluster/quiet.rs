@@ -9,7 +9,7 @@ use std::{
 use chat_gateway::{
     chat::{LogRange, Operation, Outcome, Page},
     cluster::Router,
-    model::{ClientId, Content, Cursor, Seq, SystemChange, UserId},
+    model::{ClientId, Content, Cursor, EntryKind, Seq, SystemChange, UserId},
     protocol::InboxItem,
 };
 use tokio::time::{sleep, timeout};
@@ -91,6 +91,42 @@ pub(super) async fn check_arrivals(world: &World, round: usize) {
         ));
     }
     found.extend(world.arrivals.take_findings());
+    let mut checker = world.checker.lock().unwrap();
+    found.into_iter().for_each(|text| checker.find(text));
+}
+
+/// Checks that the device of the user who sleeps is notified of the newest message that is not deleted.
+pub(super) async fn check_pushed(world: &World, round: usize) {
+    const WITHIN: Duration = Duration::from_secs(400);
+    let Some(page) = whole_history(world, 0).await else {
+        return;
+    };
+    let texts = page.entries.iter().rev().filter(|entry| {
+        let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
+        let newest = entry.newest(state.map(|(_, state)| &**state)).last;
+        newest.kind == EntryKind::Text && !newest.deleted
+    });
+    let expected = texts.map(|entry| entry.seq).next().unwrap_or_default();
+    let pushed = || {
+        let newest = world.pushed.newest.lock().unwrap();
+        newest
+            .get(&world.conversations[0])
+            .copied()
+            .unwrap_or_default()
+    };
+    let all_there = timeout(WITHIN, async {
+        while pushed() < expected {
+            sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let mut found = Vec::new();
+    if all_there.await.is_err() {
+        found.push(format!(
+            "round {round}: message {expected} was not pushed, only {}",
+            pushed()
+        ));
+    }
+    found.extend(world.pushed.take_findings());
     let mut checker = world.checker.lock().unwrap();
     found.into_iter().for_each(|text| checker.find(text));
 }

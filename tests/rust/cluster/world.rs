@@ -6,6 +6,7 @@ mod clients;
 mod gateways;
 mod held;
 mod network;
+mod pushing;
 mod receiving;
 
 use std::{
@@ -24,6 +25,8 @@ pub(super) use clients::{Device, contiguous, create};
 pub(super) use gateways::Gateway;
 pub(super) use held::{ClientRule, expected};
 use network::Wire;
+use pushing::Pushed;
+pub(super) use pushing::SLEEPER;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use receiving::Arrivals;
 
@@ -71,6 +74,7 @@ pub(super) struct World {
     /// Whether its receiver, once down, stays so until a check lets it recover. So conversations are closed while they lag.
     staying_down: bool,
     pub(super) arrivals: Arrivals,
+    pub(super) pushed: Pushed,
 }
 
 impl World {
@@ -124,6 +128,7 @@ impl World {
             consuming,
             staying_down,
             arrivals: Arrivals::new(seed),
+            pushed: Pushed::default(),
         })
     }
 

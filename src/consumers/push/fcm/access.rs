@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::Mutex, time::Instant};
 
 use super::{
-    super::{Destination, Post, Request, TIMEOUT, keys::ServiceAccount, now_s, post::headers},
+    super::{Post, Request, TIMEOUT, keys::ServiceAccount, now_s, post::headers},
     PAUSE,
 };
 use crate::seldom::seldom;
@@ -129,7 +129,6 @@ impl AccessTokens {
         );
         let request = Request {
             url,
-            destination: Destination::Operator,
             headers: headers([("content-type", "application/x-www-form-urlencoded")]),
             body: body.into(),
             timeout: TIMEOUT,

@@ -24,7 +24,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::FrameSocket;
 use uuid::Uuid;
 
 use super::{
-    KINDS, USERS, VISITOR, World,
+    KINDS, SLEEPER, USERS, VISITOR, World,
     gateways::Gateway,
     held::{ClientRule, Held},
     user, visitor,
@@ -503,10 +503,11 @@ pub(crate) fn contiguous(got: &BTreeSet<Seq>) -> Seq {
 pub(crate) async fn create(world: &Arc<World>) {
     for (conversation, kind) in KINDS.into_iter().enumerate() {
         let users = if kind == Kind::Dm { 2 } else { USERS };
+        let sleeper = (kind == Kind::Group && world.consuming).then_some(SLEEPER);
         loop {
             let creation = Creation {
                 kind,
-                participants: (1..users).map(user).collect(),
+                participants: (1..users).chain(sleeper).map(user).collect(),
                 name: (kind != Kind::Dm).then(|| "here".into()),
                 public: false,
                 posting: Posting::Everyone,

@@ -52,8 +52,12 @@ impl Arrivals {
         }
     }
 
-    fn below(&self, most: u64) -> u64 {
+    pub(super) fn below(&self, most: u64) -> u64 {
         self.random.lock().unwrap().random_range(0..most)
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
     }
 
     pub(crate) fn recover(&self) {
@@ -113,7 +117,7 @@ impl Receiver for Simulated {
             retry_after: None,
         };
         sleep(Duration::from_millis(arrivals.below(40))).await;
-        if arrivals.is_down.load(Ordering::Relaxed) || arrivals.below(20) == 0 {
+        if arrivals.is_down() || arrivals.below(20) == 0 {
             return (unavailable, None);
         }
         if events.len() > 1 && arrivals.below(30) == 0 {
@@ -159,7 +163,8 @@ impl World {
             receiver: Arc::new(Simulated(self.clone())),
         });
         let webhooks = webhooks.into_iter().collect();
-        Consumers::new(gateway, store.clone(), settings, webhooks)
+        let push = self.consuming.then(|| self.push());
+        Consumers::new(gateway, store.clone(), settings, webhooks, push)
     }
 
     /// Lets the receiver be down at times.

@@ -1,0 +1,366 @@
+//! Who is to be notified, as the home of users knows it: what waits for a decision, and when it is due. This file is pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use foldhash::quality::RandomState;
+use tokio::time::{Duration, Instant};
+
+use crate::model::{ConversationId, Seq, UserId};
+
+/// Messages that wait for a decision, of all users together. Of more, the owners ask again.
+const WAITING_MAX: usize = 100_000;
+/// The time between two rounds of notifications to a user. What comes meanwhile waits, and the newest message is sent.
+pub(super) const NOTIFY_EVERY: Duration = Duration::from_secs(3);
+/// The time for which silent notifications are gathered.
+const CLEAR_AFTER: Duration = Duration::from_secs(1);
+
+/// Something that a user's devices may be told about one conversation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Waiting {
+    /// The newest message for the user.
+    pub(super) seq: Seq,
+    /// Since when it waits.
+    pub(super) since: Instant,
+    /// When it was asked for last. Whoever asks no more has another home, or has given it up.
+    pub(super) asked: Instant,
+    /// The devices that have it already, and how often the others could not be reached.
+    pub(super) sent: Vec<String>,
+    pub(super) tries: u32,
+    /// The user has read everything elsewhere, so the notification is to disappear.
+    pub(super) is_silent: bool,
+}
+
+#[derive(Debug)]
+struct User {
+    waiting: BTreeMap<ConversationId, Waiting>,
+    /// When the next decision is due. It is in [`Queue::due`] unless one is made.
+    due: Instant,
+    is_taken: bool,
+    /// Whether something happened while a decision was made.
+    is_stale: bool,
+    /// The next round of notifications does not begin before this time.
+    not_before: Instant,
+}
+
+/// What waits for the decisions of this home.
+#[derive(Default)]
+pub(super) struct Queue {
+    users: HashMap<UserId, User, RandomState>,
+    due: BTreeSet<(Instant, UserId)>,
+    waiting: usize,
+}
+
+/// The end of a decision.
+#[derive(Debug, Default)]
+pub(super) struct Decided {
+    /// What needs no notification any more, or has been sent, with its seq.
+    pub(super) done: Vec<(ConversationId, Seq)>,
+    /// What could not be sent to all devices, with those that have it.
+    pub(super) sent: Vec<(ConversationId, Vec<String>)>,
+    /// When to decide again about the rest.
+    pub(super) again: Option<Instant>,
+    /// Whether something was sent.
+    pub(super) has_sent: bool,
+}
+
+impl Decided {
+    /// Looks at what is left after a while.
+    pub(super) fn repeat(&mut self, after: Duration) {
+        let at = Instant::now() + after;
+        self.again = self.again.min(Some(at)).or(Some(at));
+    }
+}
+
+impl Queue {
+    /// Adds a message for a user. Returns false if too much waits.
+    pub(super) fn add(
+        &mut self,
+        user: &UserId,
+        conversation: ConversationId,
+        seq: Seq,
+        now: Instant,
+    ) -> bool {
+        let known = self.users.get_mut(user);
+        let waiting = known.and_then(|user| user.waiting.get_mut(&conversation));
+        if let Some(waiting) = waiting {
+            waiting.asked = now;
+            if seq > waiting.seq || waiting.is_silent {
+                waiting.seq = seq.max(waiting.seq);
+                waiting.is_silent = false;
+                waiting.sent.clear();
+                waiting.tries = 0;
+                self.changed(user, now);
+            }
+            return true;
+        }
+        let message = Waiting {
+            seq,
+            since: now,
+            asked: now,
+            sent: Vec::new(),
+            tries: 0,
+            is_silent: false,
+        };
+        self.insert(user, conversation, message, now)
+    }
+
+    /// Adds that a user has read a conversation elsewhere. It is dropped if too much waits.
+    pub(super) fn add_silent(
+        &mut self,
+        user: &UserId,
+        conversation: ConversationId,
+        seq: Seq,
+        now: Instant,
+    ) {
+        let known = self.users.get(user);
+        if known.is_some_and(|user| user.waiting.contains_key(&conversation)) {
+            return;
+        }
+        let silent = Waiting {
+            seq,
+            since: now,
+            asked: now,
+            sent: Vec::new(),
+            tries: 0,
+            is_silent: true,
+        };
+        self.insert(user, conversation, silent, now + CLEAR_AFTER);
+    }
+
+    fn insert(
+        &mut self,
+        user: &UserId,
+        conversation: ConversationId,
+        waiting: Waiting,
+        due: Instant,
+    ) -> bool {
+        if self.waiting >= WAITING_MAX {
+            return false;
+        }
+        self.waiting += 1;
+        let known = self.users.entry(user.clone());
+        let known = known.or_insert_with(|| User {
+            waiting: BTreeMap::new(),
+            due,
+            is_taken: false,
+            is_stale: false,
+            not_before: due,
+        });
+        known.waiting.insert(conversation, waiting);
+        self.due
+            .extend((!known.is_taken).then(|| (known.due, user.clone())));
+        self.changed(user, due);
+        true
+    }
+
+    /// Notes that something changed for a user, so that a decision is due, but not too soon after the last one.
+    pub(super) fn changed(&mut self, user: &UserId, now: Instant) {
+        let Some(known) = self.users.get_mut(user) else {
+            return;
+        };
+        let earlier = now.max(known.not_before);
+        if known.is_taken {
+            known.is_stale = true;
+        } else if earlier < known.due {
+            self.due.remove(&(known.due, user.clone()));
+            self.due.insert((earlier, user.clone()));
+            known.due = earlier;
+        }
+    }
+
+    /// Removes what waits for a user in a conversation up to a message.
+    pub(super) fn settle(&mut self, user: &UserId, conversation: ConversationId, upto: Seq) {
+        let Some(known) = self.users.get_mut(user) else {
+            return;
+        };
+        let covered = |waiting: &Waiting| waiting.seq <= upto && !waiting.is_silent;
+        if known.waiting.get(&conversation).is_some_and(covered) {
+            known.waiting.remove(&conversation);
+            self.waiting -= 1;
+            self.forget_if_idle(user);
+        }
+    }
+
+    /// Removes a message or a silent notification about which nothing is decided.
+    pub(super) fn drop_waiting(&mut self, user: &UserId, conversation: ConversationId, seq: Seq) {
+        let known = self.users.get_mut(user);
+        if let Some(known) = known
+            && known
+                .waiting
+                .get(&conversation)
+                .is_some_and(|w| w.seq <= seq)
+        {
+            known.waiting.remove(&conversation);
+            self.waiting -= 1;
+            self.forget_if_idle(user);
+        }
+    }
+
+    fn forget_if_idle(&mut self, user: &UserId) {
+        let Some(known) = self.users.get(user) else {
+            return;
+        };
+        // The time until the next round must be known for a while.
+        if known.waiting.is_empty() && !known.is_taken && known.due > known.not_before {
+            self.due.remove(&(known.due, user.clone()));
+            self.users.remove(user);
+        }
+    }
+
+    /// Returns when the next decision is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Takes a user about whom a decision is due. [`Self::decided`] must follow.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+    ) -> Option<(UserId, Vec<(ConversationId, Waiting)>)> {
+        if self.next()? > now {
+            return None;
+        }
+        let (_, user) = self.due.pop_first()?;
+        let known = self.users.get_mut(&user)?;
+        (known.is_taken, known.is_stale) = (true, false);
+        let waiting = known.waiting.iter().map(|(id, w)| (*id, w.clone()));
+        Some((user, waiting.collect()))
+    }
+
+    /// Ends a decision.
+    pub(super) fn decided(&mut self, user: &UserId, decided: Decided, now: Instant) {
+        let Some(known) = self.users.get_mut(user) else {
+            return;
+        };
+        for (conversation, seq) in decided.done {
+            let is_done = |waiting: &Waiting| waiting.seq <= seq;
+            if known.waiting.get(&conversation).is_some_and(is_done) {
+                known.waiting.remove(&conversation);
+                self.waiting -= 1;
+            }
+        }
+        for (conversation, sent) in decided.sent {
+            if let Some(waiting) = known.waiting.get_mut(&conversation) {
+                waiting.sent = sent;
+                waiting.tries += 1;
+            }
+        }
+        if decided.has_sent {
+            known.not_before = now + NOTIFY_EVERY;
+        }
+        // A user to whom something was sent stays until the next round may begin.
+        if known.waiting.is_empty() && known.not_before <= now {
+            self.users.remove(user);
+            return;
+        }
+        let again = decided.again.filter(|_| !known.is_stale).unwrap_or(now);
+        known.due = again.max(known.not_before);
+        known.is_taken = false;
+        self.due.insert((known.due, user.clone()));
+    }
+
+    /// Returns how many messages wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(number: usize) -> UserId {
+        UserId::new(&format!("user-{number}")).unwrap()
+    }
+
+    fn conversation(number: u128) -> ConversationId {
+        ConversationId(uuid::Uuid::from_u128(number))
+    }
+
+    fn done(number: u128, seq: Seq) -> Decided {
+        Decided {
+            done: vec![(conversation(number), seq)],
+            has_sent: true,
+            ..Decided::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_message_of_a_conversation_waits_once_and_not_too_soon_after_the_last() {
+        let (mut queue, start) = (Queue::default(), Instant::now());
+        let alice = user(1);
+        assert!(queue.add(&alice, conversation(1), 5, start));
+        let (taken, waiting) = queue.take(start).unwrap();
+        assert_eq!(
+            (taken, waiting.len(), waiting[0].1.seq),
+            (alice.clone(), 1, 5)
+        );
+        assert!(queue.take(start).is_none(), "only one decision at a time");
+        // A newer one comes meanwhile, so the older decision does not end it.
+        assert!(queue.add(&alice, conversation(1), 6, start));
+        queue.decided(&alice, done(1, 5), start);
+        assert_eq!(queue.next(), Some(start + NOTIFY_EVERY));
+        assert!(queue.take(start).is_none());
+        let later = start + NOTIFY_EVERY;
+        assert_eq!(queue.take(later).unwrap().1[0].1.seq, 6);
+        queue.decided(&alice, done(1, 6), later);
+        assert_eq!(queue.len(), 0);
+        // The next one, too, waits for its turn.
+        assert!(queue.add(&alice, conversation(2), 1, later));
+        assert_eq!(queue.next(), Some(later + NOTIFY_EVERY));
+        let last = later + NOTIFY_EVERY;
+        assert!(queue.take(last).is_some());
+        queue.decided(&alice, done(2, 1), last);
+        assert!(queue.take(last + NOTIFY_EVERY).unwrap().1.is_empty());
+        queue.decided(&alice, Decided::default(), last + NOTIFY_EVERY);
+        assert!(queue.users.is_empty() && queue.due.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_read_is_settled_and_a_change_makes_a_decision_due() {
+        let (mut queue, start) = (Queue::default(), Instant::now());
+        let alice = user(1);
+        queue.add(&alice, conversation(1), 5, start);
+        queue.take(start).unwrap();
+        let again = Some(start + Duration::from_secs(60));
+        let waits = Decided {
+            again,
+            ..Decided::default()
+        };
+        queue.decided(&alice, waits, start);
+        assert_eq!(queue.next(), again);
+        let now = start + Duration::from_secs(1);
+        queue.changed(&alice, now);
+        assert_eq!(queue.next(), Some(now));
+        queue.settle(&alice, conversation(1), 4);
+        assert_eq!(queue.len(), 1);
+        queue.settle(&alice, conversation(1), 5);
+        assert!(queue.users.is_empty() && queue.due.is_empty());
+        assert_eq!(queue.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_replaces_a_silent_notification_and_not_the_other_way_round() {
+        let (mut queue, start) = (Queue::default(), Instant::now());
+        let alice = user(1);
+        queue.add_silent(&alice, conversation(1), 5, start);
+        assert_eq!(queue.next(), Some(start + CLEAR_AFTER));
+        queue.add(&alice, conversation(1), 6, start);
+        queue.add_silent(&alice, conversation(1), 6, start);
+        let (_, waiting) = queue.take(start + CLEAR_AFTER).unwrap();
+        assert_eq!((waiting[0].1.seq, waiting[0].1.is_silent), (6, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_is_bounded() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for number in 0..WAITING_MAX {
+            assert!(queue.add(&user(number), conversation(1), 1, now));
+        }
+        assert!(!queue.add(&user(WAITING_MAX), conversation(1), 1, now));
+        // A newer message takes no more room.
+        assert!(queue.add(&user(0), conversation(1), 2, now));
+        queue.settle(&user(0), conversation(1), 2);
+        assert!(queue.add(&user(WAITING_MAX), conversation(1), 1, now));
+    }
+}

@@ -1,0 +1,409 @@
+//! Sends again what a webhook has got before, because an operator asks for it.
+//!
+//! A replay has a state, which names it, and for each conversation a lagging row, whose heads are its end, and an offset. It
+//! ends with these rows. It follows nothing: each gateway reads the shards that the ring gives it, and asks owners for
+//! the entries. If two gateways do so for a while, events are repeated.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream, stream::FuturesUnordered};
+use metrics::counter;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::{
+    follower::Line,
+    states::States,
+    webhooks::{
+        dispatcher::Webhook,
+        endpoint::Outcome,
+        events::{Event, Origin},
+    },
+};
+use crate::{
+    chat::{CatchUp, Error},
+    clock,
+    cluster::Router,
+    model::{
+        ConsumerName, ConversationId, Cursor, Millis, Seq, UserId, limits::WEBHOOK_BATCH_BYTES_MAX,
+    },
+    store::{ConsumerState, EventAt, LaggingRow, SKIPPED_DAYS, SkippedRow, Store, consumer_shard},
+};
+
+/// Replays at once, of all webhooks.
+const REPLAYS_MAX: usize = 16;
+/// The time between two looks for new replays.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The first and the longest pause between two looks for conversations of a replay, and after a request that failed.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Entries, and rows, that are read at once.
+const PAGE: usize = 256;
+/// Attempts for an event that is rejected.
+const ATTEMPTS: u32 = 3;
+/// Conversations that are prepared at once.
+const PREPARED_AT_ONCE: usize = 32;
+/// The reason of a replay of which not all rows are stored yet.
+const BEGINS: &str = "it begins";
+/// The time after which such a replay was given up by whoever began it.
+const BEGINS_WITHIN: Duration = Duration::from_secs(3_600);
+
+/// Runs the replays of a gateway's webhooks.
+pub(super) struct Replays {
+    pub(super) webhooks: Vec<(Webhook, Arc<Line>)>,
+    pub(super) router: Arc<Router>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) states: Arc<States>,
+}
+
+/// Begins a replay of some conversations, each from an entry to its present head. Returns its name, and the number of
+/// conversations that have such entries.
+///
+/// # Errors
+/// `UnknownConversation`; `Conflict` if too many replays run; `Unavailable` if the store or an owner does not answer.
+pub(super) async fn begin(
+    states: &States,
+    webhook: &ConsumerName,
+    mut from: Vec<(ConversationId, Seq)>,
+) -> Result<(ConsumerName, usize), Error> {
+    let (router, store) = (&states.router, &states.store);
+    let running = store.consumers().await?;
+    if running.iter().filter(|(name, _)| name.is_replay()).count() >= REPLAYS_MAX {
+        return Err(Error::Conflict(
+            "16 replays run at once; wait for one to end".into(),
+        ));
+    }
+    // Of one that is named twice, the lowest.
+    from.sort_unstable();
+    from.dedup_by_key(|(conversation, _)| *conversation);
+    let heads = from.into_iter().map(|(conversation, seq)| async move {
+        let row = store.conversation(conversation).await?;
+        row.ok_or(Error::UnknownConversation)?;
+        let nothing = CatchUp {
+            after: Seq::MAX,
+            limit: 1,
+        };
+        let page = router.ask(conversation, UserId::gateway(), nothing).await?;
+        Ok((conversation, seq, page.head))
+    });
+    let heads: Vec<_> = stream::iter(heads)
+        .buffered(PREPARED_AT_ONCE)
+        .collect()
+        .await;
+    let heads: Vec<_> = heads.into_iter().collect::<Result<_, Error>>()?;
+    let heads: Vec<_> = heads
+        .into_iter()
+        .filter(|(_, seq, head)| seq <= head)
+        .collect();
+    let replay = webhook.replay(Uuid::now_v7());
+    states.set(&replay, true, Some(BEGINS.into())).await?;
+    let count = heads.len();
+    let rows = heads.into_iter().map(|(conversation, seq, head)| {
+        let replay = &replay;
+        async move {
+            let end = Cursor(head, 0);
+            store
+                .set_lagging(replay, conversation, end, clock::wall())
+                .await?;
+            let offset = (
+                conversation,
+                replay.clone(),
+                Cursor(seq.saturating_sub(1), 0),
+            );
+            store.set_offsets(&[offset]).await
+        }
+    });
+    let rows: Vec<_> = stream::iter(rows)
+        .buffer_unordered(PREPARED_AT_ONCE)
+        .collect()
+        .await;
+    rows.into_iter().collect::<Result<(), _>>()?;
+    states.set(&replay, true, None).await?;
+    Ok((replay, count))
+}
+
+/// Returns when a replay began. Its name ends with a UUIDv7.
+fn began(replay: &ConsumerName) -> Millis {
+    let id = replay.as_str().rsplit(':').next();
+    let time = id.and_then(|id| id.parse::<Uuid>().ok()?.get_timestamp());
+    time.map_or(0, |time| {
+        let (seconds, nanos) = time.to_unix();
+        i64::try_from(seconds * 1_000 + u64::from(nanos) / 1_000_000).unwrap_or_default()
+    })
+}
+
+fn age(replay: &ConsumerName) -> Duration {
+    let millis = clock::wall() - began(replay);
+    Duration::from_millis(u64::try_from(millis).unwrap_or_default())
+}
+
+/// Returns the webhook of a replay.
+pub(super) fn webhook_of(replay: &ConsumerName) -> Option<&str> {
+    let (webhook, _) = replay.as_str().rsplit_once(':')?;
+    Some(webhook)
+}
+
+impl Replays {
+    /// Looks for replays again and again, and runs them.
+    pub(super) async fn run(self) {
+        let mut running: FuturesUnordered<BoxFuture<'_, ConsumerName>> = FuturesUnordered::new();
+        let mut known: BTreeSet<ConsumerName> = BTreeSet::new();
+        loop {
+            match self.store.consumers().await {
+                Ok(states) => {
+                    let replays = states.into_iter().map(|(name, _)| name);
+                    for name in replays.filter(ConsumerName::is_replay) {
+                        if known.len() < REPLAYS_MAX && known.insert(name.clone()) {
+                            running.push(self.run_one(name).boxed());
+                        }
+                    }
+                }
+                Err(error) => {
+                    crate::seldom::seldom!(WARN, "the replays could not be read", %error);
+                }
+            }
+            let wait = sleep(LOOK_EVERY);
+            tokio::pin!(wait);
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(ended) = running.next(), if !running.is_empty() => drop(known.remove(&ended)),
+                    () = &mut wait => break,
+                }
+            }
+        }
+    }
+
+    /// Runs a replay until it has ended everywhere, or its webhook is not configured here.
+    async fn run_one(&self, replay: ConsumerName) -> ConsumerName {
+        let name = webhook_of(&replay).unwrap_or_default();
+        let found = self.webhooks.iter().find(|(w, _)| w.name.as_str() == name);
+        let Some((webhook, line)) = found else {
+            // A gateway that has the webhook runs it. If none has, its rows stay until one has.
+            sleep(PAUSE.1).await;
+            return replay;
+        };
+        let mut pause = PAUSE.0;
+        loop {
+            match self.step(&replay, webhook, line).await {
+                Ok(Step::Ended) => return replay,
+                Ok(Step::Sent) => pause = PAUSE.0,
+                Ok(Step::Nothing) => pause = (pause * 2).min(PAUSE.1),
+                Err(error) => {
+                    tracing::debug!(%replay, %error, "a replay is tried again");
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Sends everything of the shards that the ring gives this gateway.
+    async fn step(
+        &self,
+        replay: &ConsumerName,
+        webhook: &Webhook,
+        line: &Line,
+    ) -> Result<Step, Error> {
+        let Some(state) = self.store.consumer_state(replay).await? else {
+            return Ok(Step::Ended);
+        };
+        let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
+        let begins = state.reason.is_some() && age(replay) < BEGINS_WITHIN;
+        let (mut has_sent, mut is_empty) = (false, true);
+        for shard in (0..=u8::MAX).filter(|shard| self.router.scans(replay, *shard)) {
+            let mut after = None;
+            loop {
+                let rows = self.store.lagging(replay, shard, after, PAGE).await?;
+                let Some(last) = rows.last() else {
+                    break;
+                };
+                (after, is_empty) = (Some(last.conversation), false);
+                for row in &rows {
+                    let sent = if is_old {
+                        let removed = self.store.remove_replay(replay, row.conversation).await;
+                        removed.map(|()| true).map_err(Error::from)
+                    } else {
+                        self.conversation(replay, webhook, line, row).await
+                    };
+                    match sent {
+                        Ok(true) => has_sent = true,
+                        Ok(false) => return Ok(Step::Nothing),
+                        // Others go on meanwhile.
+                        Err(error) => {
+                            tracing::debug!(%replay, conversation = %row.conversation, %error, "it is tried again");
+                        }
+                    }
+                }
+            }
+        }
+        if is_empty && !begins {
+            self.end(replay, &state).await
+        } else if has_sent {
+            Ok(Step::Sent)
+        } else {
+            Ok(Step::Nothing)
+        }
+    }
+
+    /// Ends a replay that has no conversation left, as the gateway of its first shard.
+    async fn end(&self, replay: &ConsumerName, state: &ConsumerState) -> Result<Step, Error> {
+        if !self.router.scans(replay, 0) {
+            return Ok(Step::Nothing);
+        }
+        for shard in 0..=u8::MAX {
+            if !self.store.lagging(replay, shard, None, 1).await?.is_empty() {
+                return Ok(Step::Nothing);
+            }
+        }
+        self.store
+            .remove_consumer_state(replay, state.version)
+            .await?;
+        tracing::info!(%replay, "a replay has ended");
+        Ok(Step::Ended)
+    }
+
+    /// Sends what is left of a conversation. Returns false if nothing can be sent now.
+    async fn conversation(
+        &self,
+        replay: &ConsumerName,
+        webhook: &Webhook,
+        line: &Line,
+        row: &LaggingRow,
+    ) -> Result<bool, Error> {
+        let id = row.conversation;
+        let offsets = self.store.offsets(id).await?;
+        let offset = offsets.iter().find(|(name, _)| name == replay);
+        let details = self.store.conversation(id).await?;
+        // Its rows are being written, or whoever wrote them has given up.
+        let (Some((_, offset)), Some(details)) = (offset, details) else {
+            return Ok(false);
+        };
+        let origin = Origin {
+            conversation: id,
+            kind: details.details.kind,
+            replayed: true,
+        };
+        let mut reached = offset.0;
+        while reached < row.heads.0 {
+            if !line.is_enabled()
+                || line.is_down()
+                || !self.router.scans(replay, consumer_shard(id))
+            {
+                return Ok(false);
+            }
+            let page = CatchUp {
+                after: reached,
+                limit: PAGE,
+            };
+            let page = self.router.ask(id, UserId::gateway(), page).await?;
+            let mut events = Vec::new();
+            for entry in page.entries.iter().filter(|entry| entry.seq <= row.heads.0) {
+                let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
+                let state = state.map(|(_, state)| &**state);
+                let event = Event::of_entry(origin, &webhook.filter, entry, state);
+                events.extend(event.map(|event| (entry.seq, event)));
+                reached = entry.seq;
+            }
+            if page.entries.is_empty() {
+                return Err(Error::Closed);
+            }
+            if !self.send(webhook, line, id, events).await? {
+                return Ok(false);
+            }
+            let stored = (id, replay.clone(), Cursor(reached, 0));
+            self.store.set_offsets(&[stored]).await?;
+        }
+        self.store.remove_replay(replay, id).await?;
+        Ok(true)
+    }
+
+    /// Sends events in their order. Returns false if the receiver does not take them now.
+    async fn send(
+        &self,
+        webhook: &Webhook,
+        line: &Line,
+        conversation: ConversationId,
+        events: Vec<(Seq, Event)>,
+    ) -> Result<bool, Error> {
+        let mut left = &events[..];
+        // Events in the next request: after a rejected batch, one.
+        let mut most = webhook.limits.batch;
+        let mut attempts = 0;
+        while let Some((seq, _)) = left.first() {
+            let (now, later) = left.split_at(batch(left, most));
+            let sent: Vec<Event> = now.iter().map(|(_, event)| event.clone()).collect();
+            let (outcome, error) = webhook.receiver.deliver(&sent).await;
+            match outcome {
+                Outcome::Accepted => {
+                    count(webhook, "replayed", now.len());
+                    (left, attempts) = (later, 0);
+                }
+                Outcome::Rejected(_) if now.len() > 1 => most = 1,
+                Outcome::Rejected(status) => {
+                    attempts += 1;
+                    if attempts < ATTEMPTS {
+                        sleep(PAUSE.0 * attempts).await;
+                        continue;
+                    }
+                    let row = SkippedRow {
+                        conversation,
+                        at: EventAt::Entry(*seq),
+                        status: Some(status),
+                    };
+                    self.store
+                        .add_skipped(&webhook.name, clock::today(), &row)
+                        .await?;
+                    count(webhook, "skipped", 1);
+                    (left, attempts) = (later, 0);
+                }
+                Outcome::Unavailable { .. } => {
+                    line.note_error(error);
+                    return Ok(false);
+                }
+                Outcome::Gone => {
+                    let reason = "the receiver answered with status 410".to_owned();
+                    self.states.set(&webhook.name, false, Some(reason)).await?;
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The end of a step of a replay.
+enum Step {
+    Sent,
+    Nothing,
+    Ended,
+}
+
+/// Returns how many events a request has, of so many at most.
+fn batch(events: &[(Seq, Event)], most: usize) -> usize {
+    let mut bytes = 0;
+    let fits = events.iter().take(most).take_while(|(_, event)| {
+        bytes += event.bytes();
+        bytes <= WEBHOOK_BATCH_BYTES_MAX
+    });
+    fits.count().max(1)
+}
+
+fn count(webhook: &Webhook, result: &'static str, events: usize) {
+    let consumer = webhook.name.as_str().to_owned();
+    counter!("chat_consumer_events_total", "consumer" => consumer, "result" => result)
+        .increment(events as u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_knows_its_webhook_and_when_it_began() {
+        let before = clock::wall();
+        let replay = ConsumerName::webhook("search").replay(Uuid::now_v7());
+        assert_eq!(webhook_of(&replay), Some("webhook:search"));
+        assert!((before - 1..before + 60_000).contains(&began(&replay)));
+        assert!(age(&ConsumerName::push()) > Duration::from_secs(86_400));
+    }
+}
