@@ -224,13 +224,12 @@ impl Following {
             if !progress.is_behind(heads) {
                 continue;
             }
-            if kind.is_some_and(|kind| !self.consumers.wants(&progress.consumer, kind)) {
-                progress.offset = heads;
-                continue;
-            }
+            let is_unwanted =
+                kind.is_some_and(|kind| !self.consumers.wants(&progress.consumer, kind));
             // Changes are not pushed.
-            if progress.consumer.is_push() && progress.offset.0 >= heads.0 {
-                progress.offset = heads;
+            let is_change = progress.consumer.is_push() && progress.offset.0 >= heads.0;
+            if is_unwanted || is_change {
+                (progress.offset, progress.behind) = (heads, None);
                 continue;
             }
             progress.behind.get_or_insert_with(|| Behind {
@@ -267,7 +266,8 @@ impl Following {
         Some(Work { offset, heads })
     }
 
-    /// Notes that a consumer was told and cannot keep this in mind. The scan of lagging rows finds it again.
+    /// Notes that a consumer is told again at the next event. One that forgets this conversation is told at the next event,
+    /// or by the scan of lagging rows.
     pub fn rest(&self, consumer: &ConsumerName) {
         if let Some(progress) = lock(&self.state).find(consumer) {
             progress.is_told = false;

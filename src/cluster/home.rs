@@ -26,9 +26,9 @@ use super::{
     view::View,
 };
 use crate::{
-    chat::{Audience, Body, InboxWriter, Publication},
+    chat::{Audience, Body, InboxWriter, Publication, Receipt},
     memory::Memory,
-    model::{ConversationId, Device, Epoch, GatewayId, Seq, Topic, UserId},
+    model::{Content, ConversationId, Device, Epoch, GatewayId, Seq, Topic, UserId},
     mutation::{Mutation, broken},
     store::{self, InboxKey, InboxRow, InboxSettings, Store},
 };
@@ -368,12 +368,27 @@ impl Home {
 
     /// Tells who decides about pushes what a user has read or got, if this is the user's home.
     fn note_receipt(&self, publication: &Publication) {
-        if let (Body::Receipt(receipt), Audience::Members(_)) =
-            (&publication.body, &publication.audience)
-            && let Some(pushes) = self.presence.pushes()
-            && (self.peers.is_none() || self.at_home(&receipt.user) == AtHome::Yes)
-        {
-            pushes.marked(publication.conversation, receipt);
+        let Audience::Members(_) = &publication.audience else {
+            return;
+        };
+        let Some(pushes) = self.presence.pushes() else {
+            return;
+        };
+        let receipt = match &publication.body {
+            Body::Receipt(receipt) => receipt.clone(),
+            // Whoever sends a message has read everything before it.
+            Body::Entry(entry) if matches!(entry.content, Content::Text { .. }) => {
+                Arc::new(Receipt {
+                    user: entry.sender.clone(),
+                    read_seq: Some(entry.seq),
+                    delivered_seq: None,
+                    away: false,
+                })
+            }
+            _ => return,
+        };
+        if self.peers.is_none() || self.at_home(&receipt.user) == AtHome::Yes {
+            pushes.marked(publication.conversation, &receipt);
         }
     }
 

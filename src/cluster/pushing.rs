@@ -1,8 +1,10 @@
 //! How the owner of a conversation asks the homes of its participants to notify them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+
+use tokio::time::timeout;
 
 use super::{
     home::AtHome,
@@ -11,6 +13,9 @@ use super::{
     router::Router,
 };
 use crate::model::{ConversationId, GatewayId, Seq, UserId};
+
+/// The time within which a home answers. It is asked again in any case.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 impl Router {
     /// Sets who decides, as the home of users, whether they are notified.
@@ -42,7 +47,7 @@ impl Router {
                 users,
             };
             let asked = others.peers.ask(home, ask);
-            match self.in_time(async { Ok(asked.await) }).await {
+            match timeout(ANSWERED_WITHIN, asked).await {
                 Ok(Ok(PeerResponse::Push(undecided))) => undecided,
                 _ => all,
             }

@@ -98,7 +98,10 @@ impl Router {
     }
 
     /// Reads the rows of some conversations of a user. A home of an earlier build answers all rows.
-    pub(super) async fn ask_rows(
+    ///
+    /// # Errors
+    /// Those of [`Self::inbox_rows`].
+    pub async fn ask_rows(
         &self,
         user: &UserId,
         some: Option<Vec<ConversationId>>,

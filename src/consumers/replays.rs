@@ -40,6 +40,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const PAGE: usize = 256;
 /// Attempts for an event that is rejected.
 const ATTEMPTS: u32 = 3;
+/// If the receiver does not take so many conversations in a row, it is down.
+const REFUSED_IN_A_ROW: usize = 3;
 /// Conversations that are prepared at once.
 const PREPARED_AT_ONCE: usize = 32;
 /// The reason of a replay of which not all rows are stored yet.
@@ -100,16 +102,14 @@ pub(super) async fn begin(
     let rows = heads.into_iter().map(|(conversation, seq, head)| {
         let replay = &replay;
         async move {
+            let start = Cursor(seq.saturating_sub(1), 0);
+            let offset = (conversation, replay.clone(), start);
+            // First, so that each row that is found has one.
+            store.set_offsets(&[offset]).await?;
             let end = Cursor(head, 0);
             store
                 .set_lagging(replay, conversation, end, clock::wall())
-                .await?;
-            let offset = (
-                conversation,
-                replay.clone(),
-                Cursor(seq.saturating_sub(1), 0),
-            );
-            store.set_offsets(&[offset]).await
+                .await
         }
     });
     let rows: Vec<_> = stream::iter(rows)
@@ -173,18 +173,11 @@ impl Replays {
         }
     }
 
-    /// Runs a replay until it has ended everywhere, or its webhook is not configured here.
+    /// Runs a replay until it has ended everywhere.
     async fn run_one(&self, replay: ConsumerName) -> ConsumerName {
-        let name = webhook_of(&replay).unwrap_or_default();
-        let found = self.webhooks.iter().find(|(w, _)| w.name.as_str() == name);
-        let Some((webhook, line)) = found else {
-            // A gateway that has the webhook runs it. If none has, its rows stay until one has.
-            sleep(PAUSE.1).await;
-            return replay;
-        };
         let mut pause = PAUSE.0;
         loop {
-            match self.step(&replay, webhook, line).await {
+            match self.step(&replay).await {
                 Ok(Step::Ended) => return replay,
                 Ok(Step::Sent) => pause = PAUSE.0,
                 Ok(Step::Nothing) => pause = (pause * 2).min(PAUSE.1),
@@ -198,18 +191,12 @@ impl Replays {
     }
 
     /// Sends everything of the shards that the ring gives this gateway.
-    async fn step(
-        &self,
-        replay: &ConsumerName,
-        webhook: &Webhook,
-        line: &Line,
-    ) -> Result<Step, Error> {
+    async fn step(&self, replay: &ConsumerName) -> Result<Step, Error> {
         let Some(state) = self.store.consumer_state(replay).await? else {
             return Ok(Step::Ended);
         };
-        let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
         let begins = state.reason.is_some() && age(replay) < BEGINS_WITHIN;
-        let (mut has_sent, mut is_empty) = (false, true);
+        let mut pass = Pass::default();
         for shard in (0..=u8::MAX).filter(|shard| self.router.scans(replay, *shard)) {
             let mut after = None;
             loop {
@@ -217,31 +204,46 @@ impl Replays {
                 let Some(last) = rows.last() else {
                     break;
                 };
-                (after, is_empty) = (Some(last.conversation), false);
+                after = Some(last.conversation);
                 for row in &rows {
-                    let sent = if is_old {
-                        let removed = self.store.remove_replay(replay, row.conversation).await;
-                        removed.map(|()| true).map_err(Error::from)
-                    } else {
-                        self.conversation(replay, webhook, line, row).await
-                    };
-                    match sent {
-                        Ok(true) => has_sent = true,
-                        Ok(false) => return Ok(Step::Nothing),
-                        // Others go on meanwhile.
-                        Err(error) => {
-                            tracing::debug!(%replay, conversation = %row.conversation, %error, "it is tried again");
-                        }
+                    self.row(replay, row, &mut pass).await;
+                    if pass.refused_in_a_row >= REFUSED_IN_A_ROW {
+                        return Ok(Step::Nothing);
                     }
                 }
             }
         }
-        if is_empty && !begins {
+        if !pass.has_rows && !begins {
             self.end(replay, &state).await
-        } else if has_sent {
+        } else if pass.has_sent {
             Ok(Step::Sent)
         } else {
             Ok(Step::Nothing)
+        }
+    }
+
+    /// Sends what is left of a conversation, or removes it from a replay that is too old.
+    async fn row(&self, replay: &ConsumerName, row: &LaggingRow, pass: &mut Pass) {
+        pass.has_rows = true;
+        let name = webhook_of(replay).unwrap_or_default();
+        let found = self.webhooks.iter().find(|(w, _)| w.name.as_str() == name);
+        let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
+        let sent = match found {
+            _ if is_old => {
+                let removed = self.store.remove_replay(replay, row.conversation).await;
+                removed.map(|()| true).map_err(Error::from)
+            }
+            Some((webhook, line)) => self.conversation(replay, webhook, line, row).await,
+            // A gateway that has the webhook sends it.
+            None => Ok(false),
+        };
+        match sent {
+            Ok(true) => (pass.has_sent, pass.refused_in_a_row) = (true, 0),
+            Ok(false) => pass.refused_in_a_row += 1,
+            // Others go on meanwhile.
+            Err(error) => {
+                tracing::debug!(%replay, conversation = %row.conversation, %error, "it is tried again");
+            }
         }
     }
 
@@ -256,7 +258,7 @@ impl Replays {
             }
         }
         self.store
-            .remove_consumer_state(replay, state.version)
+            .remove_consumer_state(replay, state.version + 1)
             .await?;
         tracing::info!(%replay, "a replay has ended");
         Ok(Step::Ended)
@@ -274,9 +276,9 @@ impl Replays {
         let offsets = self.store.offsets(id).await?;
         let offset = offsets.iter().find(|(name, _)| name == replay);
         let details = self.store.conversation(id).await?;
-        // Its rows are being written, or whoever wrote them has given up.
         let (Some((_, offset)), Some(details)) = (offset, details) else {
-            return Ok(false);
+            self.store.remove_replay(replay, id).await?;
+            return Ok(true);
         };
         let origin = Origin {
             conversation: id,
@@ -307,24 +309,26 @@ impl Replays {
             if page.entries.is_empty() {
                 return Err(Error::Closed);
             }
-            if !self.send(webhook, line, id, events).await? {
+            let refused = self.send(webhook, line, id, events).await?;
+            let upto = refused.map_or(reached, |seq| seq - 1);
+            let stored = (id, replay.clone(), Cursor(upto, 0));
+            self.store.set_offsets(&[stored]).await?;
+            if refused.is_some() {
                 return Ok(false);
             }
-            let stored = (id, replay.clone(), Cursor(reached, 0));
-            self.store.set_offsets(&[stored]).await?;
         }
         self.store.remove_replay(replay, id).await?;
         Ok(true)
     }
 
-    /// Sends events in their order. Returns false if the receiver does not take them now.
+    /// Sends events in their order. Returns the seq of the first one that the receiver does not take now.
     async fn send(
         &self,
         webhook: &Webhook,
         line: &Line,
         conversation: ConversationId,
         events: Vec<(Seq, Event)>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Seq>, Error> {
         let mut left = &events[..];
         // Events in the next request: after a rejected batch, one.
         let mut most = webhook.limits.batch;
@@ -358,17 +362,26 @@ impl Replays {
                 }
                 Outcome::Unavailable { .. } => {
                     line.note_error(error);
-                    return Ok(false);
+                    return Ok(Some(*seq));
                 }
                 Outcome::Gone => {
                     let reason = "the receiver answered with status 410".to_owned();
                     self.states.set(&webhook.name, false, Some(reason)).await?;
-                    return Ok(false);
+                    return Ok(Some(*seq));
                 }
             }
         }
-        Ok(true)
+        Ok(None)
     }
+}
+
+/// What happened in a step of a replay.
+#[derive(Default)]
+struct Pass {
+    has_rows: bool,
+    has_sent: bool,
+    /// Conversations in a row that the receiver did not take.
+    refused_in_a_row: usize,
 }
 
 /// The end of a step of a replay.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{DefaultBodyLimit, State},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -32,12 +32,16 @@ pub(super) fn routes() -> Router<Arc<Gateway>> {
         .route("/v1/consumers/{name}/test", post(test))
         .route("/v1/consumers/{name}/enable", post(enable))
         .route("/v1/consumers/{name}/disable", post(disable))
-        .route("/v1/consumers/{name}/replay", post(replay))
+        .route(
+            "/v1/consumers/{name}/replay",
+            post(replay).layer(DefaultBodyLimit::max(REPLAY_BYTES_MAX)),
+        )
         .route("/v1/consumers/{name}/skipped", get(skipped))
 }
 
-/// Conversations of one replay.
+/// Conversations of one replay, and the bytes of the request that names them.
 const REPLAYED_MAX: usize = 1_000;
+const REPLAY_BYTES_MAX: usize = REPLAYED_MAX * 128;
 
 type At = State<Arc<Gateway>>;
 

@@ -176,7 +176,7 @@ pub trait ConsumerStore: Send + Sync + 'static {
         state: &ConsumerState,
     ) -> Result<()>;
 
-    /// Removes the state of a consumer, unless it has a higher version.
+    /// Removes the state of a consumer, unless it has this version or a higher one.
     async fn remove_consumer_state(&self, consumer: &ConsumerName, version: Version) -> Result<()>;
 
     /// Notes that a consumer skipped an event on a day. It is kept for [`SKIPPED_DAYS`].

@@ -45,8 +45,8 @@ def codec(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Over Cassandra only tests of changes run in both encodings, and each other test in one, in turn. The store does not
-    know the encodings, and over the embedded store all tests run in both."""
+    """Over Cassandra each test runs in one encoding, in turn. The store does not know the encodings, and over the embedded
+    store all tests run in both."""
     if support.STORE != "cassandra":
         return
     kept, left_out = [], []
@@ -54,8 +54,7 @@ def pytest_collection_modifyitems(config, items):
         given = getattr(item, "callspec", None)
         codec = given.params.get("codec") if given else None
         in_turn = ["json", "msgpack"][len(item.originalname) % 2]
-        both = item.path.name.startswith("test_changes")
-        (kept if both or codec in (None, in_turn) else left_out).append(item)
+        (kept if codec in (None, in_turn) else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 

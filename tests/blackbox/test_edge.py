@@ -31,6 +31,7 @@ def token(key=SECRET, algorithm="HS256", headers=None, **claims):
     return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, key, algorithm=algorithm, headers=headers)
 
 
+@pytest.mark.embedded
 async def test_only_valid_tokens_of_known_algorithms_are_accepted(start, tmp_path, codec):
     keys = {
         "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
@@ -94,6 +95,7 @@ def unsigned(claims):
     return jwt.encode({"sub": "alice", "exp": time.time() + 600, **claims}, None, algorithm="none")
 
 
+@pytest.mark.embedded
 async def test_an_expired_token_closes_and_a_refreshed_one_does_not(start, codec):
     gateway = start(auth__leeway_s=0)
 
@@ -112,6 +114,7 @@ async def test_an_expired_token_closes_and_a_refreshed_one_does_not(start, codec
     await bob.close()
 
 
+@pytest.mark.embedded
 async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     gateway = start(session__connect_timeout_ms=300)
     hasty = await gateway.open(codec)
@@ -129,6 +132,7 @@ async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     assert await silent.closed() == 4006
 
 
+@pytest.mark.embedded
 async def test_no_subprotocol_means_json_and_an_unknown_one_is_refused(gateway, names):
     plain = await gateway.open(subprotocols=None)
     assert plain.socket.subprotocol is None
@@ -139,6 +143,7 @@ async def test_no_subprotocol_means_json_and_an_unknown_one_is_refused(gateway, 
     assert refusal.value.response.status_code == 400
 
 
+@pytest.mark.embedded
 async def test_origins(start):
     gateway = start(client__origins='["https://chat.example.org"]')
     for origin in ("https://chat.example.org", f"http://{gateway.client}"):
@@ -150,6 +155,7 @@ async def test_origins(start):
         assert refusal.value.response.status_code == 403
 
 
+@pytest.mark.embedded
 async def test_bad_frames_close_with_4500_and_affect_no_other_session(people, gateway, names, codec):
     bystander = await people("bystander")
     binary = codec == "msgpack"
@@ -170,6 +176,7 @@ async def test_bad_frames_close_with_4500_and_affect_no_other_session(people, ga
     assert (await bystander.ask("ping"))["type"] == "pong"
 
 
+@pytest.mark.embedded
 async def test_rate_limits_refuse_and_then_close(start, codec):
     gateway = start(limits__requests_per_second=1, limits__requests_burst=20)
     alice = await gateway.connect("alice", codec)
@@ -186,6 +193,7 @@ async def test_rate_limits_refuse_and_then_close(start, codec):
     assert await alice.closed() == 4004
 
 
+@pytest.mark.embedded
 async def test_connections_of_a_user_are_limited(start, codec):
     gateway = start(limits__connections_per_user=2)
     first = [await gateway.connect("alice", codec) for _ in range(2)]
@@ -207,6 +215,7 @@ async def test_connections_of_a_user_are_limited(start, codec):
         await client.close()
 
 
+@pytest.mark.embedded
 async def test_connections_still_sending_cursors_count_too(start, codec):
     gateway = start(limits__connections_per_user=2)
     token = gateway.dev_token("alice")
@@ -226,6 +235,7 @@ async def test_connections_still_sending_cursors_count_too(start, codec):
         await client.close()
 
 
+@pytest.mark.embedded
 async def test_connections_of_a_gateway_are_limited(start):
     gateway = start(limits__connections=2)
     clients = [await gateway.open() for _ in range(2)]
@@ -236,6 +246,7 @@ async def test_connections_of_a_gateway_are_limited(start):
         await client.close()
 
 
+@pytest.mark.embedded
 async def test_an_address_has_a_connect_rate(start):
     gateway = start(limits__connects_per_second_per_address=1, limits__connects_burst_per_address=3)
     clients = [await gateway.open() for _ in range(3)]
@@ -265,6 +276,7 @@ def slow_socket(gateway, user):
     return raw
 
 
+@pytest.mark.embedded
 async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(start):
     gateway = start(limits__outbox_bytes=2_000_000, **UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")

@@ -1,4 +1,5 @@
 """Pushing: who is notified of which message, through the push services of `push_fakes.py`."""
+import asyncio
 import json
 import os
 import tempfile
@@ -6,9 +7,7 @@ import tempfile
 import pytest
 
 from push_fakes import APNS, FCM, WEB, PushFakes
-from support import STORE, UNLIMITED, Gateway, Refused, Three, clean, eventually, uuid4
-
-KEY = "a key that only back ends have, 32 bytes"
+from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, Three, clean, eventually, uuid4
 
 
 def settings(fakes):
@@ -109,7 +108,7 @@ async def test_whoever_is_not_there_is_notified_on_all_devices(pushing, people):
     dm = await alice.create("dm", bob.user)
     sent = await alice.send(dm, "x" * 300)
     note = await pushing.gets(android, conversation=dm)
-    assert note["body"] == "x" * 100 + "…" and "name" not in note and note["badge"] == 2
+    assert note["body"] == "x" * 99 + "…" and "name" not in note and note["badge"] == 2
 
 
 async def test_nobody_is_notified_who_looks_or_has_read(pushing, people):
@@ -120,6 +119,8 @@ async def test_nobody_is_notified_who_looks_or_has_read(pushing, people):
     hidden = await pushing.gateway.connect(dave.user)
     await hidden.ask("away", away=True)
     sent = await alice.send(conversation, "hello")
+    # The hidden page says it first.
+    await hidden.ask("delivered", conversation=conversation, seq=sent["seq"])
     for client in (bob, dave):
         await client.ask("delivered", conversation=conversation, seq=sent["seq"])
     # What a hidden page gets, nobody has seen.
@@ -215,6 +216,42 @@ async def test_a_device_that_is_gone_is_removed_and_others_are_tried_again(pushi
 
     await eventually(is_removed)
     await bob.close()
+
+
+async def test_messages_in_a_row_do_not_postpone_a_notification(pushing, people):
+    alice, bob, conversation = await group(people, "alice", "bob")
+    phone = await registered(pushing, bob)
+    await bob.close()
+    sent = []
+    async with asyncio.timeout(PATIENCE):
+        while not pushing.at(phone):
+            sent.append((await alice.send(conversation, "and again"))["seq"])
+            await asyncio.sleep(0.1)
+    await pushing.gets(phone, seq=sent[-1], badge=len(sent))
+    assert len(pushing.at(phone)) < len(sent), "several messages are one notification"
+
+
+async def test_a_newer_message_reaches_a_device_that_has_the_older_one(pushing, people):
+    alice, bob, conversation = await group(people, "alice", "bob")
+    phone, tablet = await registered(pushing, bob), pushing.phone()
+    await bob.ask("device_set", device="tablet", provider="apns", token=tablet)
+    await bob.close()
+    pushing.fakes.answer(APNS, 503, retry_after="1")
+    first = await alice.send(conversation, "first")
+    await pushing.gets(phone, seq=first["seq"])
+    second = await alice.send(conversation, "second")
+    for device in (phone, tablet):
+        await pushing.gets(device, seq=second["seq"])
+
+
+async def test_whoever_answers_has_read(pushing, people):
+    alice, bob, conversation = await group(people, "alice", "bob")
+    phone = await registered(pushing, bob)
+    await bob.ask("away", away=True)
+    sent = await alice.send(conversation, "hello")
+    await pushing.gets(phone, seq=sent["seq"])
+    await bob.send(conversation, "hi")
+    await pushing.gets(phone, conversation=conversation, badge=0, clear=True)
 
 
 async def test_an_address_of_nobody_is_refused(pushing, people):

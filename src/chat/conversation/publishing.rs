@@ -181,31 +181,43 @@ impl Owner {
         let Some(participants) = &mut self.participants else {
             return;
         };
-        let (read, delivered) = participants.raise(
+        let delivered = delivered_seq;
+        let (read_rose, delivered_rose) = participants.raise(
             &user,
             read_seq.unwrap_or_default(),
             delivered_seq.unwrap_or_default(),
         );
         let (read_seq, delivered_seq) = (
-            read_seq.filter(|_| read),
-            delivered_seq.filter(|_| delivered),
+            read_seq.filter(|_| read_rose),
+            delivered_seq.filter(|_| delivered_rose),
         );
-        if read_seq.or(delivered_seq).is_none() {
+        let has_risen = read_seq.or(delivered_seq).is_some();
+        // Another session has said it before. If that one was away, only this one tells that somebody has seen it.
+        let is_seen = !away
+            && self
+                .followed
+                .as_ref()
+                .is_some_and(|f| f.0.wants_recipients());
+        if !has_risen && !is_seen {
             return;
         }
         let audience = match participants.audience_committed() {
             // In a channel, users get only their own receipts.
-            Some(Audience::Channel) => Audience::User(user.clone()),
+            Some(Audience::Channel) if has_risen => Audience::User(user.clone()),
+            Some(Audience::Channel) => return,
             Some(audience) => audience,
             None => return,
         };
         let receipt = Receipt {
-            user,
+            user: user.clone(),
             read_seq,
-            delivered_seq,
+            delivered_seq: if has_risen { delivered_seq } else { delivered },
             away,
         };
-        let publication = Publication::receipt(self.id, receipt, audience);
+        let mut publication = Publication::receipt(self.id, receipt, audience);
+        if !has_risen {
+            publication = publication.to(std::slice::from_ref(&user));
+        }
         drop(self.environment.publish.publish(publication));
     }
 }

@@ -93,8 +93,8 @@ struct Step {
 struct Agenda {
     known: HashMap<ConversationId, Asked, RandomState>,
     due: BTreeSet<(Instant, ConversationId)>,
-    /// Those in whose step something is read or asked.
-    busy: BTreeSet<ConversationId>,
+    /// Those in whose step something is read or asked, with the new owner's progress if the conversation was opened again.
+    busy: BTreeMap<ConversationId, Option<Arc<Following>>>,
     undecided: usize,
 }
 
@@ -122,7 +122,7 @@ impl Agenda {
         if due > now {
             return None;
         }
-        self.busy.insert(conversation);
+        self.busy.insert(conversation, None);
         self.remove(conversation)
     }
 }
@@ -144,9 +144,13 @@ impl Asker {
             tokio::select! {
                 biased;
                 Some(step) = steps.next(), if !steps.is_empty() => {
-                    agenda.busy.remove(&step.asked.following.conversation);
-                    if let Some(asked) = self.ended(step) {
-                        agenda.put(asked);
+                    let before = step.asked.following.clone();
+                    let opened = agenda.busy.remove(&before.conversation).flatten();
+                    let opened = opened.filter(|opened| !Arc::ptr_eq(opened, &before));
+                    match (self.ended(step), opened) {
+                        (_, Some(opened)) => agenda.put(self.begin(opened)),
+                        (Some(asked), None) => agenda.put(asked),
+                        (None, None) => {}
                     }
                 }
                 () = self.line.woken() => {}
@@ -156,26 +160,37 @@ impl Asker {
     }
 
     fn take_woken(&self, agenda: &mut Agenda) {
-        let due = Instant::now() + GATHER;
         for following in self.line.take_woken() {
             // It is told of the next message, too.
             following.rest(&self.line.name);
             let conversation = following.conversation;
             // A step looks for new messages at its end.
-            if agenda.busy.contains(&conversation) {
+            if let Some(opened) = agenda.busy.get_mut(&conversation) {
+                *opened = Some(following);
                 continue;
             }
             let known = agenda.remove(conversation);
             let same = known.filter(|asked| Arc::ptr_eq(&asked.following, &following));
-            let offset = following.offset(&self.line.name).unwrap_or_default();
-            let asked = same.unwrap_or_else(|| Asked {
-                following,
-                read: offset.0,
-                undecided: BTreeMap::new(),
-                due,
-                pause: AGAIN_AFTER.0,
+            let new = self.begin(following);
+            // Messages in a row do not postpone it.
+            agenda.put(match same {
+                Some(asked) => Asked {
+                    due: asked.due.min(new.due),
+                    ..asked
+                },
+                None => new,
             });
-            agenda.put(Asked { due, ..asked });
+        }
+    }
+
+    fn begin(&self, following: Arc<Following>) -> Asked {
+        let offset = following.offset(&self.line.name).unwrap_or_default();
+        Asked {
+            following,
+            read: offset.0,
+            undecided: BTreeMap::new(),
+            due: Instant::now() + GATHER,
+            pause: AGAIN_AFTER.0,
         }
     }
 

@@ -10,7 +10,6 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use metrics::gauge;
-use quick_cache::sync::Cache;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -18,7 +17,8 @@ use tokio::{
 
 use super::{
     Message, Notification, Sent,
-    queue::{Decided, Queue, Waiting},
+    queue::{Decided, Positions, Queue, SentToSome, Waiting},
+    services::{Services, service_of},
 };
 use crate::{
     chat::{Error, GetHistory, LogRange, Receipt},
@@ -31,16 +31,19 @@ use crate::{
 
 /// Decisions that are made at once. Each may send to all devices of a user.
 const DECISIONS_AT_ONCE: usize = 256;
-/// The time after which a message counts as delivered to a session that looks and says nothing: rule [push-present].
-const PRESENT_MAX: Duration = Duration::from_secs(60);
+/// The time after which a message counts as delivered to a session that looks and says nothing: rule [push-present]. A dead
+/// session is closed before that. If more messages come, it is twice as long at most.
+const PRESENT_MAX: Duration = Duration::from_secs(90);
 /// The pause before a decision is repeated that failed, and the longest one.
 const AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// Entries among which a message to notify of is looked for, if the newest one is deleted.
 const LOOKED_AT: usize = 20;
 /// The time after which a message is forgotten for which nobody asks any more.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
-/// Users and conversations of which the newest decision is remembered, and the newest notification: about 10 MiB each.
-const REMEMBERED_MAX: usize = 100_000;
+/// Conversations of a user that are sent at once.
+const AT_ONCE: usize = 16;
+/// Attempts for a device whose push service never answers, while others answer.
+const TRIES_MAX: u32 = 10;
 
 /// The way to push services.
 #[async_trait]
@@ -49,28 +52,42 @@ pub trait Notifier: Send + Sync + 'static {
     async fn notify(&self, device: &Device, notification: &Notification) -> Sent;
 }
 
-/// The positions of users in conversations.
-type Positions = Cache<(UserId, ConversationId), Seq>;
-
 /// Decides for the users whose home this gateway is.
 pub struct Decider {
     router: Arc<Router>,
     notifier: Arc<dyn Notifier>,
     /// The time for which a user must not have looked: rule [push-grace].
     grace: Duration,
-    queue: Mutex<Queue>,
+    state: Mutex<State>,
     is_due: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Queue,
     /// The newest message about which it is decided.
     decided: Positions,
+    /// The newest message that a user has read, or of which a session that looks has said so.
+    seen: Positions,
     /// The newest message of which a notification was sent that the user has not read since.
     shown: Positions,
+    services: Services,
+}
+
+impl State {
+    fn is_decided(&self, user: &UserId, conversation: ConversationId, seq: Seq) -> bool {
+        let known = [&self.decided, &self.seen];
+        let known = known.map(|positions| positions.get(user, conversation));
+        known.into_iter().flatten().any(|known| known >= seq)
+    }
 }
 
 /// What is to be done about one conversation.
 enum Verdict {
     /// Nothing. It is read, muted, gone, or nobody's concern any more.
     Done,
-    Send(Box<Notification>),
+    /// A notification of this message, or a silent one.
+    Send(Option<Box<Message>>),
     /// It could not be found out.
     Unknown,
 }
@@ -79,14 +96,15 @@ impl Pushes for Decider {
     fn ask(&self, conversation: ConversationId, users: ToNotify) -> Vec<UserId> {
         let now = Instant::now();
         let mut undecided = Vec::new();
+        let mut state = lock(&self.state);
         for (user, seq) in users {
-            let decided = self.decided.get(&(user.clone(), conversation));
-            if decided.is_some_and(|decided| decided >= seq) || self.router.has_no_devices(&user) {
+            if state.is_decided(&user, conversation, seq) || self.router.has_no_devices(&user) {
                 continue;
             }
-            lock(&self.queue).add(&user, conversation, seq, now);
+            state.queue.add(&user, conversation, seq, now);
             undecided.push(user);
         }
+        drop(state);
         if !undecided.is_empty() {
             self.is_due.notify_one();
         }
@@ -100,22 +118,22 @@ impl Pushes for Decider {
         let Some(upto) = receipt.read_seq.max(delivered) else {
             return;
         };
-        let key = (user.clone(), conversation);
-        let is_read = |shown: &Seq| receipt.read_seq.is_some_and(|read| read >= *shown);
-        let cleared = self.shown.get(&key).filter(is_read);
-        let mut queue = lock(&self.queue);
-        queue.settle(user, conversation, upto);
-        if let Some(seq) = cleared {
-            self.shown.remove(&key);
-            queue.add_silent(user, conversation, seq, Instant::now());
+        let state = &mut *lock(&self.state);
+        state.seen.raise(user, conversation, upto);
+        state.queue.settle(user, conversation, upto);
+        let shown = state.shown.get(user, conversation);
+        if let Some(seq) = shown.filter(|shown| receipt.read_seq.is_some_and(|read| read >= *shown))
+            && state
+                .queue
+                .add_silent(user, conversation, seq, Instant::now())
+        {
+            state.shown.remove(user, conversation);
             self.is_due.notify_one();
         }
-        drop(queue);
-        self.note_decided(key, upto);
     }
 
     fn looked(&self, user: &UserId) {
-        lock(&self.queue).changed(user, Instant::now());
+        lock(&self.state).queue.changed(user, Instant::now());
         self.is_due.notify_one();
     }
 }
@@ -127,17 +145,9 @@ impl Decider {
             router,
             notifier,
             grace,
-            queue: Mutex::default(),
+            state: Mutex::default(),
             is_due: Notify::new(),
-            decided: Cache::new(REMEMBERED_MAX),
-            shown: Cache::new(REMEMBERED_MAX),
         })
-    }
-
-    fn note_decided(&self, key: (UserId, ConversationId), seq: Seq) {
-        if self.decided.get(&key).is_none_or(|known| known < seq) {
-            self.decided.insert(key, seq);
-        }
     }
 
     /// Makes the decisions that are due. It never returns.
@@ -146,7 +156,7 @@ impl Decider {
         let waiting = gauge!("chat_push_waiting");
         loop {
             let next = loop {
-                let mut queue = lock(&self.queue);
+                let queue = &mut lock(&self.state).queue;
                 #[expect(clippy::cast_precision_loss, reason = "a gauge")]
                 waiting.set(queue.len() as f64);
                 if running.len() >= DECISIONS_AT_ONCE {
@@ -155,7 +165,6 @@ impl Decider {
                 let Some((user, taken)) = queue.take(Instant::now()) else {
                     break queue.next();
                 };
-                drop(queue);
                 running.push(self.decide(user, taken));
             };
             tokio::select! {
@@ -169,10 +178,11 @@ impl Decider {
 
     async fn decide(&self, user: UserId, waiting: Vec<(ConversationId, Waiting)>) {
         let decided = Box::pin(self.decided_of(&user, waiting)).await;
+        let state = &mut *lock(&self.state);
         for (conversation, seq) in &decided.done {
-            self.note_decided((user.clone(), *conversation), *seq);
+            state.decided.raise(&user, *conversation, *seq);
         }
-        lock(&self.queue).decided(&user, decided, Instant::now());
+        state.queue.decided(&user, decided, Instant::now());
     }
 
     async fn decided_of(&self, user: &UserId, waiting: Vec<(ConversationId, Waiting)>) -> Decided {
@@ -193,46 +203,101 @@ impl Decider {
             decided.done = waiting.iter().map(|(id, w)| (*id, w.seq)).collect();
             return decided;
         }
-        let now = Instant::now();
-        let ready = self.ready(user, waiting, now, &mut decided);
+        let mut ready = self.ready(user, waiting, Instant::now(), &mut decided);
+        if ready.len() > AT_ONCE {
+            ready.truncate(AT_ONCE);
+            decided.repeat(Duration::ZERO);
+        }
         if ready.is_empty() {
             return decided;
         }
-        // Rule [push-fresh]: what is sent is as the inbox has it now.
-        let Ok(rows) = self.router.inbox_rows(user).await else {
+        decided.has_looked = true;
+        if self
+            .notify(user, &devices, ready, &mut decided)
+            .await
+            .is_err()
+        {
             decided.repeat(AGAIN_AFTER.0);
-            return decided;
-        };
-        let badge = badge(&rows);
-        for (conversation, waiting) in ready {
-            let row = rows.iter().find(|row| row.conversation == conversation);
-            let verdict = self.verdict(user, row, conversation, &waiting, badge).await;
-            match verdict {
-                Verdict::Done => decided.done.push((conversation, waiting.seq)),
-                Verdict::Unknown => decided.repeat(AGAIN_AFTER.0),
-                Verdict::Send(notification) => {
-                    let sent = self.send(user, &devices, &waiting, &notification).await;
-                    decided.has_sent |= sent.is_any;
-                    let message = notification.message.as_ref();
-                    if let (Some(after), Some(_)) = (sent.again, message) {
-                        decided.repeat(after);
-                        decided.sent.push((conversation, sent.devices));
-                        continue;
-                    }
-                    let seq = message.map_or(waiting.seq, |m| m.seq.max(waiting.seq));
-                    if sent.is_any && message.is_some() {
-                        self.shown.insert((user.clone(), conversation), seq);
-                    }
-                    decided.done.push((conversation, seq));
-                }
-            }
         }
         decided
     }
 
+    /// Sends what is to be sent. Rule [push-fresh]: it is as the inbox has it now.
+    async fn notify(
+        &self,
+        user: &UserId,
+        devices: &[Device],
+        ready: Vec<(ConversationId, Waiting)>,
+        decided: &mut Decided,
+    ) -> Result<(), Error> {
+        let ids = ready.iter().map(|(id, _)| *id).collect();
+        let rows = self.router.ask_rows(user, Some(ids)).await?;
+        let mut to_send = Vec::new();
+        for (conversation, waiting) in ready {
+            let row = rows.iter().find(|row| row.conversation == conversation);
+            match self.verdict(user, row, &waiting).await {
+                Verdict::Done => decided.done.push((conversation, waiting.seq)),
+                Verdict::Unknown => decided.repeat(AGAIN_AFTER.0),
+                Verdict::Send(message) => to_send.push((conversation, waiting, message)),
+            }
+        }
+        if to_send.is_empty() {
+            return Ok(());
+        }
+        let badge = badge(&self.router.inbox_rows(user).await?);
+        for (conversation, waiting, message) in to_send {
+            let notification = Notification {
+                conversation,
+                badge,
+                message: message.map(|message| *message),
+            };
+            self.notify_of(user, devices, waiting, notification, decided)
+                .await;
+        }
+        Ok(())
+    }
+
+    /// Sends a notification of one conversation.
+    async fn notify_of(
+        &self,
+        user: &UserId,
+        devices: &[Device],
+        waiting: Waiting,
+        notification: Notification,
+        decided: &mut Decided,
+    ) {
+        let conversation = notification.conversation;
+        let seq = notification.message.as_ref().map(|message| message.seq);
+        let before = lock(&self.state).shown.get(user, conversation);
+        if let Some(seq) = seq {
+            if waiting.tries == 0 && before >= Some(seq) {
+                // What the notification shows was deleted meanwhile, and the one before it is known.
+                return decided.done.push((conversation, waiting.seq));
+            }
+            // First, so that a user who reads it meanwhile gets it cleared.
+            lock(&self.state).shown.raise(user, conversation, seq);
+        }
+        let sent = self.send(user, devices, &waiting, &notification).await;
+        if seq.is_some() && !sent.is_any && waiting.sent.is_empty() {
+            lock(&self.state).shown.restore(user, conversation, before);
+        }
+        if let (Some(after), Some(_)) = (sent.again, seq) {
+            decided.repeat(after);
+            decided.sent.push(SentToSome {
+                conversation,
+                seq: waiting.seq,
+                devices: sent.devices,
+                not_before: Instant::now() + after,
+            });
+        } else {
+            let seq = seq.map_or(waiting.seq, |seq| seq.max(waiting.seq));
+            decided.done.push((conversation, seq));
+        }
+    }
+
     /// Forgets all of this without a decision. Whoever still wants one asks again.
     fn drop_all(&self, user: &UserId, waiting: &[(ConversationId, Waiting)]) {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.state).queue;
         for (conversation, waiting) in waiting {
             queue.drop_waiting(user, *conversation, waiting.seq);
         }
@@ -254,16 +319,17 @@ impl Decider {
                 self.drop_all(user, &[(conversation, waiting)]);
                 continue;
             }
+            // Rule [push-present]: no session can hold up the offset.
+            let delivered_at = (waiting.since + PRESENT_MAX).min(waiting.first + 2 * PRESENT_MAX);
             let at = if waiting.is_silent {
                 now
             } else if is_away {
-                now + self.grace.saturating_sub(lasted)
-            } else if waiting.since + PRESENT_MAX <= now {
-                // Rule [push-present]: no session can hold up the offset.
+                (now + self.grace.saturating_sub(lasted)).max(waiting.not_before)
+            } else if delivered_at <= now {
                 decided.done.push((conversation, waiting.seq));
                 continue;
             } else {
-                waiting.since + PRESENT_MAX
+                delivered_at
             };
             if at <= now {
                 ready.push((conversation, waiting));
@@ -275,20 +341,9 @@ impl Decider {
     }
 
     /// Decides about one conversation: rule [push-unread].
-    async fn verdict(
-        &self,
-        user: &UserId,
-        row: Option<&InboxRow>,
-        conversation: ConversationId,
-        waiting: &Waiting,
-        badge: u64,
-    ) -> Verdict {
+    async fn verdict(&self, user: &UserId, row: Option<&InboxRow>, waiting: &Waiting) -> Verdict {
         if waiting.is_silent {
-            return Verdict::Send(Box::new(Notification {
-                conversation,
-                badge,
-                message: None,
-            }));
+            return Verdict::Send(None);
         }
         let Some(row) = row else {
             return Verdict::Done;
@@ -298,11 +353,7 @@ impl Decider {
             return Verdict::Done;
         }
         match self.message(user, row, waiting.seq).await {
-            Ok(Some(message)) => Verdict::Send(Box::new(Notification {
-                conversation,
-                badge,
-                message: Some(message),
-            })),
+            Ok(Some(message)) => Verdict::Send(Some(Box::new(message))),
             Ok(None) => Verdict::Done,
             Err(error) => {
                 tracing::debug!(%error, "a message to notify of could not be read");
@@ -374,7 +425,7 @@ impl Decider {
             // Rule [push-token]: a token belongs to its last user.
             let hash = device.token_hash();
             match self.router.token_is_of(&hash, user, &device.id).await {
-                Ok(true) => (device, self.notifier.notify(device, notification).await),
+                Ok(true) => (device, self.send_to(device, waiting, notification).await),
                 Ok(false) => (device, Sent::Gone),
                 Err(_) => (device, Sent::Later(None)),
             }
@@ -403,6 +454,31 @@ impl Decider {
             result.devices.push(device.id.clone());
         }
         result
+    }
+}
+
+impl Decider {
+    /// Sends a notification to a device, unless its push service has not answered lately.
+    async fn send_to(
+        &self,
+        device: &Device,
+        waiting: &Waiting,
+        notification: &Notification,
+    ) -> Sent {
+        let service = service_of(device);
+        if let Some(pause) = lock(&self.state).services.pause(&service, Instant::now()) {
+            return Sent::Later(Some(pause));
+        }
+        let sent = self.notifier.notify(device, notification).await;
+        let services = &mut lock(&self.state).services;
+        let failed = sent == Sent::Later(None);
+        services.answered(&service, device.provider, failed, Instant::now());
+        // Others have got theirs meanwhile, so it is this address that never answers.
+        let others = services.succeeded(device.provider);
+        if failed && waiting.tries >= TRIES_MAX && others.is_some_and(|at| at > waiting.since) {
+            return Sent::Refused("it does not answer".into());
+        }
+        sent
     }
 }
 
@@ -448,7 +524,9 @@ fn badge(rows: &[InboxRow]) -> u64 {
 
 /// Returns the text that a notification shows. The inbox has its first characters only.
 fn body(preview: &str) -> String {
-    let is_cut = preview.chars().count() >= PREVIEW_CHARS;
-    let end = if is_cut { "…" } else { "" };
-    format!("{preview}{end}")
+    match preview.char_indices().nth(PREVIEW_CHARS - 1) {
+        // It may have been cut here.
+        Some((last, _)) => format!("{}…", &preview[..last]),
+        None => preview.to_owned(),
+    }
 }

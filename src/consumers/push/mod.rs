@@ -14,6 +14,7 @@ mod keys;
 mod payload;
 mod post;
 mod queue;
+mod services;
 mod web;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -1,6 +1,6 @@
 //! Who is to be notified, as the home of users knows it: what waits for a decision, and when it is due. This file is pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use foldhash::quality::RandomState;
 use tokio::time::{Duration, Instant};
@@ -9,8 +9,12 @@ use crate::model::{ConversationId, Seq, UserId};
 
 /// Messages that wait for a decision, of all users together. Of more, the owners ask again.
 const WAITING_MAX: usize = 100_000;
+/// Conversations of one user that wait. Of more, the owners ask again, so no user takes the places of others.
+const WAITING_OF_USER_MAX: usize = 32;
 /// The time between two rounds of notifications to a user. What comes meanwhile waits, and the newest message is sent.
 pub(super) const NOTIFY_EVERY: Duration = Duration::from_secs(3);
+/// Positions that are remembered of one kind: about 20 MiB.
+const POSITIONS_MAX: usize = 100_000;
 /// The time for which silent notifications are gathered.
 const CLEAR_AFTER: Duration = Duration::from_secs(1);
 
@@ -19,8 +23,11 @@ const CLEAR_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct Waiting {
     /// The newest message for the user.
     pub(super) seq: Seq,
-    /// Since when it waits.
+    /// Since when it waits, and since when anything of the conversation does.
     pub(super) since: Instant,
+    pub(super) first: Instant,
+    /// The push service wants nothing before this time.
+    pub(super) not_before: Instant,
     /// When it was asked for last. Whoever asks no more has another home, or has given it up.
     pub(super) asked: Instant,
     /// The devices that have it already, and how often the others could not be reached.
@@ -56,11 +63,92 @@ pub(super) struct Decided {
     /// What needs no notification any more, or has been sent, with its seq.
     pub(super) done: Vec<(ConversationId, Seq)>,
     /// What could not be sent to all devices, with those that have it.
-    pub(super) sent: Vec<(ConversationId, Vec<String>)>,
+    pub(super) sent: Vec<SentToSome>,
     /// When to decide again about the rest.
     pub(super) again: Option<Instant>,
-    /// Whether something was sent.
-    pub(super) has_sent: bool,
+    /// Whether the inbox was read.
+    pub(super) has_looked: bool,
+}
+
+/// A message that not all devices have got.
+#[derive(Debug)]
+pub(super) struct SentToSome {
+    pub(super) conversation: ConversationId,
+    pub(super) seq: Seq,
+    /// The devices that have it, or never will.
+    pub(super) devices: Vec<String>,
+    pub(super) not_before: Instant,
+}
+
+impl Waiting {
+    fn new(seq: Seq, now: Instant) -> Self {
+        Self {
+            seq,
+            since: now,
+            first: now,
+            not_before: now,
+            asked: now,
+            sent: Vec::new(),
+            tries: 0,
+            is_silent: false,
+        }
+    }
+}
+
+/// The newest positions of users in conversations, as long as there is room. The oldest are forgotten.
+#[derive(Default)]
+pub(super) struct Positions {
+    known: HashMap<(UserId, ConversationId), (Seq, u64), RandomState>,
+    /// In the order in which they were noted. Some have been noted again since.
+    order: VecDeque<(u64, (UserId, ConversationId))>,
+    count: u64,
+}
+
+impl Positions {
+    pub(super) fn get(&self, user: &UserId, conversation: ConversationId) -> Option<Seq> {
+        // A clone of a name is a counter.
+        let known = self.known.get(&(user.clone(), conversation))?;
+        Some(known.0)
+    }
+
+    /// Raises a position.
+    pub(super) fn raise(&mut self, user: &UserId, conversation: ConversationId, seq: Seq) {
+        let key = (user.clone(), conversation);
+        if self.known.get(&key).is_some_and(|(known, _)| *known >= seq) {
+            return;
+        }
+        self.count += 1;
+        self.known.insert(key.clone(), (seq, self.count));
+        self.order.push_back((self.count, key));
+        while self.order.len() > POSITIONS_MAX
+            && let Some((number, key)) = self.order.pop_front()
+        {
+            if self
+                .known
+                .get(&key)
+                .is_some_and(|(_, known)| *known == number)
+            {
+                self.known.remove(&key);
+            }
+        }
+    }
+
+    /// Takes back that a position was raised from this one.
+    pub(super) fn restore(
+        &mut self,
+        user: &UserId,
+        conversation: ConversationId,
+        before: Option<Seq>,
+    ) {
+        self.remove(user, conversation);
+        if let Some(before) = before {
+            self.raise(user, conversation, before);
+        }
+    }
+
+    pub(super) fn remove(&mut self, user: &UserId, conversation: ConversationId) {
+        self.known.remove(&(user.clone(), conversation));
+    }
 }
 
 impl Decided {
@@ -86,6 +174,7 @@ impl Queue {
             waiting.asked = now;
             if seq > waiting.seq || waiting.is_silent {
                 waiting.seq = seq.max(waiting.seq);
+                waiting.since = now;
                 waiting.is_silent = false;
                 waiting.sent.clear();
                 waiting.tries = 0;
@@ -94,37 +183,29 @@ impl Queue {
             return true;
         }
         let message = Waiting {
-            seq,
-            since: now,
-            asked: now,
-            sent: Vec::new(),
-            tries: 0,
             is_silent: false,
+            ..Waiting::new(seq, now)
         };
         self.insert(user, conversation, message, now)
     }
 
-    /// Adds that a user has read a conversation elsewhere. It is dropped if too much waits.
+    /// Adds that a user has read a conversation elsewhere. Returns false if that is not kept, because too much waits.
     pub(super) fn add_silent(
         &mut self,
         user: &UserId,
         conversation: ConversationId,
         seq: Seq,
         now: Instant,
-    ) {
+    ) -> bool {
         let known = self.users.get(user);
         if known.is_some_and(|user| user.waiting.contains_key(&conversation)) {
-            return;
+            return false;
         }
         let silent = Waiting {
-            seq,
-            since: now,
-            asked: now,
-            sent: Vec::new(),
-            tries: 0,
             is_silent: true,
+            ..Waiting::new(seq, now)
         };
-        self.insert(user, conversation, silent, now + CLEAR_AFTER);
+        self.insert(user, conversation, silent, now + CLEAR_AFTER)
     }
 
     fn insert(
@@ -134,7 +215,8 @@ impl Queue {
         waiting: Waiting,
         due: Instant,
     ) -> bool {
-        if self.waiting >= WAITING_MAX {
+        let of_user = self.users.get(user).map_or(0, |user| user.waiting.len());
+        if self.waiting >= WAITING_MAX || of_user >= WAITING_OF_USER_MAX {
             return false;
         }
         self.waiting += 1;
@@ -239,13 +321,17 @@ impl Queue {
                 self.waiting -= 1;
             }
         }
-        for (conversation, sent) in decided.sent {
-            if let Some(waiting) = known.waiting.get_mut(&conversation) {
-                waiting.sent = sent;
-                waiting.tries += 1;
+        for sent in decided.sent {
+            if let Some(waiting) = known.waiting.get_mut(&sent.conversation) {
+                waiting.not_before = sent.not_before;
+                // A newer message has been sent to nobody.
+                if waiting.seq <= sent.seq {
+                    waiting.sent = sent.devices;
+                    waiting.tries += 1;
+                }
             }
         }
-        if decided.has_sent {
+        if decided.has_looked {
             known.not_before = now + NOTIFY_EVERY;
         }
         // A user to whom something was sent stays until the next round may begin.
@@ -280,7 +366,7 @@ mod tests {
     fn done(number: u128, seq: Seq) -> Decided {
         Decided {
             done: vec![(conversation(number), seq)],
-            has_sent: true,
+            has_looked: true,
             ..Decided::default()
         }
     }
@@ -352,8 +438,52 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_newer_message_is_sent_to_all_devices() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let alice = user(1);
+        queue.add(&alice, conversation(1), 5, now);
+        queue.take(now).unwrap();
+        queue.add(&alice, conversation(1), 6, now);
+        let pause = now + Duration::from_secs(30);
+        let mut decided = Decided {
+            sent: vec![SentToSome {
+                conversation: conversation(1),
+                seq: 5,
+                devices: vec!["a".into()],
+                not_before: pause,
+            }],
+            has_looked: true,
+            ..Decided::default()
+        };
+        decided.repeat(Duration::from_secs(30));
+        queue.decided(&alice, decided, now);
+        let (_, waiting) = queue.take(now + NOTIFY_EVERY).unwrap();
+        assert!(waiting[0].1.sent.is_empty() && waiting[0].1.not_before == pause);
+    }
+
+    #[test]
+    fn the_oldest_positions_are_forgotten() {
+        let mut positions = Positions::default();
+        for number in 0..POSITIONS_MAX {
+            positions.raise(&user(number), conversation(1), 5);
+        }
+        positions.raise(&user(0), conversation(1), 6);
+        positions.raise(&user(0), conversation(1), 3);
+        positions.raise(&user(POSITIONS_MAX), conversation(1), 5);
+        assert_eq!(positions.get(&user(0), conversation(1)), Some(6));
+        assert_eq!(positions.get(&user(1), conversation(1)), None);
+        assert_eq!(positions.get(&user(2), conversation(1)), Some(5));
+        assert!(positions.known.len() <= POSITIONS_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_waits_is_bounded() {
         let (mut queue, now) = (Queue::default(), Instant::now());
+        for number in 0..WAITING_OF_USER_MAX {
+            assert!(queue.add(&user(1), conversation(number as u128), 1, now));
+        }
+        assert!(!queue.add(&user(1), conversation(99), 1, now));
+        let mut queue = Queue::default();
         for number in 0..WAITING_MAX {
             assert!(queue.add(&user(number), conversation(1), 1, now));
         }
