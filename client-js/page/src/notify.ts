@@ -71,7 +71,7 @@ export function useNotifications(
   );
   const [problem, setProblem] = useState<string>();
   const [offered, answered] = useOffer(chat, user, key !== undefined);
-  const isPushing = usePushing(chat, key, on, onOpen);
+  const isPushing = usePushing(chat, user, key, on, onOpen);
 
   const turn = useCallback(
     (on: boolean, problem?: string) => {

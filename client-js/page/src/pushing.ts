@@ -50,12 +50,34 @@ async function subscribe(key: string): Promise<PushSubscription> {
   }
 }
 
+/** Whose messages are pushed to this browser. */
+const PUSHED_TO = 'pushed-to';
+
+/** Ends the subscription of another user of this browser who did not sign out, so that nobody else sees their messages. */
+async function endOthers(user: string): Promise<void> {
+  const other = localStorage.getItem(PUSHED_TO);
+  if (other === null || other === user) return;
+  for (const worker of await navigator.serviceWorker.getRegistrations()) {
+    await (await worker.pushManager?.getSubscription())?.unsubscribe();
+    for (const shown of await worker.getNotifications()) shown.close();
+  }
+  localStorage.removeItem(PUSHED_TO);
+}
+
 /** Has messages pushed to this browser while `on`. Returns whether that works, and undefined while that is unknown. */
-export function usePushing(chat: ChatClient, key: string | undefined, on: boolean, onOpen: (id: string) => void): boolean | undefined {
+export function usePushing(
+  chat: ChatClient,
+  user: string,
+  key: string | undefined,
+  on: boolean,
+  onOpen: (id: string) => void,
+): boolean | undefined {
   const [works, setWorks] = useState<boolean>();
   const can = key !== undefined && 'serviceWorker' in navigator && 'PushManager' in globalThis;
   const begin = useCallback(async () => {
     try {
+      await endOthers(user);
+      localStorage.setItem(PUSHED_TO, user);
       await chat.registerPush(await subscribe(key!));
       setWorks(true);
     } catch (error) {
@@ -63,7 +85,10 @@ export function usePushing(chat: ChatClient, key: string | undefined, on: boolea
       console.warn('Messages cannot be pushed to this browser:', error);
       setWorks(false);
     }
-  }, [chat, key]);
+  }, [chat, user, key]);
+  useEffect(() => {
+    if ('serviceWorker' in navigator) endOthers(user).catch(console.warn);
+  }, [user]);
   useEffect(() => {
     if (can && on) void begin();
   }, [can, on, begin]);
