@@ -14,7 +14,10 @@ use chat_gateway::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::world::{Device, VISITOR, World, contiguous, user, visitor};
+use super::{
+    setting,
+    world::{Device, VISITOR, World, contiguous, user, visitor},
+};
 
 /// Checks that every client has every message and that every inbox agrees with the log.
 pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
@@ -50,7 +53,7 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
 /// Checks that everything arrives at the receiver of the webhook, in order.
 pub(super) async fn check_arrivals(world: &World, round: usize) {
     /// Longer than the time between two scans, and than the pauses of the endpoint.
-    const WITHIN: Duration = Duration::from_secs(400);
+    let within = Duration::from_secs(setting("CLUSTER_WITHIN", 400));
     let mut heads = Vec::new();
     for conversation in 0..world.conversations.len() {
         let page = whole_history(world, conversation).await;
@@ -63,7 +66,7 @@ pub(super) async fn check_arrivals(world: &World, round: usize) {
     }
     sleep(Duration::from_secs(2)).await;
     world.arrivals.recover();
-    let all_there = timeout(WITHIN, async {
+    let all_there = timeout(within, async {
         loop {
             let reached = world.arrivals.reached.lock().unwrap().clone();
             let ids = world.conversations.iter().map(ToString::to_string);
