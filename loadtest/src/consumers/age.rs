@@ -41,7 +41,7 @@ pub(super) fn run(
     let seconds = begin.elapsed().as_secs_f64();
     let cores = place.servers[0].cpu()?.saturating_sub(cpu).as_secs_f64() / seconds;
     let rate = place.senders.acknowledged() as f64 / seconds;
-    report.figure(&format!("{of}: messages acknowledged"), rate, "/s");
+    report.figure(&format!("{of}: acknowledged"), rate, "messages/s");
     report.figure(&format!("{of}: CPU of the gateway"), cores, "cores");
     let rows = match (offsets_before, offsets(&place.data)?) {
         (Some(before), Some(after)) if seconds >= OFFSETS_FROM => Some(after - before),
