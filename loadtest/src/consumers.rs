@@ -87,6 +87,11 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
 /// Gateways, and the users who send messages.
 struct Place {
     senders: Senders,
+    gateways: Gateways,
+}
+
+/// Gateways and their data, which is deleted after they ended.
+struct Gateways {
     servers: Vec<Server>,
     data: Data,
 }
@@ -111,13 +116,12 @@ impl Place {
         }
         Ok(Self {
             senders: Senders::begin(&servers, created, rate),
-            servers,
-            data,
+            gateways: Gateways { servers, data },
         })
     }
 
     /// Ends the sending, waits until everything has arrived, and checks it. Prints the figures only if `of` names them.
-    fn end(self, receiver: &Receiver, of: Option<&str>, report: &mut Report) -> Vec<Server> {
+    fn end(self, receiver: &Receiver, of: Option<&str>, report: &mut Report) -> Gateways {
         let sent = self.senders.end();
         let begin = Instant::now();
         let (mut before, mut silent_since) = (0, Instant::now());
@@ -166,7 +170,7 @@ impl Place {
         for wrong in [&arrivals.wrong, &sent.wrong].into_iter().flatten() {
             report.must(false, format!("{of}: {wrong}"));
         }
-        self.servers
+        self.gateways
     }
 }
 

@@ -27,28 +27,35 @@ pub(super) fn run(
     let receiver = Receiver::start(Duration::from_millis(options.delay_ms))?;
     let both = (Some(receiver.address()), Some(&receiver));
     let place = Place::begin(common, options.rate, conversations, 1, both)?;
-    let offsets_before = offsets(&place.data)?;
-    let (begin, cpu) = (Instant::now(), place.servers[0].cpu()?);
+    let offsets_before = offsets(&place.gateways.data)?;
+    let (begin, cpu) = (Instant::now(), place.gateways.servers[0].cpu()?);
     let mut oldest = Vec::new();
     let progress = spinner();
     while begin.elapsed() < Duration::from_secs(options.seconds) {
         let at = begin.elapsed().as_secs_f64();
-        oldest.push((at, oldest_seconds(&place.servers[0])?));
+        oldest.push((at, oldest_seconds(&place.gateways.servers[0])?));
         progress.set_message(format!("{of}: {at:.0} of {} s", options.seconds));
         thread::sleep(LOOK_EVERY);
     }
     progress.finish_and_clear();
     let seconds = begin.elapsed().as_secs_f64();
-    let cores = place.servers[0].cpu()?.saturating_sub(cpu).as_secs_f64() / seconds;
+    let cores = place.gateways.servers[0]
+        .cpu()?
+        .saturating_sub(cpu)
+        .as_secs_f64()
+        / seconds;
     let rate = place.senders.acknowledged() as f64 / seconds;
     report.figure(&format!("{of}: acknowledged"), rate, "messages/s");
     report.figure(&format!("{of}: CPU of the gateway"), cores, "cores");
-    let rows = match (offsets_before, offsets(&place.data)?) {
+    let rows = match (offsets_before, offsets(&place.gateways.data)?) {
         (Some(before), Some(after)) if seconds >= OFFSETS_FROM => Some(after - before),
         _ => None,
     };
-    let servers = place.end(&receiver, Some(&of), report);
-    oldest.push((begin.elapsed().as_secs_f64(), oldest_seconds(&servers[0])?));
+    let gateways = place.end(&receiver, Some(&of), report);
+    oldest.push((
+        begin.elapsed().as_secs_f64(),
+        oldest_seconds(&gateways.servers[0])?,
+    ));
     tell_ages(&of, &receiver, oldest, report);
     if let Some(rows) = rows {
         let name = format!("{of}: offset rows of each, in 30 s");

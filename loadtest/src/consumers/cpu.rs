@@ -73,9 +73,12 @@ fn piece(
     let both = (address.as_deref(), receiver.as_ref());
     let place = Place::begin(common, options.rate, options.groups, 1, both)?;
     thread::sleep(WARM_UP);
-    let (cpu, messages) = (place.servers[0].cpu()?, place.senders.acknowledged());
+    let (cpu, messages) = (
+        place.gateways.servers[0].cpu()?,
+        place.senders.acknowledged(),
+    );
     thread::sleep(Duration::from_secs(options.piece_seconds.max(1)));
-    let cpu = place.servers[0].cpu()?.saturating_sub(cpu);
+    let cpu = place.gateways.servers[0].cpu()?.saturating_sub(cpu);
     let messages = place.senders.acknowledged() - messages;
     anyhow::ensure!(messages > 0, "no message was acknowledged");
     match &receiver {

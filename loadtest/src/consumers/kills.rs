@@ -56,10 +56,12 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
 
 /// Kills a gateway, and starts another one over its data.
 fn replace(common: &Common, place: &mut Place, number: usize) -> anyhow::Result<()> {
-    let is_of_several = place.servers.len() > 1;
-    place.servers[number].kill()?;
-    place.servers[number] = Server::one(common, &place.data, is_of_several)?;
-    place.senders.follow(number, &place.servers[number]);
+    let is_of_several = place.gateways.servers.len() > 1;
+    place.gateways.servers[number].kill()?;
+    place.gateways.servers[number] = Server::one(common, &place.gateways.data, is_of_several)?;
+    place
+        .senders
+        .follow(number, &place.gateways.servers[number]);
     Ok(())
 }
 
