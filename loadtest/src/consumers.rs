@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Conversations when the CPU is measured, and when gateways are killed
     #[arg(long, default_value_t = 100)]
     groups: usize,
-    /// Kills, each of the next gateway in turn; after every second one the receiver is stopped; 0 leaves them out
+    /// Kills, each of the next gateway in turn; before every second one the receiver is stopped; 0 leaves them out
     #[arg(long, default_value_t = 20)]
     kills: usize,
     /// Seconds between the kills, stops and starts
