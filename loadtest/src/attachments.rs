@@ -69,7 +69,7 @@ const SETTINGS: &str = "attachments.uploads_per_minute = 10000\nattachments.user
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("attachments", &common.outputs);
     let mut data = Data::new(common)?;
-    data.more_settings = SETTINGS;
+    data.more_settings = SETTINGS.to_owned();
     let servers = Server::gateways(common, &data, 1)?;
     let server = &servers[0];
     let mut sender = Sender::new(server)?;

@@ -28,7 +28,7 @@ pub(crate) struct Data {
     /// Whether gateways over this data keep their default limits.
     pub(crate) default_limits: bool,
     /// Further settings of gateways over this data.
-    pub(crate) more_settings: &'static str,
+    pub(crate) more_settings: String,
 }
 
 /// A keyspace, and a session besides the gateway's.
@@ -50,7 +50,7 @@ impl Data {
             directory,
             cluster,
             default_limits: false,
-            more_settings: "",
+            more_settings: String::new(),
         })
     }
 
@@ -60,7 +60,7 @@ impl Data {
             directory: ending::directory()?,
             cluster: None,
             default_limits: false,
-            more_settings: "",
+            more_settings: String::new(),
         })
     }
 

@@ -10,6 +10,7 @@ mod bare;
 mod celebrity;
 mod chaos;
 mod client;
+mod consumers;
 mod crowd;
 mod data;
 mod ending;
@@ -119,6 +120,8 @@ enum Scenario {
     Reactions(reactions::Options),
     /// Measure uploads of files, what they cost people who talk meanwhile, and whether deleted files are gone
     Attachments(attachments::Options),
+    /// Measure what webhooks cost, and how old events are when they arrive; kill the gateway, and look for each of them
+    Consumers(consumers::Options),
     /// Compare this build with a base build, in turn: which costs have grown
     Pairs(pairs::Options),
     /// Run the hostile sessions, in a separate process
@@ -153,6 +156,7 @@ fn main() -> ExitCode {
             Scenario::Abuse(options) => abuse::run(&common, &options),
             Scenario::Reactions(options) => reactions::run(&common, &options),
             Scenario::Attachments(options) => attachments::run(&common, &options),
+            Scenario::Consumers(options) => consumers::run(&common, &options),
             Scenario::Pairs(options) => pairs::run(&common, &options),
             Scenario::Hostile => hostile::serve().map(|()| true),
             Scenario::RawServer => raw::serve().map(|()| true),

@@ -416,7 +416,7 @@ log = {{ format = "json", filter = "info" }}
     if data.default_limits {
         text += &format!("memory.mib = {MEMORY_MIB}\n");
     }
-    text += data.more_settings;
+    text += &data.more_settings;
     let config = data.write("loadtest.toml", &text)?;
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);

@@ -102,7 +102,7 @@ struct Stored {
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("soak", &common.outputs);
     let mut data = Data::new(common)?;
-    data.more_settings = SMALL_CACHES;
+    data.more_settings = SMALL_CACHES.to_owned();
     let servers = Server::gateways(common, &data, options.gateways)?;
     let cast = Cast {
         users: options.users,

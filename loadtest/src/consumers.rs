@@ -1,0 +1,188 @@
+//! Measures webhooks: what they cost the gateway, how old events are when they arrive, and whether all of them arrive, in
+//! order, while gateways are killed and the receiver is stopped.
+
+mod age;
+mod arrivals;
+mod cpu;
+mod kills;
+mod receiver;
+mod senders;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+
+use self::{
+    receiver::Receiver,
+    senders::{Conversations, Senders},
+};
+use crate::{Common, data::Data, report::Report, server::Server};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Messages per second
+    #[arg(long, default_value_t = 1_000.0)]
+    rate: f64,
+    /// Milliseconds after which the receiver answers
+    #[arg(long, default_value_t = 50)]
+    delay_ms: u64,
+    /// Rounds in which the CPU is measured without a webhook, with one that is down, and with one that is up; 0 leaves it out
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of each of the three in a round
+    #[arg(long, default_value_t = 10)]
+    piece_seconds: u64,
+    /// Seconds in which the age of events is measured, for each number of conversations; 0 leaves it out
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Conversations when the age is measured
+    #[arg(long, value_delimiter = ',', default_value = "1,1000")]
+    conversations: Vec<usize>,
+    /// Conversations when the CPU is measured, and when gateways are killed
+    #[arg(long, default_value_t = 100)]
+    groups: usize,
+    /// Kills, each of the next gateway in turn; before every second one the receiver is stopped; 0 leaves them out
+    #[arg(long, default_value_t = 20)]
+    kills: usize,
+    /// Seconds between the kills, stops and starts
+    #[arg(long, default_value_t = 2)]
+    pause: u64,
+    /// Gateways that are killed, over one store; more than one needs --cassandra
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
+}
+
+/// Goal for the CPU of a message with a webhook, compared with none.
+const CPU_RATIO_MAX: f64 = 1.05;
+/// Goal for the age of the oldest event.
+const AGE_S_MAX: f64 = 5.0;
+/// Goal for the offset rows of a conversation in 30 s.
+const OFFSETS_MAX: f64 = 1.0;
+/// The time within which the creations of all conversations must have arrived.
+const CREATED_WITHIN: Duration = Duration::from_secs(60);
+/// The events count as lost if so long none arrives. Lagging conversations are looked for each 60 s.
+const SILENCE_MAX: Duration = Duration::from_secs(150);
+
+pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
+    let positive = options.rate > 0.0 && options.groups > 0 && !options.conversations.contains(&0);
+    anyhow::ensure!(positive, "--rate, --groups and --conversations are above 0");
+    let mut report = Report::new("consumers", &common.outputs);
+    if options.rounds > 0 {
+        cpu::run(common, options, &mut report)?;
+    }
+    if options.seconds > 0 {
+        for conversations in &options.conversations {
+            age::run(common, options, *conversations, &mut report)?;
+        }
+    }
+    if options.kills > 0 {
+        kills::run(common, options, &mut report)?;
+    }
+    report.finish()
+}
+
+/// Gateways, and the users who send messages.
+struct Place {
+    senders: Senders,
+    gateways: Gateways,
+}
+
+/// Gateways and their data, which is deleted after they ended.
+struct Gateways {
+    servers: Vec<Server>,
+    data: Data,
+}
+
+impl Place {
+    /// Starts gateways with a webhook at this address, if there is one, and begins to send. `receiver` is the one that gets
+    /// the events.
+    fn begin(
+        common: &Common,
+        rate: f64,
+        conversations: usize,
+        gateways: usize,
+        (address, receiver): (Option<&str>, Option<&Receiver>),
+    ) -> anyhow::Result<Self> {
+        let mut data = Data::new(common)?;
+        data.more_settings = address.map(settings).unwrap_or_default();
+        let servers = Server::gateways(common, &data, gateways)?;
+        let created = Conversations::create(&servers[0], conversations)?;
+        if let Some(receiver) = receiver {
+            receiver.wait_for(conversations as u64, CREATED_WITHIN)?;
+            receiver.arrivals().restart_ages();
+        }
+        Ok(Self {
+            senders: Senders::begin(&servers, created, rate),
+            gateways: Gateways { servers, data },
+        })
+    }
+
+    /// Ends the sending, waits until everything has arrived, and checks it. Prints the figures only if `of` names them.
+    fn end(self, receiver: &Receiver, of: Option<&str>, report: &mut Report) -> Gateways {
+        let sent = self.senders.end();
+        let begin = Instant::now();
+        let (mut before, mut silent_since) = (0, Instant::now());
+        let faults = loop {
+            let arrivals = receiver.arrivals();
+            let faults = arrivals.faults(&sent.acknowledged);
+            let now = arrivals.first + arrivals.repeated;
+            drop(arrivals);
+            if now != before {
+                (before, silent_since) = (now, Instant::now());
+            }
+            if faults.lost == 0 || silent_since.elapsed() > SILENCE_MAX {
+                break faults;
+            }
+            thread::sleep(Duration::from_millis(200));
+        };
+        let arrivals = receiver.arrivals();
+        if let Some(of) = of {
+            let mut figure = |what: &str, value: u64| {
+                report.figure(&format!("{of}: {what}"), value as f64, "");
+            };
+            figure("messages acknowledged", sent.acknowledged.len() as u64);
+            figure("events lost", faults.lost + faults.misplaced);
+            figure("first arrivals out of order", arrivals.out_of_order);
+            figure("events repeated", arrivals.repeated);
+            let events = (arrivals.first + arrivals.repeated) as f64;
+            let each = events / arrivals.requests.max(1) as f64;
+            report.figure(&format!("{of}: events in a request"), each, "");
+            let all_after = begin.elapsed().as_secs_f64();
+            report.figure(
+                &format!("{of}: last message until all arrived"),
+                all_after,
+                "s",
+            );
+        }
+        let of = of.unwrap_or("CPU");
+        let mut must =
+            |count: u64, what: &str| report.must(count == 0, format!("{of}: {count} {what}"));
+        must(faults.lost, "events were lost");
+        must(
+            faults.misplaced,
+            "events have other ids than their messages",
+        );
+        must(arrivals.out_of_order, "first arrivals were out of order");
+        must(sent.unanswered, "messages were never acknowledged");
+        for wrong in [&arrivals.wrong, &sent.wrong].into_iter().flatten() {
+            report.must(false, format!("{of}: {wrong}"));
+        }
+        self.gateways
+    }
+}
+
+/// The settings of a webhook at this address.
+fn settings(address: &str) -> String {
+    format!(
+        r#"[[webhooks]]
+name = "load"
+url = "http://{address}/"
+secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"]
+http = true
+allow = ["127.0.0.0/8"]
+"#
+    )
+}
