@@ -52,7 +52,7 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
 
 /// Checks that everything arrives at the receiver of the webhook, in order.
 pub(super) async fn check_arrivals(world: &World, round: usize) {
-    /// Longer than the time between two scans, and than the pauses of the endpoint.
+    // Longer than the time between two scans, and than the pauses of the endpoint.
     let within = Duration::from_secs(setting("CLUSTER_WITHIN", 400));
     let mut heads = Vec::new();
     for conversation in 0..world.conversations.len() {
