@@ -3,17 +3,22 @@
 //! The owner only raises two numbers, and queues nothing. A consumer reads the committed entries and the applied changes
 //! after its offset, and raises the offset when it has delivered them.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+
+use foldhash::quality::RandomState;
 
 use tokio::time::Instant;
 
 use super::{lease::Ownership, publish::Recipients};
 use crate::{
     clock,
-    model::{ConsumerName, ConversationId, Cursor, Kind, Millis},
+    model::{ConsumerName, ConversationId, Cursor, Kind, Millis, Seq, UserId},
     mutation::{Mutation, broken},
     store::{self, Store},
     tasks::lock,
@@ -21,7 +26,7 @@ use crate::{
 
 /// The consumers of this gateway, as its conversations see them.
 pub trait Consumers: Send + Sync + 'static {
-    /// Returns the consumers that follow a conversation: all that are configured, and each replay that has an offset.
+    /// Returns the consumers that follow a conversation: all that are configured. `stored` are the offsets that it has.
     fn of(&self, stored: &[(ConsumerName, Cursor)]) -> Vec<ConsumerName>;
 
     /// Returns whether a consumer reads conversations of this kind.
@@ -58,6 +63,8 @@ struct State {
     kind: Option<Kind>,
     /// The participants of a dm or group, if a consumer asks for them.
     recipients: Option<Arc<Recipients>>,
+    /// The newest message of which a session that looks has said that it got it, of each participant.
+    seen: HashMap<UserId, Seq, RandomState>,
     progress: Vec<Progress>,
 }
 
@@ -162,6 +169,7 @@ impl Following {
             heads: certain,
             kind: None,
             recipients: None,
+            seen: HashMap::default(),
             progress: progress.collect(),
         };
         Arc::new(Self {
@@ -211,6 +219,18 @@ impl Following {
     #[must_use]
     pub fn recipients(&self) -> Option<Arc<Recipients>> {
         lock(&self.state).recipients.clone()
+    }
+
+    /// Notes that a session that looks has a message. Returns whether that is new to those who push.
+    pub(super) fn has_seen(&self, user: &UserId, seq: Seq) -> bool {
+        if !self.wants_recipients() {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        let seen = state.seen.entry(user.clone()).or_default();
+        let is_new = seq > *seen;
+        *seen = seq.max(*seen);
+        is_new
     }
 
     /// Raises the heads: rule [committed]. Consumers that have something to deliver are told.

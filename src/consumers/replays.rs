@@ -4,11 +4,15 @@
 //! ends with these rows. It follows nothing: each gateway reads the shards that the ring gives it, and asks owners for
 //! the entries. If two gateways do so for a while, events are repeated.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream, stream::FuturesUnordered};
 use metrics::counter;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::{
@@ -175,9 +179,9 @@ impl Replays {
 
     /// Runs a replay until it has ended everywhere.
     async fn run_one(&self, replay: ConsumerName) -> ConsumerName {
-        let mut pause = PAUSE.0;
+        let (mut pause, mut refused) = (PAUSE.0, BTreeMap::new());
         loop {
-            match self.step(&replay).await {
+            match self.step(&replay, &mut refused).await {
                 Ok(Step::Ended) => return replay,
                 Ok(Step::Sent) => pause = PAUSE.0,
                 Ok(Step::Nothing) => pause = (pause * 2).min(PAUSE.1),
@@ -191,7 +195,11 @@ impl Replays {
     }
 
     /// Sends everything of the shards that the ring gives this gateway.
-    async fn step(&self, replay: &ConsumerName) -> Result<Step, Error> {
+    async fn step(
+        &self,
+        replay: &ConsumerName,
+        refused: &mut BTreeMap<ConversationId, Instant>,
+    ) -> Result<Step, Error> {
         let Some(state) = self.store.consumer_state(replay).await? else {
             return Ok(Step::Ended);
         };
@@ -206,7 +214,17 @@ impl Replays {
                 };
                 after = Some(last.conversation);
                 for row in &rows {
-                    self.row(replay, row, &mut pass).await;
+                    pass.has_rows = true;
+                    // Others go on while one is not taken.
+                    let until = refused.get(&row.conversation).copied();
+                    if until.is_some_and(|until| until > Instant::now()) {
+                        continue;
+                    }
+                    if self.row(replay, row, &mut pass).await {
+                        refused.remove(&row.conversation);
+                    } else {
+                        refused.insert(row.conversation, Instant::now() + PAUSE.1);
+                    }
                     if pass.refused_in_a_row >= REFUSED_IN_A_ROW {
                         return Ok(Step::Nothing);
                     }
@@ -222,9 +240,9 @@ impl Replays {
         }
     }
 
-    /// Sends what is left of a conversation, or removes it from a replay that is too old.
-    async fn row(&self, replay: &ConsumerName, row: &LaggingRow, pass: &mut Pass) {
-        pass.has_rows = true;
+    /// Sends what is left of a conversation, or removes it from a replay that is too old. Returns false if it is to be tried
+    /// again later.
+    async fn row(&self, replay: &ConsumerName, row: &LaggingRow, pass: &mut Pass) -> bool {
         let name = webhook_of(replay).unwrap_or_default();
         let found = self.webhooks.iter().find(|(w, _)| w.name.as_str() == name);
         let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
@@ -238,13 +256,17 @@ impl Replays {
             None => Ok(false),
         };
         match sent {
-            Ok(true) => (pass.has_sent, pass.refused_in_a_row) = (true, 0),
+            Ok(true) => {
+                (pass.has_sent, pass.refused_in_a_row) = (true, 0);
+                return true;
+            }
             Ok(false) => pass.refused_in_a_row += 1,
             // Others go on meanwhile.
             Err(error) => {
                 tracing::debug!(%replay, conversation = %row.conversation, %error, "it is tried again");
             }
         }
+        false
     }
 
     /// Ends a replay that has no conversation left, as the gateway of its first shard.

@@ -121,7 +121,7 @@ pub trait ConsumerStore: Send + Sync + 'static {
     /// Notes that a consumer has not reached these heads. It changes nothing if the consumer has reached them meanwhile, or
     /// if the row has higher ones (rule [lagging]). A head of 0 is not written.
     ///
-    /// The heads of a replay are its end. They are written before its offset, so that each replay is found.
+    /// The heads of a replay are its end. They are written after its offset, so that each row that is found has one.
     async fn set_lagging(
         &self,
         consumer: &ConsumerName,

@@ -50,18 +50,19 @@ async function subscribe(key: string): Promise<PushSubscription> {
   }
 }
 
-/** Whose messages are pushed to this browser. */
-const PUSHED_TO = 'pushed-to';
+/** The name under which the browser remembers whose messages are pushed to it. */
+const PUSHED_TO = `pushed-to ${base.pathname}`;
 
 /** Ends the subscription of another user of this browser who did not sign out, so that nobody else sees their messages. */
 async function endOthers(user: string): Promise<void> {
   const other = localStorage.getItem(PUSHED_TO);
   if (other === null || other === user) return;
-  for (const worker of await navigator.serviceWorker.getRegistrations()) {
+  const workers = await navigator.serviceWorker.getRegistrations();
+  for (const worker of workers.filter(({ scope }) => scope.startsWith(base.href))) {
     await (await worker.pushManager?.getSubscription())?.unsubscribe();
     for (const shown of await worker.getNotifications()) shown.close();
   }
-  localStorage.removeItem(PUSHED_TO);
+  if (localStorage.getItem(PUSHED_TO) === other) localStorage.removeItem(PUSHED_TO);
 }
 
 /** Has messages pushed to this browser while `on`. Returns whether that works, and undefined while that is unknown. */

@@ -193,18 +193,15 @@ impl Owner {
         );
         let has_risen = read_seq.or(delivered_seq).is_some();
         // Another session has said it before. If that one was away, only this one tells that somebody has seen it.
-        let is_seen = !away
-            && self
-                .followed
-                .as_ref()
-                .is_some_and(|f| f.0.wants_recipients());
+        let seen = delivered.filter(|_| !away && !participants.is_channel());
+        let followed = self.followed.as_ref().zip(seen);
+        let is_seen = followed.is_some_and(|(followed, seq)| followed.0.has_seen(&user, seq));
         if !has_risen && !is_seen {
             return;
         }
         let audience = match participants.audience_committed() {
             // In a channel, users get only their own receipts.
-            Some(Audience::Channel) if has_risen => Audience::User(user.clone()),
-            Some(Audience::Channel) => return,
+            Some(Audience::Channel) => Audience::User(user.clone()),
             Some(audience) => audience,
             None => return,
         };

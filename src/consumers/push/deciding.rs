@@ -17,14 +17,14 @@ use tokio::{
 
 use super::{
     Message, Notification, Sent,
-    queue::{Decided, Positions, Queue, SentToSome, Waiting},
+    queue::{Decided, Done, Positions, Queue, SentToSome, Waiting},
     services::{Services, service_of},
+    showing::{badge, is_muted, message},
 };
 use crate::{
-    chat::{Error, GetHistory, LogRange, Receipt},
-    clock,
+    chat::{Error, Receipt},
     cluster::{Attention, Pushes, Router, ToNotify},
-    model::{ConversationId, Device, EntryKind, Kind, Last, Seq, UserId, limits::PREVIEW_CHARS},
+    model::{ConversationId, Device, Seq, UserId},
     store::InboxRow,
     tasks::lock,
 };
@@ -36,8 +36,6 @@ const DECISIONS_AT_ONCE: usize = 256;
 const PRESENT_MAX: Duration = Duration::from_secs(90);
 /// The pause before a decision is repeated that failed, and the longest one.
 const AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// Entries among which a message to notify of is looked for, if the newest one is deleted.
-const LOOKED_AT: usize = 20;
 /// The time after which a message is forgotten for which nobody asks any more.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 /// Conversations of a user that are sent at once.
@@ -179,8 +177,8 @@ impl Decider {
     async fn decide(&self, user: UserId, waiting: Vec<(ConversationId, Waiting)>) {
         let decided = Box::pin(self.decided_of(&user, waiting)).await;
         let state = &mut *lock(&self.state);
-        for (conversation, seq) in &decided.done {
-            state.decided.raise(&user, *conversation, *seq);
+        for done in &decided.done {
+            state.decided.raise(&user, done.conversation, done.seq);
         }
         state.queue.decided(&user, decided, Instant::now());
     }
@@ -200,7 +198,7 @@ impl Decider {
             }
         };
         if devices.is_empty() {
-            decided.done = waiting.iter().map(|(id, w)| (*id, w.seq)).collect();
+            decided.done = waiting.iter().map(|(id, w)| done(*id, w)).collect();
             return decided;
         }
         let mut ready = self.ready(user, waiting, Instant::now(), &mut decided);
@@ -236,7 +234,7 @@ impl Decider {
         for (conversation, waiting) in ready {
             let row = rows.iter().find(|row| row.conversation == conversation);
             match self.verdict(user, row, &waiting).await {
-                Verdict::Done => decided.done.push((conversation, waiting.seq)),
+                Verdict::Done => decided.done.push(done(conversation, &waiting)),
                 Verdict::Unknown => decided.repeat(AGAIN_AFTER.0),
                 Verdict::Send(message) => to_send.push((conversation, waiting, message)),
             }
@@ -268,31 +266,57 @@ impl Decider {
     ) {
         let conversation = notification.conversation;
         let seq = notification.message.as_ref().map(|message| message.seq);
-        let before = lock(&self.state).shown.get(user, conversation);
-        if let Some(seq) = seq {
-            if waiting.tries == 0 && before >= Some(seq) {
-                // What the notification shows was deleted meanwhile, and the one before it is known.
-                return decided.done.push((conversation, waiting.seq));
-            }
-            // First, so that a user who reads it meanwhile gets it cleared.
-            lock(&self.state).shown.raise(user, conversation, seq);
-        }
+        let Ok(before) = self.begin_showing(user, conversation, &waiting, seq) else {
+            return decided.done.push(done(conversation, &waiting));
+        };
         let sent = self.send(user, devices, &waiting, &notification).await;
         if seq.is_some() && !sent.is_any && waiting.sent.is_empty() {
             lock(&self.state).shown.restore(user, conversation, before);
         }
-        if let (Some(after), Some(_)) = (sent.again, seq) {
-            decided.repeat(after);
-            decided.sent.push(SentToSome {
-                conversation,
-                seq: waiting.seq,
-                devices: sent.devices,
-                not_before: Instant::now() + after,
-            });
-        } else {
-            let seq = seq.map_or(waiting.seq, |seq| seq.max(waiting.seq));
-            decided.done.push((conversation, seq));
+        match (seq, sent.again) {
+            (Some(_), Some(again)) => {
+                decided.repeat(again);
+                decided.sent.push(SentToSome {
+                    conversation,
+                    seq: waiting.seq,
+                    devices: sent.devices,
+                    held: sent.held,
+                    has_tried: sent.has_tried,
+                });
+            }
+            // A silent notification is sent once.
+            _ => decided.done.push(Done {
+                seq: seq.map_or(waiting.seq, |seq| seq.max(waiting.seq)),
+                ..done(conversation, &waiting)
+            }),
         }
+    }
+
+    /// Notes what a notification will show, before it is sent: a user who reads it meanwhile gets it cleared. Returns what was
+    /// shown before.
+    ///
+    /// # Errors
+    /// Nothing is to be sent: the user has seen the message meanwhile, or it is shown already.
+    fn begin_showing(
+        &self,
+        user: &UserId,
+        conversation: ConversationId,
+        waiting: &Waiting,
+        seq: Option<Seq>,
+    ) -> Result<Option<Seq>, ()> {
+        let mut state = lock(&self.state);
+        let before = state.shown.get(user, conversation);
+        let Some(seq) = seq else {
+            return Ok(before);
+        };
+        // The newest message was deleted, and the one before it is shown.
+        let is_shown = before >= Some(seq) && state.decided.get(user, conversation) >= Some(seq);
+        let is_seen = state.seen.get(user, conversation) >= Some(waiting.seq);
+        if is_shown || is_seen {
+            return Err(());
+        }
+        state.shown.raise(user, conversation, seq);
+        Ok(before)
     }
 
     /// Forgets all of this without a decision. Whoever still wants one asks again.
@@ -319,14 +343,16 @@ impl Decider {
                 self.drop_all(user, &[(conversation, waiting)]);
                 continue;
             }
-            // Rule [push-present]: no session can hold up the offset.
+            // Rule [push-present]: no session can hold up the offset. One that has just come may say soon that it is away.
+            let settled_at = now + self.grace.saturating_sub(lasted);
             let delivered_at = (waiting.since + PRESENT_MAX).min(waiting.first + 2 * PRESENT_MAX);
+            let delivered_at = delivered_at.max(settled_at);
             let at = if waiting.is_silent {
                 now
             } else if is_away {
-                (now + self.grace.saturating_sub(lasted)).max(waiting.not_before)
+                settled_at
             } else if delivered_at <= now {
-                decided.done.push((conversation, waiting.seq));
+                decided.done.push(done(conversation, &waiting));
                 continue;
             } else {
                 delivered_at
@@ -352,7 +378,7 @@ impl Decider {
         if row.read_seq >= waiting.seq || !wants {
             return Verdict::Done;
         }
-        match self.message(user, row, waiting.seq).await {
+        match message(&self.router, user, row, waiting.seq).await {
             Ok(Some(message)) => Verdict::Send(Some(Box::new(message))),
             Ok(None) => Verdict::Done,
             Err(error) => {
@@ -360,56 +386,6 @@ impl Decider {
                 Verdict::Unknown
             }
         }
-    }
-
-    /// Returns the newest message for the user: the one that the inbox shows, unless that is deleted or no message of
-    /// others. `None` if there is none among the entries before it.
-    async fn message(
-        &self,
-        user: &UserId,
-        row: &InboxRow,
-        seq: Seq,
-    ) -> Result<Option<Message>, Error> {
-        let Some(summary) = &row.summary else {
-            return Ok(None);
-        };
-        let message = |last: &Last| Message {
-            kind: summary.kind,
-            // The other participant of a dm is the sender.
-            name: summary.name.clone().filter(|_| summary.kind != Kind::Dm),
-            seq: last.seq,
-            message_id: last.message_id,
-            sender: last.sender.clone(),
-            body: body(&last.preview),
-            at: last.at,
-        };
-        let is_shown =
-            |last: &&Last| last.kind == EntryKind::Text && !last.deleted && last.sender != *user;
-        let newest = summary.last.as_ref().filter(|last| last.seq >= seq);
-        if let Some(last) = newest.filter(is_shown) {
-            return Ok(Some(message(last)));
-        }
-        let before = GetHistory {
-            range: LogRange::Before(seq + 1),
-            limit: LOOKED_AT,
-        };
-        let asked = self.router.ask(row.conversation, user.clone(), before);
-        let page = match asked.await {
-            Ok(page) => page,
-            Err(error) if error.is_unavailable() || error == Error::Closed => return Err(error),
-            // The user has left, or has joined later.
-            Err(_) => return Ok(None),
-        };
-        let unread = page.entries.iter().filter(|entry| entry.seq > row.read_seq);
-        let lasts = unread.rev().map(|entry| {
-            let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
-            entry.newest(state.map(|(_, state)| &**state)).last
-        });
-        Ok(lasts
-            .into_iter()
-            .find(|last| is_shown(&last))
-            .as_ref()
-            .map(message))
     }
 
     /// Sends a notification to all devices that lack it.
@@ -426,68 +402,116 @@ impl Decider {
             let hash = device.token_hash();
             match self.router.token_is_of(&hash, user, &device.id).await {
                 Ok(true) => (device, self.send_to(device, waiting, notification).await),
-                Ok(false) => (device, Sent::Gone),
-                Err(_) => (device, Sent::Later(None)),
+                Ok(false) => (device, Tried::Sent(Sent::Gone)),
+                Err(_) => (device, Tried::NotNow(AGAIN_AFTER.0)),
             }
         });
+        let sent = join_all(sent).await;
         let mut result = SentTo {
             devices: waiting.sent.clone(),
-            is_any: false,
+            held: Vec::new(),
+            is_any: sent
+                .iter()
+                .any(|(_, sent)| *sent == Tried::Sent(Sent::Done)),
+            has_tried: false,
             again: None,
         };
-        for (device, sent) in join_all(sent).await {
-            match sent {
-                Sent::Later(after) => {
+        for (device, sent) in sent {
+            let after = match sent {
+                Tried::NotNow(after) => Some(after),
+                Tried::Sent(Sent::Later(after)) => {
+                    result.has_tried = true;
                     let after = pause(waiting.tries, after);
-                    result.again = result.again.max(Some(after));
-                    continue;
+                    (!self.is_given_up(device, waiting, result.is_any)).then_some(after)
                 }
-                Sent::Gone => {
+                Tried::Sent(Sent::Gone) => {
                     let (id, version) = (&device.id, device.version);
                     if let Err(error) = self.router.forget_device(user, id, version).await {
                         tracing::debug!(%error, "a device that is gone was not removed");
                     }
+                    None
                 }
-                Sent::Done => result.is_any = true,
-                Sent::Refused(_) => {}
+                Tried::Sent(Sent::Done | Sent::Refused(_)) => None,
+            };
+            match after {
+                Some(after) => {
+                    result
+                        .held
+                        .push((device.id.clone(), Instant::now() + after));
+                    result.again = result.again.min(Some(after)).or(Some(after));
+                }
+                None => result.devices.push(device.id.clone()),
             }
-            result.devices.push(device.id.clone());
         }
         result
     }
-}
 
-impl Decider {
-    /// Sends a notification to a device, unless its push service has not answered lately.
+    /// Whether a device is not tried again for a message: it was tried often, while others of its provider got something, or
+    /// another device of the user has it.
+    fn is_given_up(&self, device: &Device, waiting: &Waiting, is_any: bool) -> bool {
+        let others = lock(&self.state).services.succeeded(device.provider);
+        let has_another = is_any || !waiting.sent.is_empty();
+        waiting.tries >= TRIES_MAX && (has_another || others.is_some_and(|at| at > waiting.since))
+    }
+
+    /// Sends a notification to a device, unless its push service does not take it now.
     async fn send_to(
         &self,
         device: &Device,
         waiting: &Waiting,
         notification: &Notification,
-    ) -> Sent {
+    ) -> Tried {
+        let now = Instant::now();
+        let held = waiting
+            .held
+            .iter()
+            .find(|(id, until)| *id == device.id && *until > now);
+        if let Some((_, until)) = held {
+            return Tried::NotNow(*until - now);
+        }
         let service = service_of(device);
-        if let Some(pause) = lock(&self.state).services.pause(&service, Instant::now()) {
-            return Sent::Later(Some(pause));
+        if let Some(pause) = lock(&self.state).services.pause(&service, now) {
+            return Tried::NotNow(pause);
         }
         let sent = self.notifier.notify(device, notification).await;
         let services = &mut lock(&self.state).services;
-        let failed = sent == Sent::Later(None);
-        services.answered(&service, device.provider, failed, Instant::now());
-        // Others have got theirs meanwhile, so it is this address that never answers.
-        let others = services.succeeded(device.provider);
-        if failed && waiting.tries >= TRIES_MAX && others.is_some_and(|at| at > waiting.since) {
-            return Sent::Refused("it does not answer".into());
+        match &sent {
+            Sent::Later(None) => services.failed(&service, Instant::now()),
+            Sent::Done | Sent::Gone => {
+                services.succeeded_now(&service, device.provider, Instant::now());
+            }
+            Sent::Later(Some(_)) | Sent::Refused(_) => services.answered(&service),
         }
-        sent
+        Tried::Sent(sent)
     }
+}
+
+/// The end of what waited in a conversation.
+fn done(conversation: ConversationId, waiting: &Waiting) -> Done {
+    Done {
+        conversation,
+        seq: waiting.seq,
+        is_silent: waiting.is_silent,
+    }
+}
+
+/// What became of a notification to one device.
+#[derive(PartialEq, Eq)]
+enum Tried {
+    Sent(Sent),
+    /// Nothing was sent, and is to be tried after this time.
+    NotNow(Duration),
 }
 
 /// What became of a notification.
 struct SentTo {
     /// The devices that have it, or never will.
     devices: Vec<String>,
+    /// The others, with the time of the next attempt.
+    held: Vec<(String, Instant)>,
     is_any: bool,
-    /// When to try the others again.
+    has_tried: bool,
+    /// When to try the first of the others again.
     again: Option<Duration>,
 }
 
@@ -501,32 +525,5 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-fn is_muted(row: &InboxRow) -> bool {
-    let until = row.settings.muted_until;
-    until.is_some_and(|until| until > clock::wall())
-}
-
-/// Returns the number for the app's icon: the unread messages of dms and groups that are not muted.
-fn badge(rows: &[InboxRow]) -> u64 {
-    let unread = rows.iter().filter(|row| !is_muted(row)).map(|row| {
-        let Some(summary) = row.summary.as_ref().filter(|s| s.kind != Kind::Channel) else {
-            return 0;
-        };
-        let last_seq = summary.last.as_ref().map_or(0, |last| last.seq);
-        let texts = summary.texts.unwrap_or(last_seq);
-        row.unread(summary.joined_seq, last_seq, texts, &row.deleted.1.highest)
-    });
-    unread.sum()
-}
-
-/// Returns the text that a notification shows. The inbox has its first characters only.
-fn body(preview: &str) -> String {
-    match preview.char_indices().nth(PREVIEW_CHARS - 1) {
-        // It may have been cut here.
-        Some((last, _)) => format!("{}…", &preview[..last]),
-        None => preview.to_owned(),
     }
 }

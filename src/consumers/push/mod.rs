@@ -15,6 +15,7 @@ mod payload;
 mod post;
 mod queue;
 mod services;
+mod showing;
 mod web;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -26,8 +26,8 @@ pub(super) struct Waiting {
     /// Since when it waits, and since when anything of the conversation does.
     pub(super) since: Instant,
     pub(super) first: Instant,
-    /// The push service wants nothing before this time.
-    pub(super) not_before: Instant,
+    /// The devices to which nothing is to be sent before a time, because their push service does not take it.
+    pub(super) held: Vec<(String, Instant)>,
     /// When it was asked for last. Whoever asks no more has another home, or has given it up.
     pub(super) asked: Instant,
     /// The devices that have it already, and how often the others could not be reached.
@@ -61,7 +61,7 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 pub(super) struct Decided {
     /// What needs no notification any more, or has been sent, with its seq.
-    pub(super) done: Vec<(ConversationId, Seq)>,
+    pub(super) done: Vec<Done>,
     /// What could not be sent to all devices, with those that have it.
     pub(super) sent: Vec<SentToSome>,
     /// When to decide again about the rest.
@@ -77,7 +77,17 @@ pub(super) struct SentToSome {
     pub(super) seq: Seq,
     /// The devices that have it, or never will.
     pub(super) devices: Vec<String>,
-    pub(super) not_before: Instant,
+    pub(super) held: Vec<(String, Instant)>,
+    /// Whether the others were tried, and did not get it.
+    pub(super) has_tried: bool,
+}
+
+/// The end of what waited.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) conversation: ConversationId,
+    pub(super) seq: Seq,
+    pub(super) is_silent: bool,
 }
 
 impl Waiting {
@@ -86,7 +96,7 @@ impl Waiting {
             seq,
             since: now,
             first: now,
-            not_before: now,
+            held: Vec::new(),
             asked: now,
             sent: Vec::new(),
             tries: 0,
@@ -278,14 +288,15 @@ impl Queue {
         }
     }
 
+    /// Lets a user be forgotten for whom nothing waits, once the next round may begin.
     fn forget_if_idle(&mut self, user: &UserId) {
-        let Some(known) = self.users.get(user) else {
-            return;
-        };
-        // The time until the next round must be known for a while.
-        if known.waiting.is_empty() && !known.is_taken && known.due > known.not_before {
+        if let Some(known) = self.users.get_mut(user)
+            && known.waiting.is_empty()
+            && !known.is_taken
+        {
             self.due.remove(&(known.due, user.clone()));
-            self.users.remove(user);
+            known.due = known.not_before;
+            self.due.insert((known.due, user.clone()));
         }
     }
 
@@ -299,14 +310,18 @@ impl Queue {
         &mut self,
         now: Instant,
     ) -> Option<(UserId, Vec<(ConversationId, Waiting)>)> {
-        if self.next()? > now {
-            return None;
+        while self.next()? <= now {
+            let (_, user) = self.due.pop_first()?;
+            let known = self.users.get_mut(&user)?;
+            if known.waiting.is_empty() {
+                self.users.remove(&user);
+                continue;
+            }
+            (known.is_taken, known.is_stale) = (true, false);
+            let waiting = known.waiting.iter().map(|(id, w)| (*id, w.clone()));
+            return Some((user, waiting.collect()));
         }
-        let (_, user) = self.due.pop_first()?;
-        let known = self.users.get_mut(&user)?;
-        (known.is_taken, known.is_stale) = (true, false);
-        let waiting = known.waiting.iter().map(|(id, w)| (*id, w.clone()));
-        Some((user, waiting.collect()))
+        None
     }
 
     /// Ends a decision.
@@ -314,20 +329,22 @@ impl Queue {
         let Some(known) = self.users.get_mut(user) else {
             return;
         };
-        for (conversation, seq) in decided.done {
-            let is_done = |waiting: &Waiting| waiting.seq <= seq;
-            if known.waiting.get(&conversation).is_some_and(is_done) {
-                known.waiting.remove(&conversation);
+        for done in decided.done {
+            // A silent notification may have taken the place of a message meanwhile, or the other way round.
+            let is_done = |w: &Waiting| w.seq <= done.seq && w.is_silent == done.is_silent;
+            if known.waiting.get(&done.conversation).is_some_and(is_done) {
+                known.waiting.remove(&done.conversation);
                 self.waiting -= 1;
             }
         }
         for sent in decided.sent {
-            if let Some(waiting) = known.waiting.get_mut(&sent.conversation) {
-                waiting.not_before = sent.not_before;
+            let waiting = known.waiting.get_mut(&sent.conversation);
+            if let Some(waiting) = waiting.filter(|waiting| !waiting.is_silent) {
+                waiting.held = sent.held;
                 // A newer message has been sent to nobody.
                 if waiting.seq <= sent.seq {
                     waiting.sent = sent.devices;
-                    waiting.tries += 1;
+                    waiting.tries += u32::from(sent.has_tried);
                 }
             }
         }
@@ -365,7 +382,11 @@ mod tests {
 
     fn done(number: u128, seq: Seq) -> Decided {
         Decided {
-            done: vec![(conversation(number), seq)],
+            done: vec![Done {
+                conversation: conversation(number),
+                seq,
+                is_silent: false,
+            }],
             has_looked: true,
             ..Decided::default()
         }
@@ -397,8 +418,7 @@ mod tests {
         let last = later + NOTIFY_EVERY;
         assert!(queue.take(last).is_some());
         queue.decided(&alice, done(2, 1), last);
-        assert!(queue.take(last + NOTIFY_EVERY).unwrap().1.is_empty());
-        queue.decided(&alice, Decided::default(), last + NOTIFY_EVERY);
+        assert!(queue.take(last + NOTIFY_EVERY).is_none());
         assert!(queue.users.is_empty() && queue.due.is_empty());
     }
 
@@ -421,8 +441,9 @@ mod tests {
         queue.settle(&alice, conversation(1), 4);
         assert_eq!(queue.len(), 1);
         queue.settle(&alice, conversation(1), 5);
-        assert!(queue.users.is_empty() && queue.due.is_empty());
         assert_eq!(queue.len(), 0);
+        assert!(queue.take(now).is_none());
+        assert!(queue.users.is_empty() && queue.due.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -450,7 +471,8 @@ mod tests {
                 conversation: conversation(1),
                 seq: 5,
                 devices: vec!["a".into()],
-                not_before: pause,
+                held: vec![("b".into(), pause)],
+                has_tried: true,
             }],
             has_looked: true,
             ..Decided::default()
@@ -458,7 +480,21 @@ mod tests {
         decided.repeat(Duration::from_secs(30));
         queue.decided(&alice, decided, now);
         let (_, waiting) = queue.take(now + NOTIFY_EVERY).unwrap();
-        assert!(waiting[0].1.sent.is_empty() && waiting[0].1.not_before == pause);
+        assert!(waiting[0].1.sent.is_empty() && waiting[0].1.tries == 0);
+        assert_eq!(waiting[0].1.held, [("b".into(), pause)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_notification_that_comes_meanwhile_is_kept() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let alice = user(1);
+        queue.add(&alice, conversation(1), 5, now);
+        queue.take(now).unwrap();
+        queue.settle(&alice, conversation(1), 5);
+        assert!(queue.add_silent(&alice, conversation(1), 5, now));
+        queue.decided(&alice, done(1, 5), now);
+        let (_, waiting) = queue.take(now + NOTIFY_EVERY).unwrap();
+        assert!(waiting[0].1.is_silent);
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) struct Services {
 struct Failed {
     in_a_row: u32,
     until: Instant,
+    /// Whether a notification finds out whether the service answers again.
+    is_probed: bool,
 }
 
 /// Returns the push service of a device: its provider, and of a browser the host.
@@ -53,39 +55,51 @@ impl Services {
             return None;
         }
         if failed.until > now {
-            return Some(failed.until - now);
+            // A notification that finds out has its answer soon.
+            return Some(if failed.is_probed {
+                PAUSE.0
+            } else {
+                failed.until - now
+            });
         }
-        // This one finds out whether it answers again. The others wait for it.
+        failed.is_probed = true;
         failed.until = now + PAUSE.1;
         None
     }
 
-    /// Notes whether a service has answered.
-    pub(super) fn answered(
-        &mut self,
-        service: &str,
-        provider: PushProvider,
-        has_failed: bool,
-        now: Instant,
-    ) {
-        if !has_failed {
-            self.failed.remove(service);
-            self.succeeded.insert(provider, now);
-            return;
-        }
+    /// Notes that a service has answered.
+    pub(super) fn answered(&mut self, service: &str) {
+        self.failed.remove(service);
+    }
+
+    /// Notes that a device got something, or that its service knows it no more.
+    pub(super) fn succeeded_now(&mut self, service: &str, provider: PushProvider, now: Instant) {
+        self.answered(service);
+        self.succeeded.insert(provider, now);
+    }
+
+    /// Notes that a service did not answer, or could not do anything.
+    pub(super) fn failed(&mut self, service: &str, now: Instant) {
         if self.failed.len() >= SERVICES_MAX && !self.failed.contains_key(service) {
             self.failed.retain(|_, failed| failed.until > now);
+            if self.failed.len() >= SERVICES_MAX {
+                return;
+            }
         }
-        if self.failed.len() < SERVICES_MAX || self.failed.contains_key(service) {
-            let failed = self.failed.entry(service.to_owned());
-            let failed = failed.or_insert(Failed {
-                in_a_row: 0,
-                until: now,
-            });
-            failed.in_a_row += 1;
-            let doubled = PAUSE.0 * 2_u32.pow(failed.in_a_row.saturating_sub(FAILURES_MAX).min(6));
-            failed.until = now + doubled.min(PAUSE.1);
+        let failed = self.failed.entry(service.to_owned());
+        let failed = failed.or_insert(Failed {
+            in_a_row: 0,
+            until: now,
+            is_probed: false,
+        });
+        // Those that were sent together count once.
+        if failed.in_a_row >= FAILURES_MAX && !failed.is_probed {
+            return;
         }
+        failed.in_a_row += 1;
+        failed.is_probed = false;
+        let doubled = PAUSE.0 * 2_u32.pow(failed.in_a_row.saturating_sub(FAILURES_MAX).min(6));
+        failed.until = now + doubled.min(PAUSE.1);
     }
 
     /// Returns when a device of this provider got something last.
@@ -101,25 +115,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_service_that_does_not_answer_is_asked_seldom_until_it_does() {
         let (mut services, start) = (Services::default(), Instant::now());
-        let answered = |services: &mut Services, failed, now| {
-            services.answered("a", PushProvider::Web, failed, now);
-        };
         for _ in 0..FAILURES_MAX {
             assert_eq!(services.pause("a", start), None);
-            answered(&mut services, true, start);
+            services.failed("a", start);
         }
-        assert_eq!(services.pause("a", start), Some(PAUSE.0));
+        services.failed("a", start);
+        assert_eq!(services.pause("a", start), Some(PAUSE.0), "sent together");
         assert_eq!(services.pause("b", start), None);
         let later = start + PAUSE.0;
         assert_eq!(services.pause("a", later), None, "one finds out");
-        assert_eq!(services.pause("a", later), Some(PAUSE.1), "the others wait");
-        answered(&mut services, true, later);
+        assert_eq!(services.pause("a", later), Some(PAUSE.0), "the others wait");
+        services.failed("a", later);
         assert_eq!(services.pause("a", later), Some(2 * PAUSE.0));
-        answered(&mut services, false, later);
+        services.succeeded_now("a", PushProvider::Web, later);
         assert_eq!(services.pause("a", later), None);
         assert_eq!(services.succeeded(PushProvider::Web), Some(later));
         for number in 0..2 * SERVICES_MAX {
-            services.answered(&number.to_string(), PushProvider::Web, true, later);
+            services.failed(&number.to_string(), later);
         }
         assert!(services.failed.len() <= SERVICES_MAX);
     }
