@@ -55,18 +55,21 @@ async function browser(options: BrowserContextOptions = DESK): Promise<BrowserCo
   const context = await people.person(options);
   await context.addInitScript(() => {
     const state = { asked: 0, unsubscribed: 0, tones: 0 };
-    let subscription: object | null = null;
+    const subscription = {
+      endpoint: 'https://push.example.org/1',
+      toJSON: () => ({ endpoint: 'https://push.example.org/1', keys: { p256dh: 'p', auth: 'a' } }),
+      unsubscribe: async () => {
+        localStorage.removeItem('fake-subscription');
+        return state.unsubscribed++;
+      },
+    };
     Object.assign(PushManager.prototype, {
       subscribe: async ({ applicationServerKey }: { applicationServerKey: Uint8Array }) => {
         if (applicationServerKey.length !== 65) throw new Error('not a key');
-        subscription = {
-          endpoint: 'https://push.example.org/1',
-          toJSON: () => ({ endpoint: 'https://push.example.org/1', keys: { p256dh: 'p', auth: 'a' } }),
-          unsubscribe: async () => state.unsubscribed++,
-        };
+        localStorage.setItem('fake-subscription', 'on');
         return subscription;
       },
-      getSubscription: async () => subscription,
+      getSubscription: async () => localStorage.getItem('fake-subscription') && subscription,
     });
     const real = Notification.requestPermission;
     Notification.requestPermission = async () => {
@@ -194,6 +197,32 @@ test('the browser is registered, shows pushed messages, and is removed when the 
   await page.getByRole('heading', { name: 'Sign in to chat' }).waitFor();
   expect(server.received('device_remove')).toMatchObject([{ device }]);
   expect((await noted(page)).unsubscribed).toBe(1);
+});
+
+test('the next user of a browser ends the pushes of one who did not sign out', async () => {
+  const context = await browser();
+  const page = await people.signIn(context, 'alice');
+  await allow(context, page);
+  await until(() => server.received('devices').length > 0);
+  await page.getByRole('button', { name: 'Notifications', exact: true }).click();
+  await until(() => server.received('device_set').length === 1, 'registered');
+  const shown = (page: Page) => page.evaluate(async () => (await (await navigator.serviceWorker.ready).getNotifications()).length);
+  await page.evaluate(async () => (await navigator.serviceWorker.ready).showNotification('bob', { body: 'for alice', tag: '1' }));
+  await until(async () => (await shown(page)) === 1);
+  // Another page of the same user ends nothing.
+  const again = await context.newPage();
+  await again.goto(server.page);
+  await until(() => server.received('device_set').length === 2, 'registered again');
+  expect([await shown(again), (await noted(again)).unsubscribed]).toEqual([1, 0]);
+  // As if all of this were Carol's. The fake gateway knows only Alice.
+  await again.evaluate(() => {
+    for (const key of Object.keys(localStorage)) if (key.startsWith('pushed-to')) localStorage.setItem(key, 'carol');
+  });
+  const next = await context.newPage();
+  await next.goto(server.page);
+  await until(async () => (await shown(next)) === 0, 'closed');
+  await until(() => server.received('device_set').length === 3, 'registered for the next user');
+  expect((await noted(next)).unsubscribed).toBe(1);
 });
 
 test('a conversation is muted and unmuted in its menu, and looks muted', async () => {
