@@ -38,6 +38,16 @@ pub(super) const VISITOR: usize = USERS;
 /// The conversations: a group, a dm of the first two users, a channel.
 const KINDS: [Kind; 3] = [Kind::Group, Kind::Dm, Kind::Channel];
 
+/// What follows the conversations.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Consuming {
+    pub(super) webhook: bool,
+    /// Whether its receiver, once down, stays so until a check lets it recover. So conversations are closed while they lag.
+    pub(super) staying_down: bool,
+    /// Whether a user sleeps, to whom messages are pushed.
+    pub(super) pushing: bool,
+}
+
 /// The gateways, the network, the store, and what the clients share.
 pub(super) struct World {
     pub(super) secrets: Mutex<Secrets>,
@@ -69,10 +79,7 @@ pub(super) struct World {
     pub(super) seen: Mutex<[Seen; 3]>,
     /// The rule that clients break on purpose.
     pub(super) broken: Option<ClientRule>,
-    /// Whether a webhook follows the conversations.
-    pub(super) consuming: bool,
-    /// Whether its receiver, once down, stays so until a check lets it recover. So conversations are closed while they lag.
-    staying_down: bool,
+    pub(super) consuming: Consuming,
     pub(super) arrivals: Arrivals,
     pub(super) pushed: Pushed,
 }
@@ -84,7 +91,7 @@ impl World {
         evicting: bool,
         changing: bool,
         broken: Option<ClientRule>,
-        (consuming, staying_down): (bool, bool),
+        consuming: Consuming,
     ) -> Arc<Self> {
         let mut random = StdRng::seed_from_u64(seed);
         let conversations = KINDS.map(|kind| {
@@ -126,7 +133,6 @@ impl World {
             seen: Mutex::default(),
             broken,
             consuming,
-            staying_down,
             arrivals: Arrivals::new(seed),
             pushed: Pushed::default(),
         })

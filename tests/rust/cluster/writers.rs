@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 use super::{
     paused, setting,
-    world::{Gateway, USERS, World, create, spawn, user},
+    world::{Consuming, Gateway, USERS, World, create, spawn, user},
 };
 
 /// Quiet points of one run.
@@ -355,7 +355,8 @@ async fn look(gateway: &Gateway, cluster: Arc<Cluster>, number: usize) -> Option
 
 /// Runs one seed. Returns the findings and the number of acknowledged requests.
 async fn run(seed: u64) -> (Vec<String>, usize) {
-    let world = World::new(seed, Faults::BAD_DAY, false, false, None, (false, false));
+    let nothing = Consuming::default();
+    let world = World::new(seed, Faults::BAD_DAY, false, false, None, nothing);
     for _ in 0..3 {
         world.start();
     }

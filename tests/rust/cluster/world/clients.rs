@@ -503,7 +503,7 @@ pub(crate) fn contiguous(got: &BTreeSet<Seq>) -> Seq {
 pub(crate) async fn create(world: &Arc<World>) {
     for (conversation, kind) in KINDS.into_iter().enumerate() {
         let users = if kind == Kind::Dm { 2 } else { USERS };
-        let sleeper = (kind == Kind::Group && world.consuming).then_some(SLEEPER);
+        let sleeper = (kind == Kind::Group && world.consuming.pushing).then_some(SLEEPER);
         loop {
             let creation = Creation {
                 kind,

@@ -153,7 +153,7 @@ impl World {
             batch: 5,
             connections: 2,
         };
-        let webhooks = self.consuming.then(|| Webhook {
+        let webhooks = self.consuming.webhook.then(|| Webhook {
             name: ConsumerName::webhook("simulated"),
             filter: Filter {
                 events: EventType::ALL.to_vec(),
@@ -163,7 +163,7 @@ impl World {
             receiver: Arc::new(Simulated(self.clone())),
         });
         let webhooks = webhooks.into_iter().collect();
-        let push = self.consuming.then(|| self.push());
+        let push = self.consuming.pushing.then(|| self.push());
         Consumers::new(gateway, store.clone(), settings, webhooks, push)
     }
 
@@ -173,7 +173,7 @@ impl World {
             let arrivals = &self.arrivals;
             sleep(Duration::from_millis(500 + arrivals.below(4_000))).await;
             let is_churning = self.churning.load(Ordering::Relaxed);
-            if is_churning || !self.staying_down {
+            if is_churning || !self.consuming.staying_down {
                 let is_down = is_churning && arrivals.below(2) == 0;
                 arrivals.is_down.store(is_down, Ordering::Relaxed);
             }
