@@ -12,7 +12,7 @@ class LongestFirst extends BaseSequencer {
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],
-    testTimeout: 120_000,
+    testTimeout: 240_000,
     hookTimeout: 120_000,
     // Each file runs a real gateway or browser, which need the other cores.
     maxWorkers: 2,
