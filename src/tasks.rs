@@ -16,12 +16,20 @@ use futures_util::FutureExt as _;
 use metrics::counter;
 use tokio::{
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFuture},
     task::TaskTracker,
 };
+
+/// Waits until a time. Without one it waits for ever.
+pub(crate) async fn wait_until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
 
 /// Locks a mutex even if a task panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -12,7 +12,6 @@ use std::{
 };
 
 use foldhash::quality::RandomState;
-
 use tokio::time::Instant;
 
 use super::{lease::Ownership, publish::Recipients};
@@ -26,8 +25,8 @@ use crate::{
 
 /// The consumers of this gateway, as its conversations see them.
 pub trait Consumers: Send + Sync + 'static {
-    /// Returns the consumers that follow a conversation: all that are configured. `stored` are the offsets that it has.
-    fn of(&self, stored: &[(ConsumerName, Cursor)]) -> Vec<ConsumerName>;
+    /// Returns the consumers that are configured. All of them follow each conversation.
+    fn names(&self) -> Vec<ConsumerName>;
 
     /// Returns whether a consumer reads conversations of this kind.
     fn wants(&self, consumer: &ConsumerName, kind: Kind) -> bool;
@@ -50,6 +49,8 @@ pub struct Following {
     pub conversation: ConversationId,
     consumers: Arc<dyn Consumers>,
     ownership: Arc<Ownership>,
+    /// Whether its messages are pushed.
+    pub(super) is_pushed: bool,
     /// Whether the conversation is evicted. Its consumers stop, so that its owner need not wait until they caught up.
     is_leaving: AtomicBool,
     is_closed: AtomicBool,
@@ -61,7 +62,7 @@ struct State {
     heads: Cursor,
     /// `None` as long as the conversation does not exist.
     kind: Option<Kind>,
-    /// The participants of a dm or group, if a consumer asks for them.
+    /// The participants of a dm or group, if it is pushed.
     recipients: Option<Arc<Recipients>>,
     /// The newest message of which a session that looks has said that it got it, of each participant.
     seen: HashMap<UserId, Seq, RandomState>,
@@ -151,7 +152,7 @@ impl Following {
         stored: &[(ConsumerName, Cursor)],
         certain: Cursor,
     ) -> Arc<Self> {
-        let progress = consumers.of(stored).into_iter().map(|consumer| {
+        let progress = consumers.names().into_iter().map(|consumer| {
             let stored = stored.iter().find(|(name, _)| *name == consumer);
             let stored = stored.map(|(_, offset)| *offset);
             Progress {
@@ -172,7 +173,9 @@ impl Following {
             seen: HashMap::default(),
             progress: progress.collect(),
         };
+        let is_pushed = state.progress.iter().any(|p| p.consumer.is_push());
         Arc::new(Self {
+            is_pushed,
             conversation,
             consumers,
             ownership,
@@ -204,17 +207,6 @@ impl Following {
         }
     }
 
-    /// Whether a consumer asks for the participants.
-    pub(super) fn wants_recipients(&self) -> bool {
-        let state = lock(&self.state);
-        state.progress.iter().any(|p| p.consumer.is_push())
-    }
-
-    /// Notes the participants, as of the newest committed entry.
-    pub(super) fn has_recipients(&self, recipients: Arc<Recipients>) {
-        lock(&self.state).recipients = Some(recipients);
-    }
-
     /// Returns the participants of a dm or group.
     #[must_use]
     pub fn recipients(&self) -> Option<Arc<Recipients>> {
@@ -223,7 +215,7 @@ impl Following {
 
     /// Notes that a session that looks has a message. Returns whether that is new to those who push.
     pub(super) fn has_seen(&self, user: &UserId, seq: Seq) -> bool {
-        if !self.wants_recipients() {
+        if !self.is_pushed {
             return false;
         }
         let mut state = lock(&self.state);
@@ -233,12 +225,19 @@ impl Following {
         is_new
     }
 
-    /// Raises the heads: rule [committed]. Consumers that have something to deliver are told.
-    pub(super) fn moved(self: &Arc<Self>, heads: Cursor, kind: Option<Kind>) {
+    /// Raises the heads: rule [committed]. Consumers that have something to deliver are told. `recipients` are the participants
+    /// of a dm or group that is pushed.
+    pub(super) fn moved(
+        self: &Arc<Self>,
+        heads: Cursor,
+        kind: Option<Kind>,
+        recipients: Option<Arc<Recipients>>,
+    ) {
         let mut told = Vec::new();
         let mut state = lock(&self.state);
         state.heads = raised(state.heads, heads);
         state.kind = kind;
+        state.recipients = recipients.or(state.recipients.take());
         let heads = state.heads;
         for progress in &mut state.progress {
             if !progress.is_behind(heads) {

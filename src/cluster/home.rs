@@ -374,21 +374,23 @@ impl Home {
         let Some(pushes) = self.presence.pushes() else {
             return;
         };
-        let receipt = match &publication.body {
-            Body::Receipt(receipt) => receipt.clone(),
-            // Whoever sends a message has read everything before it.
+        let marked = |receipt: &Receipt| {
+            if self.peers.is_none() || self.at_home(&receipt.user) == AtHome::Yes {
+                pushes.marked(publication.conversation, receipt);
+            }
+        };
+        match &publication.body {
+            Body::Receipt(receipt) => marked(receipt),
+            // The sender of a message has read the conversation up to it.
             Body::Entry(entry) if matches!(entry.content, Content::Text { .. }) => {
-                Arc::new(Receipt {
+                marked(&Receipt {
                     user: entry.sender.clone(),
                     read_seq: Some(entry.seq),
                     delivered_seq: None,
                     away: false,
-                })
+                });
             }
-            _ => return,
-        };
-        if self.peers.is_none() || self.at_home(&receipt.user) == AtHome::Yes {
-            pushes.marked(publication.conversation, &receipt);
+            _ => {}
         }
     }
 

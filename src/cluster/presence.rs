@@ -36,7 +36,7 @@ pub(super) struct Presence {
     /// in order.
     online: Mutex<usize>,
     attentions: Attentions,
-    /// Who decides whether users are notified. It is gone when its task ends.
+    /// Decides whether devices of users are notified. Its own task keeps it alive.
     pushes: OnceLock<Weak<dyn Pushes>>,
 }
 

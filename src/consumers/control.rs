@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    replays::{self, webhook_of},
+    replays,
     runner::Consumers,
     states::States,
     webhooks::{endpoint::Outcome, events::Event},
@@ -93,7 +93,7 @@ impl Control {
                 oldest,
                 replays: replays
                     .iter()
-                    .filter(|name| name.is_replay() && webhook_of(name) == Some(line.name.as_str()))
+                    .filter(|name| name.is_replay_of(&line.name))
                     .cloned()
                     .collect(),
             });

@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     chat::{self, Following, ToStore},
     clock,
-    model::{ConsumerName, ConversationId, Cursor, GatewayId, Kind},
+    model::{ConsumerName, ConversationId, GatewayId, Kind},
     store::{self, Activity, Store},
     tasks::lock,
 };
@@ -100,12 +100,6 @@ impl Line {
     #[must_use]
     pub fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether it delivers again what was delivered before.
-    #[must_use]
-    pub fn is_replay(&self) -> bool {
-        self.name.is_replay()
     }
 
     pub(super) fn set_enabled(&self, is_enabled: bool) {
@@ -327,7 +321,7 @@ impl Follower {
 }
 
 impl chat::Consumers for Follower {
-    fn of(&self, _stored: &[(ConsumerName, Cursor)]) -> Vec<ConsumerName> {
+    fn names(&self) -> Vec<ConsumerName> {
         self.lines.iter().map(|line| line.name.clone()).collect()
     }
 

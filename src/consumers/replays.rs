@@ -140,12 +140,6 @@ fn age(replay: &ConsumerName) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or_default())
 }
 
-/// Returns the webhook of a replay.
-pub(super) fn webhook_of(replay: &ConsumerName) -> Option<&str> {
-    let (webhook, _) = replay.as_str().rsplit_once(':')?;
-    Some(webhook)
-}
-
 impl Replays {
     /// Looks for replays again and again, and runs them.
     pub(super) async fn run(self) {
@@ -243,8 +237,8 @@ impl Replays {
     /// Sends what is left of a conversation, or removes it from a replay that is too old. Returns false if it is to be tried
     /// again later.
     async fn row(&self, replay: &ConsumerName, row: &LaggingRow, pass: &mut Pass) -> bool {
-        let name = webhook_of(replay).unwrap_or_default();
-        let found = self.webhooks.iter().find(|(w, _)| w.name.as_str() == name);
+        let mut webhooks = self.webhooks.iter();
+        let found = webhooks.find(|(webhook, _)| replay.is_replay_of(&webhook.name));
         let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
         let sent = match found {
             _ if is_old => {
@@ -291,7 +285,7 @@ impl Replays {
         &self,
         replay: &ConsumerName,
         webhook: &Webhook,
-        line: &Line,
+        line: &Arc<Line>,
         row: &LaggingRow,
     ) -> Result<bool, Error> {
         let id = row.conversation;
@@ -322,8 +316,7 @@ impl Replays {
             let page = self.router.ask(id, UserId::gateway(), page).await?;
             let mut events = Vec::new();
             for entry in page.entries.iter().filter(|entry| entry.seq <= row.heads.0) {
-                let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
-                let state = state.map(|(_, state)| &**state);
+                let state = page.state(entry.seq);
                 let event = Event::of_entry(origin, &webhook.filter, entry, state);
                 events.extend(event.map(|event| (entry.seq, event)));
                 reached = entry.seq;
@@ -347,7 +340,7 @@ impl Replays {
     async fn send(
         &self,
         webhook: &Webhook,
-        line: &Line,
+        line: &Arc<Line>,
         conversation: ConversationId,
         events: Vec<(Seq, Event)>,
     ) -> Result<Option<Seq>, Error> {
@@ -387,8 +380,7 @@ impl Replays {
                     return Ok(Some(*seq));
                 }
                 Outcome::Gone => {
-                    let reason = "the receiver answered with status 410".to_owned();
-                    self.states.set(&webhook.name, false, Some(reason)).await?;
+                    self.states.receiver_is_gone(line);
                     return Ok(Some(*seq));
                 }
             }
@@ -436,8 +428,9 @@ mod tests {
     #[test]
     fn a_replay_knows_its_webhook_and_when_it_began() {
         let before = clock::wall();
-        let replay = ConsumerName::webhook("search").replay(Uuid::now_v7());
-        assert_eq!(webhook_of(&replay), Some("webhook:search"));
+        let webhook = ConsumerName::webhook("search");
+        let replay = webhook.replay(Uuid::now_v7());
+        assert!(replay.is_replay_of(&webhook) && !webhook.is_replay_of(&webhook));
         assert!((before - 1..before + 60_000).contains(&began(&replay)));
         assert!(age(&ConsumerName::push()) > Duration::from_secs(86_400));
     }

@@ -54,7 +54,8 @@ impl States {
     }
 
     /// Disables a consumer, because its receiver wants no more events. Until that is stored, it is disabled here.
-    pub(super) fn disable(self: &Arc<Self>, line: &Arc<Line>, reason: String) {
+    pub(super) fn receiver_is_gone(self: &Arc<Self>, line: &Arc<Line>) {
+        let reason = "the receiver answered with status 410".to_owned();
         let (states, line) = (self.clone(), line.clone());
         line.set_enabled(false);
         line.hold_state(true);

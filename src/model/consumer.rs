@@ -38,6 +38,13 @@ impl ConsumerName {
         self.0.matches(':').count() == 2
     }
 
+    /// Whether this is a replay of this webhook.
+    #[must_use]
+    pub fn is_replay_of(&self, webhook: &Self) -> bool {
+        let name = self.0.rsplit_once(':').map(|(name, _)| name);
+        self.is_replay() && name == Some(webhook.as_str())
+    }
+
     /// Returns a name that was stored.
     #[must_use]
     pub fn stored(name: &str) -> Self {

@@ -338,6 +338,8 @@ fn pure_files_neither_await_nor_read_a_clock() {
         "src/cluster/membership.rs",
         "src/cluster/view.rs",
         "src/consumers/address.rs",
+        "src/consumers/push/queue.rs",
+        "src/consumers/push/services.rs",
         "src/consumers/webhooks/endpoint.rs",
         "src/consumers/webhooks/endpoint/work.rs",
         "src/consumers/webhooks/events.rs",

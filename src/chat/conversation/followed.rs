@@ -100,14 +100,14 @@ impl Owner {
     /// Tells the consumers how far the logs are.
     pub(super) fn tell_consumers(&mut self) {
         if let Some(Followed(following)) = &self.followed {
-            if following.wants_recipients()
-                && let Some(participants) = &mut self.participants
-                && let Some(Audience::Members(members)) = participants.audience_committed()
-            {
-                following.has_recipients(members);
-            }
             let kind = self.participants.as_ref().map(|p| p.details.kind);
-            following.moved(Cursor(self.log.head(), self.changes.applied), kind);
+            let pushed = self.participants.as_mut().filter(|_| following.is_pushed);
+            let recipients = match pushed.and_then(|p| p.audience_committed()) {
+                Some(Audience::Members(members)) => Some(members),
+                _ => None,
+            };
+            let heads = Cursor(self.log.head(), self.changes.applied);
+            following.moved(heads, kind, recipients);
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use foldhash::quality::RandomState;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::{
     chat::{CatchUp, Conversations, Error, Following},
@@ -20,6 +20,7 @@ use crate::{
     consumers::follower::Line,
     model::{Content, ConversationId, Cursor, Kind, Millis, Seq, UserId},
     mutation::{Mutation, broken},
+    tasks::wait_until,
 };
 
 /// The time for which new messages of a conversation are gathered. Sessions that look have them by then, and say so.
@@ -154,7 +155,7 @@ impl Asker {
                     }
                 }
                 () = self.line.woken() => {}
-                () = until(next) => {}
+                () = wait_until(next) => {}
             }
         }
     }
@@ -274,12 +275,9 @@ impl Asker {
                 .ask(following.conversation, UserId::gateway(), page);
             let page = asking.await?;
             let before = reached;
-            let mut states = page.states.iter().peekable();
             for entry in page.entries.iter().filter(|entry| entry.seq <= head) {
                 reached = entry.seq;
-                while states.next_if(|(seq, _)| *seq < entry.seq).is_some() {}
-                let state = states.next_if(|(seq, _)| *seq == entry.seq);
-                let is_deleted = entry.newest(state.map(|(_, state)| &**state)).last.deleted;
+                let is_deleted = entry.newest(page.state(entry.seq)).last.deleted;
                 if matches!(entry.content, Content::Text { .. }) && !is_deleted {
                     newest.add(entry.seq, entry.at, &entry.sender);
                 }
@@ -307,13 +305,6 @@ impl Asker {
         debug_assert!(recipients.kind != Kind::Channel, "channels are not pushed");
         asked.read = reached;
         Ok(())
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 

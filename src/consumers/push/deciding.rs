@@ -10,10 +10,7 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use metrics::gauge;
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Message, Notification, Sent,
@@ -26,7 +23,7 @@ use crate::{
     cluster::{Attention, Pushes, Router, ToNotify},
     model::{ConversationId, Device, Seq, UserId},
     store::InboxRow,
-    tasks::lock,
+    tasks::{lock, wait_until},
 };
 
 /// Decisions that are made at once. Each may send to all devices of a user.
@@ -169,7 +166,7 @@ impl Decider {
                 biased;
                 Some(()) = running.next(), if !running.is_empty() => {}
                 () = self.is_due.notified() => {}
-                () = until(next) => {}
+                () = wait_until(next) => {}
             }
         }
     }
@@ -193,7 +190,7 @@ impl Decider {
                 return decided;
             }
             Err(_) => {
-                decided.repeat(AGAIN_AFTER.0);
+                decided.repeat(Instant::now() + AGAIN_AFTER.0);
                 return decided;
             }
         };
@@ -204,7 +201,7 @@ impl Decider {
         let mut ready = self.ready(user, waiting, Instant::now(), &mut decided);
         if ready.len() > AT_ONCE {
             ready.truncate(AT_ONCE);
-            decided.repeat(Duration::ZERO);
+            decided.repeat(Instant::now());
         }
         if ready.is_empty() {
             return decided;
@@ -215,7 +212,7 @@ impl Decider {
             .await
             .is_err()
         {
-            decided.repeat(AGAIN_AFTER.0);
+            decided.repeat(Instant::now() + AGAIN_AFTER.0);
         }
         decided
     }
@@ -235,7 +232,7 @@ impl Decider {
             let row = rows.iter().find(|row| row.conversation == conversation);
             match self.verdict(user, row, &waiting).await {
                 Verdict::Done => decided.done.push(done(conversation, &waiting)),
-                Verdict::Unknown => decided.repeat(AGAIN_AFTER.0),
+                Verdict::Unknown => decided.repeat(Instant::now() + AGAIN_AFTER.0),
                 Verdict::Send(message) => to_send.push((conversation, waiting, message)),
             }
         }
@@ -273,7 +270,8 @@ impl Decider {
         if seq.is_some() && !sent.is_any && waiting.sent.is_empty() {
             lock(&self.state).shown.restore(user, conversation, before);
         }
-        match (seq, sent.again) {
+        let again = sent.held.iter().map(|(_, until)| *until).min();
+        match (seq, again) {
             (Some(_), Some(again)) => {
                 decided.repeat(again);
                 decided.sent.push(SentToSome {
@@ -360,7 +358,7 @@ impl Decider {
             if at <= now {
                 ready.push((conversation, waiting));
             } else {
-                decided.repeat(at - now);
+                decided.repeat(at);
             }
         }
         ready
@@ -414,7 +412,6 @@ impl Decider {
                 .iter()
                 .any(|(_, sent)| *sent == Tried::Sent(Sent::Done)),
             has_tried: false,
-            again: None,
         };
         for (device, sent) in sent {
             let after = match sent {
@@ -434,12 +431,9 @@ impl Decider {
                 Tried::Sent(Sent::Done | Sent::Refused(_)) => None,
             };
             match after {
-                Some(after) => {
-                    result
-                        .held
-                        .push((device.id.clone(), Instant::now() + after));
-                    result.again = result.again.min(Some(after)).or(Some(after));
-                }
+                Some(after) => result
+                    .held
+                    .push((device.id.clone(), Instant::now() + after)),
                 None => result.devices.push(device.id.clone()),
             }
         }
@@ -511,19 +505,10 @@ struct SentTo {
     held: Vec<(String, Instant)>,
     is_any: bool,
     has_tried: bool,
-    /// When to try the first of the others again.
-    again: Option<Duration>,
 }
 
 /// The pause before a notification is sent again that a push service did not take.
 fn pause(tries: u32, asked: Option<Duration>) -> Duration {
     let doubled = AGAIN_AFTER.0 * 2_u32.pow(tries.min(5));
     asked.unwrap_or(doubled).clamp(AGAIN_AFTER.0, AGAIN_AFTER.1)
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }

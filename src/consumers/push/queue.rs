@@ -1,4 +1,5 @@
-//! Who is to be notified, as the home of users knows it: what waits for a decision, and when it is due. This file is pure.
+//! The messages for which a home has not decided yet whether to notify their users, and when each decision is due. This file
+//! is pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -162,9 +163,8 @@ impl Positions {
 }
 
 impl Decided {
-    /// Looks at what is left after a while.
-    pub(super) fn repeat(&mut self, after: Duration) {
-        let at = Instant::now() + after;
+    /// Looks at what is left at this time, or earlier.
+    pub(super) fn repeat(&mut self, at: Instant) {
         self.again = self.again.min(Some(at)).or(Some(at));
     }
 }
@@ -192,11 +192,7 @@ impl Queue {
             }
             return true;
         }
-        let message = Waiting {
-            is_silent: false,
-            ..Waiting::new(seq, now)
-        };
-        self.insert(user, conversation, message, now)
+        self.insert(user, conversation, Waiting::new(seq, now), now)
     }
 
     /// Adds that a user has read a conversation elsewhere. Returns false if that is not kept, because too much waits.
@@ -262,25 +258,22 @@ impl Queue {
 
     /// Removes what waits for a user in a conversation up to a message.
     pub(super) fn settle(&mut self, user: &UserId, conversation: ConversationId, upto: Seq) {
-        let Some(known) = self.users.get_mut(user) else {
-            return;
-        };
-        let covered = |waiting: &Waiting| waiting.seq <= upto && !waiting.is_silent;
-        if known.waiting.get(&conversation).is_some_and(covered) {
-            known.waiting.remove(&conversation);
-            self.waiting -= 1;
-            self.forget_if_idle(user);
-        }
+        self.remove_if(user, conversation, |w| w.seq <= upto && !w.is_silent);
     }
 
     /// Removes a message or a silent notification about which nothing is decided.
     pub(super) fn drop_waiting(&mut self, user: &UserId, conversation: ConversationId, seq: Seq) {
-        let known = self.users.get_mut(user);
-        if let Some(known) = known
-            && known
-                .waiting
-                .get(&conversation)
-                .is_some_and(|w| w.seq <= seq)
+        self.remove_if(user, conversation, |waiting| waiting.seq <= seq);
+    }
+
+    fn remove_if(
+        &mut self,
+        user: &UserId,
+        conversation: ConversationId,
+        is_over: impl Fn(&Waiting) -> bool,
+    ) {
+        if let Some(known) = self.users.get_mut(user)
+            && known.waiting.get(&conversation).is_some_and(is_over)
         {
             known.waiting.remove(&conversation);
             self.waiting -= 1;
@@ -326,17 +319,14 @@ impl Queue {
 
     /// Ends a decision.
     pub(super) fn decided(&mut self, user: &UserId, decided: Decided, now: Instant) {
-        let Some(known) = self.users.get_mut(user) else {
-            return;
-        };
         for done in decided.done {
             // A silent notification may have taken the place of a message meanwhile, or the other way round.
             let is_done = |w: &Waiting| w.seq <= done.seq && w.is_silent == done.is_silent;
-            if known.waiting.get(&done.conversation).is_some_and(is_done) {
-                known.waiting.remove(&done.conversation);
-                self.waiting -= 1;
-            }
+            self.remove_if(user, done.conversation, is_done);
         }
+        let Some(known) = self.users.get_mut(user) else {
+            return;
+        };
         for sent in decided.sent {
             let waiting = known.waiting.get_mut(&sent.conversation);
             if let Some(waiting) = waiting.filter(|waiting| !waiting.is_silent) {
@@ -378,6 +368,14 @@ mod tests {
 
     fn conversation(number: u128) -> ConversationId {
         ConversationId(uuid::Uuid::from_u128(number))
+    }
+
+    /// A queue in which a decision is made about message 5 for Alice, in conversation 1.
+    fn taken() -> (Queue, UserId, Instant) {
+        let (mut queue, alice, now) = (Queue::default(), user(1), Instant::now());
+        queue.add(&alice, conversation(1), 5, now);
+        queue.take(now).unwrap();
+        (queue, alice, now)
     }
 
     fn done(number: u128, seq: Seq) -> Decided {
@@ -424,10 +422,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_read_is_settled_and_a_change_makes_a_decision_due() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
-        let alice = user(1);
-        queue.add(&alice, conversation(1), 5, start);
-        queue.take(start).unwrap();
+        let (mut queue, alice, start) = taken();
         let again = Some(start + Duration::from_secs(60));
         let waits = Decided {
             again,
@@ -460,10 +455,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_newer_message_is_sent_to_all_devices() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
-        let alice = user(1);
-        queue.add(&alice, conversation(1), 5, now);
-        queue.take(now).unwrap();
+        let (mut queue, alice, now) = taken();
         queue.add(&alice, conversation(1), 6, now);
         let pause = now + Duration::from_secs(30);
         let mut decided = Decided {
@@ -477,7 +469,7 @@ mod tests {
             has_looked: true,
             ..Decided::default()
         };
-        decided.repeat(Duration::from_secs(30));
+        decided.repeat(pause);
         queue.decided(&alice, decided, now);
         let (_, waiting) = queue.take(now + NOTIFY_EVERY).unwrap();
         assert!(waiting[0].1.sent.is_empty() && waiting[0].1.tries == 0);
@@ -486,10 +478,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_notification_that_comes_meanwhile_is_kept() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
-        let alice = user(1);
-        queue.add(&alice, conversation(1), 5, now);
-        queue.take(now).unwrap();
+        let (mut queue, alice, now) = taken();
         queue.settle(&alice, conversation(1), 5);
         assert!(queue.add_silent(&alice, conversation(1), 5, now));
         queue.decided(&alice, done(1, 5), now);

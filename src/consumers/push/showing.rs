@@ -51,15 +51,10 @@ pub(super) async fn message(
         Err(_) => return Ok(None),
     };
     let unread = page.entries.iter().filter(|entry| entry.seq > row.read_seq);
-    let lasts = unread.rev().map(|entry| {
-        let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
-        entry.newest(state.map(|(_, state)| &**state)).last
-    });
-    Ok(lasts
-        .into_iter()
-        .find(|last| is_shown(&last))
-        .as_ref()
-        .map(message))
+    let mut lasts = unread
+        .rev()
+        .map(|entry| entry.newest(page.state(entry.seq)).last);
+    Ok(lasts.find(|last| is_shown(&last)).as_ref().map(message))
 }
 
 pub(super) fn is_muted(row: &InboxRow) -> bool {

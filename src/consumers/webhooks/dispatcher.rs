@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use metrics::{Counter, counter};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::{
     endpoint::{Assignment, Effects, Endpoint, Limits, Next, Outcome, RequestId, Skipped},
@@ -21,6 +21,7 @@ use crate::{
     },
     model::{ConsumerName, ConversationId, Cursor, Millis},
     store::{EventAt, SkippedRow, Store},
+    tasks::wait_until,
 };
 
 /// The pause before a conversation that could not be read is read again.
@@ -260,8 +261,7 @@ impl Dispatcher {
             self.skip(skipped, &portions);
         }
         if disabled {
-            let reason = "the receiver answered with status 410".to_owned();
-            self.parts.states.disable(&self.parts.line, reason);
+            self.parts.states.receiver_is_gone(&self.parts.line);
         }
     }
 
@@ -336,13 +336,6 @@ impl Dispatcher {
     }
 }
 
-async fn wait_until(until: Option<Instant>) {
-    match until {
-        Some(until) => sleep_until(until).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// The position of the first event after the offset of a conversation.
 async fn first_of(
     parts: &Parts,
@@ -414,7 +407,7 @@ async fn read_portion(
         let origin = Origin {
             conversation: following.conversation,
             kind,
-            replayed: parts.line.is_replay(),
+            replayed: false,
         };
         let (portion, passed) = gather(parts, origin, following, read, (limit, bytes));
         match (portion, passed) {

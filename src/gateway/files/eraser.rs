@@ -6,7 +6,7 @@ use futures_util::{StreamExt as _, stream};
 use metrics::counter;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 
 use super::{Files, inspect};
@@ -16,6 +16,7 @@ use crate::{
     cluster::Router,
     model::{AttachmentId, ConversationId, FileFacts, FileState, UserId},
     store::{FileRow, WorkShard},
+    tasks::wait_until,
 };
 
 /// The time between the two checks of a file (rule [erase-twice]).
@@ -68,12 +69,7 @@ async fn erase_dropped(files: &Files, router: &Router, mut waiting: mpsc::Receiv
     let mut second: VecDeque<(Instant, Dropped)> = VecDeque::new();
     loop {
         let next = second.front().map(|(at, _)| *at);
-        let due = async {
-            match next {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let due = wait_until(next);
         tokio::select! {
             dropped = waiting.recv(), if second.len() < WAITING_MAX => {
                 let Some(dropped) = dropped else { return };
