@@ -62,7 +62,7 @@ const SAMPLES_PER_ROW: usize = 10;
 const SAMPLE_EVERY_MIN: Duration = Duration::from_millis(250);
 const HOUR: f64 = 3600.0;
 /// Caches that are full early.
-const SMALL_CACHES: &str = "memory.mib = 32\nstore.embedded.cache_mib = 8\n";
+const SMALL_CACHES: &str = "memory.mib = 16\nstore.embedded.cache_mib = 8\n";
 
 /// The run so far.
 struct Soak<'a> {

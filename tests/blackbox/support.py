@@ -76,12 +76,15 @@ def keyspace_of(directory):
 def emptied(keyspace):
     from cassandra.query import ConsistencyLevel, SimpleStatement
 
-    tables = cql().execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
-    for row in tables:
-        table = f"{keyspace}.{row['table_name']}"
-        something = SimpleStatement(f"SELECT * FROM {table} LIMIT 1", consistency_level=ConsistencyLevel.ALL)
-        if row["table_name"] != "schema_state" and cql().execute(something).one():
-            cql().execute(f"TRUNCATE {table}")
+    tables = [row["table_name"] for row in cql().execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])]
+
+    def each(statement, tables):
+        """Executes a statement for all tables at once."""
+        asked = [(table, cql().execute_async(SimpleStatement(statement.format(f"{keyspace}.{table}"), consistency_level=ConsistencyLevel.ALL)))
+                 for table in tables if table != "schema_state"]
+        return [(table, answer.result()) for table, answer in asked]
+
+    each("TRUNCATE {}", [table for table, rows in each("SELECT * FROM {} LIMIT 1", tables) if rows.one()])
     return keyspace
 
 

@@ -61,7 +61,9 @@ export class People {
         // Some tests stop the gateway, or have it refuse or forget an upload, so these errors are expected.
         const isExpected = /ERR_CONNECTION_REFUSED|WebSocket connection to|ERR_EMPTY|ERR_CONNECTION_RESET|status of 413/.test(text);
         const isForgotten = /status of 404/.test(text) && message.location().url.endsWith('/upload');
-        if (message.type() === 'error' && !isExpected && !isForgotten) this.#complaints.push(text);
+        // A tab that shows a file asks the bucket for an icon.
+        const isIcon = this.#also !== undefined && message.location().url === `${this.#also}/favicon.ico`;
+        if (message.type() === 'error' && !isExpected && !isForgotten && !isIcon) this.#complaints.push(`${text} ${message.location().url}`);
       });
       page.on('request', (request) => {
         const isAllowed = [address, this.#also].some((origin) => origin && request.url().startsWith(origin));
