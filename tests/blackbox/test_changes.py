@@ -398,6 +398,7 @@ async def test_reactions_of_a_channel_are_coalesced(start, codec):
         await client.close()
 
 
+@pytest.mark.embedded
 async def test_the_time_to_edit_is_limited_by_a_setting(start, codec):
     gateway = start(messages__edit_window_s=1)
     alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)

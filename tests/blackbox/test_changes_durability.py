@@ -352,6 +352,7 @@ async def test_import_of_messages_that_changed(start, tmp_path):
         await client.close()
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("wrong, why", [
     ({"edited_at": "yesterday"}, "wrong.jsonl:2"), ({"deleted": "yes"}, "wrong.jsonl:2"), ({"reactions": [{"user": "bob"}]}, "wrong.jsonl:2"),
     ({"reactions": [{"user": "bob", "emoji": "a b"}]}, "wrong.jsonl:2"),

@@ -71,6 +71,7 @@ async def test_devices_are_set_replaced_removed_and_listed(people):
     assert await listed(alice) == {"phone": ("fcm", "full")}
 
 
+@pytest.mark.embedded
 async def test_the_eleventh_device_is_refused(people):
     alice = await people("alice")
     for number in range(10):
@@ -109,6 +110,7 @@ async def test_a_token_may_go_from_user_to_user(people):
     assert await listed(alice) == {} and await listed(bob) == {"browser": ("web", "full")}
 
 
+@pytest.mark.embedded
 async def test_hostile_registrations_are_refused(people):
     alice = await people("alice")
     web = {"provider": "web"}

@@ -304,6 +304,7 @@ async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(st
         await client.close()
 
 
+@pytest.mark.embedded
 async def test_a_client_that_answers_no_ping_is_offline(start):
     gateway = start(session__ping_interval_ms=200)
     raw = slow_socket(gateway, "alice")
@@ -347,6 +348,7 @@ async def test_a_drain_loses_nothing(start, codec):
     await back.close()
 
 
+@pytest.mark.embedded
 async def test_connections_made_before_a_drain_are_answered(start):
     gateway = start(limits__connects_burst_per_address=1000)
     # The kernel accepts the connections and their bytes; the gateway finds them together with the signal.
@@ -368,6 +370,7 @@ async def test_connections_made_before_a_drain_are_answered(start):
     assert await asyncio.to_thread(gateway.process.wait) == 0
 
 
+@pytest.mark.embedded
 async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(start):
     gateway = start(limits__outbox_bytes=50_000_000, drain__grace_ms=15000)
     alice, stuck = await gateway.connect("alice"), slow_socket(gateway, "carol")

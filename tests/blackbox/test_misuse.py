@@ -374,6 +374,7 @@ async def test_a_slow_reader_gets_every_page_it_asked_for(start):
     await alice.close()
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("how", ["history", "subscribe"])
 async def test_a_user_over_the_byte_rate_waits_alone_and_also_after_reconnecting(start, codec, how):
     # The allowance does not refill during the test, so each wait has the maximum of 5 s.

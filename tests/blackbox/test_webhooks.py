@@ -245,6 +245,7 @@ async def test_a_webhook_begins_with_what_happens_after_it_was_added(start, rece
     await a.close()
 
 
+@pytest.mark.embedded
 async def test_a_bad_event_holds_up_its_own_conversation_only(hooked, receiver, names):
     gateway = hooked(batch="10")
     alice, bob = names("alice", "bob")
@@ -263,6 +264,7 @@ async def test_a_bad_event_holds_up_its_own_conversation_only(hooked, receiver, 
     await a.close()
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_failing_receiver_is_asked_again(hooked, receiver, names, status):
     gateway = hooked()
@@ -278,6 +280,7 @@ async def test_a_failing_receiver_is_asked_again(hooked, receiver, names, status
     await a.close()
 
 
+@pytest.mark.embedded
 async def test_only_listed_events_and_kinds_are_sent(hooked, receiver, names):
     gateway = hooked(events='["message.created"]', kinds='["channel"]')
     alice, bob = names("alice", "bob")
@@ -399,6 +402,7 @@ async def test_a_receiver_that_is_gone_gets_no_more_until_it_is_enabled(hooked, 
     await a.close()
 
 
+@pytest.mark.embedded
 async def test_metrics_tell_what_was_delivered(hooked, receiver, names):
     gateway = hooked()
     alice, bob = names("alice", "bob")

@@ -14,9 +14,11 @@
 //!
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
+//! `week.rs` has one more simulation: a receiver that is down for a week.
 
 mod changed;
 mod quiet;
+mod week;
 mod world;
 mod writers;
 
@@ -85,6 +87,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         webhook: consuming,
         staying_down,
         pushing,
+        large: false,
     };
     let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consumers);
     for _ in 0..3 {

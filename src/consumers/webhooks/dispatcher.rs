@@ -30,6 +30,9 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const STORE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Events of a conversation that are read at once: at least so many, because the webhook may not want most, and at most.
 const READ: (usize, usize) = (32, 256);
+/// Closed conversations are forgotten so often, or when there are twice as many and so many more than after the last time.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+const FORGET_ABOVE: usize = 1_000;
 /// Reads in a row without an event that the webhook wants. Then others have their turn.
 const READS_MAX: usize = 8;
 
@@ -92,8 +95,11 @@ enum Step {
 pub struct Dispatcher {
     parts: Parts,
     endpoint: Endpoint,
-    /// The conversations that the endpoint knows.
+    /// The open ones of the conversations that the endpoint knows, and some that were closed lately.
     known: HashMap<ConversationId, Arc<Following>>,
+    /// When closed ones are forgotten next, and the number of known ones above which they are forgotten at once.
+    forget_at: Instant,
+    forget_above: usize,
     steps: FuturesUnordered<BoxFuture<'static, Step>>,
     counters: Counters,
 }
@@ -126,6 +132,8 @@ impl Dispatcher {
             parts,
             endpoint: Endpoint::new(limits, seed),
             known: HashMap::new(),
+            forget_at: Instant::now() + FORGET_EVERY,
+            forget_above: FORGET_ABOVE,
             steps: FuturesUnordered::new(),
         }
     }
@@ -136,6 +144,7 @@ impl Dispatcher {
             self.take_woken();
             self.apply_state();
             let until = self.begin_requests();
+            let until = until.into_iter().chain(self.forget_closed()).min();
             line.set_down(self.endpoint.is_down(Instant::now()));
             tokio::select! {
                 biased;
@@ -161,6 +170,18 @@ impl Dispatcher {
                 following.rest(&self.parts.line.name);
             }
         }
+    }
+
+    /// Forgets what closed conversations weigh: while a webhook is down, many are closed, and nothing can be read of them. The
+    /// endpoint still knows them, and the scan of lagging rows opens them again. Returns when to forget next.
+    fn forget_closed(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        if now >= self.forget_at || self.known.len() > self.forget_above {
+            self.known.retain(|_, following| !following.is_closed());
+            self.forget_at = now + FORGET_EVERY;
+            self.forget_above = 2 * self.known.len() + FORGET_ABOVE;
+        }
+        (!self.known.is_empty()).then_some(self.forget_at)
     }
 
     fn apply_state(&mut self) {

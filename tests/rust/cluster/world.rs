@@ -46,6 +46,8 @@ pub(super) struct Consuming {
     pub(super) staying_down: bool,
     /// Whether a user sleeps, to whom messages are pushed.
     pub(super) pushing: bool,
+    /// Whether the limits are those of the default settings. Small ones show more in a short time.
+    pub(super) large: bool,
 }
 
 /// The gateways, the network, the store, and what the clients share.
@@ -118,10 +120,10 @@ impl World {
             conversations,
             checker: Mutex::default(),
             evicting,
-            open_max: if evicting && seed.is_multiple_of(2) {
-                1
-            } else {
-                10
+            open_max: match (evicting && seed.is_multiple_of(2), consuming.large) {
+                (_, true) => 1_000,
+                (true, _) => 1,
+                (false, _) => 10,
             },
             sending: AtomicBool::new(false),
             churning: AtomicBool::new(false),

@@ -60,6 +60,10 @@ impl Arrivals {
         self.is_down.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn go_down(&self) {
+        self.is_down.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn recover(&self) {
         self.is_down.store(false, Ordering::Relaxed);
     }
@@ -144,14 +148,15 @@ impl World {
         gateway: GatewayId,
         store: &Arc<dyn Store>,
     ) -> Consumers {
+        let large = self.consuming.large;
         let settings = Settings {
-            offset_flush: Duration::from_secs(5),
-            lagging_after: Duration::from_secs(3),
-            catch_up: 2,
+            offset_flush: Duration::from_secs(if large { 30 } else { 5 }),
+            lagging_after: Duration::from_secs(if large { 30 } else { 3 }),
+            catch_up: if large { 64 } else { 2 },
         };
         let limits = Limits {
-            batch: 5,
-            connections: 2,
+            batch: if large { 100 } else { 5 },
+            connections: if large { 4 } else { 2 },
         };
         let webhooks = self.consuming.webhook.then(|| Webhook {
             name: ConsumerName::webhook("simulated"),
