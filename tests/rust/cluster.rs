@@ -90,9 +90,7 @@ async fn run(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
         large: false,
     };
     let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consumers);
-    for _ in 0..3 {
-        world.start();
-    }
+    (0..3).for_each(|_| world.start());
     create(&world).await;
     if pushing {
         world.register_sleeper().await;
