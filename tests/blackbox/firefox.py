@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import tempfile
 import uuid
 
@@ -49,7 +50,7 @@ class PushServer:
 
     async def start(self):
         self.loop = asyncio.get_running_loop()
-        self.server = await websockets.serve(self.serve, "127.0.0.1", 0, subprotocols=[PROTOCOL])
+        self.server = await websockets.serve(self.serve, "127.0.0.1", 0, subprotocols=[PROTOCOL], ping_interval=None)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
@@ -64,7 +65,7 @@ class PushServer:
             asked = json.loads(text)
             kind = asked.get("messageType")
             if kind == "hello":
-                await self.say(messageType="hello", status=200, use_webpush=True, uaid=uuid.uuid4().hex)
+                await self.say(messageType="hello", status=200, use_webpush=True, uaid=asked.get("uaid") or uuid.uuid4().hex)
             elif kind == "register":
                 channel = asked["channelID"]
                 self.fakes.browsers[channel] = Channel(self, channel)
@@ -92,7 +93,7 @@ class Channel:
         said = self.server.say(
             messageType="notification", channelID=self.channel, version=uuid.uuid4().hex, data=data, headers={"encoding": "aes128gcm"}
         )
-        asyncio.run_coroutine_threadsafe(said, self.server.loop)
+        asyncio.run_coroutine_threadsafe(said, self.server.loop).result(PATIENCE)
         return b"{}"
 
 
@@ -101,6 +102,7 @@ class Firefox:
 
     def __init__(self, push_port):
         self.profile = tempfile.mkdtemp(prefix="chat-firefox-")
+        self.process = self.socket = None
         values = {name: value.format(port=push_port) if isinstance(value, str) else value for name, value in PREFERENCES.items()}
         with open(f"{self.profile}/user.js", "w") as file:
             file.writelines(f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in values.items())
@@ -109,21 +111,27 @@ class Firefox:
         self.process = await asyncio.create_subprocess_exec(
             "firefox-esr", "--headless", "--no-remote", "--profile", self.profile, "--remote-debugging-port", "0", "about:blank",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env={**os.environ, "HOME": self.profile},
+            start_new_session=True,
         )
         async with asyncio.timeout(PATIENCE):
             while not (found := re.search(rb"WebDriver BiDi listening on (ws://\S+)", line := await self.process.stderr.readline())):
                 assert line, "Firefox ended"
         self.reading = asyncio.create_task(self.process.stderr.read())
-        self.socket, self.number = await websockets.connect(found[1].decode() + "/session", max_size=None), 0
+        address = found[1].decode() + "/session"
+        self.socket = await websockets.connect(address, max_size=None, open_timeout=PATIENCE, ping_interval=None, proxy=None)
+        self.number = 0
         await self.ask("session.new", capabilities={})
         self.tab = (await self.ask("browsingContext.getTree"))["contexts"][0]["context"]
         return self
 
     async def close(self):
-        await self.socket.close()
-        self.process.kill()
-        await self.process.wait()
-        await self.reading
+        if self.socket:
+            await self.socket.close()
+        if self.process:
+            # It has processes of its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
         clean(self.profile)
 
     async def ask(self, method, **params):

@@ -25,11 +25,12 @@ def pushing():
 @pytest.fixture
 async def firefox(pushing):
     server = await PushServer(pushing.fakes).start()
-    browser = await Firefox(server.port).start()
-    browser.server = server
-    yield browser
-    await browser.close()
-    await server.stop()
+    browser = Firefox(server.port)
+    try:
+        yield await browser.start()
+    finally:
+        await browser.close()
+        await server.stop()
 
 
 async def test_firefox_shows_what_is_pushed_while_the_page_is_closed(pushing, firefox):

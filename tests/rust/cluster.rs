@@ -14,7 +14,7 @@
 //!
 //! A test breaks one rule after the other on purpose, and the checker must find each. `CLUSTER_SEEDS=2000
 //! CLUSTER_FROM=0 cargo test --release --test all cluster` runs more seeds. The same seed always runs the same.
-//! `week.rs` has one more simulation: a receiver that is down for a week.
+//! `week.rs` has one more simulation: a receiver that is down for hours, or a week.
 
 mod changed;
 mod quiet;

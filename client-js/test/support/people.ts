@@ -63,7 +63,8 @@ export class People {
         const isForgotten = /status of 404/.test(text) && message.location().url.endsWith('/upload');
         // A tab that shows a file asks the bucket for an icon.
         const isIcon = this.#also !== undefined && message.location().url === `${this.#also}/favicon.ico`;
-        if (message.type() === 'error' && !isExpected && !isForgotten && !isIcon) this.#complaints.push(`${text} ${message.location().url}`);
+        if (message.type() === 'error' && !isExpected && !isForgotten && !isIcon)
+          this.#complaints.push(`${text} ${message.location().url}`);
       });
       page.on('request', (request) => {
         const isAllowed = [address, this.#also].some((origin) => origin && request.url().startsWith(origin));

@@ -30,7 +30,8 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const STORE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Events of a conversation that are read at once: at least so many, because the webhook may not want most, and at most.
 const READ: (usize, usize) = (32, 256);
-/// Closed conversations are forgotten so often, or when there are twice as many and so many more than after the last time.
+/// Closed conversations are forgotten this often, and at once when more are known than twice those left the last time and this
+/// many.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 const FORGET_ABOVE: usize = 1_000;
 /// Reads in a row without an event that the webhook wants. Then others have their turn.
@@ -159,8 +160,8 @@ impl Dispatcher {
         for following in self.parts.line.take_woken() {
             let conversation = following.conversation;
             let known = self.known.get(&conversation);
-            if known.is_some_and(|known| !Arc::ptr_eq(known, &following)) {
-                // It was elsewhere meanwhile, so its next event may be another one.
+            if known.is_none_or(|known| !Arc::ptr_eq(known, &following)) {
+                // It is new, or was elsewhere meanwhile, so its next event may be another one.
                 self.endpoint.forget(conversation);
             }
             if self.endpoint.wake(conversation) {
@@ -173,7 +174,7 @@ impl Dispatcher {
     }
 
     /// Forgets what closed conversations weigh: while a webhook is down, many are closed, and nothing can be read of them. The
-    /// endpoint still knows them, and the scan of lagging rows opens them again. Returns when to forget next.
+    /// endpoint still knows them, and the scan of lagging rows opens them again, afresh. Returns when to forget next.
     fn forget_closed(&mut self) -> Option<Instant> {
         let now = Instant::now();
         if now >= self.forget_at || self.known.len() > self.forget_above {

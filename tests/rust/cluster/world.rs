@@ -46,7 +46,7 @@ pub(super) struct Consuming {
     pub(super) staying_down: bool,
     /// Whether a user sleeps, to whom messages are pushed.
     pub(super) pushing: bool,
-    /// Whether the limits are those of the default settings. Small ones show more in a short time.
+    /// Whether the limits of webhooks are those of the default settings. Small ones show more in a short time.
     pub(super) large: bool,
 }
 
