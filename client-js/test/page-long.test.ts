@@ -104,8 +104,7 @@ function check(what: string, work: Work, ms: number): void {
       `${renders} rows rendered, ${commits} commits, at most ${rows} rows and ${elements} elements in the document`,
   );
   // A message is rendered once, and at most once more, when the message before it changes.
-  // Of many that arrive while the page is busy, some leave the list before they are shown.
-  expect(renders, 'the test counts something').toBeGreaterThan(WINDOW);
+  expect(renders, 'the test counts something').toBeGreaterThan(MESSAGES / 2);
   expect(renders).toBeLessThanOrEqual(MESSAGES * 2 + WINDOW);
   expect(rows).toBeLessThanOrEqual(WINDOW);
   expect(elements).toBeLessThan(WINDOW * 20);

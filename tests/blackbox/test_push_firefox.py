@@ -5,7 +5,7 @@ import pytest
 
 from firefox import Firefox, PushServer
 from support import eventually
-from test_push import Pushing
+from test_push import pushing  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.embedded
 
@@ -13,13 +13,6 @@ NOTES = """
   const [registration] = await navigator.serviceWorker.getRegistrations();
   return (await registration.getNotifications()).map(({ title, body }) => `${title}: ${body}`);
 """
-
-
-@pytest.fixture
-def pushing():
-    pushing = Pushing()
-    yield pushing
-    pushing.close()
 
 
 @pytest.fixture
