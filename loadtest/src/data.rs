@@ -37,6 +37,8 @@ pub(crate) struct Cluster {
     pub(crate) session: Session,
     pub(crate) keyspace: String,
     pub(crate) nodes: Vec<String>,
+    /// Whether the keyspace stays when this is dropped.
+    keep: bool,
 }
 
 impl Data {
@@ -44,7 +46,7 @@ impl Data {
         let directory = ending::directory()?;
         let cluster = match &common.cassandra[..] {
             [] => None,
-            nodes => Some(Cluster::connect(nodes)?),
+            nodes => Some(Cluster::connect(nodes, common.keep_keyspaces)?),
         };
         Ok(Self {
             directory,
@@ -105,7 +107,7 @@ impl Data {
 }
 
 impl Cluster {
-    fn connect(nodes: &[String]) -> anyhow::Result<Self> {
+    fn connect(nodes: &[String], keep: bool) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -127,6 +129,7 @@ impl Cluster {
             session,
             keyspace: format!("loadtest_{}", uuid::Uuid::new_v4().simple()),
             nodes: nodes.to_vec(),
+            keep,
         })
     }
 
@@ -189,6 +192,9 @@ fn disk_mib(directory: &Path) -> f64 {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
         if let Err(error) = self.execute(format!("DROP KEYSPACE IF EXISTS {}", self.keyspace)) {
             eprintln!(
                 "keyspace {} could not be dropped: {error:#}. Drop it by hand",

@@ -65,6 +65,9 @@ struct Common {
     /// Nodes of a Cassandra or ScyllaDB cluster, used instead of the embedded store: 127.0.0.1:9042,…
     #[arg(long, global = true, value_delimiter = ',')]
     cassandra: Vec<String>,
+    /// Do not drop the keyspaces in the end, because the cluster is deleted
+    #[arg(long, global = true)]
+    keep_keyspaces: bool,
     /// Directory to write the log of each gateway to
     #[arg(long, global = true)]
     logs: Option<PathBuf>,
@@ -97,10 +100,10 @@ enum Scenario {
     Chaos(chaos::Options),
     /// Let people talk for a long time with every kind of request: memory and disk must not grow without need
     ///
-    /// Kills are in the first quarter of the run. Slopes are of its second half: the gateways have run for another quarter
-    /// by then, and are not killed any more. A slope is the median of the slopes between any two samples (Theil and Sen).
+    /// Kills are in the first eighth of the run. Slopes are of its second half: the gateways have run for long by then, and
+    /// are not killed any more. A slope is the median of the slopes between any two samples (Theil and Sen).
     /// It is within the noise, and no goal is missed, if the line rises by less in that half than the samples spread about
-    /// it. The gateways have small caches (`memory.mib` 32, `store.embedded.cache_mib` 8), because a cache that fills looks
+    /// it. The gateways have small caches (`memory.mib` 16, `store.embedded.cache_mib` 8), because a cache that fills looks
     /// like a leak. In a run of less than an hour they still fill, so use --no-goals there. Latency is that of the messages
     /// since the last sample, from when they were due to their acknowledgement.
     Soak(soak::Options),

@@ -35,7 +35,7 @@ pub(crate) struct Options {
     /// Participants of a group, and groups of each user
     #[arg(long, default_value_t = 5)]
     participants: usize,
-    /// Times `kill -9`, in the first quarter of the run; each takes the next gateway in turn
+    /// Times `kill -9`, in the first eighth of the run; each takes the next gateway in turn
     #[arg(long, default_value_t = 3)]
     kills: usize,
     /// Gateways, over one store; more than one needs --cassandra
@@ -142,7 +142,7 @@ impl Soak<'_> {
             let kills = self.options.kills;
             let due = self
                 .length
-                .mul_f64((killed + 1) as f64 / (4 * kills.max(1)) as f64);
+                .mul_f64((killed + 1) as f64 / (8 * kills.max(1)) as f64);
             if killed < kills && next >= due {
                 killed += 1;
                 self.kill(killed)?;
