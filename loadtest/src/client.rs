@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     sync::LazyLock,
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -22,6 +22,8 @@ use crate::server::token;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time until a rate-limited request is repeated.
 const BREATH: Duration = Duration::from_millis(100);
+/// How long a request is repeated while the store or the owner is unavailable.
+const UNAVAILABLE_MAX: Duration = Duration::from_secs(60);
 /// Connections from one source address. Further ones use the next address.
 const PORTS_PER_ADDRESS: usize = 20_000;
 
@@ -340,7 +342,7 @@ impl Client {
             .to_owned())
     }
 
-    /// Creates a conversation and returns its id. Repeats the request while it is rate-limited.
+    /// Creates a conversation and returns its id. Repeats the request like `ask_patiently`.
     pub(crate) fn create_patiently(&mut self, request: Value) -> anyhow::Result<String> {
         let reply = self.ask_patiently(&request)?;
         Ok(reply["conversation"]
@@ -349,11 +351,18 @@ impl Client {
             .to_owned())
     }
 
-    /// Sends a request and returns its reply. Repeats the request while it is rate-limited.
+    /// Sends a request and returns its reply. Repeats the request while it is rate-limited, and for some time if the
+    /// store or the owner is unavailable.
     pub(crate) fn ask_patiently(&mut self, request: &Value) -> anyhow::Result<Value> {
+        let begin = Instant::now();
+        let is_temporary = |error: &anyhow::Error| {
+            let text = error.to_string();
+            let is_unavailable = text.contains("\"unavailable\"");
+            text.contains("rate_limited") || is_unavailable && begin.elapsed() < UNAVAILABLE_MAX
+        };
         loop {
             match self.ask(request.clone()) {
-                Err(error) if error.to_string().contains("rate_limited") => sleep(BREATH),
+                Err(error) if is_temporary(&error) => sleep(BREATH),
                 reply => return reply,
             }
         }
@@ -364,9 +373,8 @@ impl Client {
         let mut log = BTreeMap::new();
         loop {
             let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
-            let mut page = self.ask(
-                json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE}),
-            )?;
+            let history = json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE});
+            let mut page = self.ask_patiently(&history)?;
             let messages = std::mem::take(
                 page["messages"]
                     .as_array_mut()

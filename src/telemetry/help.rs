@@ -37,6 +37,10 @@ pub(super) const COUNTERS: &[Help] = &[
         "chat_store_schema_changes_total",
         "Statements that changed the schema",
     ),
+    (
+        "chat_store_speculative_requests_total",
+        "Requests to a further node of Cassandra because one did not answer soon, by kind",
+    ),
     // chat
     (
         "chat_conversations_evicted_total",

@@ -239,13 +239,13 @@ fn each_broken_rule_of_the_cluster_is_found() {
     // at a seed shortly before one that finds it. A change of the code can move those seeds.
     for (broken, near) in [
         (Mutation::Lease, 0),
-        (Mutation::TakeoverWait, 0),
-        (Mutation::Hold, 0),
-        (Mutation::EndToEnd, 6_500),
+        (Mutation::TakeoverWait, 120),
+        (Mutation::Hold, 20),
+        (Mutation::EndToEnd, 6_800),
         (Mutation::Place, 5_500),
         (Mutation::Remember, 120),
         (Mutation::Private, 110),
-        (Mutation::Asking, 600),
+        (Mutation::Asking, 800),
         (Mutation::Follow, 110),
     ] {
         let from = setting("CLUSTER_FROM", near);

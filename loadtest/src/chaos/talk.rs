@@ -159,7 +159,7 @@ fn groups(address: &str, cast: &Cast) -> anyhow::Result<Vec<String>> {
         let mut maker = Client::connect(address, &members[0], 0)?;
         let create = json!({"type": "create", "kind": kind, "name": format!("{kind} {number}"),
             "participants": members[1..], "posting": "everyone"});
-        groups.push(maker.create(create)?);
+        groups.push(maker.create_patiently(create)?);
     }
     Ok(groups)
 }
@@ -168,7 +168,7 @@ fn groups(address: &str, cast: &Cast) -> anyhow::Result<Vec<String>> {
 fn lobbies(address: &str) -> anyhow::Result<Vec<String>> {
     let mut owner = Client::connect(address, OWNER, 0)?;
     let create = |kind| {
-        owner.create(
+        owner.create_patiently(
             json!({"type": "create", "kind": kind, "name": "public", "public": true,
             "posting": "everyone"}),
         )

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use metrics::{Histogram, counter, histogram};
 use scylla::{
-    client::{execution_profile::ExecutionProfileHandle, session::Session},
+    client::session::Session,
     routing::Token,
     serialize::row::SerializeRow,
     statement::batch::{Batch, BatchType},
@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use super::{
     super::{Error, Result},
+    speculation::Profile,
     statements::Write,
 };
 
@@ -109,7 +110,7 @@ impl Batches {
 /// The settings for sending batches.
 pub(super) struct Sending {
     pub session: Arc<Session>,
-    pub profile: ExecutionProfileHandle,
+    pub profile: Profile,
     pub in_flight_max: usize,
     /// The replication factor. With more nodes than that, batches are grouped by replica set.
     pub copies: usize,
@@ -216,7 +217,8 @@ async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
                 batch.append_statement(statement.prepared.clone());
             }
             batch.set_is_idempotent(true);
-            batch.set_execution_profile_handle(Some(profile.clone()));
+            batch.set_execution_profile_handle(Some(profile.handle.clone()));
+            batch.set_history_listener(profile.speculation.clone());
             let values: Vec<&Values> = several.iter().map(|(_, values)| values).collect();
             session.batch(&batch, values).await
         }

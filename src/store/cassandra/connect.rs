@@ -6,31 +6,16 @@ use scylla::{
     client::{
         execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder,
     },
-    policies::{
-        load_balancing::DefaultPolicy, retry::DefaultRetryPolicy,
-        speculative_execution::SimpleSpeculativeExecutionPolicy,
-    },
+    policies::{load_balancing::DefaultPolicy, retry::DefaultRetryPolicy},
     statement::{Consistency, SerialConsistency},
 };
 
 use super::{
     super::{Error, Result},
     schema::Keyspace,
+    speculation::Speculation,
 };
 
-/// The speculative execution of reads: after this time another node is asked too, at most twice.
-pub(super) const READ_SPECULATION: SimpleSpeculativeExecutionPolicy =
-    SimpleSpeculativeExecutionPolicy {
-        max_retry_count: 2,
-        retry_interval: Duration::from_millis(100),
-    };
-/// The speculative execution of writes, all of which are idempotent. It is rarer, so that it does not double the load
-/// of a busy cluster.
-pub(super) const WRITE_SPECULATION: SimpleSpeculativeExecutionPolicy =
-    SimpleSpeculativeExecutionPolicy {
-        max_retry_count: 1,
-        retry_interval: Duration::from_millis(700),
-    };
 /// The interval of keep-alives to each node. A node that does not answer in time is not used.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -94,7 +79,7 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
 
 pub(super) fn profile(
     settings: &Settings,
-    speculation: Option<SimpleSpeculativeExecutionPolicy>,
+    speculation: Option<Arc<Speculation>>,
 ) -> ExecutionProfile {
     let mut nodes = DefaultPolicy::builder().token_aware(true);
     if let Some(datacenter) = &settings.datacenter {
@@ -106,7 +91,7 @@ pub(super) fn profile(
         .request_timeout(Some(settings.timeout))
         .load_balancing_policy(nodes.build())
         .retry_policy(Arc::new(DefaultRetryPolicy::new()))
-        .speculative_execution_policy(speculation.map(|policy| Arc::new(policy) as _))
+        .speculative_execution_policy(speculation.map(|policy| policy as _))
         .build()
 }
 

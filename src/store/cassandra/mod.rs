@@ -15,6 +15,7 @@ mod operations;
 mod reads;
 mod ring;
 pub mod schema;
+mod speculation;
 mod statements;
 
 use std::{
@@ -44,8 +45,9 @@ use self::{
     batches::Batches,
     changes::ChangeColumns,
     columns::{MessageColumns, big, bucket_of, corrupt, opens_bucket},
-    connect::{READ_SPECULATION, WRITE_SPECULATION, profile, serial},
+    connect::{profile, serial},
     ring::RingColumns,
+    speculation::{Profile, Speculation},
     statements::{Profiles, Statements},
 };
 use super::{ChangeRow, Error, LogPage, LogRow, Result};
@@ -75,6 +77,14 @@ pub struct Cassandra {
     unreachable: Mutex<Option<String>>,
 }
 
+fn with_speculation(settings: &Settings, speculation: Speculation) -> Profile {
+    let speculation = Arc::new(speculation);
+    Profile {
+        handle: profile(settings, Some(speculation.clone())).into_handle(),
+        speculation,
+    }
+}
+
 impl Cassandra {
     /// Records the result of a request that gateways make regularly, for the health check.
     fn noted<T>(&self, answer: Result<T>) -> Result<T> {
@@ -93,8 +103,8 @@ impl Cassandra {
     /// The last error, if the gateway drains before the cluster is ready.
     pub async fn open(settings: &Settings, tasks: &Tasks) -> Result<Self> {
         let profiles = Profiles {
-            reads: profile(settings, Some(READ_SPECULATION)).into_handle(),
-            writes: profile(settings, Some(WRITE_SPECULATION)).into_handle(),
+            reads: with_speculation(settings, Speculation::reads()),
+            writes: with_speculation(settings, Speculation::writes()),
             serial: serial(settings.consistency),
         };
         let (session, statements) = loop {

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use metrics::{Counter, counter};
 use scylla::{
-    client::{execution_profile::ExecutionProfileHandle, session::Session},
+    client::session::Session,
     errors::PrepareError,
     statement::{SerialConsistency, prepared::PreparedStatement},
 };
+
+use super::speculation::Profile;
 
 /// A statement that writes a row of one table.
 pub(super) struct Write {
@@ -18,8 +20,8 @@ pub(super) struct Write {
 
 /// The execution profiles of the statements, by kind.
 pub(super) struct Profiles {
-    pub reads: ExecutionProfileHandle,
-    pub writes: ExecutionProfileHandle,
+    pub reads: Profile,
+    pub writes: Profile,
     pub serial: SerialConsistency,
 }
 
@@ -64,13 +66,15 @@ async fn prepare_all<const N: usize>(
 /// write rows that never change.
 fn read(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
     statement.set_is_idempotent(true);
-    statement.set_execution_profile_handle(Some(profiles.reads.clone()));
+    statement.set_execution_profile_handle(Some(profiles.reads.handle.clone()));
+    statement.set_history_listener(profiles.reads.speculation.clone());
     statement
 }
 
 fn write(mut statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
     statement.set_is_idempotent(true);
-    statement.set_execution_profile_handle(Some(profiles.writes.clone()));
+    statement.set_execution_profile_handle(Some(profiles.writes.handle.clone()));
+    statement.set_history_listener(profiles.writes.speculation.clone());
     let table = statement.get_table_name().unwrap_or_default().to_owned();
     let rows = counter!("chat_store_rows_written_total", "table" => table);
     Arc::new(Write {
