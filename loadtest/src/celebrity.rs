@@ -115,13 +115,16 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     );
     drop(server);
     if options.live > 0 {
-        // The embedded store would compact the first part's rows during this one. A new keyspace takes a cluster long.
-        let data = match data.cluster {
-            Some(_) => data,
-            None => Data::new(common)?,
+        // New data for each part: else the second would begin with what the first one left. A test of this tool keeps the
+        // keyspace, because a new one takes a cluster long.
+        let next = |data: Data| match common.keep_keyspaces {
+            true => Ok(data),
+            false => Data::new(common),
         };
+        let data = next(data)?;
         let alone = live(common, options, &data, 1, &mut report)?;
         if options.gateways > 1 {
+            let data = next(data)?;
             let together = live(common, options, &data, options.gateways, &mut report)?;
             report.figure("CPU per delivery, gateways / gateway", together / alone, "");
         }

@@ -342,7 +342,8 @@ impl Client {
             .to_owned())
     }
 
-    /// Creates a conversation and returns its id. Repeats the request like `ask_patiently`.
+    /// Creates a conversation and returns its id. Repeats the request like `ask_patiently`, so there may be one more that
+    /// is not used.
     pub(crate) fn create_patiently(&mut self, request: Value) -> anyhow::Result<String> {
         let reply = self.ask_patiently(&request)?;
         Ok(reply["conversation"]
@@ -373,8 +374,9 @@ impl Client {
         let mut log = BTreeMap::new();
         loop {
             let after = log.last_key_value().map_or(0, |(seq, _)| *seq);
-            let history = json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE});
-            let mut page = self.ask_patiently(&history)?;
+            let mut page = self.ask(
+                json!({"type": "history", "conversation": conversation, "after": after, "limit": PAGE}),
+            )?;
             let messages = std::mem::take(
                 page["messages"]
                     .as_array_mut()

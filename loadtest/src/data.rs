@@ -1,4 +1,5 @@
-//! The data of a gateway under test: a directory, or a keyspace of an existing cluster. Dropping it deletes both.
+//! The data of a gateway under test: a directory, or a keyspace of an existing cluster. Dropping it deletes both,
+//! unless keyspaces are kept.
 
 use std::{
     fs,

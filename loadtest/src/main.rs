@@ -65,7 +65,7 @@ struct Common {
     /// Nodes of a Cassandra or ScyllaDB cluster, used instead of the embedded store: 127.0.0.1:9042,…
     #[arg(long, global = true, value_delimiter = ',')]
     cassandra: Vec<String>,
-    /// Do not drop the keyspaces in the end, because the cluster is deleted
+    /// Do not drop the keyspaces at the end, for a cluster that is deleted afterwards; for tests of this tool
     #[arg(long, global = true)]
     keep_keyspaces: bool,
     /// Directory to write the log of each gateway to

@@ -105,6 +105,8 @@ impl Cassandra {
         let profiles = Profiles {
             reads: with_speculation(settings, Speculation::reads()),
             writes: with_speculation(settings, Speculation::writes()),
+            lease_reads: with_speculation(settings, Speculation::reads().without_limit()),
+            lease_writes: with_speculation(settings, Speculation::writes().without_limit()),
             serial: serial(settings.consistency),
         };
         let (session, statements) = loop {

@@ -22,11 +22,16 @@ pub(super) struct Write {
 pub(super) struct Profiles {
     pub reads: Profile,
     pub writes: Profile,
+    /// Of what the lease of the gateway depends on.
+    pub lease_reads: Profile,
+    pub lease_writes: Profile,
     pub serial: SerialConsistency,
 }
 
 macro_rules! statements {
     (@type read) => { PreparedStatement };
+    (@type lease_read) => { PreparedStatement };
+    (@type lease_write) => { Arc<Write> };
     (@type transaction) => { PreparedStatement };
     (@type write) => { Arc<Write> };
     ($($(#[$doc:meta])* $kind:ident $name:ident: $text:literal,)+) => {
@@ -64,17 +69,30 @@ async fn prepare_all<const N: usize>(
 
 /// Prepares a read. Every statement is idempotent: reads change nothing, and writes carry their seq as timestamp or
 /// write rows that never change.
-fn read(mut statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
+fn read(statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
+    with_profile(statement, &profiles.reads)
+}
+
+fn write(statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
+    writing(with_profile(statement, &profiles.writes))
+}
+
+fn lease_read(statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
+    with_profile(statement, &profiles.lease_reads)
+}
+
+fn lease_write(statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
+    writing(with_profile(statement, &profiles.lease_writes))
+}
+
+fn with_profile(mut statement: PreparedStatement, profile: &Profile) -> PreparedStatement {
     statement.set_is_idempotent(true);
-    statement.set_execution_profile_handle(Some(profiles.reads.handle.clone()));
-    statement.set_history_listener(profiles.reads.speculation.clone());
+    statement.set_execution_profile_handle(Some(profile.handle.clone()));
+    statement.set_history_listener(profile.speculation.clone());
     statement
 }
 
-fn write(mut statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> {
-    statement.set_is_idempotent(true);
-    statement.set_execution_profile_handle(Some(profiles.writes.handle.clone()));
-    statement.set_history_listener(profiles.writes.speculation.clone());
+fn writing(statement: PreparedStatement) -> Arc<Write> {
     let table = statement.get_table_name().unwrap_or_default().to_owned();
     let rows = counter!("chat_store_rows_written_total", "table" => table);
     Arc::new(Write {
@@ -252,10 +270,10 @@ statements! {
     write set_last_seen: "UPDATE users USING TIMESTAMP ? SET last_seen = ? WHERE user_id = ?",
     read last_seen: "SELECT last_seen FROM users WHERE user_id = ?",
 
-    write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ?, level = ? WHERE gateway_id = ?",
-    read heartbeat: "SELECT address, counter, level FROM heartbeats WHERE gateway_id = ?",
+    lease_write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ?, level = ? WHERE gateway_id = ?",
+    lease_read heartbeat: "SELECT address, counter, level FROM heartbeats WHERE gateway_id = ?",
 
-    read ring: "SELECT version, members, proposal, change, level FROM ring WHERE name = 'ring'",
+    lease_read ring: "SELECT version, members, proposal, change, level FROM ring WHERE name = 'ring'",
     transaction insert_ring: "INSERT INTO ring (name, version, members, proposal, change, level) VALUES ('ring', ?, ?, ?, ?, ?) \
         IF NOT EXISTS",
     /// The level is compared too: a gateway may know the version from a build that does not send the level.
