@@ -244,6 +244,12 @@ pub(crate) struct Client {
     next_id: u32,
 }
 
+/// Returns the id in the reply to a `create`.
+fn created(reply: &Value) -> anyhow::Result<String> {
+    let id = reply["conversation"].as_str();
+    Ok(id.context("the reply has no conversation id")?.to_owned())
+}
+
 impl Client {
     /// Opens connection `number` of a run. The source address changes before its ports run out.
     pub(crate) fn open(server: &str, path: &str, number: usize) -> anyhow::Result<Self> {
@@ -335,21 +341,13 @@ impl Client {
 
     /// Creates a conversation and returns its id.
     pub(crate) fn create(&mut self, request: Value) -> anyhow::Result<String> {
-        let reply = self.ask(request)?;
-        Ok(reply["conversation"]
-            .as_str()
-            .context("the reply has no conversation id")?
-            .to_owned())
+        created(&self.ask(request)?)
     }
 
     /// Creates a conversation and returns its id. Repeats the request like `ask_patiently`, so there may be one more that
     /// is not used.
     pub(crate) fn create_patiently(&mut self, request: Value) -> anyhow::Result<String> {
-        let reply = self.ask_patiently(&request)?;
-        Ok(reply["conversation"]
-            .as_str()
-            .context("the reply has no conversation id")?
-            .to_owned())
+        created(&self.ask_patiently(&request)?)
     }
 
     /// Sends a request and returns its reply. Repeats the request while it is rate-limited, and for some time if the

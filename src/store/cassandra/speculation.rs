@@ -78,8 +78,8 @@ impl Speculation {
         }
     }
 
-    /// Returns how many further nodes a request may ask. With half of the budget one is enough, so that twice as many
-    /// requests may.
+    /// Returns how many further nodes a request may ask. It is at most one if less than half of the budget is left, so that
+    /// more requests may ask.
     fn times(&self) -> usize {
         let Some(budget) = &self.budget else {
             return self.times_max;

@@ -67,8 +67,6 @@ async fn prepare_all<const N: usize>(
     Ok(prepared.unwrap_or_else(|_| unreachable!("one for each text")))
 }
 
-/// Prepares a read. Every statement is idempotent: reads change nothing, and writes carry their seq as timestamp or
-/// write rows that never change.
 fn read(statement: PreparedStatement, profiles: &Profiles) -> PreparedStatement {
     with_profile(statement, &profiles.reads)
 }
@@ -85,6 +83,8 @@ fn lease_write(statement: PreparedStatement, profiles: &Profiles) -> Arc<Write> 
     writing(with_profile(statement, &profiles.lease_writes))
 }
 
+/// Every statement but a transaction is idempotent: reads change nothing, and writes carry their seq as timestamp or write
+/// rows that never change.
 fn with_profile(mut statement: PreparedStatement, profile: &Profile) -> PreparedStatement {
     statement.set_is_idempotent(true);
     statement.set_execution_profile_handle(Some(profile.handle.clone()));
