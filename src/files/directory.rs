@@ -10,18 +10,19 @@
 //! An upload cannot change a complete file, because it is moved first.
 
 use std::{
+    any::Any,
     fs, io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use tokio::{
-    fs::File,
-    io::{AsyncSeekExt as _, AsyncWriteExt as _, BufWriter},
-};
+use tokio::fs::File;
 
-use super::writing::{Writers, Writing};
+use super::{
+    upload::Upload,
+    writing::{Writers, Writing},
+};
 use crate::model::AttachmentId;
 
 pub(super) const INCOMING: &str = "incoming";
@@ -30,8 +31,6 @@ const ORIGINAL: &str = "original";
 const THUMBNAIL: &str = "thumbnail";
 const SECRET: &str = "signing.key";
 const SECRET_BYTES: usize = 32;
-/// Bytes of an upload that are written at once. As many again are on their way to the disk.
-const PART_BYTES: usize = 256 << 10;
 /// Files that uploads leave for others on the disk.
 const FILES_FREE_MIN: u64 = 10_000;
 
@@ -69,39 +68,6 @@ pub struct Directory {
     /// Bytes of the disk that uploads leave free.
     free_min: u64,
     writers: Writers,
-}
-
-/// An upload that is being written to.
-#[derive(Debug)]
-pub struct Upload {
-    file: BufWriter<File>,
-    /// Bytes that are there.
-    pub len: u64,
-}
-
-impl Upload {
-    /// Appends bytes. They are written in large parts, because each write is a change of threads.
-    ///
-    /// # Errors
-    /// The error of the file system. A part of the bytes may have been written.
-    pub async fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes).await?;
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// Hands everything to the operating system, so that the length of the file counts it.
-    ///
-    /// # Errors
-    /// The error of the file system.
-    pub async fn flush(&mut self) -> io::Result<()> {
-        self.file.flush().await
-    }
-
-    async fn sync(&mut self) -> io::Result<()> {
-        self.flush().await?;
-        self.file.get_ref().sync_all().await
-    }
 }
 
 impl Directory {
@@ -201,20 +167,23 @@ impl Directory {
         self.writers.take(id)
     }
 
-    /// Opens an upload to continue it.
+    /// Opens an upload to continue it. `place` is dropped after the last write.
     ///
     /// # Errors
     /// The error of the file system.
-    pub async fn resume(&self, writing: &Writing) -> io::Result<Upload> {
-        let path = self.incoming(writing.id);
-        // Not opened to append: a write that was under way when its connection broke puts the same bytes at the same place.
-        let mut file = File::options().write(true).open(path).await?;
-        let len = file.seek(io::SeekFrom::End(0)).await?;
-        let file = BufWriter::with_capacity(PART_BYTES, file);
-        Ok(Upload { file, len })
+    pub async fn resume(&self, writing: &Writing, place: impl Any + Send) -> io::Result<Upload> {
+        let path = self.incoming(writing.id());
+        let opened = blocking(move || {
+            let mut file = fs::File::options().write(true).open(path)?;
+            let len = io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
+            Ok((file, len))
+        });
+        let (file, len) = opened.await?;
+        Ok(Upload::new(file, len, writing.clone(), Box::new(place)))
     }
 
     /// Makes the bytes of an upload durable, and moves them to where no upload can change them. It may be repeated.
+    /// Returns the SHA-256 of the file in hexadecimal, if the upload knows it.
     ///
     /// # Errors
     /// The error of the file system.
@@ -223,13 +192,14 @@ impl Directory {
         writing: &Writing,
         size: u64,
         upload: Option<Upload>,
-    ) -> io::Result<()> {
-        if let Some(mut upload) = upload {
-            upload.sync().await?;
-        }
-        let (from, folder) = (self.incoming(writing.id), self.folder(writing.id));
+    ) -> io::Result<Option<String>> {
+        let sha256 = match upload {
+            Some(upload) => upload.finish().await?,
+            None => None,
+        };
+        let (from, folder) = (self.incoming(writing.id()), self.folder(writing.id()));
         let root = self.root.clone();
-        blocking(move || {
+        let moved = blocking(move || {
             if let Ok(metadata) = fs::metadata(&from)
                 && metadata.len() != size
             {
@@ -253,8 +223,8 @@ impl Directory {
             sync_directory(&folder)?;
             sync_directory(&root.join(FILES))?;
             sync_directory(&root.join(INCOMING))
-        })
-        .await
+        });
+        moved.await.map(|()| sha256)
     }
 
     /// Replaces a variant of a complete file by other bytes, durably.
@@ -342,13 +312,13 @@ mod tests {
         directory.begin(id).await.unwrap();
         let writing = directory.take(id).unwrap();
         assert!(directory.take(id).is_none(), "there is one writer");
-        let mut upload = directory.resume(&writing).await.unwrap();
+        let mut upload = directory.resume(&writing, ()).await.unwrap();
         upload.append(b"hello ").await.unwrap();
         upload.flush().await.unwrap();
         drop((upload, writing));
         assert_eq!(directory.received(id).await.unwrap(), Some(6));
         let writing = directory.take(id).unwrap();
-        let mut upload = directory.resume(&writing).await.unwrap();
+        let mut upload = directory.resume(&writing, ()).await.unwrap();
         assert_eq!(upload.len, 6);
         upload.append(b"world").await.unwrap();
         directory

@@ -14,6 +14,7 @@ mod name;
 mod parts;
 mod scanner;
 mod signing;
+mod upload;
 mod writing;
 
 #[cfg(test)]
@@ -26,7 +27,7 @@ mod properties;
 
 pub use self::{
     bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
-    directory::{Directory, Upload, Variant},
+    directory::{Directory, Variant},
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
@@ -34,5 +35,6 @@ pub use self::{
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},
+    upload::Upload,
     writing::Writing,
 };

@@ -14,21 +14,31 @@ pub(super) struct Writers(Arc<Mutex<HashSet<AttachmentId>>>);
 impl Writers {
     /// Returns the right to write to an upload, unless someone else has it.
     pub(super) fn take(&self, id: AttachmentId) -> Option<Writing> {
-        lock(&self.0).insert(id).then(|| Writing {
-            id,
-            all: self.clone(),
+        lock(&self.0).insert(id).then(|| {
+            let all = self.clone();
+            Writing(Arc::new(Right { id, all }))
         })
     }
 }
 
-/// The right to write to an upload. Nobody else on this gateway has it for the same upload.
+/// The right to write to an upload. Nobody else on this gateway has it for the same upload until all clones are gone.
+#[derive(Clone, Debug)]
+pub struct Writing(Arc<Right>);
+
 #[derive(Debug)]
-pub struct Writing {
-    pub(super) id: AttachmentId,
+struct Right {
+    id: AttachmentId,
     all: Writers,
 }
 
-impl Drop for Writing {
+impl Writing {
+    /// The upload.
+    pub(super) fn id(&self) -> AttachmentId {
+        self.0.id
+    }
+}
+
+impl Drop for Right {
     fn drop(&mut self) {
         lock(&self.all.0).remove(&self.id);
     }

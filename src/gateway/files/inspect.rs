@@ -105,15 +105,15 @@ pub(super) async fn complete(
     writing: &Writing,
     upload: Option<Upload>,
 ) -> Result<FileState, Response> {
-    {
+    let sha256 = {
         let _place = files.finishing.acquire().await;
         let moved = directory.complete(writing, facts.size, upload).await;
-        moved.map_err(|error| disk_failed(&error))?;
-    }
+        moved.map_err(|error| disk_failed(&error))?
+    };
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
     match scan(files, file, facts).await? {
-        Scanned::Passed => look_at(files, directory, file, facts).await,
+        Scanned::Passed => look_at(files, directory, file, facts, sha256).await,
         Scanned::Stopped(state) => Ok(state),
         Scanned::Missing => Err(no_such_file()),
     }
@@ -150,11 +150,12 @@ async fn look_at(
     directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
+    sha256: Option<String>,
 ) -> Result<FileState, Response> {
     let _permit = files.inspections.acquire().await;
     let (directory, limits, size) = (directory.clone(), files.settings.image_limits(), facts.size);
-    let looked =
-        tokio::task::spawn_blocking(move || inspect(&directory, file, size, limits.as_ref()));
+    let inspect = move || inspect(&directory, file, (size, sha256), limits.as_ref());
+    let looked = tokio::task::spawn_blocking(inspect);
     let result = looked
         .await
         .map_err(io::Error::other)
@@ -163,11 +164,11 @@ async fn look_at(
     files.make_ready(file, &result).await
 }
 
-/// Finds out what a file is. Images lose their metadata and get a thumbnail.
+/// Finds out what a file of this size and SHA-256, if it is known, is. Images lose their metadata and get a thumbnail.
 fn inspect(
     directory: &Directory,
     file: AttachmentId,
-    size: u64,
+    (size, sha256): (u64, Option<String>),
     limits: Option<&ImageLimits>,
 ) -> io::Result<FileResult> {
     let path = directory.path(file, Variant::Original);
@@ -187,7 +188,11 @@ fn inspect(
             kind = kind.as_download();
         }
     }
-    let (sha256, size) = hash(&path)?;
+    let (sha256, size) = match (sha256, &image) {
+        (Some(sha256), None) => (sha256, size),
+        // An image was replaced.
+        _ => hash(&path)?,
+    };
     Ok(FileResult {
         sha256,
         size,

@@ -17,7 +17,8 @@ use serde_json::json;
 use tokio::time::{Duration, timeout};
 
 use super::{
-    Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage, store_failed,
+    Counted, Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage,
+    store_failed,
 };
 use crate::{
     chat::GetDetails,
@@ -441,7 +442,7 @@ async fn may_append(
     user: &UserId,
     file: AttachmentId,
     headers: &HeaderMap,
-) -> Result<(FileRow, (Writing, super::Counted), Upload), Response> {
+) -> Result<(FileRow, (Writing, Arc<Counted>), Upload), Response> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     check_version(headers)?;
     if text("content-type") != Some(CONTENT_TYPE) {
@@ -457,12 +458,12 @@ async fn may_append(
         ));
     }
     let counted = files.count(user);
-    let counted = counted.ok_or_else(|| too_many("uploads at once"))?;
+    let counted = Arc::new(counted.ok_or_else(|| too_many("uploads at once"))?);
     let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();
         refused_with(StatusCode::LOCKED, ErrorCode::Conflict, refusal)
     })?;
-    let upload = directory.resume(&writing).await;
+    let upload = directory.resume(&writing, counted.clone()).await;
     let upload = upload.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => no_such_file(),
         _ => disk_failed(&error),
@@ -480,7 +481,7 @@ async fn received(
     files: &Arc<Files>,
     directory: &Arc<Directory>,
     (file, row): (AttachmentId, &FileRow),
-    writing: (Writing, super::Counted),
+    writing: (Writing, Arc<Counted>),
     mut upload: Upload,
     body: Bytes,
 ) -> Result<Response, Response> {
