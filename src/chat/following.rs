@@ -293,6 +293,20 @@ impl Following {
         }
     }
 
+    /// Tells a consumer again that has forgotten what it was told, if there is something to deliver.
+    pub fn tell_again(self: &Arc<Self>, consumer: &ConsumerName) {
+        let mut state = lock(&self.state);
+        let heads = state.heads;
+        let is_behind = state.find(consumer).is_some_and(|progress| {
+            progress.is_told = progress.is_behind(heads);
+            progress.is_told
+        });
+        drop(state);
+        if is_behind {
+            self.consumers.wake(consumer, self);
+        }
+    }
+
     /// Raises a consumer's offset: rule [offset]. `at` is the time of the last event that was delivered.
     pub fn delivered(self: &Arc<Self>, consumer: &ConsumerName, upto: Cursor, at: Millis) {
         let mut state = lock(&self.state);

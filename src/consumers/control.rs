@@ -82,7 +82,7 @@ impl Control {
         let follower = &self.consumers.follower;
         for line in &follower.lines {
             let state = self.states.get(&line.name).await?;
-            let (waiting, oldest) = follower.behind(&line.name);
+            let (waiting, oldest) = follower.behind(&line.name).await;
             found.push(Status {
                 name: line.name.clone(),
                 enabled: state.as_ref().is_none_or(|state| state.enabled),

@@ -1,7 +1,8 @@
 //! The conversations that this gateway follows for its consumers, and what the store must know of them.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Bound,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -9,18 +10,17 @@ use std::{
     time::Duration,
 };
 
-use dashmap::DashMap;
-use foldhash::quality::RandomState;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::Notify,
+    task::yield_now,
     time::{Instant, sleep},
 };
 
 use crate::{
     chat::{self, Following, ToStore},
     clock,
-    model::{ConsumerName, ConversationId, GatewayId, Kind},
+    model::{ConsumerName, ConversationId, GatewayId, Kind, Millis},
     store::{self, Activity, Store},
     tasks::lock,
 };
@@ -29,8 +29,8 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time for which rows to remove are gathered.
 const CLEAR_AFTER: Duration = Duration::from_millis(20);
-/// Conversations whose progress is stored at once.
-const STORED_AT_ONCE: usize = 1_000;
+/// Open conversations that are looked at at once. The progress of so many is stored at once, or of almost twice as many.
+const PAGE: usize = 1_000;
 /// Writes of lagging rows that are in progress at once.
 const WRITES_AT_ONCE: usize = 64;
 
@@ -50,7 +50,7 @@ pub struct Line {
     pub name: ConsumerName,
     /// The kinds of conversation that it reads.
     kinds: Vec<Kind>,
-    /// Each open conversation is here once at most, so their number bounds it.
+    /// Each open conversation is here once, or twice after a panic, so their number bounds it.
     woken: Mutex<VecDeque<Arc<Following>>>,
     notify: Notify,
     /// Whether the consumer can take events now. While it cannot, no lagging conversation is opened for it.
@@ -152,7 +152,7 @@ pub struct Follower {
     store: Arc<dyn Store>,
     pub settings: Settings,
     pub lines: Vec<Arc<Line>>,
-    open: DashMap<ConversationId, Arc<Following>, RandomState>,
+    open: Mutex<BTreeMap<ConversationId, Arc<Following>>>,
     /// Conversations that caught up. Each is here once for each of its rows at most.
     caught_up: Mutex<Vec<Arc<Following>>>,
     has_caught_up: Notify,
@@ -173,7 +173,7 @@ impl Follower {
             store,
             settings,
             lines,
-            open: DashMap::default(),
+            open: Mutex::default(),
             caught_up: Mutex::default(),
             has_caught_up: Notify::new(),
             lost: Mutex::default(),
@@ -196,16 +196,43 @@ impl Follower {
 
     /// Returns what a consumer has not delivered in the conversations that are open here: their number, and the time of
     /// the oldest event.
-    #[must_use]
-    pub fn behind(&self, consumer: &ConsumerName) -> (usize, Option<i64>) {
-        let open = self.open.iter();
-        let behind = open.filter_map(|following| following.oldest(consumer));
-        behind.fold((0, None), |(count, oldest), at| {
-            (
-                count + 1,
-                Some(oldest.map_or(at, |oldest: i64| oldest.min(at))),
-            )
-        })
+    pub async fn behind(&self, consumer: &ConsumerName) -> (usize, Option<Millis>) {
+        let (mut count, mut oldest) = (0, None);
+        let mut after = None;
+        while let Some(page) = self.page_after(&mut after).await {
+            for at in page.iter().filter_map(|open| open.oldest(consumer)) {
+                count += 1;
+                oldest = Some(oldest.map_or(at, |oldest: Millis| oldest.min(at)));
+            }
+        }
+        (count, oldest)
+    }
+
+    /// Returns the open conversations that follow `after`, and moves it. `None` if there are no more. The others of this
+    /// gateway run between two pages, because 100,000 conversations are looked at for tens of milliseconds.
+    async fn page_after(&self, after: &mut Option<ConversationId>) -> Option<Vec<Arc<Following>>> {
+        if after.is_some() {
+            yield_now().await;
+        }
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let page: Vec<_> = lock(&self.open)
+            .range((from, Bound::Unbounded))
+            .take(PAGE)
+            .map(|(_, following)| following.clone())
+            .collect();
+        *after = Some(page.last()?.conversation);
+        Some(page)
+    }
+
+    /// Tells a consumer again of everything that it has not delivered. It has forgotten what it was told.
+    pub(super) async fn tell_again(&self, line: &Line) {
+        drop(line.take_woken());
+        let mut after = None;
+        while let Some(page) = self.page_after(&mut after).await {
+            for open in page {
+                open.tell_again(&line.name);
+            }
+        }
     }
 
     /// Removes the rows of conversations that caught up, so that the scan goes on with others.
@@ -245,30 +272,30 @@ impl Follower {
     /// Stores what must be stored now.
     async fn store_progress(&self, with_offsets: bool) {
         let before = Instant::now().checked_sub(self.settings.lagging_after);
-        let mut open: Vec<Arc<Following>> =
-            self.open.iter().map(|open| open.value().clone()).collect();
-        // The same order in each run of a simulation.
-        open.sort_unstable_by_key(|following| following.conversation);
-        let mut progress = open.iter().filter_map(|following| {
-            let mut to_store = match before {
-                Some(before) => following.to_store(Some(before)),
-                None => ToStore::default(),
-            };
-            if !with_offsets {
-                to_store.offsets.clear();
-                to_store.caught_up.clear();
+        let (mut after, mut part) = (None, Vec::new());
+        while let Some(page) = self.page_after(&mut after).await {
+            part.extend(page.into_iter().filter_map(|following| {
+                let mut to_store = match before {
+                    Some(before) => following.to_store(Some(before)),
+                    None => ToStore::default(),
+                };
+                if !with_offsets {
+                    to_store.offsets.clear();
+                    to_store.caught_up.clear();
+                }
+                (!to_store.is_empty()).then_some((following, to_store))
+            }));
+            if part.len() >= PAGE {
+                self.store_or_stay_active(std::mem::take(&mut part)).await;
             }
-            (!to_store.is_empty()).then(|| (following.clone(), to_store))
-        });
-        loop {
-            let part: Vec<_> = progress.by_ref().take(STORED_AT_ONCE).collect();
-            if part.is_empty() {
-                return;
-            }
-            let failed = self.store_part(&part).await;
-            // Rule [found-repeat]: as long as no row says that a conversation lags, its activity names it.
-            self.stay_active(&failed).await;
         }
+        self.store_or_stay_active(part).await;
+    }
+
+    /// Rule [found-repeat]: as long as no row says that a conversation lags, its activity names it.
+    async fn store_or_stay_active(&self, part: Vec<Progress>) {
+        let failed = self.store_part(&part).await;
+        self.stay_active(&failed).await;
     }
 
     /// Returns the conversations of which not everything could be stored.
@@ -331,7 +358,7 @@ impl chat::Consumers for Follower {
     }
 
     fn opened(&self, following: &Arc<Following>) {
-        self.open.insert(following.conversation, following.clone());
+        lock(&self.open).insert(following.conversation, following.clone());
     }
 
     fn wake(&self, consumer: &ConsumerName, following: &Arc<Following>) {
@@ -347,8 +374,14 @@ impl chat::Consumers for Follower {
     }
 
     fn closed(&self, following: &Arc<Following>) {
-        let is_same = |_: &_, open: &Arc<Following>| Arc::ptr_eq(open, following);
-        self.open.remove_if(&following.conversation, is_same);
+        let mut open = lock(&self.open);
+        if open
+            .get(&following.conversation)
+            .is_some_and(|open| Arc::ptr_eq(open, following))
+        {
+            open.remove(&following.conversation);
+        }
+        drop(open);
         if !following.is_stored() {
             self.lose(following.conversation);
         }

@@ -54,6 +54,7 @@ const BEGINS: &str = "it begins";
 const BEGINS_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// Runs the replays of a gateway's webhooks.
+#[derive(Clone)]
 pub(super) struct Replays {
     pub(super) webhooks: Vec<(Webhook, Arc<Line>)>,
     pub(super) router: Arc<Router>,

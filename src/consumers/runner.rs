@@ -108,11 +108,16 @@ impl Consumers {
         if follower.lines.is_empty() {
             return states;
         }
-        tasks.spawn_until_drained(follower.clone().keep_stored());
-        tasks.spawn_until_drained(follower.clone().keep_clearing());
-        tasks.spawn_until_drained(scan::reload_lost(follower.clone(), router.clone()));
-        tasks.spawn_until_drained(states.clone().keep(follower.lines.clone()));
-        tasks.spawn_until_drained(measure(follower.clone(), follower.lines.clone()));
+        let kept = follower.clone();
+        tasks.keep(move || kept.clone().keep_stored());
+        let kept = follower.clone();
+        tasks.keep(move || kept.clone().keep_clearing());
+        let lost = (follower.clone(), router.clone());
+        tasks.keep(move || scan::reload_lost(lost.0.clone(), lost.1.clone()));
+        let (kept, lines) = (states.clone(), follower.lines.clone());
+        tasks.keep(move || kept.clone().keep(lines.clone()));
+        let measured = follower.clone();
+        tasks.keep(move || measure(measured.clone()));
         for line in &follower.lines {
             let scan = Scan {
                 follower: follower.clone(),
@@ -120,51 +125,82 @@ impl Consumers {
                 router: router.clone(),
                 store: store.clone(),
             };
-            tasks.spawn_until_drained(scan.run());
+            tasks.keep(move || scan.clone().run());
         }
+        self.start_webhooks(conversations, &states, tasks, seed);
+        self.start_push(router, conversations, tasks);
+        states
+    }
+
+    fn start_webhooks(
+        &self,
+        conversations: &Conversations,
+        states: &Arc<States>,
+        tasks: &Tasks,
+        seed: u64,
+    ) {
         for (webhook, line) in &self.webhooks {
             let parts = Parts {
-                follower: follower.clone(),
+                follower: self.follower.clone(),
                 line: line.clone(),
                 conversations: conversations.clone(),
-                store: store.clone(),
+                store: states.store.clone(),
                 states: states.clone(),
                 receiver: webhook.receiver.clone(),
                 filter: webhook.filter.clone(),
             };
-            let dispatcher = Dispatcher::new(parts, webhook.limits, seed);
-            tasks.spawn_until_drained(dispatcher.run());
+            let limits = webhook.limits;
+            tasks.keep(move || {
+                let parts = parts.clone();
+                async move {
+                    // It matters after a panic. At the first start no conversation is open.
+                    parts.follower.tell_again(&parts.line).await;
+                    Dispatcher::new(parts, limits, seed).run().await;
+                }
+            });
         }
         if !self.webhooks.is_empty() {
             let replays = Replays {
                 webhooks: self.webhooks.clone(),
-                router: router.clone(),
-                store: store.clone(),
+                router: states.router.clone(),
+                store: states.store.clone(),
                 states: states.clone(),
             };
-            tasks.spawn_until_drained(replays.run());
+            tasks.keep(move || replays.clone().run());
         }
-        if let Some((push, line)) = &self.push {
-            let decider = Decider::new(router.clone(), push.notifier.clone(), push.grace);
-            let pushes: Arc<dyn cluster::Pushes> = decider.clone();
-            router.on_push(&pushes);
-            tasks.spawn_until_drained(decider.run());
-            let asker = Asker {
-                line: line.clone(),
-                router: router.clone(),
-                conversations: conversations.clone(),
-                ttl: push.ttl,
-            };
-            tasks.spawn_until_drained(asker.run());
-        }
-        states
+    }
+
+    fn start_push(&self, router: &Arc<Router>, conversations: &Conversations, tasks: &Tasks) {
+        let Some((push, line)) = &self.push else {
+            return;
+        };
+        let decider = Decider::new(router.clone(), push.notifier.clone(), push.grace);
+        let pushes: Arc<dyn cluster::Pushes> = decider.clone();
+        router.on_push(&pushes);
+        tasks.keep(move || decider.clone().run());
+        let asker = Asker {
+            line: line.clone(),
+            router: router.clone(),
+            conversations: conversations.clone(),
+            ttl: push.ttl,
+        };
+        let follower = self.follower.clone();
+        tasks.keep(move || {
+            let (follower, asker) = (follower.clone(), asker.clone());
+            async move {
+                // It matters after a panic, as above.
+                follower.tell_again(&asker.line).await;
+                asker.run().await;
+            }
+        });
     }
 }
 
 /// Updates the gauges of the consumers.
-async fn measure(follower: Arc<Follower>, lines: Vec<Arc<Line>>) {
-    let gauges: Vec<(Arc<Line>, Gauge, Gauge)> = lines
-        .into_iter()
+async fn measure(follower: Arc<Follower>) {
+    let gauges: Vec<(&Arc<Line>, Gauge, Gauge)> = follower
+        .lines
+        .iter()
         .map(|line| {
             let name = line.name.as_str().to_owned();
             let oldest = gauge!("chat_consumer_oldest_seconds", "consumer" => name.clone());
@@ -174,7 +210,7 @@ async fn measure(follower: Arc<Follower>, lines: Vec<Arc<Line>>) {
         .collect();
     loop {
         for (line, oldest, waiting) in &gauges {
-            let (count, at) = follower.behind(&line.name);
+            let (count, at) = follower.behind(&line.name).await;
             #[expect(clippy::cast_precision_loss, reason = "a gauge")]
             let age = at.map_or(0.0, |at| (clock::wall() - at).max(0) as f64 / 1_000.0);
             oldest.set(age);

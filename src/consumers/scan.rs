@@ -11,6 +11,7 @@ use crate::{
     cluster::Router,
     model::{ConversationId, UserId},
     store::{LaggingRow, Store},
+    tasks::contain,
 };
 
 /// The time between two scans.
@@ -25,6 +26,7 @@ const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::f
 const LOADS_AT_ONCE: usize = 32;
 
 /// Scans for one consumer.
+#[derive(Clone)]
 pub(super) struct Scan {
     pub(super) follower: Arc<Follower>,
     pub(super) line: Arc<Line>,
@@ -39,11 +41,14 @@ pub(super) async fn reload_lost(follower: Arc<Follower>, router: Arc<Router>) {
         let lost = follower.take_lost();
         let loads = lost.into_iter().map(|conversation| {
             let load = router.ask(conversation, UserId::gateway(), Load);
-            async move { (conversation, load.await) }
+            async move {
+                let load = contain("a load of a conversation", conversation, load);
+                (conversation, load.await)
+            }
         });
         let mut loads = stream::iter(loads).buffer_unordered(LOADS_AT_ONCE);
         while let Some((conversation, loaded)) = loads.next().await {
-            if loaded.is_err_and(|error| error.is_unavailable()) {
+            if loaded.is_none_or(|loaded| loaded.is_err_and(|error| error.is_unavailable())) {
                 follower.lose(conversation);
             }
         }

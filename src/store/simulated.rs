@@ -225,8 +225,8 @@ impl Replicas {
         landing.len() >= 2
     }
 
-    /// Reads the cells that `of` takes of two replicas, with blocking read repair.
-    async fn read(&self, of: impl Fn(&Replica) -> Vec<CellCopy>) -> Result<Vec<Cell>> {
+    /// Reads the cells that `of` takes of two replicas, with blocking read repair: those of `page`.
+    async fn read(&self, of: impl Fn(&Replica) -> Vec<CellCopy>, page: Page) -> Result<Vec<Cell>> {
         let _reading = self.reading.clone();
         self.reach("read").await?;
         let (pair, hop, timed_out, patience) = {
@@ -242,18 +242,21 @@ impl Replicas {
             tokio::time::sleep(hop).await;
         }
         let mut merged: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = BTreeMap::new();
-        let mut differ = false;
-        {
+        let views = {
             let state = self.state();
-            let views = pair.map(|r| of(&state.replicas[r]));
-            differ |= views[0] != views[1];
-            for (key, value) in views.into_iter().flatten() {
-                let stored = merged.entry(key).or_insert_with(|| value.clone());
-                if *stored < value {
-                    *stored = value;
-                }
+            pair.map(|r| of(&state.replicas[r]))
+        };
+        for (key, value) in views.iter().flatten() {
+            let stored = merged.entry(key.clone()).or_insert_with(|| value.clone());
+            if *stored < *value {
+                stored.clone_from(value);
             }
         }
+        page.cut(&mut merged);
+        let [first, second] = views
+            .each_ref()
+            .map(|view| view.iter().filter(|(key, _)| merged.contains_key(key)));
+        let differ = !first.eq(second);
         let cell = |(key, (timestamp, value))| Cell {
             key,
             timestamp,
@@ -270,6 +273,31 @@ impl Replicas {
             return Err(unavailable("read"));
         }
         Ok(merged.into_iter().map(cell).collect())
+    }
+}
+
+/// How many cells of a range are read, and from which end. If each replica gives so many, the first of all of them together
+/// are complete.
+#[derive(Clone, Copy)]
+struct Page {
+    limit: usize,
+    newest_first: bool,
+}
+
+impl Page {
+    const ALL: Self = Self {
+        limit: usize::MAX,
+        newest_first: false,
+    };
+
+    fn cut(self, merged: &mut Replica) {
+        while merged.len() > self.limit {
+            if self.newest_first {
+                merged.pop_first();
+            } else {
+                merged.pop_last();
+            }
+        }
     }
 }
 
@@ -297,13 +325,25 @@ impl Cells for Replicas {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
+        let faults = self.state().faults;
+        // With faults, a read repairs its whole range: the seeds that find broken rules count on it.
+        let page = match faults.lost + faults.late {
+            0 => Page {
+                limit,
+                newest_first,
+            },
+            _ => Page::ALL,
+        };
         let of = |replica: &Replica| {
             let found = replica.range(range.from.clone()..range.to.clone());
-            found
-                .map(|(key, cell)| (key.clone(), cell.clone()))
-                .collect()
+            let copy = |(key, cell): (&Vec<u8>, &(u64, Vec<u8>))| (key.clone(), cell.clone());
+            if newest_first {
+                found.rev().take(page.limit).map(copy).collect()
+            } else {
+                found.take(page.limit).map(copy).collect()
+            }
         };
-        let cells = self.read(of).await?.into_iter();
+        let cells = self.read(of, page).await?.into_iter();
         Ok(if newest_first {
             cells.rev().take(limit).collect()
         } else {
@@ -318,7 +358,7 @@ impl Cells for Replicas {
                 .map(|(key, cell)| (key.clone(), cell.clone()))
                 .collect()
         };
-        self.read(of).await
+        self.read(of, Page::ALL).await
     }
 
     async fn swap(&self, expected: Option<u64>, cell: Cell) -> Result<bool> {

@@ -20,7 +20,7 @@ use crate::{
     consumers::follower::Line,
     model::{Content, ConversationId, Cursor, Kind, Millis, Seq, UserId},
     mutation::{Mutation, broken},
-    tasks::wait_until,
+    tasks::{contain, wait_until},
 };
 
 /// The time for which new messages of a conversation are gathered. Sessions that look have them by then, and say so.
@@ -35,6 +35,7 @@ const PAGE: usize = 256;
 const UNDECIDED_MAX: usize = 200_000;
 
 /// What a conversation's owner asks homes for.
+#[derive(Clone)]
 pub(crate) struct Asker {
     pub(crate) line: Arc<Line>,
     pub(crate) router: Arc<Router>,
@@ -218,7 +219,14 @@ impl Asker {
 
     /// Reads the new messages of a conversation, and asks the homes of those who are undecided.
     async fn step(&self, mut asked: Asked) -> Step {
-        let result = self.ask(&mut asked).await;
+        let conversation = asked.following.conversation;
+        let asking = contain(
+            "asking about notifications",
+            conversation,
+            self.ask(&mut asked),
+        );
+        let panicked = || Err(Error::unavailable("asking panicked"));
+        let result = asking.await.unwrap_or_else(panicked);
         Step { asked, result }
     }
 

@@ -23,7 +23,7 @@ use crate::{
     cluster::{Attention, Pushes, Router, ToNotify},
     model::{ConversationId, Device, Seq, UserId},
     store::InboxRow,
-    tasks::{lock, wait_until},
+    tasks::{contain, lock, wait_until},
 };
 
 /// Decisions that are made at once. Each may send to all devices of a user.
@@ -147,6 +147,7 @@ impl Decider {
 
     /// Makes the decisions that are due. It never returns.
     pub async fn run(self: Arc<Self>) {
+        lock(&self.state).queue.give_back(Instant::now());
         let mut running = FuturesUnordered::new();
         let waiting = gauge!("chat_push_waiting");
         loop {
@@ -172,7 +173,13 @@ impl Decider {
     }
 
     async fn decide(&self, user: UserId, waiting: Vec<(ConversationId, Waiting)>) {
-        let decided = Box::pin(self.decided_of(&user, waiting)).await;
+        let mut decided = Decided::default();
+        let deciding = Box::pin(self.decide_on(&user, waiting, &mut decided));
+        let what = "a decision about notifications";
+        if contain(what, &user, deciding).await.is_none() {
+            // What was sent counts.
+            decided.repeat(Instant::now() + AGAIN_AFTER.1);
+        }
         let state = &mut *lock(&self.state);
         for done in &decided.done {
             state.decided.raise(&user, done.conversation, done.seq);
@@ -180,41 +187,34 @@ impl Decider {
         state.queue.decided(&user, decided, Instant::now());
     }
 
-    async fn decided_of(&self, user: &UserId, waiting: Vec<(ConversationId, Waiting)>) -> Decided {
-        let mut decided = Decided::default();
+    async fn decide_on(
+        &self,
+        user: &UserId,
+        waiting: Vec<(ConversationId, Waiting)>,
+        decided: &mut Decided,
+    ) {
         let devices = match self.router.devices_of(user).await {
             Ok(devices) => devices,
             // The owner asks the new home.
-            Err(Error::Moved) => {
-                self.drop_all(user, &waiting);
-                return decided;
-            }
-            Err(_) => {
-                decided.repeat(Instant::now() + AGAIN_AFTER.0);
-                return decided;
-            }
+            Err(Error::Moved) => return self.drop_all(user, &waiting),
+            Err(_) => return decided.repeat(Instant::now() + AGAIN_AFTER.0),
         };
         if devices.is_empty() {
             decided.done = waiting.iter().map(|(id, w)| done(*id, w)).collect();
-            return decided;
+            return;
         }
-        let mut ready = self.ready(user, waiting, Instant::now(), &mut decided);
+        let mut ready = self.ready(user, waiting, Instant::now(), decided);
         if ready.len() > AT_ONCE {
             ready.truncate(AT_ONCE);
             decided.repeat(Instant::now());
         }
         if ready.is_empty() {
-            return decided;
+            return;
         }
         decided.has_looked = true;
-        if self
-            .notify(user, &devices, ready, &mut decided)
-            .await
-            .is_err()
-        {
+        if self.notify(user, &devices, ready, decided).await.is_err() {
             decided.repeat(Instant::now() + AGAIN_AFTER.0);
         }
-        decided
     }
 
     /// Sends what is to be sent. Rule [push-fresh]: it is as the inbox has it now.

@@ -317,6 +317,16 @@ impl Queue {
         None
     }
 
+    /// Makes decisions due again that have begun and will never end, because what made them panicked.
+    pub(super) fn give_back(&mut self, now: Instant) {
+        for (user, known) in &mut self.users {
+            if std::mem::take(&mut known.is_taken) {
+                known.due = now.max(known.not_before);
+                self.due.insert((known.due, user.clone()));
+            }
+        }
+    }
+
     /// Ends a decision.
     pub(super) fn decided(&mut self, user: &UserId, decided: Decided, now: Instant) {
         for done in decided.done {
@@ -439,6 +449,17 @@ mod tests {
         assert_eq!(queue.len(), 0);
         assert!(queue.take(now).is_none());
         assert!(queue.users.is_empty() && queue.due.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_decision_that_never_ends_is_made_again() {
+        let (mut queue, alice, now) = taken();
+        assert!(queue.take(now).is_none());
+        queue.give_back(now);
+        assert_eq!(queue.take(now).unwrap().0, alice);
+        queue.decided(&alice, done(1, 5), now);
+        queue.give_back(now);
+        assert_eq!(queue.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,7 +21,7 @@ use crate::{
     },
     model::{ConsumerName, ConversationId, Cursor, Millis},
     store::{EventAt, SkippedRow, Store},
-    tasks::wait_until,
+    tasks::{contain, wait_until},
 };
 
 /// The pause before a conversation that could not be read is read again.
@@ -246,7 +246,18 @@ impl Dispatcher {
         let (receiver, line) = (self.parts.receiver.clone(), self.parts.line.clone());
         let sending = async move {
             let events: Vec<Event> = portions.iter().flat_map(|p| p.events.clone()).collect();
-            let (outcome, error) = receiver.deliver(&events).await;
+            let delivered = contain(
+                "a request of a webhook",
+                &line.name,
+                receiver.deliver(&events),
+            );
+            // If another conversation's event is delivered then, the failure was the event's own.
+            let failed = Outcome::Unavailable {
+                status: None,
+                retry_after: None,
+            };
+            let panicked = || (failed, Some("panicked, see the log of the gateway".into()));
+            let (outcome, error) = delivered.await.unwrap_or_else(panicked);
             line.note_error(error);
             Step::Answered(request, portions, outcome)
         };
@@ -383,7 +394,10 @@ async fn load(
             loaded.counts.push((conversation, 0));
             continue;
         };
-        match read_portion(parts, &following, events, bytes).await {
+        let reading = read_portion(parts, &following, events, bytes);
+        let read = contain("a webhook", conversation, reading).await;
+        let panicked = || Err(crate::chat::Error::unavailable("reading panicked"));
+        match read.unwrap_or_else(panicked) {
             Ok(Some(portion)) => {
                 let size: usize = portion.events.iter().map(Event::bytes).sum();
                 if size > bytes && !loaded.portions.is_empty() {

@@ -89,8 +89,8 @@ async fn send(gateway: &Gateway, talk: &mut Talk) {
     talk.head = patiently(sent).await;
 }
 
-/// Returns the findings, and how long it took until everything had arrived.
-async fn down(conversations: usize, time: Duration) -> (Vec<String>, Duration) {
+/// Starts gateways, and returns one that serves.
+async fn started() -> (Arc<World>, Arc<Gateway>) {
     let consuming = Consuming {
         webhook: true,
         staying_down: true,
@@ -102,7 +102,31 @@ async fn down(conversations: usize, time: Duration) -> (Vec<String>, Duration) {
     while world.serving().is_empty() {
         sleep(Duration::from_millis(100)).await;
     }
-    let gateway: Arc<Gateway> = world.serving().remove(0);
+    let gateway = world.serving().remove(0);
+    (world, gateway)
+}
+
+/// Waits until everything has arrived. Returns the findings, and how long it took.
+async fn arrived(world: &World, talks: &[Talk], within: Duration) -> (Vec<String>, Duration) {
+    let begin = Instant::now();
+    let is_missing = |talk: &Talk| {
+        let reached = world.arrivals.reached.lock().unwrap();
+        reached.get(&talk.id.to_string()).copied() != Some(Cursor(talk.head, 0))
+    };
+    while begin.elapsed() < within && talks.iter().any(is_missing) {
+        sleep(Duration::from_secs(1)).await;
+    }
+    let mut found = world.arrivals.take_findings();
+    let missing = talks.iter().filter(|talk| is_missing(talk)).count();
+    if missing > 0 {
+        let all = talks.len();
+        found.push(format!("{missing} of {all} conversations have not arrived"));
+    }
+    (found, begin.elapsed())
+}
+
+async fn down(conversations: usize, time: Duration) -> (Vec<String>, Duration) {
+    let (world, gateway) = started().await;
     world.arrivals.go_down();
     let pause = time / (conversations as u32 * MESSAGES as u32);
     let mut talks = Vec::new();
@@ -119,23 +143,8 @@ async fn down(conversations: usize, time: Duration) -> (Vec<String>, Duration) {
         }
     }
     world.arrivals.recover();
-    let begin = Instant::now();
     let within = (OF_EACH * conversations as u32).max(AT_LEAST);
-    let is_missing = |talk: &Talk| {
-        let reached = world.arrivals.reached.lock().unwrap();
-        reached.get(&talk.id.to_string()).copied() != Some(Cursor(talk.head, 0))
-    };
-    while begin.elapsed() < within && talks.iter().any(is_missing) {
-        sleep(Duration::from_secs(1)).await;
-    }
-    let mut found = world.arrivals.take_findings();
-    let missing = talks.iter().filter(|talk| is_missing(talk)).count();
-    if missing > 0 {
-        found.push(format!(
-            "{missing} of {conversations} conversations have not arrived"
-        ));
-    }
-    (found, begin.elapsed())
+    arrived(&world, &talks, within).await
 }
 
 #[test]
@@ -144,5 +153,31 @@ fn a_receiver_that_was_down_for_long_gets_everything() {
     let hours = setting("WEEK_HOURS", 6);
     let (findings, took) = paused(1, down(conversations, Duration::from_hours(hours)));
     println!("down for {hours} h: {conversations} conversations were caught up with in {took:?}");
+    assert!(findings.is_empty(), "{findings:#?}");
+}
+
+async fn panicking() -> (Vec<String>, Duration) {
+    let (world, gateway) = started().await;
+    world.arrivals.go_down();
+    let mut talks = Vec::new();
+    for number in 0..5 {
+        let mut talk = create(&gateway, number).await;
+        send(&gateway, &mut talk).await;
+        talks.push(talk);
+    }
+    // What panics is told of nothing new.
+    world.arrivals.recover();
+    world.arrivals.panic_once();
+    // Less than until the scan that finds what lags.
+    let (mut found, took) = arrived(&world, &talks, Duration::from_secs(40)).await;
+    if *world.arrivals.repeats.lock().unwrap() == 0 {
+        found.push("what had arrived before the panic did not arrive again".into());
+    }
+    (found, took)
+}
+
+#[test]
+fn a_webhook_goes_on_after_a_panic() {
+    let (findings, _) = paused(1, panicking());
     assert!(findings.is_empty(), "{findings:#?}");
 }

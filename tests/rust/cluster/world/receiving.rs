@@ -32,6 +32,8 @@ use super::World;
 pub(crate) struct Arrivals {
     random: Mutex<StdRng>,
     is_down: AtomicBool,
+    /// Whether what delivers panics after the next events have arrived.
+    panics: AtomicBool,
     /// The newest entry and change of each conversation.
     pub(crate) reached: Mutex<BTreeMap<String, Cursor>>,
     pub(crate) repeats: Mutex<usize>,
@@ -45,6 +47,7 @@ impl Arrivals {
         Self {
             random: Mutex::new(StdRng::seed_from_u64(seed ^ 2)),
             is_down: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
             reached: Mutex::default(),
             repeats: Mutex::default(),
             findings: Mutex::default(),
@@ -66,6 +69,10 @@ impl Arrivals {
 
     pub(crate) fn recover(&self) {
         self.is_down.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn panic_once(&self) {
+        self.panics.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn take_findings(&self) -> Vec<String> {
@@ -130,6 +137,7 @@ impl Receiver for Simulated {
         for event in events {
             arrivals.arrived(event);
         }
+        assert!(!arrivals.panics.swap(false, Ordering::Relaxed), "simulated");
         let is_lost = arrivals.below(15) == 0;
         sleep(Duration::from_millis(arrivals.below(40))).await;
         let outcome = if is_lost {
