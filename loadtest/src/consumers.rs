@@ -1,10 +1,12 @@
 //! Measures webhooks: what they cost the gateway, how old events are when they arrive, and whether all of them arrive, in
-//! order, while gateways are killed and the receiver is stopped.
+//! order, while gateways are killed and the receiver is stopped. Counts what push services are asked.
 
 mod age;
 mod arrivals;
 mod cpu;
 mod kills;
+mod memory;
+mod push;
 mod receiver;
 mod senders;
 
@@ -41,7 +43,13 @@ pub(crate) struct Options {
     /// Conversations when the age is measured
     #[arg(long, value_delimiter = ',', default_value = "1,1000")]
     conversations: Vec<usize>,
-    /// Conversations when the CPU is measured, and when gateways are killed
+    /// Seconds in which messages go to a user with a session, for whom no push service may be asked; 0 leaves it out
+    #[arg(long, default_value_t = 30)]
+    push_seconds: u64,
+    /// Conversations that lag because the webhook is down, when the memory is measured; 0 leaves it out
+    #[arg(long, default_value_t = 100_000)]
+    lagging: usize,
+    /// Conversations when the CPU is measured, when messages are pushed, and when gateways are killed
     #[arg(long, default_value_t = 100)]
     groups: usize,
     /// Kills, each of the next gateway in turn; before every second one the receiver is stopped; 0 leaves them out
@@ -57,6 +65,8 @@ pub(crate) struct Options {
 
 /// Goal for the CPU of a message with a webhook, compared with none.
 const CPU_RATIO_MAX: f64 = 1.05;
+/// Goal for the memory of conversations that lag.
+const MEMORY_MIB_MAX: f64 = 16.0;
 /// Goal for the age of the oldest event.
 const AGE_S_MAX: f64 = 5.0;
 /// Goal for the offset rows of a conversation in 30 s.
@@ -78,6 +88,12 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
             age::run(common, options, *conversations, &mut report)?;
         }
     }
+    if options.push_seconds > 0 {
+        push::run(common, options, &mut report)?;
+    }
+    if options.lagging > 0 {
+        memory::run(common, options.lagging, &mut report)?;
+    }
     if options.kills > 0 {
         kills::run(common, options, &mut report)?;
     }
@@ -97,17 +113,17 @@ struct Gateways {
 }
 
 impl Place {
-    /// Starts gateways with a webhook at this address, if there is one, and begins to send. `receiver` is the one that gets
-    /// the events.
+    /// Starts gateways with these settings, and begins to send. `receiver` is the one that gets the events, if there is one.
     fn begin(
         common: &Common,
         rate: f64,
         conversations: usize,
         gateways: usize,
-        (address, receiver): (Option<&str>, Option<&Receiver>),
+        settings: String,
+        receiver: Option<&Receiver>,
     ) -> anyhow::Result<Self> {
         let mut data = Data::new(common)?;
-        data.more_settings = address.map(settings).unwrap_or_default();
+        data.more_settings = settings;
         let servers = Server::gateways(common, &data, gateways)?;
         let created = Conversations::create(&servers[0], conversations)?;
         if let Some(receiver) = receiver {

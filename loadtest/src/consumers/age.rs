@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{AGE_S_MAX, OFFSETS_MAX, Options, Place, receiver::Receiver};
+use super::{AGE_S_MAX, OFFSETS_MAX, Options, Place, receiver::Receiver, settings};
 use crate::{Common, data::Data, fanout::spinner, report::Report, server::Server};
 
 /// The time between two looks at the gateway's metric, which changes each 5 s.
@@ -25,8 +25,15 @@ pub(super) fn run(
         many => format!("{many} conversations"),
     };
     let receiver = Receiver::start(Duration::from_millis(options.delay_ms))?;
-    let both = (Some(receiver.address()), Some(&receiver));
-    let place = Place::begin(common, options.rate, conversations, 1, both)?;
+    let settings = settings(receiver.address());
+    let place = Place::begin(
+        common,
+        options.rate,
+        conversations,
+        1,
+        settings,
+        Some(&receiver),
+    )?;
     let offsets_before = offsets(&place.gateways.data)?;
     let (begin, cpu) = (Instant::now(), place.gateways.servers[0].cpu()?);
     let mut oldest = Vec::new();

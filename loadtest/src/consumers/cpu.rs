@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use super::{CPU_RATIO_MAX, Options, Place, receiver::Receiver};
+use super::{CPU_RATIO_MAX, Options, Place, receiver::Receiver, settings};
 use crate::{Common, fanout::spinner, report::Report, server::free_address, spread::Spread};
 
 /// The time before each measurement in which messages are sent already.
@@ -70,8 +70,15 @@ fn piece(
         (None, Webhook::Down) => Some(free_address()),
         (None, _) => None,
     };
-    let both = (address.as_deref(), receiver.as_ref());
-    let place = Place::begin(common, options.rate, options.groups, 1, both)?;
+    let settings = address.as_deref().map(settings).unwrap_or_default();
+    let place = Place::begin(
+        common,
+        options.rate,
+        options.groups,
+        1,
+        settings,
+        receiver.as_ref(),
+    )?;
     thread::sleep(WARM_UP);
     let (cpu, messages) = (
         place.gateways.servers[0].cpu()?,

@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::ProgressBar;
 
-use super::{Options, Place, receiver::Receiver};
+use super::{Options, Place, receiver::Receiver, settings};
 use crate::{Common, latency::latencies, report::Report, server::Server};
 
 /// What happens between two pauses.
@@ -21,9 +21,15 @@ enum Step {
 
 pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> anyhow::Result<()> {
     let mut receiver = Receiver::start(Duration::from_millis(options.delay_ms))?;
-    let address = receiver.address().to_owned();
-    let both = (Some(address.as_str()), Some(&receiver));
-    let mut place = Place::begin(common, options.rate, options.groups, options.gateways, both)?;
+    let settings = settings(receiver.address());
+    let mut place = Place::begin(
+        common,
+        options.rate,
+        options.groups,
+        options.gateways,
+        settings,
+        Some(&receiver),
+    )?;
     let steps = steps(options.kills);
     let progress = ProgressBar::new(steps.len() as u64);
     let pause = Duration::from_secs(options.pause);
