@@ -53,6 +53,8 @@ pub struct Line {
     /// Each open conversation is here once, or twice after a panic, so their number bounds it.
     woken: Mutex<VecDeque<Arc<Following>>>,
     notify: Notify,
+    /// Whether what is woken waits until something else ends, so that nobody need be notified.
+    is_busy: AtomicBool,
     /// Whether the consumer can take events now. While it cannot, no lagging conversation is opened for it.
     is_down: AtomicBool,
     is_up_again: AtomicBool,
@@ -71,6 +73,7 @@ impl Line {
             kinds,
             woken: Mutex::default(),
             notify: Notify::new(),
+            is_busy: false.into(),
             is_down: false.into(),
             is_up_again: false.into(),
             is_enabled: true.into(),
@@ -79,9 +82,28 @@ impl Line {
         }
     }
 
-    /// Takes the conversations that were woken since the last call.
+    /// Takes the conversations that were woken since the last call. From now on the line is not busy.
     pub fn take_woken(&self) -> VecDeque<Arc<Following>> {
-        std::mem::take(&mut *lock(&self.woken))
+        let mut woken = lock(&self.woken);
+        self.is_busy.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *woken)
+    }
+
+    /// Notes that the conversations woken from now on are taken when something else has ended: until the next call of
+    /// `take_woken`, [`Self::woken`] does not complete for them.
+    pub fn set_busy(&self) {
+        self.is_busy.store(true, Ordering::Relaxed);
+    }
+
+    fn wake(&self, following: &Arc<Following>) {
+        let mut woken = lock(&self.woken);
+        woken.push_back(following.clone());
+        // Read under the lock: whoever set it has taken what was there before, and takes this too.
+        let is_busy = self.is_busy.load(Ordering::Relaxed);
+        drop(woken);
+        if !is_busy {
+            self.notify.notify_one();
+        }
     }
 
     /// Completes when a conversation was woken.
@@ -363,8 +385,7 @@ impl chat::Consumers for Follower {
 
     fn wake(&self, consumer: &ConsumerName, following: &Arc<Following>) {
         if let Some(line) = self.line(consumer) {
-            lock(&line.woken).push_back(following.clone());
-            line.notify.notify_one();
+            line.wake(following);
         }
     }
 

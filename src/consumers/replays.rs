@@ -32,6 +32,7 @@ use crate::{
         ConsumerName, ConversationId, Cursor, Millis, Seq, UserId, limits::WEBHOOK_BATCH_BYTES_MAX,
     },
     store::{ConsumerState, EventAt, LaggingRow, SKIPPED_DAYS, SkippedRow, Store, consumer_shard},
+    tasks::contain,
 };
 
 /// Replays at once, of all webhooks.
@@ -246,7 +247,11 @@ impl Replays {
                 let removed = self.store.remove_replay(replay, row.conversation).await;
                 removed.map(|()| true).map_err(Error::from)
             }
-            Some((webhook, line)) => self.conversation(replay, webhook, line, row).await,
+            Some((webhook, line)) => {
+                let sending = self.conversation(replay, webhook, line, row);
+                let sent = contain("a replay", row.conversation, sending).await;
+                sent.unwrap_or_else(|| Err(Error::unavailable("it panicked")))
+            }
             // A gateway that has the webhook sends it.
             None => Ok(false),
         };

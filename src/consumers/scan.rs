@@ -136,8 +136,9 @@ impl Scan {
 
     /// Lets the owner of a lagging conversation load it. An owner that has caught up removes the row.
     async fn follow(&self, row: &LaggingRow) {
-        let load = self.router.ask(row.conversation, UserId::gateway(), Load);
-        drop(load.await);
+        let conversation = row.conversation;
+        let load = self.router.ask(conversation, UserId::gateway(), Load);
+        drop(contain("a load of a conversation", conversation, load).await);
     }
 
     /// Frees the places of conversations that no longer lag, or that take too long.

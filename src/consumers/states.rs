@@ -10,7 +10,7 @@ use crate::{
     cluster::Router,
     model::{ConsumerName, UserId},
     store::{self, ConsumerState, Store},
-    tasks::Tasks,
+    tasks::{Tasks, contain},
 };
 
 /// The time between two reads.
@@ -61,11 +61,11 @@ impl States {
         line.hold_state(true);
         self.tasks.clone().spawn_until_drained(async move {
             tracing::warn!(consumer = %line.name, reason, "a consumer is disabled");
-            while states
-                .set(&line.name, false, Some(reason.clone()))
-                .await
-                .is_err()
-            {
+            let set = || {
+                let set = states.set(&line.name, false, Some(reason.clone()));
+                contain("a state of a consumer", &line.name, set)
+            };
+            while !matches!(set().await, Some(Ok(_))) {
                 sleep(AGAIN_AFTER).await;
             }
             line.hold_state(false);

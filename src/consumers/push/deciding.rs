@@ -230,7 +230,9 @@ impl Decider {
         let mut to_send = Vec::new();
         for (conversation, waiting) in ready {
             let row = rows.iter().find(|row| row.conversation == conversation);
-            match self.verdict(user, row, &waiting).await {
+            let verdict = self.verdict(user, row, &waiting);
+            let verdict = contain("a decision about notifications", user, verdict).await;
+            match verdict.unwrap_or(Verdict::Unknown) {
                 Verdict::Done => decided.done.push(done(conversation, &waiting)),
                 Verdict::Unknown => decided.repeat(Instant::now() + AGAIN_AFTER.0),
                 Verdict::Send(message) => to_send.push((conversation, waiting, message)),
@@ -399,7 +401,13 @@ impl Decider {
             // Rule [push-token]: a token belongs to its last user.
             let hash = device.token_hash();
             match self.router.token_is_of(&hash, user, &device.id).await {
-                Ok(true) => (device, self.send_to(device, waiting, notification).await),
+                Ok(true) => {
+                    let sending = self.send_to(device, waiting, notification);
+                    let sent = contain("a notification", user, sending).await;
+                    // The other devices' notifications count.
+                    let later = Tried::Sent(Sent::Later(Some(AGAIN_AFTER.1)));
+                    (device, sent.unwrap_or(later))
+                }
                 Ok(false) => (device, Tried::Sent(Sent::Gone)),
                 Err(_) => (device, Tried::NotNow(AGAIN_AFTER.0)),
             }

@@ -147,9 +147,16 @@ impl Dispatcher {
             let until = self.begin_requests();
             let until = until.into_iter().chain(self.forget_closed()).min();
             line.set_down(self.endpoint.is_down(Instant::now()));
+            if self.endpoint.is_busy() {
+                line.set_busy();
+            }
             tokio::select! {
                 biased;
-                Some(step) = self.steps.next(), if !self.steps.is_empty() => self.ended(step),
+                Some(step) = self.steps.next(), if !self.steps.is_empty() => {
+                    // What was woken meanwhile has its turn before what has more.
+                    self.take_woken();
+                    self.ended(step);
+                }
                 () = line.woken() => {}
                 () = wait_until(until) => {}
             }
@@ -342,7 +349,12 @@ impl Dispatcher {
                 let first = match first {
                     Some(first) => Some(first),
                     // It failed with other events, and is judged only now.
-                    None => first_of(&parts, &following).await,
+                    None => {
+                        let first = first_of(&parts, &following);
+                        contain("a webhook", skipped.conversation, first)
+                            .await
+                            .flatten()
+                    }
                 };
                 if let Some(((upto, event), at)) = first {
                     let row = SkippedRow {

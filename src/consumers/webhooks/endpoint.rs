@@ -220,13 +220,19 @@ impl Endpoint {
         self.works.len()
     }
 
+    /// Returns whether nothing can be sent before a request ends.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.flights.len() >= self.limits.connections
+    }
+
     /// Returns what to do now. An assignment occupies a connection until it is answered.
     pub fn next(&mut self, now: Instant) -> Next {
         if self.disabled {
             return Next::Disabled;
         }
         self.works.unblock(now);
-        if self.flights.len() >= self.limits.connections {
+        if self.is_busy() {
             return Next::Idle;
         }
         if self.works.waiting() == 0 {
