@@ -17,6 +17,8 @@ const CREATORS: usize = 16;
 const WINDOW: usize = 64;
 /// Gateways of each kind, in turn.
 const ROUNDS: usize = 3;
+/// Room for all of them: an open conversation counts 32 KiB, and half of this is for conversations.
+const ROOM: &str = "memory.mib = 8192\n";
 /// The age at which a conversation counts as lagging. A short one, so that all do when the memory is measured.
 const LAGGING: &str = "consumers.lagging_after_s = 5\n";
 /// The time from the last creation until the memory is measured.
@@ -32,10 +34,8 @@ pub(super) fn run(
     let progress = spinner();
     for round in 0..ROUNDS {
         progress.set_message(format!("memory, round {} of {ROUNDS}", round + 1));
-        without.push(resident_mib(common, conversations, String::new())?);
-        // Nothing listens there.
-        let down = format!("{LAGGING}{}", settings(&free_address()));
-        with.push(resident_mib(common, conversations, down)?);
+        without.push(resident_mib(common, conversations, false)?);
+        with.push(resident_mib(common, conversations, true)?);
     }
     progress.finish_and_clear();
     let more = with
@@ -58,10 +58,13 @@ pub(super) fn run(
 }
 
 /// The memory of a gateway with this many conversations, each of which has had one event.
-fn resident_mib(common: &Common, conversations: usize, settings: String) -> anyhow::Result<f64> {
+fn resident_mib(common: &Common, conversations: usize, has_webhook: bool) -> anyhow::Result<f64> {
     let mut data = Data::new(common)?;
-    let has_webhook = !settings.is_empty();
-    data.more_settings = settings;
+    data.more_settings = ROOM.to_owned();
+    if has_webhook {
+        // Nothing listens there.
+        data.more_settings += &format!("{LAGGING}{}", settings(&free_address()));
+    }
     let server = Server::gateway(common, &data)?;
     thread::scope(|scope| {
         let creators: Vec<_> = (0..CREATORS)
@@ -80,14 +83,15 @@ fn resident_mib(common: &Common, conversations: usize, settings: String) -> anyh
     })?;
     thread::sleep(SETTLED_AFTER);
     let metrics = server.metrics()?;
-    let lagging = metrics
-        .iter()
-        .find(|(name, _)| name.starts_with(LAGGING_METRIC));
-    let lagging = lagging.map_or(0.0, |(_, lagging)| *lagging);
+    let of = |start: &str| {
+        let found = metrics.iter().find(|(name, _)| name.starts_with(start));
+        found.map_or(0.0, |(_, value)| *value)
+    };
+    let (lagging, evicted) = (of(LAGGING_METRIC), of("chat_conversations_evicted_total"));
     let expected = if has_webhook { conversations } else { 0 };
     anyhow::ensure!(
         lagging == expected as f64,
-        "{lagging} conversations lag, not {expected}"
+        "{lagging} conversations lag, not {expected}; {evicted} were evicted"
     );
     Ok(server.resident_kib()? / 1024.0)
 }
