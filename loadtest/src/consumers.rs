@@ -92,7 +92,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         push::run(common, options, &mut report)?;
     }
     if options.lagging > 0 {
-        memory::run(common, options.lagging, &mut report)?;
+        memory::run(common, options, &mut report)?;
     }
     if options.kills > 0 {
         kills::run(common, options, &mut report)?;

@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// Gateways, over one store; more than one needs --cassandra
     #[arg(long, default_value_t = 1)]
     gateways: usize,
-    /// Goal: MiB per hour by which the memory of the gateways may rise beyond the noise
+    /// Goal: MiB per hour by which the memory of the gateways may rise, or by the noise if that is more
     #[arg(long, default_value_t = 4.0)]
     memory_slope: f64,
     /// Goal: bytes on disk of each message and change, in the embedded store after compaction
@@ -52,7 +52,7 @@ pub(crate) struct Options {
     seed: u64,
 }
 
-/// Goal for the descriptors: how many more there may be after an hour, beyond the noise. Files of the store come and go.
+/// Goal for the descriptors: how many more there may be after an hour, or the noise if that is more. Files of the store come and go.
 const DESCRIPTORS_SLOPE_MAX: f64 = 4.0;
 /// Number of samples of a run.
 const SAMPLES: u32 = 120;

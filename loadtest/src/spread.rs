@@ -33,6 +33,11 @@ impl Spread {
     /// Reports the median, and prints the minimum and the maximum.
     pub(crate) fn tell(&self, report: &mut Report, name: &str, unit: &str) {
         report.figure(name, self.median, unit);
+        self.tell_range(unit);
+    }
+
+    /// Prints the minimum and the maximum.
+    pub(crate) fn tell_range(&self, unit: &str) {
         println!(
             "  {:<44} {:.2} to {:.2} {unit} in {} pieces",
             "",

@@ -29,7 +29,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time for which rows to remove are gathered.
 const CLEAR_AFTER: Duration = Duration::from_millis(20);
-/// Open conversations that are looked at at once. The progress of so many is stored at once, or of almost twice as many.
+/// Open conversations in a page. The progress of less than two pages is stored at once.
 const PAGE: usize = 1_000;
 /// Writes of lagging rows that are in progress at once.
 const WRITES_AT_ONCE: usize = 64;

@@ -10,7 +10,6 @@
 //! An upload cannot change a complete file, because it is moved first.
 
 use std::{
-    any::Any,
     fs, io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -167,11 +166,11 @@ impl Directory {
         self.writers.take(id)
     }
 
-    /// Opens an upload to continue it. `place` is dropped after the last write.
+    /// Opens an upload to continue it.
     ///
     /// # Errors
     /// The error of the file system.
-    pub async fn resume(&self, writing: &Writing, place: impl Any + Send) -> io::Result<Upload> {
+    pub async fn resume(&self, writing: &Writing) -> io::Result<Upload> {
         let path = self.incoming(writing.id());
         let opened = blocking(move || {
             let mut file = fs::File::options().write(true).open(path)?;
@@ -179,7 +178,7 @@ impl Directory {
             Ok((file, len))
         });
         let (file, len) = opened.await?;
-        Ok(Upload::new(file, len, writing.clone(), Box::new(place)))
+        Ok(Upload::new(file, len, writing.clone()))
     }
 
     /// Makes the bytes of an upload durable, and moves them to where no upload can change them. It may be repeated.
@@ -312,13 +311,13 @@ mod tests {
         directory.begin(id).await.unwrap();
         let writing = directory.take(id).unwrap();
         assert!(directory.take(id).is_none(), "there is one writer");
-        let mut upload = directory.resume(&writing, ()).await.unwrap();
+        let mut upload = directory.resume(&writing).await.unwrap();
         upload.append(b"hello ").await.unwrap();
         upload.flush().await.unwrap();
         drop((upload, writing));
         assert_eq!(directory.received(id).await.unwrap(), Some(6));
         let writing = directory.take(id).unwrap();
-        let mut upload = directory.resume(&writing, ()).await.unwrap();
+        let mut upload = directory.resume(&writing).await.unwrap();
         assert_eq!(upload.len, 6);
         upload.append(b"world").await.unwrap();
         directory

@@ -1,7 +1,6 @@
 //! Writing an upload: while a part of it is written and hashed on another thread, the next one comes.
 
 use std::{
-    any::Any,
     fs,
     io::{self, Write as _},
     mem,
@@ -45,8 +44,6 @@ struct Target {
     /// A write may go on after its request has ended. So the right to write ends with the write: the next request would
     /// find the file too short otherwise, and its bytes would not be what was hashed.
     _writing: Writing,
-    /// What else ends with the last write: the place of the upload among all.
-    _place: Box<dyn Any + Send>,
 }
 
 struct Hash(digest::Context);
@@ -71,12 +68,7 @@ impl Target {
 
 impl Upload {
     /// Continues a file that is open at its end, which is at `len`.
-    pub(super) fn new(
-        file: fs::File,
-        len: u64,
-        writing: Writing,
-        place: Box<dyn Any + Send>,
-    ) -> Self {
+    pub(super) fn new(file: fs::File, len: u64, writing: Writing) -> Self {
         let hash = (len == 0).then(|| Hash(digest::Context::new(&digest::SHA256)));
         Self {
             part: Vec::new(),
@@ -85,7 +77,6 @@ impl Upload {
                 hash,
                 spare: Vec::new(),
                 _writing: writing,
-                _place: place,
             }),
             len,
         }
@@ -160,7 +151,7 @@ mod tests {
 
     fn upload(file: &fs::File, len: u64, writers: &Writers) -> Upload {
         let writing = writers.take(AttachmentId(uuid::Uuid::nil())).unwrap();
-        Upload::new(file.try_clone().unwrap(), len, writing, Box::new(()))
+        Upload::new(file.try_clone().unwrap(), len, writing)
     }
 
     fn sha256(bytes: &[u8]) -> String {

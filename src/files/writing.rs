@@ -1,8 +1,9 @@
 //! The right to write to an upload, which one task of this gateway has at a time.
 
 use std::{
+    any::Any,
     collections::HashSet,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use crate::{model::AttachmentId, tasks::lock};
@@ -15,8 +16,11 @@ impl Writers {
     /// Returns the right to write to an upload, unless someone else has it.
     pub(super) fn take(&self, id: AttachmentId) -> Option<Writing> {
         lock(&self.0).insert(id).then(|| {
-            let all = self.clone();
-            Writing(Arc::new(Right { id, all }))
+            Writing(Arc::new(Right {
+                id,
+                all: self.clone(),
+                place: OnceLock::new(),
+            }))
         })
     }
 }
@@ -29,9 +33,15 @@ pub struct Writing(Arc<Right>);
 struct Right {
     id: AttachmentId,
     all: Writers,
+    place: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Writing {
+    /// Keeps something until the right ends: the place of the upload among all.
+    pub fn keep(&self, place: impl Any + Send + Sync) {
+        let _ = self.0.place.set(Box::new(place));
+    }
+
     /// The upload.
     pub(super) fn id(&self) -> AttachmentId {
         self.0.id

@@ -42,13 +42,7 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
     for (state, ratios) in all {
         let name = format!("CPU per message, {state} / none");
         report.at_most(&name, ratios.median, CPU_RATIO_MAX, "");
-        println!(
-            "  {:<44} {:.3} to {:.3} in {} rounds",
-            "",
-            ratios.at(0.0),
-            ratios.at(1.0),
-            options.rounds
-        );
+        ratios.tell_range("");
     }
     Ok(())
 }

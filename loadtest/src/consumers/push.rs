@@ -34,7 +34,7 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
     let key_file = keys.path().join("firebase.json");
     fs::write(&key_file, service.account()?.to_string())?;
     let settings = format!(
-        "[push]\nallow = [\"127.0.0.0/8\"]\n[push.fcm]\nkey_file = {key_file:?}\nurl = \"https://{}\"\n",
+        "[push]\ngrace_s = 0\nallow = [\"127.0.0.0/8\"]\n[push.fcm]\nkey_file = {key_file:?}\nurl = \"https://{}\"\n",
         service.address
     );
     let place = Place::begin(common, options.rate, options.groups, 1, settings, None)?;

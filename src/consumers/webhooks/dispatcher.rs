@@ -26,6 +26,8 @@ use crate::{
 
 /// The pause before a conversation that could not be read is read again.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The same after a panic.
+const PANICKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// The pause before a skipped event is stored again, if the store failed.
 const STORE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Events of a conversation that are read at once: at least so many, because the webhook may not want most, and at most.
@@ -81,8 +83,8 @@ struct Loaded {
     /// The number of events of each conversation that was read.
     counts: Vec<(ConversationId, usize)>,
     portions: Vec<Portion>,
-    /// The conversations that must be read again later.
-    unread: Vec<Arc<Following>>,
+    /// The conversations that must be read again, each after a pause.
+    unread: Vec<(Arc<Following>, Duration)>,
 }
 
 /// The end of a step of a request.
@@ -243,8 +245,8 @@ impl Dispatcher {
                 self.known.remove(&conversation);
             }
         }
-        for following in unread {
-            let again = sleep(READ_AGAIN_AFTER).map(|()| Step::Stored(following));
+        for (following, pause) in unread {
+            let again = sleep(pause).map(|()| Step::Stored(following));
             self.steps.push(again.boxed());
         }
         if !sends {
@@ -408,8 +410,12 @@ async fn load(
         };
         let reading = read_portion(parts, &following, events, bytes);
         let read = contain("a webhook", conversation, reading).await;
-        let panicked = || Err(crate::chat::Error::unavailable("reading panicked"));
-        match read.unwrap_or_else(panicked) {
+        let Some(read) = read else {
+            loaded.counts.push((conversation, 0));
+            loaded.unread.push((following, PANICKED_AGAIN_AFTER));
+            continue;
+        };
+        match read {
             Ok(Some(portion)) => {
                 let size: usize = portion.events.iter().map(Event::bytes).sum();
                 if size > bytes && !loaded.portions.is_empty() {
@@ -426,7 +432,7 @@ async fn load(
                 // Others go on meanwhile. If it was closed, its next owner goes on with it.
                 loaded.counts.push((conversation, 0));
                 tracing::debug!(%conversation, %error, "the events of a conversation could not be read");
-                loaded.unread.push(following);
+                loaded.unread.push((following, READ_AGAIN_AFTER));
             }
         }
     }

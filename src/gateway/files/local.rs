@@ -65,7 +65,7 @@ impl Files {
         source: &mut File,
     ) -> io::Result<Result<FileState, Response>> {
         let writing = directory.take(id).ok_or(io::ErrorKind::ResourceBusy)?;
-        let mut upload = directory.resume(&writing, ()).await?;
+        let mut upload = directory.resume(&writing).await?;
         let mut part = vec![0; PART_BYTES];
         loop {
             let read = source.read(&mut part).await?;

@@ -17,8 +17,7 @@ use serde_json::json;
 use tokio::time::{Duration, timeout};
 
 use super::{
-    Counted, Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage,
-    store_failed,
+    Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage, store_failed,
 };
 use crate::{
     chat::GetDetails,
@@ -442,7 +441,7 @@ async fn may_append(
     user: &UserId,
     file: AttachmentId,
     headers: &HeaderMap,
-) -> Result<(FileRow, (Writing, Arc<Counted>), Upload), Response> {
+) -> Result<(FileRow, Writing, Upload), Response> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     check_version(headers)?;
     if text("content-type") != Some(CONTENT_TYPE) {
@@ -458,12 +457,13 @@ async fn may_append(
         ));
     }
     let counted = files.count(user);
-    let counted = Arc::new(counted.ok_or_else(|| too_many("uploads at once"))?);
+    let counted = counted.ok_or_else(|| too_many("uploads at once"))?;
     let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();
         refused_with(StatusCode::LOCKED, ErrorCode::Conflict, refusal)
     })?;
-    let upload = directory.resume(&writing, counted.clone()).await;
+    writing.keep(counted);
+    let upload = directory.resume(&writing).await;
     let upload = upload.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => no_such_file(),
         _ => disk_failed(&error),
@@ -473,7 +473,7 @@ async fn may_append(
         return Err(refused(ErrorCode::Conflict, refusal));
     }
     check_room(directory, row.facts.size.saturating_sub(upload.len))?;
-    Ok((row, (writing, counted), upload))
+    Ok((row, writing, upload))
 }
 
 /// Writes the body as it comes. What has come counts, even if the rest does not.
@@ -481,7 +481,7 @@ async fn received(
     files: &Arc<Files>,
     directory: &Arc<Directory>,
     (file, row): (AttachmentId, &FileRow),
-    writing: (Writing, Arc<Counted>),
+    writing: Writing,
     mut upload: Upload,
     body: Bytes,
 ) -> Result<Response, Response> {
@@ -535,7 +535,7 @@ async fn received(
         let directory = directory.clone();
         let inspected = async move {
             let upload = Some(upload);
-            let done = inspect::complete(&here, &directory, file, &facts, &writing.0, upload).await;
+            let done = inspect::complete(&here, &directory, file, &facts, &writing, upload).await;
             drop(writing);
             done
         };

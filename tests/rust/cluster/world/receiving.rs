@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use chat_gateway::{
     consumers::{
         Consumers, Settings, Webhook,
@@ -32,8 +32,8 @@ use super::World;
 pub(crate) struct Arrivals {
     random: Mutex<StdRng>,
     is_down: AtomicBool,
-    /// Whether what delivers panics after the next events have arrived.
-    panics: AtomicBool,
+    /// Whether what delivers panics at the next events.
+    pub(crate) panics: AtomicBool,
     /// The newest entry and change of each conversation.
     pub(crate) reached: Mutex<BTreeMap<String, Cursor>>,
     pub(crate) repeats: Mutex<usize>,
@@ -69,10 +69,6 @@ impl Arrivals {
 
     pub(crate) fn recover(&self) {
         self.is_down.store(false, Ordering::Relaxed);
-    }
-
-    pub(crate) fn panic_once(&self) {
-        self.panics.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn take_findings(&self) -> Vec<String> {
@@ -119,9 +115,24 @@ impl Arrivals {
 /// The receiver as one gateway reaches it.
 struct Simulated(Arc<World>);
 
-#[async_trait]
 impl Receiver for Simulated {
-    async fn deliver(&self, events: &[Event]) -> (Outcome, Option<String>) {
+    fn deliver<'a, 'b, 'c>(
+        &'a self,
+        events: &'b [Event],
+    ) -> Pin<Box<dyn Future<Output = (Outcome, Option<String>)> + Send + 'c>>
+    where
+        'a: 'c,
+        'b: 'c,
+    {
+        // Outside the future, in which a panic is contained.
+        let panics = self.0.arrivals.panics.swap(false, Ordering::Relaxed);
+        assert!(!panics, "simulated");
+        Box::pin(self.answer(events))
+    }
+}
+
+impl Simulated {
+    async fn answer(&self, events: &[Event]) -> (Outcome, Option<String>) {
         let arrivals = &self.0.arrivals;
         let unavailable = Outcome::Unavailable {
             status: Some(503),
@@ -137,7 +148,6 @@ impl Receiver for Simulated {
         for event in events {
             arrivals.arrived(event);
         }
-        assert!(!arrivals.panics.swap(false, Ordering::Relaxed), "simulated");
         let is_lost = arrivals.below(15) == 0;
         sleep(Duration::from_millis(arrivals.below(40))).await;
         let outcome = if is_lost {
