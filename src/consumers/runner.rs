@@ -150,14 +150,7 @@ impl Consumers {
                 filter: webhook.filter.clone(),
             };
             let limits = webhook.limits;
-            tasks.keep(move || {
-                let parts = parts.clone();
-                async move {
-                    // It matters after a panic. At the first start no conversation is open.
-                    parts.follower.tell_again(&parts.line).await;
-                    Dispatcher::new(parts, limits, seed).run().await;
-                }
-            });
+            tasks.keep(move || Dispatcher::new(parts.clone(), limits, seed).run());
         }
         if !self.webhooks.is_empty() {
             let replays = Replays {
@@ -179,20 +172,13 @@ impl Consumers {
         router.on_push(&pushes);
         tasks.keep(move || decider.clone().run());
         let asker = Asker {
+            follower: self.follower.clone(),
             line: line.clone(),
             router: router.clone(),
             conversations: conversations.clone(),
             ttl: push.ttl,
         };
-        let follower = self.follower.clone();
-        tasks.keep(move || {
-            let (follower, asker) = (follower.clone(), asker.clone());
-            async move {
-                // It matters after a panic, as above.
-                follower.tell_again(&asker.line).await;
-                asker.run().await;
-            }
-        });
+        tasks.keep(move || asker.clone().run());
     }
 }
 

@@ -10,8 +10,13 @@ use serde_json::json;
 
 use super::{MEMORY_MIB_MAX, Options, settings};
 use crate::{
-    Common, client::Client, data::Data, fanout::spinner, report::Report, server::Server,
-    server::free_address, spread::Spread,
+    Common,
+    client::Client,
+    data::Data,
+    fanout::spinner,
+    report::Report,
+    server::{Server, free_address},
+    spread::Spread,
 };
 
 /// Users who create conversations at the same time.

@@ -17,7 +17,7 @@ use crate::{
     chat::{CatchUp, Conversations, Error, Following},
     clock,
     cluster::{Router, ToNotify},
-    consumers::follower::Line,
+    consumers::follower::{Follower, Line},
     model::{Content, ConversationId, Cursor, Kind, Millis, Seq, UserId},
     mutation::{Mutation, broken},
     tasks::{contain, wait_until},
@@ -37,6 +37,7 @@ const UNDECIDED_MAX: usize = 200_000;
 /// What a conversation's owner asks homes for.
 #[derive(Clone)]
 pub(crate) struct Asker {
+    pub(crate) follower: Arc<Follower>,
     pub(crate) line: Arc<Line>,
     pub(crate) router: Arc<Router>,
     pub(crate) conversations: Conversations,
@@ -132,6 +133,8 @@ impl Agenda {
 impl Asker {
     /// Asks for as long as this gateway runs.
     pub(crate) async fn run(self) {
+        // After a panic. At the first start no conversation is open.
+        self.follower.tell_again(&self.line).await;
         let mut agenda = Agenda::default();
         let mut steps: FuturesUnordered<BoxFuture<'_, Step>> = FuturesUnordered::new();
         loop {

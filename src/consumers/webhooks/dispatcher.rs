@@ -143,6 +143,8 @@ impl Dispatcher {
 
     pub async fn run(mut self) {
         let line = self.parts.line.clone();
+        // After a panic. At the first start no conversation is open.
+        self.parts.follower.tell_again(&line).await;
         loop {
             self.take_woken();
             self.apply_state();

@@ -128,6 +128,7 @@ async fn arrived(world: &World, talks: &[Talk], within: Duration) -> (Vec<String
     (found, begin.elapsed())
 }
 
+/// Keeps the receiver down for this time. Returns the findings, and how long catching up took.
 async fn down(conversations: usize, time: Duration) -> (Vec<String>, Duration) {
     let (world, gateway) = started().await;
     world.arrivals.go_down();
@@ -168,7 +169,7 @@ async fn panicking() -> (Vec<String>, Duration) {
         send(&gateway, &mut talk).await;
         talks.push(talk);
     }
-    // What panics is told of nothing new.
+    // Nothing is sent after the panic: the webhook must deliver these messages without being woken by new ones.
     world.arrivals.recover();
     world.arrivals.panics.store(true, Ordering::Relaxed);
     // Less than until the scan that finds what lags.
