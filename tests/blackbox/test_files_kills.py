@@ -124,7 +124,8 @@ class Life:
 
     async def rest(self):
         if self.is_remote:
-            await self.up.complete(self.file)
+            done = await self.up.complete(self.file)
+            assert done.status_code == 200, done.text
         else:
             await self.append(len(self.data))
 
