@@ -77,7 +77,9 @@ async fn answer(
         // A request is carried out also if its client has gone: `s3s-fs` would lose the parts in the middle of a join.
         #[expect(clippy::disallowed_methods, reason = "it ends with the test")]
         let answered = tokio::spawn(async move { service.call(request).await });
-        answered.await.map_err(|error| HttpError::new(error.into()))??
+        answered
+            .await
+            .map_err(|error| HttpError::new(error.into()))??
     };
     for (name, value) in [
         (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
