@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// Milliseconds after which the receiver answers
     #[arg(long, default_value_t = 50)]
     delay_ms: u64,
+    /// Requests to the webhook at once
+    #[arg(long, default_value_t = 4)]
+    connections: usize,
     /// Rounds in which the CPU is measured without a webhook, with one that is down, and with one that is up; 0 leaves it out
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -190,15 +193,19 @@ impl Place {
     }
 }
 
-/// The settings of a webhook at this address.
-fn settings(address: &str) -> String {
-    format!(
-        r#"[[webhooks]]
+impl Options {
+    /// The settings of a webhook at this address.
+    fn settings(&self, address: &str) -> String {
+        let connections = self.connections;
+        format!(
+            r#"[[webhooks]]
 name = "load"
 url = "http://{address}/"
 secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"]
+connections = {connections}
 http = true
 allow = ["127.0.0.0/8"]
 "#
-    )
+        )
+    }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{AGE_S_MAX, OFFSETS_MAX, Options, Place, receiver::Receiver, settings};
+use super::{AGE_S_MAX, OFFSETS_MAX, Options, Place, receiver::Receiver};
 use crate::{Common, data::Data, fanout::spinner, report::Report, server::Server};
 
 /// The time between two looks at the gateway's metric, which changes each 5 s.
@@ -25,7 +25,7 @@ pub(super) fn run(
         many => format!("{many} conversations"),
     };
     let receiver = Receiver::start(Duration::from_millis(options.delay_ms))?;
-    let settings = settings(receiver.address());
+    let settings = options.settings(receiver.address());
     let place = Place::begin(
         common,
         options.rate,

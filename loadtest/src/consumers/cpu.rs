@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use super::{CPU_RATIO_MAX, Options, Place, receiver::Receiver, settings};
+use super::{CPU_RATIO_MAX, Options, Place, receiver::Receiver};
 use crate::{Common, fanout::spinner, report::Report, server::free_address, spread::Spread};
 
 /// The time before each measurement in which messages are sent already.
@@ -64,7 +64,9 @@ fn piece(
         (None, Webhook::Down) => Some(free_address()),
         (None, _) => None,
     };
-    let settings = address.as_deref().map(settings).unwrap_or_default();
+    let settings = address
+        .map(|address| options.settings(&address))
+        .unwrap_or_default();
     let place = Place::begin(
         common,
         options.rate,

@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::ProgressBar;
 
-use super::{Options, Place, receiver::Receiver, settings};
+use super::{Options, Place, receiver::Receiver};
 use crate::{Common, latency::latencies, report::Report, server::Server};
 
 /// What happens between two pauses.
@@ -21,7 +21,7 @@ enum Step {
 
 pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> anyhow::Result<()> {
     let mut receiver = Receiver::start(Duration::from_millis(options.delay_ms))?;
-    let settings = settings(receiver.address());
+    let settings = options.settings(receiver.address());
     let mut place = Place::begin(
         common,
         options.rate,

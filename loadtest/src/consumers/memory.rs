@@ -8,7 +8,7 @@ use std::{
 use anyhow::bail;
 use serde_json::json;
 
-use super::{MEMORY_MIB_MAX, Options, settings};
+use super::{MEMORY_MIB_MAX, Options};
 use crate::{
     Common,
     client::Client,
@@ -42,8 +42,8 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
     let rounds = options.rounds.clamp(1, ROUNDS_MAX);
     for round in 0..rounds {
         progress.set_message(format!("memory, round {} of {rounds}", round + 1));
-        without.push(resident_mib(common, conversations, false)?);
-        with.push(resident_mib(common, conversations, true)?);
+        without.push(resident_mib(common, options, false)?);
+        with.push(resident_mib(common, options, true)?);
     }
     progress.finish_and_clear();
     let more = with
@@ -61,12 +61,13 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
 }
 
 /// The memory of a gateway with this many conversations, each of which has had one event.
-fn resident_mib(common: &Common, conversations: usize, has_webhook: bool) -> anyhow::Result<f64> {
+fn resident_mib(common: &Common, options: &Options, has_webhook: bool) -> anyhow::Result<f64> {
+    let conversations = options.lagging;
     let mut data = Data::new(common)?;
     data.more_settings = ROOM.to_owned();
     if has_webhook {
         // Nothing listens there.
-        data.more_settings += &format!("{LAGGING}{}", settings(&free_address()));
+        data.more_settings += &format!("{LAGGING}{}", options.settings(&free_address()));
     }
     let server = Server::gateway(common, &data)?;
     thread::scope(|scope| {

@@ -87,10 +87,17 @@ struct Loaded {
     unread: Vec<(Arc<Following>, Duration)>,
 }
 
+/// What a request had.
+struct Sent {
+    portions: Vec<Portion>,
+    /// The events of all portions, which have none any more.
+    events: usize,
+}
+
 /// The end of a step of a request.
 enum Step {
     Loaded(RequestId, Loaded),
-    Answered(RequestId, Vec<Portion>, Outcome),
+    Answered(RequestId, Sent, Outcome),
     /// A skipped event is stored, or the offset of a closed conversation.
     Stored(Arc<Following>),
 }
@@ -230,7 +237,7 @@ impl Dispatcher {
     fn ended(&mut self, step: Step) {
         match step {
             Step::Loaded(request, loaded) => self.loaded(request, loaded),
-            Step::Answered(request, portions, outcome) => self.answered(request, portions, outcome),
+            Step::Answered(request, sent, outcome) => self.answered(request, &sent, outcome),
             Step::Stored(following) => self.go_on(&following),
         }
     }
@@ -238,7 +245,7 @@ impl Dispatcher {
     fn loaded(&mut self, request: RequestId, loaded: Loaded) {
         let Loaded {
             counts,
-            portions,
+            mut portions,
             unread,
         } = loaded;
         let sends = self.endpoint.loaded(request, &counts);
@@ -256,7 +263,8 @@ impl Dispatcher {
         }
         let (receiver, line) = (self.parts.receiver.clone(), self.parts.line.clone());
         let sending = async move {
-            let events: Vec<Event> = portions.iter().flat_map(|p| p.events.clone()).collect();
+            let of = |portion: &mut Portion| std::mem::take(&mut portion.events);
+            let events: Vec<Event> = portions.iter_mut().flat_map(of).collect();
             let delivered = contain(
                 "a request of a webhook",
                 &line.name,
@@ -270,14 +278,15 @@ impl Dispatcher {
             let panicked = || (failed, Some("panicked, see the log of the gateway".into()));
             let (outcome, error) = delivered.await.unwrap_or_else(panicked);
             line.note_error(error);
-            Step::Answered(request, portions, outcome)
+            let events = events.len();
+            Step::Answered(request, Sent { portions, events }, outcome)
         };
         self.steps.push(sending.boxed());
     }
 
-    fn answered(&mut self, request: RequestId, portions: Vec<Portion>, outcome: Outcome) {
+    fn answered(&mut self, request: RequestId, sent: &Sent, outcome: Outcome) {
         if outcome == Outcome::Accepted {
-            for portion in &portions {
+            for portion in &sent.portions {
                 self.delivered(&portion.following, portion.upto, portion.at);
                 // Before the endpoint takes the answer, so that it keeps what it knows of the conversation.
                 self.go_on(&portion.following);
@@ -290,19 +299,18 @@ impl Dispatcher {
             blocked: _,
             disabled,
         } = effects;
-        let events: usize = portions.iter().map(|p| p.events.len()).sum();
-        if outcome == Outcome::Accepted {
-            self.counters.delivered.increment(events as u64);
-        } else {
-            self.counters.failed.increment(events as u64);
-        }
+        let counter = match outcome {
+            Outcome::Accepted => &self.counters.delivered,
+            _ => &self.counters.failed,
+        };
+        counter.increment(sent.events as u64);
         for conversation in accepted {
             if !self.endpoint.knows(conversation) {
                 self.known.remove(&conversation);
             }
         }
         for skipped in skipped {
-            self.skip(skipped, &portions);
+            self.skip(skipped, &sent.portions);
         }
         if disabled {
             self.parts.states.receiver_is_gone(&self.parts.line);
