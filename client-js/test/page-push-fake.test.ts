@@ -254,10 +254,12 @@ test('a conversation is muted and unmuted in its menu, and looks muted', async (
   await page.getByText('Unmute (muted for ever)').waitFor();
   await page.keyboard.press('Escape');
   // Another device.
-  server.push({ type: 'settings', conversation: server.id, version: 9, muted_until: Date.now() + 1_500, push: 'on' });
+  server.push({ type: 'settings', conversation: server.id, version: 9, muted_until: Date.now() + 3_600_000, push: 'on' });
   await page.getByRole('button', { name: 'Conversation menu' }).click();
   await page.getByText(/Unmute \(muted until/).waitFor();
   await page.keyboard.press('Escape');
+  expect(await item.getAttribute('class')).toBe('muted');
+  server.push({ type: 'settings', conversation: server.id, version: 10, muted_until: Date.now() + 1_500, push: 'on' });
   await until(async () => !(await item.getAttribute('class')), 'over by itself');
 });
 

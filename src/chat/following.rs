@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn following_a_conversation_takes_little_memory() {
         let (following, progress) = (size_of::<Following>(), size_of::<Progress>());
-        // With the two counters of an `Arc`.
+        // 128 bytes with the two counters of its `Arc`.
         assert!(following <= 112, "{following} bytes");
         assert!(progress <= 128, "{progress} bytes");
     }

@@ -58,6 +58,7 @@ pub struct Line {
     /// Whether the consumer can take events now. While it cannot, no lagging conversation is opened for it.
     is_down: AtomicBool,
     is_up_again: AtomicBool,
+    /// Not before its state was read: an operator may have disabled it.
     is_enabled: AtomicBool,
     /// Whether this gateway has disabled the consumer, and the store does not know it yet.
     holds_state: AtomicBool,
@@ -76,7 +77,7 @@ impl Line {
             is_busy: false.into(),
             is_down: false.into(),
             is_up_again: false.into(),
-            is_enabled: true.into(),
+            is_enabled: false.into(),
             holds_state: false.into(),
             error: Mutex::default(),
         }

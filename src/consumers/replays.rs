@@ -175,7 +175,7 @@ impl Replays {
 
     /// Runs a replay until it has ended everywhere.
     async fn run_one(&self, replay: ConsumerName) -> ConsumerName {
-        let (mut pause, mut refused) = (PAUSE.0, BTreeMap::new());
+        let (mut pause, mut refused) = (PAUSE.0, Refused::new());
         loop {
             match self.step(&replay, &mut refused).await {
                 Ok(Step::Ended) => return replay,
@@ -191,11 +191,7 @@ impl Replays {
     }
 
     /// Sends everything of the shards that the ring gives this gateway.
-    async fn step(
-        &self,
-        replay: &ConsumerName,
-        refused: &mut BTreeMap<ConversationId, Instant>,
-    ) -> Result<Step, Error> {
+    async fn step(&self, replay: &ConsumerName, refused: &mut Refused) -> Result<Step, Error> {
         let Some(state) = self.store.consumer_state(replay).await? else {
             return Ok(Step::Ended);
         };
@@ -216,10 +212,11 @@ impl Replays {
                     if until.is_some_and(|until| until > Instant::now()) {
                         continue;
                     }
-                    if self.row(replay, row, &mut pass).await {
-                        refused.remove(&row.conversation);
-                    } else {
-                        refused.insert(row.conversation, Instant::now() + PAUSE.1);
+                    match self.row(replay, row, until.is_some(), &mut pass).await {
+                        None => drop(refused.remove(&row.conversation)),
+                        Some(after) => {
+                            refused.insert(row.conversation, Instant::now() + after);
+                        }
                     }
                     if pass.refused_in_a_row >= REFUSED_IN_A_ROW {
                         return Ok(Step::Nothing);
@@ -236,37 +233,46 @@ impl Replays {
         }
     }
 
-    /// Sends what is left of a conversation, or removes it from a replay that is too old. Returns false if it is to be tried
-    /// again later.
-    async fn row(&self, replay: &ConsumerName, row: &LaggingRow, pass: &mut Pass) -> bool {
+    /// Sends what is left of a conversation, or removes it from a replay that is too old. Returns the time after which it is
+    /// to be tried again, if it is.
+    async fn row(
+        &self,
+        replay: &ConsumerName,
+        row: &LaggingRow,
+        has_failed: bool,
+        pass: &mut Pass,
+    ) -> Option<Duration> {
         let mut webhooks = self.webhooks.iter();
         let found = webhooks.find(|(webhook, _)| replay.is_replay_of(&webhook.name));
         let is_old = age(replay) > Duration::from_secs(u64::from(SKIPPED_DAYS) * 86_400);
         let sent = match found {
             _ if is_old => {
                 let removed = self.store.remove_replay(replay, row.conversation).await;
-                removed.map(|()| true).map_err(Error::from)
+                removed.map(|()| None).map_err(Error::from)
             }
             Some((webhook, line)) => {
-                let sending = self.conversation(replay, webhook, line, row);
+                let sending = self.conversation(replay, (webhook, line), row, has_failed);
                 let sent = contain("a replay", row.conversation, sending).await;
                 sent.unwrap_or_else(|| Err(Error::unavailable("it panicked")))
             }
             // A gateway that has the webhook sends it.
-            None => Ok(false),
+            None => Ok(Some(PAUSE.1)),
         };
         match sent {
-            Ok(true) => {
+            Ok(None) => {
                 (pass.has_sent, pass.refused_in_a_row) = (true, 0);
-                return true;
+                None
             }
-            Ok(false) => pass.refused_in_a_row += 1,
+            Ok(again) => {
+                pass.refused_in_a_row += 1;
+                again
+            }
             // Others go on meanwhile.
             Err(error) => {
                 tracing::debug!(%replay, conversation = %row.conversation, %error, "it is tried again");
+                Some(PAUSE.1)
             }
         }
-        false
     }
 
     /// Ends a replay that has no conversation left, as the gateway of its first shard.
@@ -286,21 +292,21 @@ impl Replays {
         Ok(Step::Ended)
     }
 
-    /// Sends what is left of a conversation. Returns false if nothing can be sent now.
+    /// Sends what is left of a conversation. Returns the time after which it is to be tried again, if nothing can be sent now.
     async fn conversation(
         &self,
         replay: &ConsumerName,
-        webhook: &Webhook,
-        line: &Arc<Line>,
+        (webhook, line): (&Webhook, &Arc<Line>),
         row: &LaggingRow,
-    ) -> Result<bool, Error> {
+        has_failed: bool,
+    ) -> Result<Option<Duration>, Error> {
         let id = row.conversation;
         let offsets = self.store.offsets(id).await?;
         let offset = offsets.iter().find(|(name, _)| name == replay);
         let details = self.store.conversation(id).await?;
         let (Some((_, offset)), Some(details)) = (offset, details) else {
             self.store.remove_replay(replay, id).await?;
-            return Ok(true);
+            return Ok(None);
         };
         let origin = Origin {
             conversation: id,
@@ -313,7 +319,7 @@ impl Replays {
                 || line.is_down()
                 || !self.router.scans(replay, consumer_shard(id))
             {
-                return Ok(false);
+                return Ok(Some(PAUSE.1));
             }
             let page = CatchUp {
                 after: reached,
@@ -330,29 +336,31 @@ impl Replays {
             if page.entries.is_empty() {
                 return Err(Error::Closed);
             }
-            let refused = self.send(webhook, line, id, events).await?;
-            let upto = refused.map_or(reached, |seq| seq - 1);
+            let refused = self.send(webhook, line, id, events, has_failed).await?;
+            let upto = refused.map_or(reached, |(seq, _)| seq - 1);
             let stored = (id, replay.clone(), Cursor(upto, 0));
             self.store.set_offsets(&[stored]).await?;
-            if refused.is_some() {
-                return Ok(false);
+            if let Some((_, after)) = refused {
+                return Ok(Some(after));
             }
         }
         self.store.remove_replay(replay, id).await?;
-        Ok(true)
+        Ok(None)
     }
 
-    /// Sends events in their order. Returns the seq of the first one that the receiver does not take now.
+    /// Sends events in their order. Returns the seq of the first one that the receiver does not take now, and the time after
+    /// which it is to be tried again.
     async fn send(
         &self,
         webhook: &Webhook,
         line: &Arc<Line>,
         conversation: ConversationId,
         events: Vec<(Seq, Event)>,
-    ) -> Result<Option<Seq>, Error> {
+        has_failed: bool,
+    ) -> Result<Option<(Seq, Duration)>, Error> {
         let mut left = &events[..];
-        // Events in the next request: after a rejected batch, one.
-        let mut most = webhook.limits.batch;
+        // Events in the next request. After a batch that was not taken, one: so those before a bad one arrive.
+        let mut most = if has_failed { 1 } else { webhook.limits.batch };
         let mut attempts = 0;
         while let Some((seq, _)) = left.first() {
             let (now, later) = left.split_at(batch(left, most));
@@ -362,6 +370,7 @@ impl Replays {
                 Outcome::Accepted => {
                     count(webhook, "replayed", now.len());
                     (left, attempts) = (later, 0);
+                    most = webhook.limits.batch.min(2 * most);
                 }
                 Outcome::Rejected(_) if now.len() > 1 => most = 1,
                 Outcome::Rejected(status) => {
@@ -381,19 +390,23 @@ impl Replays {
                     count(webhook, "skipped", 1);
                     (left, attempts) = (later, 0);
                 }
-                Outcome::Unavailable { .. } => {
+                Outcome::Unavailable { retry_after, .. } => {
                     line.note_error(error);
-                    return Ok(Some(*seq));
+                    let after = PAUSE.1.max(retry_after.unwrap_or_default());
+                    return Ok(Some((*seq, after)));
                 }
                 Outcome::Gone => {
                     self.states.receiver_is_gone(line);
-                    return Ok(Some(*seq));
+                    return Ok(Some((*seq, PAUSE.1)));
                 }
             }
         }
         Ok(None)
     }
 }
+
+/// The conversations of a replay that were not taken, each with the time of the next try.
+type Refused = BTreeMap<ConversationId, Instant>;
 
 /// What happened in a step of a replay.
 #[derive(Default)]

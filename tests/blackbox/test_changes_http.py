@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from changes import INVALID, changed, entry
-from support import uuid4
+from support import PATIENCE, uuid4
 from test_misuse_http import service, with_keys
 
 pytestmark = pytest.mark.embedded
@@ -186,7 +186,7 @@ async def test_each_route_needs_its_scope(house):
         for lacking in ("", " ".join(every - {scope, "messages:moderate"})):
             async with service(house.gateway, lacking, "alice") as http:
                 assert scope in is_refused(await http.request(method, path, **body), "forbidden")
-        async with httpx.AsyncClient(base_url=f"http://{house.gateway.client}") as http:
+        async with httpx.AsyncClient(base_url=f"http://{house.gateway.client}", timeout=PATIENCE) as http:
             is_refused(await http.request(method, path, **body), "unauthorized")
     assert "deleted" not in await entry(house.bob, house.group, 2) and (await house.bob.history(house.group))["rev"] == 0
     for method, path, scope in routes:

@@ -238,7 +238,7 @@ async def test_users_and_back_ends_have_the_same_over_http(start):
         for method in ("GET", "PUT", "DELETE"):
             path = "/v1/devices" if method == "GET" else "/v1/devices/d"
             assert (await stranger.request(method, path)).status_code == 401
-    paths = httpx.get(f"http://{gateway.client}/openapi.json").json()["paths"]
+    paths = httpx.get(f"http://{gateway.client}/openapi.json", timeout=PATIENCE).json()["paths"]
     assert set(paths["/v1/devices"]) == {"get"} and set(paths["/v1/devices/{device}"]) == {"put", "delete"}
 
 

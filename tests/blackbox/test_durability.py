@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import websockets
 
-from support import ROOT, STORE, UNLIMITED, Gateway, Refused, uuid4
+from support import PATIENCE, ROOT, STORE, UNLIMITED, Gateway, Refused, uuid4
 from test_messages import refused
 
 
@@ -153,7 +153,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_acknowledged_messages(start,
         assert (await alice.ask("ping"))["type"] == "pong", "the gateway is down"
         import httpx
 
-        ready = httpx.get(f"http://{gateway.internal}/health/ready")
+        ready = httpx.get(f"http://{gateway.internal}/health/ready", timeout=PATIENCE)
         assert ready.status_code == 503 and "refuses writes" in ready.json()["reason"]
         gateway.close()
         roomy = tmp_path / "roomy"

@@ -72,7 +72,7 @@ async def test_only_valid_tokens_of_known_algorithms_are_accepted(start, tmp_pat
     }
     for what, (bad, close) in wrong.items():
         assert await turned_away(gateway, bad, codec) == ("unauthorized", close), what
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE) as http:
         response = await http.post(f"http://{gateway.client}/v1/tokens", json={"user": "alice"})
         assert response.status_code == 404, "development tokens exist beside real keys"
 
@@ -99,24 +99,29 @@ def unsigned(claims):
 async def test_an_expired_token_closes_and_a_refreshed_one_does_not(start, codec):
     gateway = start(auth__leeway_s=0)
 
-    def short(user, seconds):
+    def lasting(user, seconds):
         return gateway.token(user, "--ttl", f"{seconds}s")
 
+    # Each takes a process to make; the short ones come last, so that they last for all requests.
+    of_alice, longer = lasting("alice", 60), lasting("bob", 600)
+    short = {user: lasting(user, 5) for user in ("alice", "bob")}
     alice, bob = await gateway.open(codec), await gateway.open(codec)
-    await alice.connect("alice", short("alice", 2))
-    await bob.connect("bob", short("bob", 2))
-    await refused(bob.ask("refresh", token=short("alice", 60)), "unauthorized")
+    await alice.connect("alice", short["alice"])
+    await bob.connect("bob", short["bob"])
+    await refused(bob.ask("refresh", token=of_alice), "unauthorized")
     await refused(bob.ask("refresh", token="nonsense"), "unauthorized")
-    refreshed = await bob.ask("refresh", token=short("bob", 600))
+    refreshed = await bob.ask("refresh", token=longer)
     assert refreshed["expires_at"] > bob.hello["expires_at"]
     assert await alice.closed() == 4002
+    # Bob's first token has expired for certain.
+    await asyncio.sleep(max(0, bob.hello["expires_at"] / 1000 - time.time()) + 0.5)
     assert (await bob.ask("ping"))["type"] == "pong"
     await bob.close()
 
 
 @pytest.mark.embedded
 async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
-    gateway = start(session__connect_timeout_ms=300)
+    gateway, impatient = start(), start(session__connect_timeout_ms=300)
     hasty = await gateway.open(codec)
     await refused(hasty.ask("ping"), "unauthorized")
     assert await hasty.closed() == 4501
@@ -128,7 +133,7 @@ async def test_the_first_frame_must_be_connect_and_in_time(start, codec):
     wrong = await gateway.open(codec)
     await refused(wrong.ask("connect", token=1), "bad_request")
     assert await wrong.closed() == 4500
-    silent = await gateway.open(codec)
+    silent = await impatient.open(codec)
     assert await silent.closed() == 4006
 
 
@@ -249,9 +254,12 @@ async def test_connections_of_a_gateway_are_limited(start):
 @pytest.mark.embedded
 async def test_an_address_has_a_connect_rate(start):
     gateway = start(limits__connects_per_second_per_address=1, limits__connects_burst_per_address=3)
-    clients = [await gateway.open() for _ in range(3)]
+    clients, begun = [], time.monotonic()
     with pytest.raises(websockets.InvalidStatus) as refusal:
-        await gateway.open()
+        while len(clients) < 50:
+            clients.append(await gateway.open())
+    # A slow machine may be allowed more than the burst.
+    assert 3 <= len(clients) <= 3 + time.monotonic() - begun
     assert refusal.value.response.status_code == 429
     assert refusal.value.response.headers["retry-after"] == "1"
     for client in clients:
@@ -306,12 +314,13 @@ async def test_a_slow_reader_is_closed_with_4003_and_the_others_do_not_notice(st
 
 @pytest.mark.embedded
 async def test_a_client_that_answers_no_ping_is_offline(start):
-    gateway = start(session__ping_interval_ms=200)
-    raw = slow_socket(gateway, "alice")
+    gateway = start(session__ping_interval_ms=1000)
     bob = await gateway.connect("bob")
     [item] = (await bob.ask("watch", users=["alice"]))["items"]
-    assert item["online"] is True
-    assert (await bob.event("presence"))["online"] is False
+    assert item["online"] is False
+    # In a thread, so that Bob answers his pings meanwhile.
+    raw = await asyncio.to_thread(slow_socket, gateway, "alice")
+    assert [(await bob.event("presence"))["online"] for _ in range(2)] == [True, False]
     raw.close()
     await bob.close()
 
@@ -384,9 +393,9 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(start):
 
 
 async def test_health_and_metrics(start):
-    gateway = start(drain__delay_ms=1500, drain__spread_ms=0)
+    gateway = start(drain__delay_ms=5000, drain__spread_ms=0)
     alice = await gateway.connect("alice")
-    async with httpx.AsyncClient(base_url=f"http://{gateway.internal}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.internal}", timeout=PATIENCE) as http:
         assert (await http.get("/health/live")).status_code == 200
         assert (await http.get("/health/ready")).json() == {"status": "ready"}
         text = (await http.get("/metrics")).text
@@ -445,7 +454,7 @@ async def test_services_can_do_the_same_over_http(gateway, people):
         assert (bad.status_code, bad.json()["code"]) == (400, "bad_request")
         huge = await http.post(f"{at}/messages", json={"client_id": uuid4(), "body": "x" * 80_000})
         assert (huge.status_code, huge.json()["code"]) == (413, "too_large")
-    async with httpx.AsyncClient(base_url=f"http://{gateway.client}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE) as http:
         assert (await http.get("/v1/inbox")).status_code == 401
         ordinary = {"authorization": f"Bearer {gateway.dev_token('alice')}"}
         assert (await http.get("/v1/inbox", headers=ordinary)).status_code == 403

@@ -76,7 +76,7 @@ async def test_development_tokens_are_given_to_direct_local_requests_only(start)
 
     async def asked(**headers):
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
             answer = await http.post(f"http://{gateway.client}/v1/tokens", json={"user": "alice"}, headers=headers)
             return answer.status_code
 
@@ -100,7 +100,7 @@ async def test_development_tokens_are_given_to_direct_local_requests_only(start)
 
 async def test_trusted_proxies_do_not_open_development_tokens(start):
     gateway = start(client__trusted_proxies='["127.0.0.0/8"]')
-    async with httpx.AsyncClient(base_url=f"http://{gateway.client}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE) as http:
         answer = await http.post("/v1/tokens", json={"user": "alice"}, headers={"x-forwarded-for": "127.0.0.1"})
         assert answer.status_code == 404
 
@@ -268,7 +268,7 @@ async def test_sockets_leave_open_files_to_the_store(start, tmp_path):
             await alice.send(dm, "x" * 10_000)
             await bob.message(dm)
         assert open_files(gateway) < 500
-        async with httpx.AsyncClient(timeout=5) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
             assert (await http.get(f"http://{gateway.internal}/health/ready")).status_code == 200
         assert any("limit of open files" in line["message"] for line in gateway.log())
         for _, writer in crowd:
@@ -522,7 +522,7 @@ async def test_only_named_keys_sign_for_services(start, tmp_path):
 
     async def asked(kid, key):
         bearer = token("backend", key=key, kid=kid, role="service", scope=EVERY_SCOPE)
-        async with httpx.AsyncClient(base_url=f"http://{gateway.client}") as http:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE) as http:
             return await http.get("/v1/public", headers={"authorization": f"Bearer {bearer}"})
 
     assert (await asked("backend", keys["backend"])).status_code == 200

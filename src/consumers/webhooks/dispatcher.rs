@@ -326,7 +326,11 @@ impl Dispatcher {
         } else if has_more {
             following.rest(&self.parts.line.name);
         } else if !self.endpoint.knows(conversation) {
-            self.known.remove(&conversation);
+            let known = self.known.remove(&conversation);
+            // It was opened again while the event of an earlier owner was sent or skipped, and is told of nothing until it rests.
+            if let Some(newer) = known.filter(|known| !Arc::ptr_eq(known, following)) {
+                self.go_on(&newer);
+            }
         }
     }
 

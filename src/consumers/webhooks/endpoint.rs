@@ -187,6 +187,8 @@ impl Endpoint {
         self.disabled = false;
         self.pause = None;
         self.rejected.clear();
+        // What failed before says nothing about the receiver as it is now.
+        drop(self.works.take_suspects());
     }
 
     /// Returns when the next probe is sent. `None` if the endpoint is up as far as is known.

@@ -451,6 +451,25 @@ fn gone_disables_until_it_is_enabled() {
 }
 
 #[test]
+fn what_failed_before_it_was_enabled_is_not_judged() {
+    let mut now = Instant::now();
+    let mut endpoint = endpoint(1, 3);
+    woken(&mut endpoint, 1..=3);
+    answer(&mut endpoint, now, DOWN);
+    endpoint.disable();
+    endpoint.enable();
+    let others = [send(&mut endpoint, now), send(&mut endpoint, now)];
+    // It is in flight while a probe succeeds.
+    assert_eq!(send(&mut endpoint, now).conversations, [id(1)]);
+    for other in others {
+        endpoint.answered(other.request, DOWN, now);
+    }
+    let (_, effects) = answer_soon(&mut endpoint, &mut now, Outcome::Accepted);
+    let blocked: Vec<_> = effects.blocked.iter().map(|(id, _)| *id).collect();
+    assert_eq!(blocked, [id(3)]);
+}
+
+#[test]
 fn too_many_conversations_are_not_remembered() {
     let mut endpoint = endpoint(100, 4);
     let max = WEBHOOK_CONVERSATIONS_MAX as u128;
