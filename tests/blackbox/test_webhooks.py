@@ -16,7 +16,6 @@ from standardwebhooks import Webhook
 from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 32 bytes for testing").decode()
-KEY = "a key that only back ends have, 32 bytes"
 
 
 class Receiver:
@@ -90,11 +89,10 @@ async def receiver():
     await receiver.stop()
 
 
-def settings(directory, receiver, more="", **hook):
+def settings(directory, receiver, **hook):
     """Writes a configuration with a webhook, and returns its path."""
     lines = {"name": '"app"', "url": f'"{receiver.url}"', "secrets": f'["{SECRET}"]'} | hook
     text = "[consumers]\noffset_flush_s = 1\nlagging_after_s = 5\n[auth]\ndevelopment = true\n"
-    text += f'[[auth.keys]]\nid = "services"\nalgorithm = "HS256"\nsecret = "{KEY}"\n' if more == "services" else ""
     text += "[[webhooks]]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
     path = pathlib.Path(directory, "gateway.toml")
     path.write_text(text)
