@@ -251,7 +251,7 @@ impl Replays {
                 removed.map(|()| None).map_err(Error::from)
             }
             Some((webhook, line)) => {
-                let sending = self.conversation(replay, (webhook, line), row, has_failed);
+                let sending = self.conversation(replay, webhook, line, row, has_failed);
                 let sent = contain("a replay", row.conversation, sending).await;
                 sent.unwrap_or_else(|| Err(Error::unavailable("it panicked")))
             }
@@ -296,7 +296,8 @@ impl Replays {
     async fn conversation(
         &self,
         replay: &ConsumerName,
-        (webhook, line): (&Webhook, &Arc<Line>),
+        webhook: &Webhook,
+        line: &Arc<Line>,
         row: &LaggingRow,
         has_failed: bool,
     ) -> Result<Option<Duration>, Error> {

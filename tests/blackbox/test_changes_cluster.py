@@ -33,6 +33,21 @@ class Restless(Changer):
             await asyncio.sleep(0.05)
 
 
+async def connected(node, user, **fields):
+    """Connects a user while another gateway, which may be the user's home, does not answer."""
+
+    async def connect():
+        try:
+            return await node.connect(user, **fields)
+        except GONE:
+            return None
+        except Refused as refusal:
+            assert refusal.code == "unavailable", refusal
+            return None
+
+    return await eventually(connect)
+
+
 class Crowd:
     """Users who change messages of a group and a channel through all gateways, and followers on each gateway."""
 
@@ -101,14 +116,7 @@ async def test_takeovers_lose_double_and_reverse_no_change(crowd, three):
             if follower.client.reader.done():
                 # The follower resumes on another gateway with its cursor.
                 node = random.choice(others(three, victim))
-
-                async def back():
-                    try:
-                        return await node.connect("carol", cursors=follower.cursors())
-                    except (Refused, *GONE):
-                        return None
-
-                follower.client = await eventually(back)
+                follower.client = await connected(node, "carol", cursors=follower.cursors())
         await asyncio.to_thread(three.nodes[victim].start)
         await whole(three)
         await crowd.progress()
@@ -124,19 +132,7 @@ async def test_a_paused_owner_loses_no_change(crowd, three):
         node.process.send_signal(signal.SIGSTOP)
         try:
             # The others take over. A changer that is connected to the paused gateway waits until it goes on.
-            other = random.choice(others(three, victim))
-
-            async def connected():
-                try:
-                    return await other.connect("alice")
-                except GONE:
-                    return None
-                except Refused as refusal:
-                    # The paused gateway may be her home.
-                    assert refusal.code == "unavailable", refusal
-                    return None
-
-            probe = await eventually(connected)
+            probe = await connected(random.choice(others(three, victim)), "alice")
 
             async def accepted():
                 for conversation in crowd.conversations:
