@@ -6,7 +6,10 @@ mod help;
 use help::{COUNTERS, GAUGES, HISTOGRAMS};
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::EnvFilter;
+use std::io::{IsTerminal as _, stderr};
+use tracing_subscriber::{
+    Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 use crate::config::{Log, LogFormat};
 
@@ -16,20 +19,26 @@ const SECONDS: &[f64] = &[
 ];
 const COMMANDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0];
 
-/// Starts the log on stderr.
+/// Starts the log on stderr. Only a terminal gets colours.
 ///
 /// # Errors
 /// A text if `log.filter` is invalid.
 pub fn start_logs(log: &Log) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&log.filter)
+    let filter: Targets = log
+        .filter
+        .parse()
         .map_err(|e| format!("log.filter: {:?} is invalid: {e}", log.filter))?;
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match log.format {
-        LogFormat::Text => subscriber.init(),
-        LogFormat::Json => subscriber.json().flatten_event(true).init(),
-    }
+    let lines = fmt::layer()
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal());
+    let lines = match log.format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
+        .init();
     Ok(())
 }
 
