@@ -14,6 +14,7 @@ pub mod gateway;
 pub mod import;
 pub mod memory;
 pub mod model;
+mod msgpack;
 #[doc(hidden)]
 pub mod mutation;
 pub mod node;

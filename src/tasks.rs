@@ -36,6 +36,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+fn boxed<T>(future: impl Future<Output = T> + Send + 'static) -> BoxFuture<T> {
+    Box::pin(future)
+}
+
 /// The pause before a task that must not end is restarted after a panic.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -169,14 +175,22 @@ impl Tasks {
     }
 
     /// Spawns a task. A panic is counted, logged, and returned to the caller that joins the task.
-    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
     #[track_caller]
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        let spawned = Location::caller();
+        self.start(Box::pin(task), Location::caller())
+    }
+
+    /// Spawns a boxed task. All that is around it is generated once for each output instead of once for each task.
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    fn start<T: Send + 'static>(
+        &self,
+        task: BoxFuture<T>,
+        spawned: &'static Location<'static>,
+    ) -> JoinHandle<T> {
         let task = AssertUnwindSafe(task).catch_unwind().map(move |ended| {
             ended.unwrap_or_else(|panic| {
                 panicked("a task", spawned, &*panic);
@@ -207,7 +221,7 @@ impl Tasks {
     {
         let spawned = Location::caller();
         self.spawn_until_drained(async move {
-            while contain("a task", spawned, work()).await.is_none() {
+            while contain("a task", spawned, boxed(work())).await.is_none() {
                 sleep(AGAIN_AFTER).await;
             }
         });
@@ -217,6 +231,7 @@ impl Tasks {
     #[track_caller]
     pub fn spawn_until_drained(&self, work: impl Future<Output = ()> + Send + 'static) {
         let tasks = self.clone();
+        let work = boxed(work);
         self.spawn(async move { tasks.until_drained(work).await });
     }
 

@@ -21,6 +21,7 @@ use crate::{
     model::{
         ConversationId, Cursor, Device, Epoch, GatewayId, Rev, Seq, SettingsChange, Topic, UserId,
     },
+    msgpack::{self, Decoder},
     protocol::{DeviceItem, PresenceItem},
     store::{InboxRow, InboxSettings, RingRow},
 };
@@ -469,7 +470,7 @@ pub(super) fn encode<T: Serialize>(value: &T) -> Bytes {
 }
 
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable> {
-    rmp_serde::from_slice(bytes).map_err(unreadable)
+    msgpack::from_slice(bytes).map_err(unreadable)
 }
 
 /// A message of a batch that this gateway cannot read, because a newer build has added or changed it.
@@ -492,7 +493,7 @@ pub(super) enum Numbered {
 pub(super) fn decode_batch(
     bytes: &[u8],
 ) -> Result<(Batch, Vec<Result<PeerMessage, Unknown>>), Unreadable> {
-    let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
+    let mut decoder = Decoder::new(bytes);
     let batch = Batch::deserialize(&mut decoder).map_err(unreadable)?;
     let messages = (0..batch.messages).map(|_| PeerMessage::deserialize(&mut decoder).map(Ok));
     let messages = match messages.collect::<Result<_, _>>() {
@@ -508,22 +509,22 @@ fn decode_each(
     messages: u32,
     bytes: &[u8],
 ) -> Result<Vec<Result<PeerMessage, Unknown>>, Unreadable> {
-    let mut ends = rmp_serde::Deserializer::new(bytes);
+    let mut ends = Decoder::new(bytes);
     IgnoredAny::deserialize(&mut ends).map_err(unreadable)?;
     let mut decoded = Vec::new();
     for _ in 0..messages {
-        let message = *ends.get_ref();
+        let message = ends.rest();
         IgnoredAny::deserialize(&mut ends).map_err(unreadable)?;
-        let read = rmp_serde::from_slice(message);
-        decoded.push(read.map_err(|error: rmp_serde::decode::Error| Unknown {
+        let read = msgpack::from_slice(message);
+        decoded.push(read.map_err(|error: msgpack::Error| Unknown {
             error: error.to_string(),
-            id: rmp_serde::from_slice(message).ok(),
+            id: msgpack::from_slice(message).ok(),
         }));
     }
     Ok(decoded)
 }
 
-fn unreadable(error: rmp_serde::decode::Error) -> Unreadable {
+fn unreadable(error: msgpack::Error) -> Unreadable {
     Unreadable(error.to_string().into())
 }
 

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use rmp_serde::decode;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
 use super::frame::{EncodedRequest, Incoming, Request};
+use crate::msgpack::Decoder;
 
 /// The maximum nesting of a MessagePack frame. No frame needs more than five levels; deeper ones are an attack.
 const DEPTH_MAX: usize = 32;
@@ -128,8 +128,7 @@ impl Codec {
                 drop(decoder.deserialize_map(&mut begun));
             }
             Self::MessagePack => {
-                let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
-                decoder.set_max_depth(DEPTH_MAX);
+                let mut decoder = Decoder::with_depth(bytes, DEPTH_MAX);
                 drop(decoder.deserialize_map(&mut begun));
             }
         }
@@ -140,12 +139,9 @@ impl Codec {
         match self {
             Self::Json => serde_json::from_slice(bytes).map_err(|e| truncated(&e.to_string())),
             Self::MessagePack => {
-                let mut decoder = rmp_serde::Deserializer::from_read_ref(bytes);
-                decoder.set_max_depth(DEPTH_MAX);
+                let mut decoder = Decoder::with_depth(bytes, DEPTH_MAX);
                 let value = T::deserialize(&mut decoder).map_err(|e| truncated(&e.to_string()))?;
-                // A value without parts, so that only the end of the bytes gives this error.
-                let after = <()>::deserialize(&mut decoder);
-                if matches!(after, Err(decode::Error::InvalidMarkerRead(_))) {
+                if decoder.rest().is_empty() {
                     Ok(value)
                 } else {
                     Err("bytes after the frame".into())

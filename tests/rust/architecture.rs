@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Modules that every layer may use.
-const COMMON: &[&str] = &["model", "clock", "tasks"];
+const COMMON: &[&str] = &["model", "clock", "tasks", "msgpack"];
 
 /// The layers, which are the folders of `src`, each with the other layers and modules that it may use.
 const MAY_USE: &[(&str, &[&str])] = &[

@@ -16,6 +16,7 @@ use crate::{
         Attachment, AttachmentId, ClientId, Content, ConversationId, Details, Entry, GatewayId,
         Kind, LEVEL_STATED, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
     },
+    msgpack,
     store::{ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result, RingRow},
 };
 
@@ -46,7 +47,7 @@ pub(super) fn decode<'a, T: Deserialize<'a>>(
     operation: &'static str,
     bytes: &'a [u8],
 ) -> Result<T> {
-    rmp_serde::from_slice(bytes).map_err(|e| corrupt(operation, e))
+    msgpack::from_slice(bytes).map_err(|e| corrupt(operation, e))
 }
 
 pub(super) fn take<const N: usize>(
@@ -367,7 +368,7 @@ pub(super) fn stored_ring(level: Level, members: &[GatewayId]) -> Vec<u8> {
 }
 
 pub(super) fn ring_row(cell: &Cell) -> Result<RingRow> {
-    let stored = rmp_serde::from_slice(&cell.value);
+    let stored = msgpack::from_slice(&cell.value);
     let (level, members) = match stored {
         Ok(StoredRing(level, members)) => (level, members.into_owned()),
         Err(_) => (0, decode("ring", &cell.value)?),
