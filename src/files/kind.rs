@@ -85,6 +85,20 @@ impl Format {
         }
     }
 
+    /// Returns the number of the format, by which [`Self::of_number`] finds it.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Jpeg => 0,
+            Self::Png => 1,
+            Self::Gif => 2,
+            Self::Webp => 3,
+        }
+    }
+
+    pub(super) fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
     fn of_mime(mime: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.mime() == mime)
     }

@@ -81,6 +81,8 @@ pub struct Files {
     /// Files that may be looked at at the same time.
     inspections: Semaphore,
     tasks: Tasks,
+    /// The tasks of connections. When they end, pictures are not decoded any more.
+    edge: Tasks,
 }
 
 /// One upload that counts among those of its user, and among all that are written to.
@@ -103,7 +105,8 @@ impl Drop for Counted {
 }
 
 impl Files {
-    /// Opens the storage of the settings. `None` if they turn uploads off.
+    /// Opens the storage of the settings. `None` if they turn uploads off. What was begun is finished in `tasks`, but no
+    /// picture is decoded while `edge` drains.
     ///
     /// # Errors
     /// The error of the file system.
@@ -112,6 +115,7 @@ impl Files {
         store: Arc<dyn Store>,
         publish: Arc<dyn Publish>,
         tasks: Tasks,
+        edge: Tasks,
     ) -> io::Result<Option<Arc<Self>>> {
         let settings = config.attachments.clone();
         let Some(storage) = Storage::open(config)? else {
@@ -144,6 +148,7 @@ impl Files {
             reads: Arc::new(Semaphore::new(READS_MAX)),
             finishing: Semaphore::new(FINISHING_MAX),
             tasks,
+            edge,
             settings,
         })))
     }
