@@ -37,7 +37,7 @@ use crate::{
     chat::{Error, Publication, Publish},
     clock, config,
     files::{Scanner, Signer},
-    model::{AttachmentId, FileFacts, FileNotice, UserId},
+    model::{AttachmentId, FileFacts, FileNotice, Metadata, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
     tasks::{Tasks, lock},
@@ -200,6 +200,12 @@ impl Files {
         let told = Publication::file(facts.conversation, notice, uploader);
         // It is best effort: whoever misses it asks.
         let _ = self.publish.publish(told);
+    }
+
+    /// Returns what a file that was looked at still says of people.
+    async fn metadata(&self, file: AttachmentId) -> Result<Option<Metadata>, Response> {
+        let row = self.row(file).await.map_err(store_failed)?;
+        Ok(row.and_then(|row| row.metadata()))
     }
 
     async fn row(&self, file: AttachmentId) -> store::Result<Option<FileRow>> {

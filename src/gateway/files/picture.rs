@@ -9,7 +9,7 @@ use metrics::counter;
 use super::{Files, refused};
 use crate::{
     files::{DOWNLOAD, DecoderError, Format, Kind, Processed, decode, is_inline, strip},
-    model::{FileResult, limits::PICTURE_BYTES_MAX},
+    model::{FileResult, Metadata, limits::PICTURE_BYTES_MAX},
     protocol::ErrorCode,
 };
 
@@ -21,7 +21,13 @@ pub(super) fn plain(kind: Kind, sha256: String, size: u64) -> FileResult {
         mime: named(kind).to_owned(),
         pixels: None,
         thumbnail: None,
+        metadata: kept(kind),
     }
+}
+
+/// Returns what a file of this kind says of people if it stays as it was uploaded.
+fn kept(kind: Kind) -> Option<Metadata> {
+    kind.is_media().then_some(Metadata::Kept)
 }
 
 /// Returns the media type that messages name. Of a broken image it is that of a download.
@@ -77,6 +83,10 @@ impl Looked {
             mime: named(kind).to_owned(),
             pixels: self.shown.as_ref().map(|shown| (shown.width, shown.height)),
             thumbnail: thumbnail.map(|thumbnail| thumbnail.format.mime().to_owned()),
+            metadata: match self.clean {
+                Some(_) => None,
+                None => kept(self.kind),
+            },
         }
     }
 }
