@@ -9,6 +9,7 @@ pub(super) mod parts;
 mod picture;
 mod scan;
 mod storage;
+mod turns;
 pub(super) mod upload;
 
 use std::{
@@ -45,6 +46,7 @@ use crate::{
 
 pub use eraser::Eraser;
 use storage::Storage;
+use turns::Turns;
 
 /// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
 const UPLOADS_OPEN_MAX: usize = 64;
@@ -75,11 +77,14 @@ pub struct Files {
     finishing: Semaphore,
     usage: Vec<tokio::sync::Mutex<()>>,
     scanner: Option<Scanner>,
-    scans: Semaphore,
+    scans: Turns,
     /// Files that were not scanned because the scanner was away.
     unscanned: Mutex<BTreeSet<AttachmentId>>,
-    /// Files that may be looked at at the same time.
-    inspections: Semaphore,
+    pictures: Turns,
+    /// Files of a bucket that are read to compute their hash.
+    hashes: Turns,
+    /// Files that were not looked at because too many were waiting.
+    unlooked: Mutex<BTreeSet<AttachmentId>>,
     tasks: Tasks,
     /// The tasks of connections. When they end, pictures are not decoded any more.
     edge: Tasks,
@@ -129,7 +134,7 @@ impl Files {
         };
         let per_minute = std::num::NonZeroU32::new(settings.uploads_per_minute);
         let per_minute = per_minute.unwrap_or(std::num::NonZeroU32::MIN);
-        let inspections = settings.image_threads.max(1);
+        let pictures = settings.image_threads.max(1);
         Ok(Some(Arc::new(Self {
             storage,
             store,
@@ -141,9 +146,11 @@ impl Files {
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
             scanner: settings.scanner(),
-            scans: Semaphore::new(SCANS_MAX),
+            scans: Turns::new("scan", SCANS_MAX),
             unscanned: Mutex::default(),
-            inspections: Semaphore::new(inspections),
+            pictures: Turns::new("picture", pictures),
+            hashes: Turns::new("hash", FINISHING_MAX),
+            unlooked: Mutex::default(),
             places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             finishing: Semaphore::new(FINISHING_MAX),
@@ -171,11 +178,12 @@ impl Files {
         }
     }
 
-    /// Drops the rates of users who were not active recently, and has files scanned again. It is called every few seconds.
+    /// Drops the rates of users who were not active recently, and looks at files again. It is called every few seconds.
     pub(super) fn keep_up(self: &Arc<Self>) {
         self.begins.retain_recent();
         self.begins.shrink_to_fit();
         self.scan_again();
+        self.look_again();
     }
 
     /// Counts an upload to which a user writes. `None` if there are too many.

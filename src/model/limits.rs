@@ -206,6 +206,20 @@ pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;
 /// as it was uploaded.
 pub const PICTURE_BYTES_MAX: u64 = 32 << 20;
 
+/// Files that wait for one kind of work that takes long (decoding pictures, the scanner, reading from a bucket), or are
+/// worked on. More are looked at later.
+pub const FILES_WAITING_MAX: usize = 256;
+
+/// Those of one user.
+pub const FILES_WAITING_OF_USER_MAX: usize = 8;
+
+/// Files that are looked at later, because too many wait or the scanner is away. More are left to a sweep, and to clients
+/// that ask.
+pub const FILES_LATER_MAX: usize = 4_096;
+
+/// Files of these that try again at the same time, every few seconds.
+pub const FILES_LATER_AT_ONCE: usize = 16;
+
 /// Bytes of address space of a process that decodes a picture: its program, the picture, the decoder and the thumbnail.
 /// Ordinary pictures of 40 megapixels need up to 640 MiB (docs/attachments.md).
 pub const DECODER_BYTES_MAX: u64 = 768 << 20;

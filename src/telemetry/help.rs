@@ -206,6 +206,11 @@ pub(super) const COUNTERS: &[Help] = &[
 ];
 
 pub(super) const GAUGES: &[Help] = &[
+    (
+        "chat_files_in_work",
+        "Uploaded files that wait for work that takes long, or are worked on: picture (decoding), scan, hash (reading from a \
+         bucket)",
+    ),
     // store
     (
         "chat_store_driver_connections",

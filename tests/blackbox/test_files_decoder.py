@@ -116,6 +116,64 @@ async def test_a_picture_is_looked_at_again_after_a_gateway_that_stopped(start):
         assert await shown(up, file)
 
 
+async def in_work(gateway, work, count):
+    """Waits until so many files wait or are worked on."""
+
+    async def are():
+        return gateway.metrics().get(f'chat_files_in_work{{work="{work}"}}') == count
+
+    await eventually(are)
+
+
+async def test_others_do_not_wait_for_the_pictures_of_a_user(start):
+    gateway, alice, bob, dm = await two(start)
+    many, one = uploader(gateway, "alice"), uploader(gateway, "bob")
+    first = asyncio.create_task(many.upload(dm, bombs.large_gif(), "large.gif"))
+    # It is paused, so nothing after it can be decoded.
+    child = await Decoders(gateway).next()
+    try:
+        more = [asyncio.create_task(many.upload(dm, picture())) for _ in range(3)]
+        await in_work(gateway, "picture", 4)
+        # Messages and other files pass, also those of the same user.
+        sent = await bob.send(dm, "hello")
+        assert (await alice.message(dm))["seq"] == sent["seq"]
+        for up in (many, one):
+            await up.upload(dm, b"ten bytes!", "text.txt")
+        another = asyncio.create_task(one.upload(dm, picture()))
+        await in_work(gateway, "picture", 5)
+        assert not any(task.done() for task in (first, another, *more))
+    finally:
+        os.kill(child, signal.SIGCONT)
+    # The other user is next, before the other pictures of the first one.
+    await first
+    done, _ = await asyncio.wait([another, *more], return_when=asyncio.FIRST_COMPLETED)
+    assert another in done
+    await asyncio.gather(another, *more)
+    await closed(alice, bob)
+
+
+async def test_a_user_with_too_many_pictures_is_told_later(start):
+    gateway, alice, bob, dm = await two(start, attachments__uploads_at_once=64)
+    up, other = uploader(gateway, "alice"), uploader(gateway, "bob")
+    first = asyncio.create_task(up.upload(dm, bombs.large_gif(), "large.gif"))
+    child = await Decoders(gateway).next()
+    try:
+        more = [asyncio.create_task(up.upload(dm, picture())) for _ in range(7)]
+        await in_work(gateway, "picture", 8)
+        data = picture()
+        file = (await up.begin(dm, len(data))).json()["id"]
+        assert (await up.append(file, 0, data)).headers["file-state"] == "scanning"
+        # The places of uploads are free, also for others.
+        await other.upload(dm, b"ten bytes!", "text.txt")
+    finally:
+        os.kill(child, signal.SIGCONT)
+    await asyncio.gather(first, *more)
+    told = await alice.event("attachment", lambda event: event["file"] == file)
+    assert (told["state"], told["width"]) == ("ready", 800)
+    assert await shown(up, file)
+    await closed(alice, bob)
+
+
 async def test_an_import_decodes_no_picture_itself(start, tmp_path):
     gateway = start(**UNLIMITED)
     gateway.stop()

@@ -14,6 +14,7 @@ use super::{
     refused,
     scan::{Scanned, scan},
     storage_failed, store_failed,
+    turns::Patience,
 };
 use crate::{
     files::{Bucket, Inspection, Object, hexadecimal, missing, sniff},
@@ -31,18 +32,21 @@ pub(super) async fn complete(
     bucket: &Arc<Bucket>,
     file: AttachmentId,
     facts: &FileFacts,
+    patience: Patience,
 ) -> Result<FileState, Response> {
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
     let inspection = bucket.inspection();
     for _ in 0..ATTEMPTS {
-        match scan(files, file, facts).await? {
-            Scanned::Passed => match look_at(files, bucket, inspection, file, facts).await {
-                Ok(result) => return finish(files, bucket, file, &result).await,
-                Err(NotLooked::Failed(error)) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(why) => return Err(files.not_looked(&why)),
-            },
+        match scan(files, file, facts, patience).await? {
+            Scanned::Passed => {
+                match look_at(files, bucket, inspection, (file, facts), patience).await {
+                    Ok(result) => return finish(files, bucket, file, &result).await,
+                    Err(NotLooked::Failed(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(why) => return files.not_looked(file, &why),
+                }
+            }
             Scanned::Stopped(state) => return Ok(state),
             Scanned::Missing => {}
         }
@@ -92,8 +96,8 @@ async fn look_at(
     files: &Files,
     bucket: &Bucket,
     inspection: Inspection,
-    file: AttachmentId,
-    facts: &FileFacts,
+    (file, facts): (AttachmentId, &FileFacts),
+    patience: Patience,
 ) -> Result<FileResult, NotLooked> {
     // Without the upload, an inspection before this one has moved it.
     let (object, (head, size)) = match bucket.head(file, Object::Incoming).await? {
@@ -110,7 +114,7 @@ async fn look_at(
     let kind = sniff(&head);
     let looked = match kind.format() {
         Some(format) => {
-            let _permit = files.inspections.acquire().await;
+            let _turn = files.turn_of_picture(&facts.uploader, patience).await?;
             let bytes = match readable(size) {
                 Some(bytes) => Some(bucket.read(file, object, bytes).await?),
                 None => None,
@@ -123,7 +127,8 @@ async fn look_at(
         }
         None => None,
     };
-    let _place = files.finishing.acquire().await;
+    let turn = files.hashes.next(&facts.uploader, patience).await;
+    let _turn = turn.ok_or(NotLooked::Busy)?;
     let (sha256, size) = bucket.hash(file, object).await?;
     if object == Object::Incoming {
         bucket.copy(inspection, file).await?;

@@ -17,10 +17,14 @@ use super::{
     scan::{Scanned, scan},
     storage::Storage,
     store_failed,
+    turns::Patience,
 };
 use crate::{
     files::{Directory, HEAD_BYTES, Upload, Variant, Writing, hexadecimal, sniff},
-    model::{AttachmentId, FileFacts, FileNotice, FileResult, FileState},
+    model::{
+        AttachmentId, FileFacts, FileNotice, FileResult, FileState,
+        limits::{FILES_LATER_AT_ONCE, FILES_LATER_MAX},
+    },
     protocol::ErrorCode,
     tasks::lock,
 };
@@ -65,7 +69,7 @@ impl Files {
             let mut waiting = waiting.into_iter();
             while let Some(file) = waiting.next() {
                 match files.row(file).await {
-                    Ok(Some(row)) => again(&files, file, &row.facts).await,
+                    Ok(Some(row)) => again(&files, file, &row.facts, Patience::Leaves).await,
                     Ok(None) => {}
                     Err(_) => drop(lock(&files.unscanned).insert(file)),
                 }
@@ -76,6 +80,33 @@ impl Files {
                 }
             }
         });
+    }
+
+    /// Notes a file that is to be looked at when fewer wait.
+    pub(super) fn look_later(&self, file: AttachmentId) {
+        let mut unlooked = lock(&self.unlooked);
+        if unlooked.len() < FILES_LATER_MAX {
+            unlooked.insert(file);
+        }
+    }
+
+    /// Looks at some of the files for which too many were waiting.
+    pub(super) fn look_again(self: &Arc<Self>) {
+        let mut unlooked = lock(&self.unlooked);
+        // So that the same files are not always the first.
+        let first = rand::random_range(0..=unlooked.len().saturating_sub(FILES_LATER_AT_ONCE));
+        let some = unlooked.iter().skip(first).take(FILES_LATER_AT_ONCE);
+        for file in some.copied().collect::<Vec<_>>() {
+            unlooked.remove(&file);
+            let files = self.clone();
+            self.tasks.spawn_until_drained(async move {
+                match files.row(file).await {
+                    Ok(Some(row)) => again(&files, file, &row.facts, Patience::Waits).await,
+                    Ok(None) => {}
+                    Err(_) => files.look_later(file),
+                }
+            });
+        }
     }
 
     /// Runs `inspection` to its end, also if the caller goes away.
@@ -103,23 +134,31 @@ pub(super) async fn complete(
     facts: &FileFacts,
     writing: &Writing,
     upload: Option<Upload>,
+    patience: Patience,
 ) -> Result<FileState, Response> {
     let sha256 = {
         let _place = files.finishing.acquire().await;
         let moved = directory.complete(writing, facts.size, upload).await;
         moved.map_err(|error| disk_failed(&error))?
     };
+    // Its file is closed, so others may write while it waits.
+    writing.release();
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    match scan(files, file, facts).await? {
-        Scanned::Passed => look_at(files, directory, file, facts, sha256).await,
+    match scan(files, file, facts, patience).await? {
+        Scanned::Passed => look_at(files, directory, file, facts, sha256, patience).await,
         Scanned::Stopped(state) => Ok(state),
         Scanned::Missing => Err(no_such_file()),
     }
 }
 
 /// Completes what a gateway that ended had begun.
-pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
+pub(super) async fn again(
+    files: &Arc<Files>,
+    file: AttachmentId,
+    facts: &FileFacts,
+    patience: Patience,
+) {
     let taken = match &files.storage {
         Storage::Directory(directory) => directory.take(file),
         Storage::Bucket(bucket) => bucket.take(file),
@@ -135,9 +174,9 @@ pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFa
     }
     let completed = match &files.storage {
         Storage::Directory(directory) => {
-            complete(files, directory, file, facts, &writing, None).await
+            complete(files, directory, file, facts, &writing, None, patience).await
         }
-        Storage::Bucket(bucket) => bucket::complete(files, bucket, file, facts).await,
+        Storage::Bucket(bucket) => bucket::complete(files, bucket, file, facts, patience).await,
     };
     if let Err(response) = completed {
         tracing::warn!(%file, status = %response.status(), "could not look at a file again");
@@ -151,10 +190,11 @@ async fn look_at(
     file: AttachmentId,
     facts: &FileFacts,
     sha256: Option<String>,
+    patience: Patience,
 ) -> Result<FileState, Response> {
-    match inspect(files, directory, (file, facts), sha256).await {
+    match inspect(files, directory, (file, facts), sha256, patience).await {
         Ok(result) => files.make_ready(file, &result).await,
-        Err(why) => Err(files.not_looked(&why)),
+        Err(why) => files.not_looked(file, &why),
     }
 }
 
@@ -165,6 +205,7 @@ async fn inspect(
     directory: &Arc<Directory>,
     (file, facts): (AttachmentId, &FileFacts),
     sha256: Option<String>,
+    patience: Patience,
 ) -> Result<FileResult, NotLooked> {
     let path = directory.path(file, Variant::Original);
     let (begin, uploaded) = (path.clone(), (sha256, facts.size));
@@ -176,7 +217,7 @@ async fn inspect(
         let (sha256, size) = on_disk(move || hashed(&path, uploaded)).await?;
         return Ok(plain(kind, sha256, size));
     };
-    let _permit = files.inspections.acquire().await;
+    let _turn = files.turn_of_picture(&facts.uploader, patience).await?;
     let bytes = match readable(facts.size) {
         Some(bytes) => Some(on_disk(move || read(&path, bytes)).await?),
         None => None,

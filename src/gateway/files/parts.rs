@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{Files, bucket as inspection, no_such_file, storage_failed};
+use super::{Files, bucket as inspection, no_such_file, storage_failed, turns::Patience};
 use crate::{
     files::{Bucket, PART_BYTES, Part, Writing, missing},
     gateway::{
@@ -139,7 +139,9 @@ pub(in crate::gateway) async fn complete(
                 let here = files.clone();
                 // It goes on if the client's connection breaks.
                 let inspected = async move {
-                    let done = inspection::complete(&here, &bucket, file, &row.facts).await;
+                    let done =
+                        inspection::complete(&here, &bucket, file, &row.facts, Patience::Waits)
+                            .await;
                     drop(writing);
                     done
                 };

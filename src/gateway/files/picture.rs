@@ -6,10 +6,13 @@ use axum::response::Response;
 use bytes::Bytes;
 use metrics::counter;
 
-use super::{Files, refused};
+use super::{
+    Files, refused,
+    turns::{Patience, Turn},
+};
 use crate::{
     files::{DOWNLOAD, DecoderError, Format, Kind, Processed, decode, is_inline, strip},
-    model::{FileResult, Metadata, limits::PICTURE_BYTES_MAX},
+    model::{AttachmentId, FileResult, FileState, Metadata, UserId, limits::PICTURE_BYTES_MAX},
     protocol::ErrorCode,
 };
 
@@ -52,6 +55,8 @@ pub(super) enum NotLooked {
     Failed(io::Error),
     /// The gateway stops. Whoever asks for the state of the file later has it looked at again.
     Stopping,
+    /// Too many files wait.
+    Busy,
 }
 
 impl From<io::Error> for NotLooked {
@@ -92,15 +97,41 @@ impl Looked {
 }
 
 impl Files {
-    /// Returns the answer to a request after which nothing was found out about a file.
-    pub(super) fn not_looked(&self, why: &NotLooked) -> Response {
+    /// Returns the state of a file about which nothing was found out, or the answer to its uploader.
+    #[expect(clippy::result_large_err, reason = "a response either way")]
+    pub(super) fn not_looked(
+        &self,
+        file: AttachmentId,
+        why: &NotLooked,
+    ) -> Result<FileState, Response> {
         match why {
-            NotLooked::Failed(error) => self.storage.failed(error),
-            NotLooked::Stopping => refused(ErrorCode::Unavailable, "the gateway is stopping"),
+            NotLooked::Failed(error) => Err(self.storage.failed(error)),
+            NotLooked::Stopping => {
+                let text = "the gateway is stopping";
+                Err(refused(ErrorCode::Unavailable, text))
+            }
+            NotLooked::Busy => {
+                self.look_later(file);
+                Ok(FileState::Scanning)
+            }
         }
     }
 
-    /// Removes the metadata of a picture, and makes its thumbnail. Without the bytes it is too large for both.
+    /// Waits until a picture of this user may be looked at.
+    pub(super) async fn turn_of_picture(
+        &self,
+        user: &UserId,
+        patience: Patience,
+    ) -> Result<Turn, NotLooked> {
+        tokio::select! {
+            biased;
+            () = self.edge.draining() => Err(NotLooked::Stopping),
+            turn = self.pictures.next(user, patience) => turn.ok_or(NotLooked::Busy),
+        }
+    }
+
+    /// Removes the metadata of a picture, and makes its thumbnail. Without the bytes it is too large for both. It has its
+    /// turn.
     pub(super) async fn look(
         &self,
         bytes: Option<Bytes>,

@@ -18,6 +18,7 @@ use tokio::time::{Duration, timeout};
 
 use super::{
     Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage, store_failed,
+    turns::Patience,
 };
 use crate::{
     chat::GetDetails,
@@ -380,7 +381,7 @@ pub(super) async fn offset(
         let (files, facts) = (files.clone(), row.facts.clone());
         gateway
             .tasks
-            .spawn(async move { inspect::again(&files, file, &facts).await });
+            .spawn(async move { inspect::again(&files, file, &facts, Patience::Waits).await });
     }
     let headers = [
         ("upload-offset", number(received)),
@@ -542,9 +543,8 @@ async fn received(
         let directory = directory.clone();
         let inspected = async move {
             let upload = Some(upload);
-            let done = inspect::complete(&here, &directory, file, &facts, &writing, upload).await;
-            drop(writing);
-            done
+            let patience = Patience::Waits;
+            inspect::complete(&here, &directory, file, &facts, &writing, upload, patience).await
         };
         state = files.finish(inspected).await?;
         metadata = files.metadata(file).await?;
