@@ -21,7 +21,7 @@ use crate::{
     cluster::{self, Finalized},
     config::{Config, Loaded, StoreKind},
     consumers::push,
-    gateway, import,
+    files, gateway, import,
     model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
     node::{Node, open_store},
     store::{
@@ -118,6 +118,13 @@ enum ClusterCommand {
 /// Runs the command of the command line.
 #[must_use]
 pub fn main() -> ExitCode {
+    // The gateway starts such a process for each picture, so nothing comes before it.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == files::DECODER_ARGUMENT)
+    {
+        return files::decoder_main();
+    }
     match run(Arguments::parse()) {
         Ok(code) => code,
         Err(error) => {

@@ -299,7 +299,13 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let flushing = inbox.clone();
     let flush = upkeep.spawn(async move { flushing.run().await });
     let keeper = FileKeeper {
-        files: Files::open(config, store.clone(), nobody, core.clone())?,
+        files: Files::open(
+            config,
+            store.clone(),
+            nobody,
+            core.clone(),
+            Tasks::default(),
+        )?,
         folder: file.parent().unwrap_or(Path::new("")).to_owned(),
         level: members.level().get(),
     };

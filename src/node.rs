@@ -95,7 +95,7 @@ impl Node {
             },
         );
         let router = cluster.router.clone();
-        let parts = open_files(config, &store, &cluster, &core, &upkeep)?;
+        let parts = open_files(config, &store, &cluster, [&edge, &core, &upkeep])?;
         let control = control(&consumers, &cluster, &store, &upkeep);
         let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts, control);
         let gateway = Arc::new(gateway.with_push(push));
@@ -212,10 +212,10 @@ fn open_files(
     config: &Config,
     store: &Arc<dyn Store>,
     cluster: &Cluster,
-    core: &Tasks,
-    upkeep: &Tasks,
+    [edge, core, upkeep]: [&Tasks; 3],
 ) -> anyhow::Result<(Option<Arc<gateway::Files>>, gateway::Eraser)> {
-    let files = gateway::Files::open(config, store.clone(), cluster.publish(), core.clone());
+    let (publish, core) = (cluster.publish(), core.clone());
+    let files = gateway::Files::open(config, store.clone(), publish, core, edge.clone());
     let setting = match config.attachments.store {
         FilesKind::S3 => "attachments.s3",
         FilesKind::Local | FilesKind::Off => "attachments.path",

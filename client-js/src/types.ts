@@ -433,6 +433,8 @@ export interface Inspected {
   /** The size of a picture in pixels, as it is shown. */
   width?: number;
   height?: number;
+  /** `kept`: the file is as it was uploaded, so it may say where and with what it was made. Tell its uploader. */
+  metadata?: 'kept';
 }
 
 /** A frame that the gateway pushes. */

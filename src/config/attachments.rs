@@ -23,7 +23,7 @@ pub struct Attachments {
     pub orphan_h: u64,
     /// Seconds. An address is valid for one to two times as long.
     pub url_window_s: u64,
-    /// Images that are looked at at the same time. 0 shows no images: all are downloads.
+    /// Images that are decoded at the same time, each in a process of its own. 0 shows no images: all are downloads.
     pub image_threads: usize,
     pub image_megapixels: u64,
     /// Pixels of the longer side of a thumbnail.

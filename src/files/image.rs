@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::Format;
 
-/// The bytes that a decoded image may take. A decoder takes more beside it: a progressive JPEG about twice as much again.
+/// The bytes that a decoded image may take. A decoder takes more beside it, which only the process in which it runs limits.
 pub const ALLOCATION_MAX: u64 = 256 * 1024 * 1024;
 
 /// The quality of a JPEG thumbnail, of 100.
@@ -63,8 +63,8 @@ pub struct Processed {
 pub struct Thumbnail {
     pub width: u32,
     pub height: u32,
-    /// `image/jpeg`, or `image/png` if pixels are transparent.
-    pub mime: &'static str,
+    /// JPEG, or PNG if pixels are transparent.
+    pub format: Format,
     pub bytes: Bytes,
 }
 
@@ -92,6 +92,9 @@ impl From<image::ImageError> for ImageError {
 }
 
 /// Decodes an image and makes its thumbnail. The pixels are checked in the header, before memory for them is allocated.
+///
+/// The bytes of an image decide how much memory its decoder takes, and a process without memory ends. So a gateway calls
+/// this in a process of its own: [`super::decode`].
 pub fn process(
     bytes: &[u8],
     format: Format,
@@ -176,20 +179,20 @@ impl Thumbnail {
         let (width, height) = (small.width(), small.height());
         let profile = profile.filter(|profile| profile_fits(profile, &small));
         let mut bytes = Vec::new();
-        let mime = if small.color().has_alpha() {
+        let format = if small.color().has_alpha() {
             let (compression, filter) = (CompressionType::Default, FilterType::Adaptive);
             let encoder = PngEncoder::new_with_quality(&mut bytes, compression, filter);
             encode(&small, encoder, profile)?;
-            Format::Png.mime()
+            Format::Png
         } else {
             let encoder = JpegEncoder::new_with_quality(&mut bytes, THUMBNAIL_QUALITY);
             encode(&small, encoder, profile)?;
-            Format::Jpeg.mime()
+            Format::Jpeg
         };
         Ok(Self {
             width,
             height,
-            mime,
+            format,
             bytes: bytes.into(),
         })
     }

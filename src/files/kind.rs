@@ -12,11 +12,24 @@ const MEDIA: [&str; 3] = ["video/mp4", "video/webm", "audio/mpeg"];
 /// The types of Ogg files.
 const OGG: [&str; 2] = ["audio/ogg", "video/ogg"];
 
+/// How files of cameras begin that `infer` does not know in every case: TIFF, and raw files that are nearly TIFF.
+const CAMERA: [&[u8]; 8] = [
+    b"II\x2A\0",
+    b"MM\0\x2A",
+    b"II\x2B\0",
+    b"MM\0\x2B",
+    b"IIRO",
+    b"IIRS",
+    b"IIU\0",
+    b"FUJIFILM",
+];
+
 /// The media type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kind {
     mime: &'static str,
     inline: bool,
+    is_media: bool,
 }
 
 /// An image format that is stripped of metadata and gets a thumbnail.
@@ -32,6 +45,7 @@ impl Kind {
     const UNKNOWN: Self = Self {
         mime: DOWNLOAD,
         inline: false,
+        is_media: false,
     };
 
     /// Returns the type that the bytes look like. It is for information: the file is served as [`Self::served_mime`].
@@ -52,6 +66,13 @@ impl Kind {
         if self.inline { self.mime } else { DOWNLOAD }
     }
 
+    /// Whether the file is a picture, a video or a sound, which may say where, when and with what it was made.
+    #[must_use]
+    pub fn is_media(self) -> bool {
+        let families = ["image/", "video/", "audio/"];
+        self.is_media || families.iter().any(|family| self.mime.starts_with(family))
+    }
+
     /// Returns the image format. `None` if the file is no image that may be displayed.
     #[must_use]
     pub fn format(self) -> Option<Format> {
@@ -68,7 +89,11 @@ impl Kind {
     }
 
     fn inline(mime: &'static str) -> Self {
-        Self { mime, inline: true }
+        Self {
+            mime,
+            inline: true,
+            is_media: true,
+        }
     }
 }
 
@@ -83,6 +108,20 @@ impl Format {
             Self::Gif => "image/gif",
             Self::Webp => "image/webp",
         }
+    }
+
+    /// Returns the number of the format, by which [`Self::of_number`] finds it.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Jpeg => 0,
+            Self::Png => 1,
+            Self::Gif => 2,
+            Self::Webp => 3,
+        }
+    }
+
+    pub(super) fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
     }
 
     fn of_mime(mime: &str) -> Option<Self> {
@@ -122,19 +161,26 @@ pub fn sniff(head: &[u8]) -> Kind {
     if head.starts_with(b"OggS\0") {
         return Kind::inline(ogg_mime(head));
     }
+    // MP4, HEIC, AVIF and all their relatives begin with this box.
+    let is_media = head.get(4..8) == Some(b"ftyp") || CAMERA.iter().any(|c| head.starts_with(c));
+    let unknown = Kind {
+        is_media,
+        ..Kind::UNKNOWN
+    };
     let Some(mime) = infer::get(head).map(|found| found.mime_type()) else {
-        return Kind::UNKNOWN;
+        return unknown;
     };
     if MEDIA.contains(&mime) {
         return Kind::inline(mime);
     }
     // `infer` found an image by a part of its signature.
     if Format::of_mime(mime).is_some() {
-        return Kind::UNKNOWN;
+        return unknown;
     }
     Kind {
         mime,
         inline: false,
+        is_media,
     }
 }
 
@@ -225,6 +271,29 @@ mod tests {
             }
         }
         assert_eq!(sniff(b"%PDF-1.7").mime(), "application/pdf");
+    }
+
+    #[test]
+    fn pictures_videos_and_sounds_are_media() {
+        let heads = [
+            &b"\x89PNG\r\n\x1A\n"[..],
+            b"\0\0\0\x18ftypheic",
+            b"\0\0\0\x18ftypavif",
+            b"\0\0\0\x18ftypcrx ",
+            b"\0\0\0\x14ftypqt  ",
+            b"II\x2A\0\x08\0\0\0\x43\0",
+            b"MM\0\x2A",
+            b"FUJIFILMCCD-RAW ",
+            b"OggS\0\x02",
+            b"\x1A\x45\xDF\xA3\x01\x42\x82\x88matroska",
+            b"ID3\x04",
+        ];
+        for head in heads {
+            assert!(sniff(&padded(head)).is_media(), "{head:?}");
+        }
+        for head in [&b""[..], b"hello", b"%PDF-1.7", b"PK\x03\x04", b"<svg"] {
+            assert!(!sniff(&padded(head)).is_media(), "{head:?}");
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The bytes of uploaded files: where they are, what they are, what of them others may see, and who may fetch them for a
 //! while.
 //!
-//! Looking at a file uses the CPU for up to some seconds, so it runs on a thread of its own. The order for an image is:
-//! [`sniff`], [`strip`], then [`process`] with the stripped bytes, so that the size and the thumbnail show the file that
-//! is served. If either of the two fails, the file is a download: [`Kind::as_download`].
+//! The order for an image is: [`sniff`], [`strip`], then [`decode`] with the stripped bytes, so that the size and the
+//! thumbnail show the file that is served. If either of the two fails, the file is a download: [`Kind::as_download`].
 
 mod bucket;
+mod decoder;
 mod directory;
 mod image;
 mod kind;
@@ -27,6 +27,7 @@ mod properties;
 
 pub use self::{
     bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
+    decoder::{DECODER_ARGUMENT, DecoderError, decode, decoder_main},
     directory::{Directory, Variant},
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},

@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     collections::HashSet,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
 };
 
 use crate::{model::AttachmentId, tasks::lock};
@@ -19,7 +19,7 @@ impl Writers {
             Writing(Arc::new(Right {
                 id,
                 all: self.clone(),
-                place: OnceLock::new(),
+                place: Mutex::default(),
             }))
         })
     }
@@ -33,13 +33,19 @@ pub struct Writing(Arc<Right>);
 struct Right {
     id: AttachmentId,
     all: Writers,
-    place: OnceLock<Box<dyn Any + Send + Sync>>,
+    place: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Writing {
-    /// Keeps something until the right ends: the place of the upload among all.
-    pub fn keep(&self, place: impl Any + Send + Sync) {
-        let _ = self.0.place.set(Box::new(place));
+    /// Keeps something until the right ends or [`Self::release`]: the place of the upload among all.
+    pub fn keep(&self, place: impl Any + Send) {
+        *lock(&self.0.place) = Some(Box::new(place));
+    }
+
+    /// Drops what is kept: nothing more is written to the upload.
+    pub fn release(&self) {
+        let place = lock(&self.0.place).take();
+        drop(place);
     }
 
     /// The upload.

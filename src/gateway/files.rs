@@ -9,6 +9,7 @@ pub(super) mod parts;
 mod picture;
 mod scan;
 mod storage;
+mod turns;
 pub(super) mod upload;
 
 use std::{
@@ -37,7 +38,7 @@ use crate::{
     chat::{Error, Publication, Publish},
     clock, config,
     files::{Scanner, Signer},
-    model::{AttachmentId, FileFacts, FileNotice, UserId},
+    model::{AttachmentId, FileFacts, FileNotice, Metadata, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
     tasks::{Tasks, lock},
@@ -45,6 +46,7 @@ use crate::{
 
 pub use eraser::Eraser;
 use storage::Storage;
+use turns::Turns;
 
 /// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
 const UPLOADS_OPEN_MAX: usize = 64;
@@ -75,12 +77,17 @@ pub struct Files {
     finishing: Semaphore,
     usage: Vec<tokio::sync::Mutex<()>>,
     scanner: Option<Scanner>,
-    scans: Semaphore,
+    scans: Turns,
     /// Files that were not scanned because the scanner was away.
     unscanned: Mutex<BTreeSet<AttachmentId>>,
-    /// Files that may be looked at at the same time.
-    inspections: Semaphore,
+    pictures: Turns,
+    /// Files of a bucket that are read to compute their hash.
+    hashes: Turns,
+    /// Files that were not looked at because too many were waiting.
+    unlooked: Mutex<BTreeSet<AttachmentId>>,
     tasks: Tasks,
+    /// The tasks of connections. When they end, pictures are not decoded any more.
+    edge: Tasks,
 }
 
 /// One upload that counts among those of its user, and among all that are written to.
@@ -103,7 +110,8 @@ impl Drop for Counted {
 }
 
 impl Files {
-    /// Opens the storage of the settings. `None` if they turn uploads off.
+    /// Opens the storage of the settings. `None` if they turn uploads off. What was begun is finished in `tasks`, but no
+    /// picture is decoded while `edge` drains.
     ///
     /// # Errors
     /// The error of the file system.
@@ -112,6 +120,7 @@ impl Files {
         store: Arc<dyn Store>,
         publish: Arc<dyn Publish>,
         tasks: Tasks,
+        edge: Tasks,
     ) -> io::Result<Option<Arc<Self>>> {
         let settings = config.attachments.clone();
         let Some(storage) = Storage::open(config)? else {
@@ -125,7 +134,7 @@ impl Files {
         };
         let per_minute = std::num::NonZeroU32::new(settings.uploads_per_minute);
         let per_minute = per_minute.unwrap_or(std::num::NonZeroU32::MIN);
-        let inspections = settings.image_threads.max(1);
+        let pictures = settings.image_threads.max(1);
         Ok(Some(Arc::new(Self {
             storage,
             store,
@@ -137,13 +146,16 @@ impl Files {
                 .map(|_| tokio::sync::Mutex::default())
                 .collect(),
             scanner: settings.scanner(),
-            scans: Semaphore::new(SCANS_MAX),
+            scans: Turns::new("scan", SCANS_MAX),
             unscanned: Mutex::default(),
-            inspections: Semaphore::new(inspections),
+            pictures: Turns::new("picture", pictures),
+            hashes: Turns::new("hash", FINISHING_MAX),
+            unlooked: Mutex::default(),
             places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             finishing: Semaphore::new(FINISHING_MAX),
             tasks,
+            edge,
             settings,
         })))
     }
@@ -166,11 +178,12 @@ impl Files {
         }
     }
 
-    /// Drops the rates of users who were not active recently, and has files scanned again. It is called every few seconds.
+    /// Drops the rates of users who were not active recently, and looks at files again. It is called every few seconds.
     pub(super) fn keep_up(self: &Arc<Self>) {
         self.begins.retain_recent();
         self.begins.shrink_to_fit();
         self.scan_again();
+        self.look_again();
     }
 
     /// Counts an upload to which a user writes. `None` if there are too many.
@@ -195,6 +208,12 @@ impl Files {
         let told = Publication::file(facts.conversation, notice, uploader);
         // It is best effort: whoever misses it asks.
         let _ = self.publish.publish(told);
+    }
+
+    /// Returns what a file that was looked at still says of people.
+    async fn metadata(&self, file: AttachmentId) -> Result<Option<Metadata>, Response> {
+        let row = self.row(file).await.map_err(store_failed)?;
+        Ok(row.and_then(|row| row.metadata()))
     }
 
     async fn row(&self, file: AttachmentId) -> store::Result<Option<FileRow>> {

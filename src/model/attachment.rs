@@ -93,6 +93,27 @@ pub struct FileResult {
     pub pixels: Option<(u32, u32)>,
     /// The media type of the thumbnail, if there is one.
     pub thumbnail: Option<String>,
+    /// What the file still says of people. `None` if it says nothing more, or is of a kind that is not looked into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+/// What a picture, video or sound still says of the people who made it: the place, the camera, names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metadata {
+    /// The file is as it was uploaded, with all its metadata.
+    Kept,
+}
+
+impl Metadata {
+    /// Returns the name by which clients know it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+        }
+    }
 }
 
 /// What the uploader's sessions are told when the gateway has looked at a file.
@@ -110,6 +131,9 @@ pub struct FileNotice {
     /// Height of a picture in pixels, as it is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub height: Option<u32>,
+    /// What the file still says of people. Gateways of earlier builds ignore it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
 }
 
 impl FileNotice {
@@ -122,6 +146,7 @@ impl FileNotice {
             mime: Some(result.mime.clone()),
             width: result.pixels.map(|(width, _)| width),
             height: result.pixels.map(|(_, height)| height),
+            metadata: result.metadata,
         }
     }
 
@@ -134,6 +159,7 @@ impl FileNotice {
             mime: None,
             width: None,
             height: None,
+            metadata: None,
         }
     }
 }

@@ -202,6 +202,34 @@ pub const STORE_FILES_OPEN_MAX: usize = 256;
 /// Cassandra nodes, the internal port, and connections that are being refused.
 pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;
 
+/// Bytes of a picture that is looked at. They are in memory, and those without the metadata beside them. A larger one stays
+/// as it was uploaded.
+pub const PICTURE_BYTES_MAX: u64 = 32 << 20;
+
+/// Files that wait for one kind of work that takes long (decoding pictures, the scanner, reading from a bucket), or are
+/// worked on. More are looked at later.
+pub const FILES_WAITING_MAX: usize = 256;
+
+/// Those of one user.
+pub const FILES_WAITING_OF_USER_MAX: usize = 8;
+
+/// Files that are looked at later, because too many wait or the scanner is away. More are left to a sweep, and to clients
+/// that ask.
+pub const FILES_LATER_MAX: usize = 4_096;
+
+/// Files of these that try again at the same time, every few seconds.
+pub const FILES_LATER_AT_ONCE: usize = 16;
+
+/// Bytes of address space of a process that decodes a picture: its program, the picture, the decoder and the thumbnail.
+/// Ordinary pictures of 40 megapixels need up to 640 MiB (docs/attachments.md).
+pub const DECODER_BYTES_MAX: u64 = 768 << 20;
+
+/// Seconds of CPU time of a process that decodes a picture. One of 40 megapixels takes about two.
+pub const DECODER_CPU_MAX_S: u64 = 20;
+
+/// Time after which such a process is killed, also if it got no CPU time.
+pub const DECODER_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// The cost of a `connect` in the byte rate of its user: it checks a token, reads an inbox and informs other gateways.
 pub const CONNECT_BYTES: usize = 128 << 10;
 

@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 
 use super::{LogRow, Result};
-use crate::model::{AttachmentId, FileFacts, FileResult, FileState, Rev, Seq, UserId, file_ids};
+use crate::model::{
+    AttachmentId, FileFacts, FileResult, FileState, Metadata, Rev, Seq, UserId, file_ids,
+};
 
 /// Partitions of the work of one day.
 pub const WORK_SHARDS: u8 = 64;
@@ -16,6 +18,14 @@ pub struct FileRow {
     pub facts: FileFacts,
     pub result: Option<FileResult>,
     pub state: FileState,
+}
+
+impl FileRow {
+    /// Returns what the file still says of people, if it was looked at.
+    #[must_use]
+    pub fn metadata(&self) -> Option<Metadata> {
+        self.result.as_ref().and_then(|result| result.metadata)
+    }
 }
 
 /// A message that has a file, or had it.

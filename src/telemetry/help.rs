@@ -183,6 +183,11 @@ pub(super) const COUNTERS: &[Help] = &[
     ("chat_sessions_opened_total", "Client connections accepted"),
     // tasks
     (
+        "chat_pictures_total",
+        "Uploaded pictures by what became of them: shown, refused (above a limit, or broken), failed (their decoder needed \
+         too much memory or time, or could not be started)",
+    ),
+    (
         "chat_files_blocked_total",
         "Uploaded files that the scanner did not let pass, and that were erased",
     ),
@@ -201,6 +206,11 @@ pub(super) const COUNTERS: &[Help] = &[
 ];
 
 pub(super) const GAUGES: &[Help] = &[
+    (
+        "chat_files_in_work",
+        "Uploaded files that wait for work that takes long, or are worked on: picture (decoding), scan, hash (reading from a \
+         bucket)",
+    ),
     // store
     (
         "chat_store_driver_connections",

@@ -1,10 +1,13 @@
 """Uploads and downloads of files, for tests."""
+import asyncio
 import base64
+import contextlib
 import glob
 import hashlib
 import io
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import tempfile
@@ -228,3 +231,60 @@ class Clamd:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def memory_of(pid, field="VmHWM"):
+    """A number of /proc/<pid>/status in MiB: the most memory that a process had (`VmHWM`), or the most addresses (`VmPeak`)."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise ProcessLookupError(f"the process {pid} has ended")
+
+
+class Decoders:
+    """The processes in which a gateway decodes pictures."""
+
+    def __init__(self, gateway):
+        self.gateway = gateway
+
+    def now(self):
+        """The processes that have limited themselves, and read or decode a picture."""
+        found = []
+        for task in glob.glob(f"/proc/{self.gateway.process.pid}/task/*/children"):
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in pathlib.Path(task).read_text().split() if is_limited(child)]
+        return found
+
+    async def next(self):
+        """Waits until a picture is decoded. Returns the process, which is stopped."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            for child in self.now():
+                os.kill(child, signal.SIGSTOP)
+                return child
+            await asyncio.sleep(0.001)
+        raise AssertionError("no picture is decoded")
+
+    async def peaks(self):
+        """Notes the most memory and the most addresses of each process, in MiB, until it is cancelled."""
+        found = {}
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                for child in self.now():
+                    with contextlib.suppress(OSError):
+                        found[child] = (memory_of(child), memory_of(child, "VmPeak"))
+                await asyncio.sleep(0.002)
+        return found
+
+
+def is_limited(pid):
+    limits = pathlib.Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return any(line.split()[3:5] == ["0", "0"] for line in limits if line.startswith("Max open files"))
+
+
+def is_running(pid):
+    """Whether a process runs: not if it has ended and nobody has asked how."""
+    try:
+        return not pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].startswith(" Z")
+    except OSError:
+        return False

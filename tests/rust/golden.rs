@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 use chat_gateway::{
     model::{
         Attachment, ClientId, ConversationId, Details, EntryKind, FileNotice, FileState, Kind,
-        Last, MessageId, Posting, PushContent, PushProvider, Role, SystemChange, UserId,
+        Last, MessageId, Metadata, Posting, PushContent, PushProvider, Role, SystemChange, UserId,
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
@@ -456,7 +456,7 @@ fn changed_events() -> Vec<Event> {
     ]
 }
 
-fn file_notices() -> [Event; 2] {
+fn file_notices() -> [Event; 3] {
     let file = file_url().id;
     let ready = FileNotice {
         file,
@@ -464,8 +464,16 @@ fn file_notices() -> [Event; 2] {
         mime: Some("image/png".into()),
         width: Some(800),
         height: Some(600),
+        metadata: None,
     };
-    [ready, FileNotice::blocked(file)].map(Event::Attachment)
+    let kept = FileNotice {
+        mime: Some("image/heic".into()),
+        width: None,
+        height: None,
+        metadata: Some(Metadata::Kept),
+        ..ready.clone()
+    };
+    [ready, kept, FileNotice::blocked(file)].map(Event::Attachment)
 }
 
 fn events() -> Vec<Event> {

@@ -14,7 +14,7 @@ const LIMITS: ImageLimits = ImageLimits {
 };
 
 fn decoded(thumbnail: &Thumbnail) -> DynamicImage {
-    let format = image::ImageFormat::from_mime_type(thumbnail.mime).unwrap();
+    let format = image::ImageFormat::from(thumbnail.format);
     image::load_from_memory_with_format(&thumbnail.bytes, format).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn every_format_has_a_thumbnail() {
             (image.width(), image.height()),
             (thumbnail.width, thumbnail.height)
         );
-        let is_transparent = thumbnail.mime == "image/png";
+        let is_transparent = thumbnail.format == Format::Png;
         assert_eq!(image.color().has_alpha(), is_transparent);
     }
 }
@@ -114,15 +114,15 @@ fn the_orientation_is_applied() {
 fn only_transparent_thumbnails_are_png() {
     let opaque = encoded(picture(100, 100, false), image::ImageFormat::Png);
     let processed = process(&opaque, Format::Png, &LIMITS).unwrap();
-    assert_eq!(processed.thumbnail.mime, "image/jpeg");
+    assert_eq!(processed.thumbnail.format, Format::Jpeg);
     let processed = process(&png(100, 100), Format::Png, &LIMITS).unwrap();
-    assert_eq!(processed.thumbnail.mime, "image/png");
+    assert_eq!(processed.thumbnail.format, Format::Png);
     assert_eq!(
         process(&gif(2), Format::Gif, &LIMITS)
             .unwrap()
             .thumbnail
-            .mime,
-        "image/png"
+            .format,
+        Format::Png
     );
 }
 

@@ -10,13 +10,14 @@ use tokio::time::{Duration, sleep};
 
 use super::{
     Files, no_such_file,
-    picture::{IMAGE_BYTES_MAX, Picture, named, picture},
+    picture::{Looked, NotLooked, plain, readable},
     refused,
     scan::{Scanned, scan},
     storage_failed, store_failed,
+    turns::Patience,
 };
 use crate::{
-    files::{Bucket, Inspection, Kind, Object, hexadecimal, missing, sniff},
+    files::{Bucket, Inspection, Object, hexadecimal, missing, sniff},
     model::{AttachmentId, FileFacts, FileResult, FileState},
     protocol::ErrorCode,
 };
@@ -31,18 +32,21 @@ pub(super) async fn complete(
     bucket: &Arc<Bucket>,
     file: AttachmentId,
     facts: &FileFacts,
+    patience: Patience,
 ) -> Result<FileState, Response> {
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
     let inspection = bucket.inspection();
     for _ in 0..ATTEMPTS {
-        match scan(files, file, facts).await? {
-            Scanned::Passed => match look_at(files, bucket, inspection, file, facts).await {
-                Ok(result) => return finish(files, bucket, file, &result).await,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(storage_failed(&error)),
-            },
+        match scan(files, file, facts, patience).await? {
+            Scanned::Passed => {
+                match look_at(files, bucket, inspection, (file, facts), patience).await {
+                    Ok(result) => return finish(files, bucket, file, &result).await,
+                    Err(NotLooked::Failed(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(why) => return files.not_looked(file, &why),
+                }
+            }
             Scanned::Stopped(state) => return Ok(state),
             Scanned::Missing => {}
         }
@@ -92,83 +96,68 @@ async fn look_at(
     files: &Files,
     bucket: &Bucket,
     inspection: Inspection,
-    file: AttachmentId,
-    facts: &FileFacts,
-) -> io::Result<FileResult> {
+    (file, facts): (AttachmentId, &FileFacts),
+    patience: Patience,
+) -> Result<FileResult, NotLooked> {
     // Without the upload, an inspection before this one has moved it.
     let (object, (head, size)) = match bucket.head(file, Object::Incoming).await? {
         Some(found) => (Object::Incoming, found),
         None => match bucket.head(file, Object::ORIGINAL).await? {
             Some(found) => (Object::ORIGINAL, found),
-            None => return Err(io::ErrorKind::NotFound.into()),
+            None => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
         },
     };
     if object == Object::Incoming && size != facts.size {
-        return Err(io::Error::other(
-            "an upload has another size than announced",
-        ));
+        let text = "an upload has another size than announced";
+        return Err(io::Error::other(text).into());
     }
-    let mut kind = sniff(&head);
-    if kind.format().is_some() {
-        let shown = show(files, bucket, inspection, (file, object, size), kind).await?;
-        if let Some(result) = shown {
-            return Ok(result);
+    let kind = sniff(&head);
+    let looked = match kind.format() {
+        Some(format) => {
+            let _turn = files.turn_of_picture(&facts.uploader, patience).await?;
+            let bytes = match readable(size) {
+                Some(bytes) => Some(bucket.read(file, object, bytes).await?),
+                None => None,
+            };
+            let looked = files.look(bytes, kind, format).await?;
+            if let Some(result) = keep(bucket, inspection, file, &looked).await? {
+                return Ok(result);
+            }
+            Some(looked)
         }
-        // What cannot be decoded or cleaned is not shown.
-        kind = kind.as_download();
-    }
-    let _place = files.finishing.acquire().await;
+        None => None,
+    };
+    let turn = files.hashes.next(&facts.uploader, patience).await;
+    let _turn = turn.ok_or(NotLooked::Busy)?;
     let (sha256, size) = bucket.hash(file, object).await?;
     if object == Object::Incoming {
         bucket.copy(inspection, file).await?;
     }
-    Ok(FileResult {
-        sha256,
-        size,
-        mime: named(kind).to_owned(),
-        pixels: None,
-        thumbnail: None,
+    Ok(match looked {
+        Some(looked) => looked.result(sha256, size),
+        None => plain(kind, sha256, size),
     })
 }
 
-/// Removes the metadata of an image, and makes its thumbnail. `None` if it is not shown.
-async fn show(
-    files: &Files,
+/// Writes what was made of a picture. `None` if it stays as it was uploaded.
+async fn keep(
     bucket: &Bucket,
     inspection: Inspection,
-    (file, object, size): (AttachmentId, Object, u64),
-    kind: Kind,
+    file: AttachmentId,
+    looked: &Looked,
 ) -> io::Result<Option<FileResult>> {
-    let Some(limits) = files.settings.image_limits() else {
+    let Some(clean) = &looked.clean else {
         return Ok(None);
     };
-    let Some(bytes_max) = usize::try_from(size)
-        .ok()
-        .filter(|_| size <= IMAGE_BYTES_MAX)
-    else {
-        return Ok(None);
-    };
-    let _permit = files.inspections.acquire().await;
-    let bytes = bucket.read(file, object, bytes_max).await?;
-    let looked = tokio::task::spawn_blocking(move || picture(bytes, &kind, &limits));
-    let Some(Picture { clean, processed }) = looked.await.map_err(io::Error::other)? else {
-        return Ok(None);
-    };
-    let sha256 = digest::digest(&digest::SHA256, &clean);
-    let result = FileResult {
-        sha256: hexadecimal(sha256.as_ref()),
-        size: clean.len() as u64,
-        mime: named(kind).to_owned(),
-        pixels: Some((processed.width, processed.height)),
-        thumbnail: Some(processed.thumbnail.mime.to_owned()),
-    };
-    let thumbnail = processed.thumbnail.bytes;
-    bucket
-        .write(inspection, file, Object::THUMBNAIL, thumbnail)
-        .await?;
-    bucket
-        .write(inspection, file, Object::ORIGINAL, clean)
-        .await?;
+    if let Some(shown) = &looked.shown {
+        let thumbnail = shown.thumbnail.bytes.clone();
+        let written = bucket.write(inspection, file, Object::THUMBNAIL, thumbnail);
+        written.await?;
+    }
+    let written = bucket.write(inspection, file, Object::ORIGINAL, clean.clone());
+    written.await?;
+    let sha256 = digest::digest(&digest::SHA256, clean);
+    let result = looked.result(hexadecimal(sha256.as_ref()), clean.len() as u64);
     Ok(Some(result))
 }
 

@@ -9,7 +9,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Files, inspect};
+use super::{Files, inspect, turns::Patience};
 use crate::{
     chat::{CheckFile, FileUse},
     clock,
@@ -182,7 +182,7 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
     // After all that is erased, because a scanner may take minutes.
     stream::iter(to_inspect)
         .for_each_concurrent(INSPECTIONS_MAX, async |(file, facts)| {
-            inspect::again(files, file, &facts).await;
+            inspect::again(files, file, &facts, Patience::Leaves).await;
         })
         .await;
 }

@@ -9,19 +9,22 @@ use std::{
 
 use aws_lc_rs::digest;
 use axum::response::Response;
+use bytes::Bytes;
 
 use super::{
     Files, bucket, disk_failed, no_such_file,
-    picture::{IMAGE_BYTES_MAX, Picture, named, picture},
+    picture::{Looked, NotLooked, plain, readable},
     scan::{Scanned, scan},
     storage::Storage,
     store_failed,
+    turns::Patience,
 };
 use crate::{
-    files::{
-        Directory, HEAD_BYTES, ImageLimits, Kind, Upload, Variant, Writing, hexadecimal, sniff,
+    files::{Directory, HEAD_BYTES, Upload, Variant, Writing, hexadecimal, sniff},
+    model::{
+        AttachmentId, FileFacts, FileNotice, FileResult, FileState,
+        limits::{FILES_LATER_AT_ONCE, FILES_LATER_MAX},
     },
-    model::{AttachmentId, FileFacts, FileNotice, FileResult, FileState},
     protocol::ErrorCode,
     tasks::lock,
 };
@@ -66,7 +69,7 @@ impl Files {
             let mut waiting = waiting.into_iter();
             while let Some(file) = waiting.next() {
                 match files.row(file).await {
-                    Ok(Some(row)) => again(&files, file, &row.facts).await,
+                    Ok(Some(row)) => again(&files, file, &row.facts, Patience::Leaves).await,
                     Ok(None) => {}
                     Err(_) => drop(lock(&files.unscanned).insert(file)),
                 }
@@ -77,6 +80,33 @@ impl Files {
                 }
             }
         });
+    }
+
+    /// Notes a file that is to be looked at when fewer wait.
+    pub(super) fn look_later(&self, file: AttachmentId) {
+        let mut unlooked = lock(&self.unlooked);
+        if unlooked.len() < FILES_LATER_MAX {
+            unlooked.insert(file);
+        }
+    }
+
+    /// Looks at some of the files for which too many were waiting.
+    pub(super) fn look_again(self: &Arc<Self>) {
+        let mut unlooked = lock(&self.unlooked);
+        // So that the same files are not always the first.
+        let first = rand::random_range(0..=unlooked.len().saturating_sub(FILES_LATER_AT_ONCE));
+        let some = unlooked.iter().skip(first).take(FILES_LATER_AT_ONCE);
+        for file in some.copied().collect::<Vec<_>>() {
+            unlooked.remove(&file);
+            let files = self.clone();
+            self.tasks.spawn_until_drained(async move {
+                match files.row(file).await {
+                    Ok(Some(row)) => again(&files, file, &row.facts, Patience::Waits).await,
+                    Ok(None) => {}
+                    Err(_) => files.look_later(file),
+                }
+            });
+        }
     }
 
     /// Runs `inspection` to its end, also if the caller goes away.
@@ -104,23 +134,31 @@ pub(super) async fn complete(
     facts: &FileFacts,
     writing: &Writing,
     upload: Option<Upload>,
+    patience: Patience,
 ) -> Result<FileState, Response> {
     let sha256 = {
         let _place = files.finishing.acquire().await;
         let moved = directory.complete(writing, facts.size, upload).await;
         moved.map_err(|error| disk_failed(&error))?
     };
+    // Its file is closed, so others may write while it waits.
+    writing.release();
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    match scan(files, file, facts).await? {
-        Scanned::Passed => look_at(files, directory, file, facts, sha256).await,
+    match scan(files, file, facts, patience).await? {
+        Scanned::Passed => look_at(files, directory, file, facts, sha256, patience).await,
         Scanned::Stopped(state) => Ok(state),
         Scanned::Missing => Err(no_such_file()),
     }
 }
 
 /// Completes what a gateway that ended had begun.
-pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFacts) {
+pub(super) async fn again(
+    files: &Arc<Files>,
+    file: AttachmentId,
+    facts: &FileFacts,
+    patience: Patience,
+) {
     let taken = match &files.storage {
         Storage::Directory(directory) => directory.take(file),
         Storage::Bucket(bucket) => bucket.take(file),
@@ -136,94 +174,103 @@ pub(super) async fn again(files: &Arc<Files>, file: AttachmentId, facts: &FileFa
     }
     let completed = match &files.storage {
         Storage::Directory(directory) => {
-            complete(files, directory, file, facts, &writing, None).await
+            complete(files, directory, file, facts, &writing, None, patience).await
         }
-        Storage::Bucket(bucket) => bucket::complete(files, bucket, file, facts).await,
+        Storage::Bucket(bucket) => bucket::complete(files, bucket, file, facts, patience).await,
     };
     if let Err(response) = completed {
         tracing::warn!(%file, status = %response.status(), "could not look at a file again");
     }
 }
 
+/// Looks at a file of a directory. Returns its state.
 async fn look_at(
     files: &Arc<Files>,
     directory: &Arc<Directory>,
     file: AttachmentId,
     facts: &FileFacts,
     sha256: Option<String>,
+    patience: Patience,
 ) -> Result<FileState, Response> {
-    let _permit = files.inspections.acquire().await;
-    let (directory, limits, size) = (directory.clone(), files.settings.image_limits(), facts.size);
-    let inspect = move || inspect(&directory, file, (size, sha256), limits.as_ref());
-    let looked = tokio::task::spawn_blocking(inspect);
-    let result = looked
-        .await
-        .map_err(io::Error::other)
-        .and_then(|looked| looked);
-    let result = result.map_err(|error| disk_failed(&error))?;
-    files.make_ready(file, &result).await
-}
-
-/// Finds out what a file of this size and SHA-256, if it is known, is. Images lose their metadata and get a thumbnail.
-fn inspect(
-    directory: &Directory,
-    file: AttachmentId,
-    (size, sha256): (u64, Option<String>),
-    limits: Option<&ImageLimits>,
-) -> io::Result<FileResult> {
-    let path = directory.path(file, Variant::Original);
-    let mut head = Vec::with_capacity(HEAD_BYTES);
-    fs::File::open(&path)?
-        .take(HEAD_BYTES as u64)
-        .read_to_end(&mut head)?;
-    let mut kind = sniff(&head);
-    let mut image = None;
-    if kind.format().is_some() {
-        image = match limits {
-            Some(limits) if size <= IMAGE_BYTES_MAX => show(directory, file, &kind, limits)?,
-            _ => None,
-        };
-        if image.is_none() {
-            // What cannot be decoded or cleaned is not shown.
-            kind = kind.as_download();
-        }
+    match inspect(files, directory, (file, facts), sha256, patience).await {
+        Ok(result) => files.make_ready(file, &result).await,
+        Err(why) => files.not_looked(file, &why),
     }
-    let (sha256, size) = match (sha256, &image) {
-        (Some(sha256), None) => (sha256, size),
-        // An image was replaced.
-        _ => hash(&path)?,
+}
+
+/// Finds out what a file is, whose upload had this SHA-256, if it is known. A picture loses its metadata and gets a
+/// thumbnail.
+async fn inspect(
+    files: &Files,
+    directory: &Arc<Directory>,
+    (file, facts): (AttachmentId, &FileFacts),
+    sha256: Option<String>,
+    patience: Patience,
+) -> Result<FileResult, NotLooked> {
+    let path = directory.path(file, Variant::Original);
+    let (begin, uploaded) = (path.clone(), (sha256, facts.size));
+    let head = on_disk(move || read(&begin, HEAD_BYTES)).await?;
+    let kind = sniff(&head);
+    let Some(format) = kind.format() else {
+        // It never waits for pictures.
+        let _place = files.finishing.acquire().await;
+        let (sha256, size) = on_disk(move || hashed(&path, uploaded)).await?;
+        return Ok(plain(kind, sha256, size));
     };
-    Ok(FileResult {
-        sha256,
-        size,
-        mime: named(kind).to_owned(),
-        pixels: image.as_ref().map(|image| image.pixels),
-        thumbnail: image.map(|image| image.thumbnail.to_owned()),
-    })
+    let _turn = files.turn_of_picture(&facts.uploader, patience).await?;
+    let bytes = match readable(facts.size) {
+        Some(bytes) => Some(on_disk(move || read(&path, bytes)).await?),
+        None => None,
+    };
+    let looked = files.look(bytes, kind, format).await?;
+    let directory = directory.clone();
+    Ok(on_disk(move || keep(&directory, file, &looked, uploaded)).await?)
 }
 
-struct Shown {
-    pixels: (u32, u32),
-    thumbnail: &'static str,
+/// Runs `work`, which uses the disk, on a thread for that.
+async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(io::Error::other)?
 }
 
-/// Replaces an image by one without metadata, and writes its thumbnail. `None` if it is no image that can be decoded.
-fn show(
+/// Reads so many bytes from the begin of a file, or all if it has fewer.
+fn read(path: &Path, bytes_max: usize) -> io::Result<Bytes> {
+    let mut bytes = Vec::with_capacity(bytes_max);
+    fs::File::open(path)?
+        .take(bytes_max as u64)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+/// Writes what was made of a picture, whose upload had this SHA-256, if it is known, and size.
+fn keep(
     directory: &Directory,
     file: AttachmentId,
-    kind: &Kind,
-    limits: &ImageLimits,
-) -> io::Result<Option<Shown>> {
-    let bytes = fs::read(directory.path(file, Variant::Original))?;
-    let Some(Picture { clean, processed }) = picture(bytes, kind, limits) else {
-        return Ok(None);
+    looked: &Looked,
+    uploaded: (Option<String>, u64),
+) -> io::Result<FileResult> {
+    if let Some(shown) = &looked.shown {
+        directory.replace(file, Variant::Thumbnail, &shown.thumbnail.bytes)?;
+    }
+    let (sha256, size) = match &looked.clean {
+        Some(clean) => {
+            directory.replace(file, Variant::Original, clean)?;
+            let sha256 = digest::digest(&digest::SHA256, clean);
+            (hexadecimal(sha256.as_ref()), clean.len() as u64)
+        }
+        None => hashed(&directory.path(file, Variant::Original), uploaded)?,
     };
-    directory.replace(file, Variant::Thumbnail, &processed.thumbnail.bytes)?;
-    directory.replace(file, Variant::Original, &clean)?;
-    Ok(Some(Shown {
-        pixels: (processed.width, processed.height),
-        thumbnail: processed.thumbnail.mime,
-    }))
+    Ok(looked.result(sha256, size))
+}
+
+/// Returns the SHA-256 and the size of a file, which are read from it if the former is not known.
+fn hashed(path: &Path, (sha256, size): (Option<String>, u64)) -> io::Result<(String, u64)> {
+    match sha256 {
+        Some(sha256) => Ok((sha256, size)),
+        None => hash(path),
+    }
 }
 
 /// Returns the SHA-256 of a file in hexadecimal, and its length.

@@ -8,7 +8,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncSeekExt as _},
 };
 
-use super::{Files, bucket, inspect, storage::Storage};
+use super::{Files, bucket, inspect, storage::Storage, turns::Patience};
 use crate::{
     clock,
     files::{Bucket, Directory, missing},
@@ -45,7 +45,7 @@ impl Files {
             Storage::Directory(directory) => self.copy(directory, id, &facts, &mut source).await?,
             Storage::Bucket(bucket) => {
                 send(bucket, id, &facts, &mut source).await?;
-                bucket::complete(self, bucket, id, &facts).await
+                bucket::complete(self, bucket, id, &facts, Patience::Waits).await
             }
         };
         match state {
@@ -77,7 +77,8 @@ impl Files {
             }
             upload.append(&part[..read]).await?;
         }
-        let done = inspect::complete(self, directory, id, facts, &writing, Some(upload));
+        let (upload, patience) = (Some(upload), Patience::Waits);
+        let done = inspect::complete(self, directory, id, facts, &writing, upload, patience);
         Ok(done.await)
     }
 }

@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{Files, bucket as inspection, no_such_file, storage_failed};
+use super::{Files, bucket as inspection, no_such_file, storage_failed, turns::Patience};
 use crate::{
     files::{Bucket, PART_BYTES, Part, Writing, missing},
     gateway::{
@@ -20,7 +20,7 @@ use crate::{
         reply::{Path, refused},
         service::{MessagesWrite, Person},
     },
-    model::{AttachmentId, FileState},
+    model::{AttachmentId, FileState, Metadata},
     protocol::ErrorCode,
     store::FileRow,
 };
@@ -108,6 +108,15 @@ async fn needed(bucket: &Bucket, file: AttachmentId, row: &FileRow) -> Result<Pa
     })
 }
 
+/// A file whose parts were joined.
+#[derive(serde::Serialize)]
+struct Completed {
+    state: FileState,
+    /// What the file still says of people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Metadata>,
+}
+
 /// Completes an upload whose parts are all there. The answer comes when the file was looked at. It may be repeated, on any
 /// gateway.
 #[utoipa::path(post, path = "/v1/attachments/{file}/complete", params(("file" = uuid::Uuid, Path)),
@@ -124,23 +133,27 @@ pub(in crate::gateway) async fn complete(
         files.mine(file, &person.acting).await?;
         let writing = taken(&bucket, file).await;
         let row = files.mine(file, &person.acting).await?;
-        match (row.state, writing) {
+        let state = match (row.state, writing) {
             (FileState::Erasing | FileState::Blocked | FileState::Erased, _) => Err(no_such_file()),
             (FileState::Pending | FileState::Scanning, Some(writing)) => {
                 let here = files.clone();
                 // It goes on if the client's connection breaks.
                 let inspected = async move {
-                    let done = inspection::complete(&here, &bucket, file, &row.facts).await;
+                    let done =
+                        inspection::complete(&here, &bucket, file, &row.facts, Patience::Waits)
+                            .await;
                     drop(writing);
                     done
                 };
                 files.finish(inspected).await
             }
             (state, _) => Ok(state),
-        }
+        }?;
+        let metadata = files.metadata(file).await?;
+        Ok::<_, Response>(Completed { state, metadata })
     };
     match completed.await {
-        Ok(state) => Json(json!({"state": state})).into_response(),
+        Ok(completed) => Json(completed).into_response(),
         Err(response) => response,
     }
 }

@@ -6,15 +6,12 @@ use axum::response::Response;
 use metrics::counter;
 use tokio::io::AsyncRead;
 
-use super::{Files, storage::Storage, store_failed};
+use super::{Files, storage::Storage, store_failed, turns::Patience};
 use crate::{
     files::{NotScanned, Object, Variant, Verdict},
-    model::{AttachmentId, FileFacts, FileNotice, FileState},
+    model::{AttachmentId, FileFacts, FileNotice, FileState, limits::FILES_LATER_MAX},
     tasks::lock,
 };
-
-/// Files that wait for the scanner. What does not fit is left to a sweep, and to clients that ask.
-const UNSCANNED_MAX: usize = 4_096;
 
 /// What is known of a file when it was to be scanned.
 pub(super) enum Scanned {
@@ -31,12 +28,16 @@ pub(super) async fn scan(
     files: &Files,
     file: AttachmentId,
     facts: &FileFacts,
+    patience: Patience,
 ) -> Result<Scanned, Response> {
     let Some(scanner) = &files.scanner else {
         return Ok(Scanned::Passed);
     };
     let scanned = {
-        let _place = files.scans.acquire().await;
+        let Some(_turn) = files.scans.next(&facts.uploader, patience).await else {
+            files.look_later(file);
+            return Ok(Scanned::Stopped(FileState::Scanning));
+        };
         match files.storage.open_complete(file).await {
             Ok(Some(bytes)) => scanner.scan(bytes).await,
             Ok(None) => return Ok(Scanned::Missing),
@@ -77,7 +78,7 @@ impl Files {
     /// Notes a file that is to be scanned when the scanner is back.
     fn scan_later(&self, file: AttachmentId) {
         let mut unscanned = lock(&self.unscanned);
-        if unscanned.len() < UNSCANNED_MAX {
+        if unscanned.len() < FILES_LATER_MAX {
             unscanned.insert(file);
         }
     }

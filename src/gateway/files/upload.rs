@@ -18,6 +18,7 @@ use tokio::time::{Duration, timeout};
 
 use super::{
     Files, disk_failed, inspect, no_such_file, parts, refused_by, storage::Storage, store_failed,
+    turns::Patience,
 };
 use crate::{
     chat::GetDetails,
@@ -29,7 +30,8 @@ use crate::{
         service::{MessagesWrite, Person},
     },
     model::{
-        AttachmentId, ConversationId, FileFacts, FileState, UserId, limits::ATTACHMENT_BYTES_MAX,
+        AttachmentId, ConversationId, FileFacts, FileState, Metadata, UserId,
+        limits::ATTACHMENT_BYTES_MAX,
     },
     protocol::ErrorCode,
     store::FileRow,
@@ -42,7 +44,7 @@ pub(super) const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 pub(super) const REQUEST_HEADERS: &str = "authorization, content-type, range, if-range, chat-user, tus-resumable, upload-length, \
     upload-offset, upload-metadata";
 pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-resumable, tus-version, tus-extension, tus-max-size, \
-    upload-offset, upload-length, upload-expires, file-state";
+    upload-offset, upload-length, upload-expires, file-state, file-metadata";
 /// Bytes that an upload costs at least in what its user may upload in a day.
 const UPLOAD_COST_MIN: u64 = 64 << 10;
 /// Bytes of a body after which the room of the disk is checked again.
@@ -344,6 +346,11 @@ fn state_name(state: FileState) -> HeaderValue {
     })
 }
 
+/// Tells the uploader what a file still says of people.
+fn metadata_header(metadata: Option<Metadata>) -> Option<[(&'static str, &'static str); 1]> {
+    metadata.map(|metadata| [("file-metadata", metadata.name())])
+}
+
 /// Says how many bytes have come.
 pub(super) async fn offset(
     State(gateway): State<Arc<Gateway>>,
@@ -374,7 +381,7 @@ pub(super) async fn offset(
         let (files, facts) = (files.clone(), row.facts.clone());
         gateway
             .tasks
-            .spawn(async move { inspect::again(&files, file, &facts).await });
+            .spawn(async move { inspect::again(&files, file, &facts, Patience::Waits).await });
     }
     let headers = [
         ("upload-offset", number(received)),
@@ -383,7 +390,8 @@ pub(super) async fn offset(
         ("file-state", state_name(row.state)),
         ("cache-control", HeaderValue::from_static("no-store")),
     ];
-    with_tus((StatusCode::OK, headers).into_response())
+    let kept = metadata_header(row.metadata());
+    with_tus((StatusCode::OK, kept, headers).into_response())
 }
 
 /// Gives an upload up, or a complete file that no message has.
@@ -528,23 +536,24 @@ async fn received(
     if let Some(response) = broken.filter(|_| offset < size) {
         return Err(response);
     }
-    let mut state = row.state;
+    let (mut state, mut metadata) = (row.state, None);
     if offset == size {
         // It goes on if the client's connection breaks.
         let (here, facts) = (files.clone(), row.facts.clone());
         let directory = directory.clone();
         let inspected = async move {
             let upload = Some(upload);
-            let done = inspect::complete(&here, &directory, file, &facts, &writing, upload).await;
-            drop(writing);
-            done
+            let patience = Patience::Waits;
+            inspect::complete(&here, &directory, file, &facts, &writing, upload, patience).await
         };
         state = files.finish(inspected).await?;
+        metadata = files.metadata(file).await?;
     }
     let headers = [
         ("upload-offset", number(offset)),
         ("upload-expires", files.expires(&row.facts)),
         ("file-state", state_name(state)),
     ];
-    Ok((StatusCode::NO_CONTENT, headers).into_response())
+    let kept = metadata_header(metadata);
+    Ok((StatusCode::NO_CONTENT, kept, headers).into_response())
 }

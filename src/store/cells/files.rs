@@ -9,7 +9,9 @@ use super::{
     values::{corrupt, decode, encode, take, take_u64},
 };
 use crate::{
-    model::{AttachmentId, ConversationId, FileFacts, FileResult, FileState, Millis, UserId},
+    model::{
+        AttachmentId, ConversationId, FileFacts, FileResult, FileState, Metadata, Millis, UserId,
+    },
     store::{FileRow, FileStore, LogRow, REFERENCES_MAX, Reference, Result, WorkShard},
 };
 
@@ -40,6 +42,8 @@ struct StoredResult(
     String,
     Option<(u32, u32)>,
     Option<String>, // media type of the thumbnail
+    // Most files have none, and neither have those of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<Metadata>,
 );
 
 fn file_key(file: AttachmentId) -> Key {
@@ -118,7 +122,7 @@ fn row(cells: &[Cell]) -> Result<Option<FileRow>> {
                 });
             }
             Some(RESULT) => {
-                let StoredResult(sha256, size, mime, pixels, thumbnail) =
+                let StoredResult(sha256, size, mime, pixels, thumbnail, metadata) =
                     decode(OPERATION, &cell.value)?;
                 result = Some(FileResult {
                     sha256,
@@ -126,6 +130,7 @@ fn row(cells: &[Cell]) -> Result<Option<FileRow>> {
                     mime,
                     pixels,
                     thumbnail,
+                    metadata,
                 });
             }
             Some(STATE) => {
@@ -163,6 +168,7 @@ impl<C: Cells> FileStore for CellStore<C> {
             result.mime,
             result.pixels,
             result.thumbnail,
+            result.metadata,
         );
         let cell = file_key(file)
             .bytes(&[RESULT])

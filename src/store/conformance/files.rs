@@ -7,7 +7,7 @@ use crate::{
     clock,
     model::{
         Attachment, AttachmentId, Content, ConversationId, Entry, FileFacts, FileResult, FileState,
-        Kind,
+        Kind, Metadata,
     },
     store::{AppliedChanges, FileRow, LogRow, Reference, Store, WORK_SHARDS, WorkShard},
 };
@@ -58,7 +58,14 @@ async fn a_file_is_read_as_it_was_written(store: &dyn Store) -> Checked {
         mime: "image/png".into(),
         pixels: Some((640, 480)),
         thumbnail: Some("image/jpeg".into()),
+        metadata: None,
     };
+    let kept = FileResult {
+        metadata: Some(Metadata::Kept),
+        ..result.clone()
+    };
+    store.set_file_result(other, &kept).await?;
+    assert_eq!(store.files(&[other]).await?[0].1.result, Some(kept));
     store.set_file_result(id, &result).await?;
     wanted.result = Some(result);
     // Rule [state-rises].

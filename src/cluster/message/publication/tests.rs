@@ -7,8 +7,8 @@ use crate::{
     chat::{ChangedItem, ReactedBy, Recipients},
     cluster::message::{Delivered, Interest, PeerMessage, decode, encode},
     model::{
-        Attachment, AttachmentId, ClientId, Content, Cursor, FileState, Kind, MessageId, Posting,
-        SystemChange, Topic,
+        Attachment, AttachmentId, ClientId, Content, Cursor, FileState, Kind, MessageId, Metadata,
+        Posting, SystemChange, Topic,
     },
 };
 
@@ -225,6 +225,7 @@ fn files_are_read_as_they_were_written() {
         mime: Some("image/png".into()),
         width: Some(800),
         height: Some(600),
+        metadata: Some(Metadata::Kept),
     };
     for publication in [
         Publication::file(conversation, ready, bob.clone()),

@@ -1,0 +1,62 @@
+//! The process that decodes one picture. It limits itself before it reads the first byte.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    process::ExitCode,
+};
+
+use rlimit::{Resource, setrlimit};
+use rustix::process::{Signal, nice, set_parent_process_death_signal};
+
+use super::wire::{self, Job};
+use crate::{
+    files::process,
+    model::limits::{DECODER_BYTES_MAX, DECODER_CPU_MAX_S},
+};
+
+/// How much the process yields to the gateway when both want the CPU.
+const NICE: i32 = 5;
+
+/// Decodes the picture of the standard input.
+#[must_use]
+pub fn main() -> ExitCode {
+    match confine().and_then(|()| decode()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Takes from this process what it does not need: memory, time, files, and other processes.
+fn confine() -> io::Result<()> {
+    // If the machine or the container has no memory left, the system ends this process, not the gateway.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let _ = nice(NICE);
+    let limits = [
+        (Resource::AS, DECODER_BYTES_MAX),
+        (Resource::CPU, DECODER_CPU_MAX_S),
+        (Resource::CORE, 0),
+        (Resource::FSIZE, 0),
+        (Resource::NPROC, 0),
+        // It opens nothing: no file, no socket.
+        (Resource::NOFILE, 0),
+    ];
+    for (resource, limit) in limits {
+        setrlimit(resource, limit, limit)?;
+    }
+    Ok(())
+}
+
+fn decode() -> io::Result<()> {
+    let mut input = io::stdin().lock();
+    let mut header = [0; wire::HEADER_BYTES];
+    input.read_exact(&mut header)?;
+    let Some(job) = Job::read(&header) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let mut bytes = vec![0; job.length];
+    input.read_exact(&mut bytes)?;
+    let answer = wire::answer(process(&bytes, job.format, &job.limits));
+    io::stdout().write_all(&answer)
+}
