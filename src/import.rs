@@ -188,7 +188,7 @@ impl MessageLine {
         };
         if deleted.is_some() {
             // The deleted text is not stored even for a moment. A message must have some text.
-            (body, attachments) = (" ".into(), Vec::new());
+            (body, attachments) = ("…".into(), Vec::new());
         }
         let content = || EditedContent {
             body: body.clone(),

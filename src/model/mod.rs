@@ -9,6 +9,7 @@ mod ids;
 mod level;
 pub mod limits;
 mod log;
+pub mod text;
 pub mod weight;
 
 pub use attachment::{Attachment, FileFacts, FileNotice, FileResult, FileState, file_ids};
