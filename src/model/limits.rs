@@ -112,6 +112,9 @@ pub const DELETED_EDITS_MAX: usize = 4 * EDITS_MAX;
 /// Different emoji among the reactions to one entry.
 pub const EMOJI_MAX: usize = 32;
 
+/// Different emoji of one user among the reactions to one entry, so that no user takes all places.
+pub const EMOJI_OF_USER_AT_ONCE_MAX: usize = 8;
+
 /// Bytes of one emoji.
 pub const EMOJI_BYTES_MAX: usize = 64;
 

@@ -15,7 +15,7 @@ pub mod weight;
 pub use attachment::{Attachment, FileFacts, FileNotice, FileResult, FileState, file_ids};
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
-    ReactionState, Reactions, is_emoji, reactions_bytes,
+    ReactionState, Reactions, reactions_bytes,
 };
 pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};
