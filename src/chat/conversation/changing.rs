@@ -6,14 +6,16 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Done, Owner, OwnerReply, Reply, append,
+    Done, Owner, OwnerReply, ReadReactors, Reply, append,
     changes::PendingChange,
     files::{includes, kept},
 };
 use crate::{
     chat::{
         error::Error,
-        operation::{DeleteMessages, EditMessage, GetReactors, Operation, Outcome, React},
+        operation::{
+            DeleteMessages, EditMessage, GetReactors, Operation, Outcome, React, Reactors,
+        },
         states::KnownEntry,
     },
     clock,
@@ -384,10 +386,18 @@ impl Owner {
         if asked.seq == 0 || asked.seq > self.log.head() {
             return Err(Error::invalid("there is no such message"));
         }
-        Ok(OwnerReply::ReadReactors {
-            kind: view.details.kind,
-            asked,
-        })
+        // The states of all recent entries that changed are known.
+        let known = self.changes.states.entry(asked.seq);
+        let is_deleted = known.map(|known| known.applied.is_deleted());
+        let is_recent = || self.recent.range(asked.seq, asked.seq).is_some();
+        match is_deleted.or_else(|| is_recent().then_some(false)) {
+            Some(true) => Ok(OwnerReply::Ready(Outcome::Reactors(Reactors::default()))),
+            is_deleted => Ok(OwnerReply::ReadReactors(ReadReactors {
+                kind: view.details.kind,
+                asked,
+                is_there: is_deleted.is_some(),
+            })),
+        }
     }
 }
 
