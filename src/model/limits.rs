@@ -170,7 +170,7 @@ pub const TOKEN_BYTES_MAX: usize = 4 << 10;
 /// The latest time until which a conversation can be muted: the latest one that JavaScript knows.
 pub const MUTED_UNTIL_MAX: i64 = 8_640_000_000_000_000;
 
-/// Characters of the body that the inbox shows.
+/// Code points of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 
 /// Users that one session may watch.
