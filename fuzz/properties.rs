@@ -1,6 +1,8 @@
 //! What holds for the bytes of any file and for any name. The fuzzing target and the tests of `src/files` check it.
 
-use super::{DOWNLOAD, Format, ImageError, ImageLimits, clean, is_inline, process, sniff, strip};
+use super::{
+    DOWNLOAD, Format, ImageError, ImageLimits, file_name, is_inline, process, sniff, strip,
+};
 
 /// The bytes that the copy of an image has more than the image, at most.
 const GROWTH_MAX: usize = 64;
@@ -41,9 +43,9 @@ fn check_header(bytes: &[u8], format: Format) {
 }
 
 fn check_name(given: &str) {
-    let name = clean(given);
+    let name = file_name(given);
     assert!(!name.is_empty() && name.len() <= 255);
     assert!(!name.starts_with('.') && !name.contains(['/', '\\']));
     assert!(!name.contains(char::is_control));
-    assert_eq!(clean(&name), name);
+    assert_eq!(file_name(&name), name);
 }

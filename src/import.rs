@@ -33,8 +33,9 @@ use crate::{
     gateway::Files,
     model::{
         Attachment, ClientId, Content, ConversationId, Draft, EditedContent, Kind, Millis, Posting,
-        Seq, UserId, is_emoji,
+        Seq, UserId,
         limits::{APPENDS_IN_FLIGHT_MAX, PAGE_ENTRIES_MAX},
+        text,
     },
     node::open_store,
     tasks::Tasks,
@@ -175,7 +176,11 @@ impl MessageLine {
             mut attachments,
             ..
         } = self;
-        if let Some(wrong) = self.reactions.iter().find(|r| !is_emoji(&r.emoji)) {
+        if let Some(wrong) = self
+            .reactions
+            .iter()
+            .find(|r| text::emoji(&r.emoji).is_err())
+        {
             bail!("{:?} is not an emoji", wrong.emoji);
         }
         let deleted = match self.deleted {
@@ -188,7 +193,7 @@ impl MessageLine {
         };
         if deleted.is_some() {
             // The deleted text is not stored even for a moment. A message must have some text.
-            (body, attachments) = (" ".into(), Vec::new());
+            (body, attachments) = ("…".into(), Vec::new());
         }
         let content = || EditedContent {
             body: body.clone(),

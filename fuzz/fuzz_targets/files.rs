@@ -2,8 +2,9 @@
 //! Looks at arbitrary bytes as at an uploaded file, and as at its name.
 
 use chat_gateway::files::{
-    DOWNLOAD, Format, ImageError, ImageLimits, clean, is_inline, process, sniff, strip,
+    DOWNLOAD, Format, ImageError, ImageLimits, is_inline, process, sniff, strip,
 };
+use chat_gateway::model::text::file_name;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../properties.rs"]

@@ -104,10 +104,7 @@ pub(super) enum OwnerReply {
         applied: Rev,
     },
     /// The caller reads who reacted.
-    ReadReactors {
-        kind: Kind,
-        asked: GetReactors,
-    },
+    ReadReactors(ReadReactors),
     /// The message is a repetition of the entry with this seq, which is not in memory. The caller reads the entry.
     ReadSent {
         seq: Seq,
@@ -153,6 +150,15 @@ pub(super) struct ReadLog {
     /// The newest rev that may have changed an entry of this part. Pages that were read before it are out of date (rule
     /// [cache]).
     pub touched: Rev,
+}
+
+/// The question who reacted to an entry.
+#[derive(Debug)]
+pub(super) struct ReadReactors {
+    pub kind: Kind,
+    pub asked: GetReactors,
+    /// Whether the entry is known not to be deleted. Otherwise the caller reads that too.
+    pub is_there: bool,
 }
 
 type Reply = oneshot::Sender<Result<OwnerReply, Error>>;

@@ -424,8 +424,8 @@ pub struct Page {
     pub mine: Vec<(Seq, Vec<String>)>,
 }
 
-/// The users who reacted to an entry.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The users who reacted to an entry. There are none if it was deleted.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Reactors {
     pub items: Vec<Reactor>,
     pub next: Option<String>,

@@ -10,12 +10,14 @@ mod directory;
 mod image;
 mod kind;
 mod metadata;
-mod name;
 mod parts;
 mod scanner;
 mod signing;
 mod upload;
 mod writing;
+
+#[cfg(test)]
+use crate::model::text::file_name;
 
 #[cfg(test)]
 mod fixtures;
@@ -32,7 +34,6 @@ pub use self::{
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
-    name::clean,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},

@@ -5,16 +5,15 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use serde::Deserialize;
 
 use crate::{
     clock,
-    files::clean,
     gateway::Files,
     model::{
         Attachment, ConversationId, FileFacts, LEVEL_FILES, Level, UserId,
-        limits::ATTACHMENT_BYTES_MAX,
+        limits::ATTACHMENT_BYTES_MAX, text,
     },
 };
 
@@ -78,10 +77,12 @@ impl FileKeeper {
             name.len() + alt.as_ref().map_or(0, String::len) <= ATTACHMENT_BYTES_MAX,
             "name and alt have at most {ATTACHMENT_BYTES_MAX} bytes together"
         );
+        text::check_alt(alt.as_deref().unwrap_or_default())
+            .map_err(|wrong| anyhow!("alt {wrong}"))?;
         let facts = FileFacts {
             uploader: sender.clone(),
             conversation,
-            name: clean(&name),
+            name: text::file_name(&name),
             size,
             alt,
             created_at: clock::wall(),

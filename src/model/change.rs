@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attachment, AttachmentId, Content, Entry, Millis, Rev, Seq, UserId,
-    limits::{DELETED_SEQS_KEPT, EMOJI_BYTES_MAX},
+    Attachment, AttachmentId, Content, Entry, Millis, Rev, Seq, UserId, limits::DELETED_SEQS_KEPT,
 };
 
 /// The reactions to one entry: each emoji with the number of its users. Emoji without users are absent.
@@ -322,16 +321,6 @@ pub fn reactions_bytes(reactions: &Reactions) -> usize {
     reactions.keys().map(|emoji| emoji.len() + COUNT).sum()
 }
 
-/// Returns whether a text may be used as the emoji of a reaction.
-#[must_use]
-pub fn is_emoji(text: &str) -> bool {
-    // Some clients cannot have `__proto__` as the key of a map.
-    !text.is_empty()
-        && text != "__proto__"
-        && text.len() <= EMOJI_BYTES_MAX
-        && !text.chars().any(|c| c.is_whitespace() || c.is_control())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,21 +351,5 @@ mod tests {
         state.merge(&reactions(6));
         assert_eq!(state, reactions(6));
         assert_eq!(state.rev(), 6);
-    }
-
-    #[test]
-    fn an_emoji_is_short_and_visible() {
-        assert!(is_emoji("👍") && is_emoji(":party:"));
-        for text in [
-            "",
-            " ",
-            "__proto__",
-            "a b",
-            "a\n",
-            "\u{7f}",
-            &"x".repeat(65),
-        ] {
-            assert!(!is_emoji(text), "{text:?}");
-        }
     }
 }

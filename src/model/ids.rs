@@ -5,17 +5,18 @@ use std::{fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use uuid::Uuid;
 
-use super::limits::USER_ID_BYTES_MAX;
+use super::{limits::USER_ID_BYTES_MAX, text::is_plain};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidId {
     #[error("a user id has 1 to {USER_ID_BYTES_MAX} bytes, this one has {0}")]
     Length(usize),
-    #[error("a user id has no white space and no control characters")]
+    #[error("a user id has only visible characters, and no white space")]
     Characters,
 }
 
-/// A user id, from the token's `sub`: 1 to [`USER_ID_BYTES_MAX`] bytes without white space and control characters.
+/// A user id, from the token's `sub`: 1 to [`USER_ID_BYTES_MAX`] bytes of visible characters without white
+/// space.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UserId(Arc<str>);
 
@@ -28,7 +29,7 @@ impl UserId {
         if text.is_empty() || text.len() > USER_ID_BYTES_MAX {
             return Err(InvalidId::Length(text.len()));
         }
-        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        if !is_plain(text) {
             return Err(InvalidId::Characters);
         }
         Ok(Self(text.into()))
@@ -254,6 +255,9 @@ mod tests {
         assert_eq!(UserId::new(&"x".repeat(65)), Err(InvalidId::Length(65)));
         assert_eq!(UserId::new("a\u{0}b"), Err(InvalidId::Characters));
         assert_eq!(UserId::new("a b"), Err(InvalidId::Characters));
+        for hidden in ["al\u{200b}ice", "\u{202e}ecila", "alice\u{ad}", "\u{2800}"] {
+            assert_eq!(UserId::new(hidden), Err(InvalidId::Characters));
+        }
         assert!(UserId::new("zoë@example.org").is_ok());
     }
 }

@@ -112,6 +112,9 @@ pub const DELETED_EDITS_MAX: usize = 4 * EDITS_MAX;
 /// Different emoji among the reactions to one entry.
 pub const EMOJI_MAX: usize = 32;
 
+/// Different emoji of one user among the reactions to one entry, so that no user takes all places.
+pub const EMOJI_OF_USER_AT_ONCE_MAX: usize = 8;
+
 /// Bytes of one emoji.
 pub const EMOJI_BYTES_MAX: usize = 64;
 
@@ -167,7 +170,7 @@ pub const TOKEN_BYTES_MAX: usize = 4 << 10;
 /// The latest time until which a conversation can be muted: the latest one that JavaScript knows.
 pub const MUTED_UNTIL_MAX: i64 = 8_640_000_000_000_000;
 
-/// Characters of the body that the inbox shows.
+/// Code points of the body that the inbox shows.
 pub const PREVIEW_CHARS: usize = 100;
 
 /// Users that one session may watch.

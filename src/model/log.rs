@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attachment, ClientId, EntryState, Kind, MessageId, Posting, Role, UserId, limits::PREVIEW_CHARS,
+    Attachment, ClientId, EntryState, Kind, MessageId, Posting, Role, UserId,
+    limits::PREVIEW_CHARS, text::cut,
 };
 
 /// The position of an entry in its conversation: 1, 2, 3 … without gaps.
@@ -137,7 +138,8 @@ impl Entry {
         self.texts.unwrap_or(self.seq)
     }
 
-    /// Returns the text that the inbox shows for this entry: at most [`PREVIEW_CHARS`] characters.
+    /// Returns the text that the inbox shows for this entry: at most [`PREVIEW_CHARS`] code points,
+    /// and whole grapheme clusters.
     #[must_use]
     pub fn preview(&self) -> String {
         let whole = match &self.content {
@@ -149,16 +151,7 @@ impl Entry {
             Content::Text { body, .. } => body,
             Content::System(_) => "",
         };
-        let first = match whole.as_bytes().first_chunk::<PREVIEW_CHARS>() {
-            // Text of fewer bytes also has fewer characters.
-            None => whole,
-            Some(bytes) if bytes.is_ascii() => &whole[..PREVIEW_CHARS],
-            Some(_) => {
-                let end = whole.char_indices().nth(PREVIEW_CHARS);
-                end.map_or(whole, |(end, _)| &whole[..end])
-            }
-        };
-        first.to_owned()
+        cut(whole, PREVIEW_CHARS).to_owned()
     }
 
     /// Returns the entry as inboxes show it, with the changes in `state`.
@@ -210,7 +203,7 @@ pub struct Last {
     #[schema(value_type = String)]
     pub sender: UserId,
     pub kind: EntryKind,
-    /// The first 100 characters of the body.
+    /// The beginning of the body: at most 100 code points, and whole grapheme clusters.
     pub preview: String,
     /// Whether the entry was deleted. Its preview is empty then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -9,6 +9,7 @@ mod ids;
 mod level;
 pub mod limits;
 mod log;
+pub mod text;
 pub mod weight;
 
 pub use attachment::{
@@ -16,7 +17,7 @@ pub use attachment::{
 };
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
-    ReactionState, Reactions, is_emoji, reactions_bytes,
+    ReactionState, Reactions, reactions_bytes,
 };
 pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};

@@ -5,8 +5,9 @@ use std::fmt;
 
 use super::{ReactorRow, ReactorsPage};
 use crate::model::{
-    UserId, is_emoji,
+    UserId,
     limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
+    text::is_reaction_key,
 };
 
 /// The position of a reaction in the order of the store. Its text is the emoji, a space, and the user: an emoji has no
@@ -21,7 +22,7 @@ impl Position {
     /// Reads a position. `None` for a text that is none, or one of another emoji than the one asked for.
     pub(super) fn read(text: &str, emoji: Option<&str>) -> Option<Self> {
         let (of, user) = text.split_once(' ')?;
-        let fits = is_emoji(of) && emoji.is_none_or(|emoji| emoji == of);
+        let fits = is_reaction_key(of) && emoji.is_none_or(|emoji| emoji == of);
         let user = UserId::new(user).ok()?;
         fits.then(|| Self {
             emoji: of.to_owned(),

@@ -139,7 +139,7 @@ async def test_a_paused_owner_loses_no_change(crowd, three):
                     seq = next(s for s in crowd.changers[0].bodies) if conversation == crowd.conversations[0] else None
                     try:
                         if seq:
-                            await react(probe, conversation, seq, "paused")
+                            await react(probe, conversation, seq, ":paused:")
                         else:
                             await probe.send(conversation, "paused")
                     except Refused as refusal:
@@ -196,8 +196,8 @@ async def test_resuming_on_another_gateway_brings_the_missed_changes(three):
             at = follower.conversation
             texts[at] = uuid4()
             await edit(alice, at, 3, texts[at])
-            await react(alice, at, 4, texts[at][:8])
-            await react(alice, at, 4, texts[at][:8], on=False)
+            await react(alice, at, 4, f":{texts[at][:8]}:")
+            await react(alice, at, 4, f":{texts[at][:8]}:", on=False)
         cursors = {}
         for follower in followers:
             cursors |= follower.cursors()
@@ -254,7 +254,7 @@ async def test_before_the_upgrade_is_finalized_changes_are_refused_and_messages_
     assert (await alice.send(dm, "one"))["seq"] == 1
     for request in (
         alice.ask("edit", conversation=dm, seq=1, body="x"), alice.ask("delete", conversation=dm, seqs=[1]),
-        alice.ask("react", conversation=dm, seq=1, emoji="x"), alice.ask("unreact", conversation=dm, seq=1, emoji="x"),
+        alice.ask("react", conversation=dm, seq=1, emoji=":x:"), alice.ask("unreact", conversation=dm, seq=1, emoji=":x:"),
     ):
         await refused(request, "unavailable")
     page = await alice.history(dm)

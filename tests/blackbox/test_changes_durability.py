@@ -10,7 +10,7 @@ from changes import Follower, all_ok, counted, delete, edit, entry, pages, react
 from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, eventually, uuid4
 
 GONE = (ConnectionError, OSError, TimeoutError, websockets.WebSocketException)
-EMOJI = "abcd"
+EMOJI = (":a:", ":b:", ":c:", ":d:")
 
 
 class Operation:
@@ -308,7 +308,7 @@ async def test_a_restart_keeps_every_state(start, codec):
                 raise AssertionError(f"{user} sees {last[user]} after a {how}, not {expected}") from None
             await client.close()
     alice = await gateway.connect("alice", codec)
-    assert [await react(alice, at, 2, "x") for at in conversations] == [7, 7, 7]
+    assert [await react(alice, at, 2, ":x:") for at in conversations] == [7, 7, 7]
     await alice.close()
 
 

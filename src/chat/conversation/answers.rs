@@ -23,6 +23,7 @@ use crate::{
         Attachment, Content, ConversationId, Details, Draft, Entry, Kind, Millis, Newest, Seq,
         SystemChange, UserId, file_ids,
         limits::{ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX, MAILBOX_OPERATIONS_MAX},
+        text,
     },
     mutation::{Mutation, broken},
     store::{Applied, Mark},
@@ -269,6 +270,7 @@ impl Owner {
         if body.is_empty() && attachments.is_empty() {
             return Err(Error::invalid("a message has a body or an attachment"));
         }
+        text::check_body(body).map_err(|wrong| Error::invalid(format!("the body {wrong}")))?;
         if attachments.len() > ATTACHMENTS_MAX {
             return Err(Error::TooLarge {
                 what: "attachments of a message".into(),
@@ -551,11 +553,6 @@ fn check_attachment(attachment: &Attachment, has_files: bool) -> Result<(), Erro
     if id.is_some() && !url.is_empty() {
         return Err(Error::invalid("an attachment has an id or a url, not both"));
     }
-    if id.is_none() && !(url.starts_with("https://") || url.starts_with("http://")) {
-        return Err(Error::invalid(
-            "an attachment's url begins with https:// or http://",
-        ));
-    }
     let texts = [name, mime, alt].into_iter().flatten();
     let described: usize = texts.map(String::len).sum();
     if url.len().max(described) > ATTACHMENT_BYTES_MAX {
@@ -563,6 +560,22 @@ fn check_attachment(attachment: &Attachment, has_files: bool) -> Result<(), Erro
             what: "bytes of an attachment".into(),
             max: ATTACHMENT_BYTES_MAX,
         });
+    }
+    let wrong =
+        |what: &str, wrong: text::Wrong| Error::invalid(format!("an attachment's {what} {wrong}"));
+    if id.is_none() {
+        text::link_url(url).map_err(|fault| wrong("url", fault))?;
+        // The name of an uploaded file is the one that the gateway keeps.
+        let named = name.as_deref().filter(|name| !name.is_empty());
+        let checked = named.map_or(Ok(()), |name| text::link_name(name, url));
+        checked.map_err(|fault| wrong("name", fault))?;
+    }
+    text::check_alt(alt.as_deref().unwrap_or_default()).map_err(|fault| wrong("alt", fault))?;
+    let mut mime = mime.iter().flat_map(|mime| mime.bytes());
+    if !mime.all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
+        return Err(Error::invalid(
+            "an attachment's mime has letters of ASCII only",
+        ));
     }
     Ok(())
 }

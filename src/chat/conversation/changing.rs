@@ -6,24 +6,27 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Done, Owner, OwnerReply, Reply, append,
+    Done, Owner, OwnerReply, ReadReactors, Reply, append,
     changes::PendingChange,
     files::{includes, kept},
 };
 use crate::{
     chat::{
         error::Error,
-        operation::{DeleteMessages, EditMessage, GetReactors, Operation, Outcome, React},
+        operation::{
+            DeleteMessages, EditMessage, GetReactors, Operation, Outcome, React, Reactors,
+        },
         states::KnownEntry,
     },
     clock,
     model::{
         Attachment, Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState,
-        Kind, LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, file_ids, is_emoji,
+        Kind, LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, file_ids,
         limits::{
-            DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_MAX,
-            REACTIONS_REST,
+            DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_AT_ONCE_MAX,
+            EMOJI_OF_USER_MAX, REACTIONS_REST,
         },
+        text,
     },
     mutation::{Mutation, Step, broken, took},
 };
@@ -297,17 +300,8 @@ impl Owner {
 
     fn check_reaction(&mut self, actor: &UserId, react: &React) -> Result<Checked, Error> {
         self.participant(actor)?;
-        let React {
-            seq,
-            ref emoji,
-            on,
-            at,
-        } = *react;
-        if !is_emoji(emoji) {
-            return Err(Error::invalid(
-                "an emoji has 1 to 64 bytes, without white space and control characters",
-            ));
-        }
+        let React { seq, on, at, .. } = *react;
+        let emoji = self.stored_emoji(actor, react)?;
         let known = self.entry_to_change(seq)?;
         if known.appended.is_deleted() {
             return Err(deleted());
@@ -316,36 +310,53 @@ impl Owner {
         let mut reactions = state.map_or_else(Default::default, |state| state.reactions.clone());
         let toggles = self.changes.states.reactions_of(seq, actor);
         let ever = toggles.map_or(0, BTreeMap::len);
-        let is_new = toggles.is_none_or(|toggles| !toggles.contains_key(emoji));
+        let is_new = toggles.is_none_or(|toggles| !toggles.contains_key(&emoji));
         let (rev, was_on) = toggles
-            .and_then(|toggles| toggles.get(emoji))
+            .and_then(|toggles| toggles.get(&emoji))
             .copied()
             .unwrap_or_default();
         if was_on == on {
             return Ok(Checked::DoneBefore(rev));
         }
         if on {
-            if reactions.len() >= EMOJI_MAX && !reactions.contains_key(emoji) {
+            if reactions.len() >= EMOJI_MAX && !reactions.contains_key(&emoji) {
                 return Err(too_large("different emoji of a message", EMOJI_MAX));
+            }
+            let at_once =
+                toggles.map_or(0, |toggles| toggles.values().filter(|(_, on)| *on).count());
+            if at_once >= EMOJI_OF_USER_AT_ONCE_MAX {
+                let what = "emoji of one user to a message at once";
+                return Err(too_large(what, EMOJI_OF_USER_AT_ONCE_MAX));
             }
             if is_new && ever >= EMOJI_OF_USER_MAX {
                 let what = "different emoji of one user to a message";
                 return Err(too_large(what, EMOJI_OF_USER_MAX));
             }
             *reactions.entry(emoji.clone()).or_default() += 1;
-        } else if let Some(count) = reactions.get_mut(emoji) {
+        } else if let Some(count) = reactions.get_mut(&emoji) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                reactions.remove(emoji);
+                reactions.remove(&emoji);
             }
         }
         let op = ChangeOp::React {
             seq,
-            emoji: emoji.clone(),
+            emoji,
             on,
             reactions,
         };
         Ok(Checked::New(op, at))
+    }
+
+    /// Returns the emoji of a reaction as it is stored. One that is removed may have been stored in another form, or when
+    /// other texts were allowed.
+    fn stored_emoji(&self, actor: &UserId, react: &React) -> Result<String, Error> {
+        let React { seq, emoji, on, .. } = react;
+        let own = self.changes.states.reactions_of(*seq, actor);
+        if !on && own.is_some_and(|own| own.get(emoji).is_some_and(|(_, on)| *on)) {
+            return Ok(emoji.clone());
+        }
+        text::emoji(emoji).map_err(|wrong| Error::invalid(format!("{emoji:?} {wrong}")))
     }
 
     /// Answers the question for the changes after a rev.
@@ -375,10 +386,18 @@ impl Owner {
         if asked.seq == 0 || asked.seq > self.log.head() {
             return Err(Error::invalid("there is no such message"));
         }
-        Ok(OwnerReply::ReadReactors {
-            kind: view.details.kind,
-            asked,
-        })
+        // The states of all recent entries that changed are known.
+        let known = self.changes.states.entry(asked.seq);
+        let is_deleted = known.map(|known| known.applied.is_deleted());
+        let is_recent = || self.recent.range(asked.seq, asked.seq).is_some();
+        match is_deleted.or_else(|| is_recent().then_some(false)) {
+            Some(true) => Ok(OwnerReply::Ready(Outcome::Reactors(Reactors::default()))),
+            is_deleted => Ok(OwnerReply::ReadReactors(ReadReactors {
+                kind: view.details.kind,
+                asked,
+                is_there: is_deleted.is_some(),
+            })),
+        }
     }
 }
 

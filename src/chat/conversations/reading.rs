@@ -10,7 +10,7 @@ use super::Conversations;
 use crate::{
     chat::{
         changed,
-        conversation::{FileCheck, OwnerReply, ReadLog, has_file},
+        conversation::{FileCheck, OwnerReply, ReadLog, ReadReactors, has_file},
         error::Error,
         lease::Ownership,
         operation::{
@@ -63,8 +63,8 @@ impl Conversations {
                 let page = read.await?;
                 Outcome::Changes(self.with_own_in(conversation, &actor, page).await?)
             }
-            OwnerReply::ReadReactors { kind, asked } => {
-                Outcome::Reactors(self.read_reactors(conversation, kind, asked).await?)
+            OwnerReply::ReadReactors(read) => {
+                Outcome::Reactors(self.read_reactors(conversation, read).await?)
             }
             OwnerReply::ReadSent { seq } => {
                 let history = &self.shared.history;
@@ -206,12 +206,26 @@ impl Conversations {
         Ok(false)
     }
 
+    /// Whether an entry that its owner does not have in memory was deleted.
+    async fn is_deleted(&self, conversation: ConversationId, seq: Seq) -> Result<bool, Error> {
+        let store = &self.shared.environment.store;
+        let page = store.log(conversation, seq, seq).await?;
+        Ok(page.states.iter().any(|(_, state)| state.is_deleted()))
+    }
+
     async fn read_reactors(
         &self,
         conversation: ConversationId,
-        kind: Kind,
-        asked: GetReactors,
+        read: ReadReactors,
     ) -> Result<Reactors, Error> {
+        let ReadReactors {
+            kind,
+            asked,
+            is_there,
+        } = read;
+        if !is_there && self.is_deleted(conversation, asked.seq).await? {
+            return Ok(Reactors::default());
+        }
         let GetReactors {
             seq,
             emoji,

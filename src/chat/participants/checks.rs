@@ -10,7 +10,7 @@ use crate::{
     },
     model::{
         Details, Kind, Participant, Posting, Role, Seq, SystemChange, UserId,
-        limits::NAME_BYTES_MAX,
+        limits::NAME_BYTES_MAX, text,
     },
 };
 
@@ -189,12 +189,12 @@ fn check_update(
     if me.role < Role::Admin {
         return Err(forbidden("only admins may change the conversation"));
     }
-    check_name(name)?;
+    let name = checked_name(name)?;
     if name.is_none() && posting.is_none() && public.is_none() {
         return Err(Error::invalid("nothing to update"));
     }
     let change = SystemChange::Updated {
-        name: name.map(Into::into),
+        name,
         posting,
         public,
     };
@@ -210,7 +210,7 @@ pub(in crate::chat) fn check_creation(
     creation: &Creation,
     group_participants_max: usize,
 ) -> Result<SystemChange, Error> {
-    check_name(creation.name.as_deref())?;
+    let name = checked_name(creation.name.as_deref())?;
     // A channel may grow without bound, but its first entry may not.
     let too_large = Err(Error::TooLarge {
         what: "participants at creation".into(),
@@ -227,27 +227,28 @@ pub(in crate::chat) fn check_creation(
     }
     Ok(SystemChange::Created {
         kind: creation.kind,
-        name: creation.name.clone(),
+        name,
         posting: creation.posting,
         public: creation.public,
         participants,
     })
 }
 
-fn check_name(name: Option<&str>) -> Result<(), Error> {
-    let Some(name) = name else { return Ok(()) };
+/// Returns the name of a conversation in its stored form.
+fn checked_name(name: Option<&str>) -> Result<Option<String>, Error> {
+    let Some(name) = name else { return Ok(None) };
+    let too_large = || Error::TooLarge {
+        what: "bytes of a name".into(),
+        max: NAME_BYTES_MAX,
+    };
     if name.len() > NAME_BYTES_MAX {
-        return Err(Error::TooLarge {
-            what: "bytes of a name".into(),
-            max: NAME_BYTES_MAX,
-        });
+        return Err(too_large());
     }
-    if name.trim().is_empty() || name.chars().any(char::is_control) {
-        return Err(Error::invalid(
-            "a name is not blank and has no control characters",
-        ));
-    }
-    Ok(())
+    let name = text::name(name).map_err(|wrong| Error::invalid(format!("a name {wrong}")))?;
+    // The stored form of some letters is longer.
+    (name.len() <= NAME_BYTES_MAX)
+        .then_some(Some(name))
+        .ok_or_else(too_large)
 }
 
 fn forbidden(reason: &'static str) -> Error {

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::{Content, Notification};
-use crate::model::{ConversationId, Kind, MessageId, Seq, UserId};
+use crate::model::{ConversationId, Kind, MessageId, Seq, UserId, text::cut_before};
 
 /// Bounds of the body and of a conversation's name: characters, and bytes in JSON. FCM and APNs take 4,096 bytes in all,
 /// and FCM gets the texts twice, once as JSON in a JSON string.
@@ -85,7 +85,8 @@ impl Payload {
     }
 }
 
-/// Cuts a text after some characters, and before its JSON form gets too long. A cut text ends with "…".
+/// Cuts a text between grapheme clusters, after some code points, and before its JSON form gets too long. A cut text ends
+/// with "…".
 fn cut(text: &str, (chars_max, bytes_max): (usize, usize)) -> String {
     let mut ends = text.char_indices().scan(0, |bytes, (at, c)| {
         let before = *bytes;
@@ -99,7 +100,7 @@ fn cut(text: &str, (chars_max, bytes_max): (usize, usize)) -> String {
             last_that_fits = at;
         }
         if count == chars_max || after > bytes_max {
-            return format!("{}…", &text[..last_that_fits]);
+            return format!("{}…", cut_before(text, last_that_fits));
         }
     }
     text.to_owned()
@@ -177,6 +178,14 @@ mod tests {
         assert_eq!(cut("", (3, 100)), "");
         assert_eq!(cut("éééé", (9, 8)), "éééé");
         assert_eq!(cut("ééééé", (9, 8)), "éé…");
+        // An emoji of seven code points, and a letter with a mark, stay whole.
+        let family = "👨\u{200d}👩\u{200d}👧\u{200d}👦";
+        assert_eq!(
+            cut(&family.repeat(3), (20, 600)),
+            format!("{family}{family}…")
+        );
+        assert_eq!(cut("abce\u{301}f", (5, 100)), "abc…");
+        assert_eq!(cut(family, (3, 100)), "👨\u{200d}…", "nothing is shorter");
         for text in ["a", "é", "漢", "😀", "\u{1}", "\"", "\n"] {
             let long = text.repeat(1_000);
             let cut = cut(&long, BODY);

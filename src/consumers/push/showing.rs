@@ -5,7 +5,7 @@ use crate::{
     chat::{Error, GetHistory, LogRange},
     clock,
     cluster::Router,
-    model::{EntryKind, Kind, Last, Seq, UserId, limits::PREVIEW_CHARS},
+    model::{EntryKind, Kind, Last, Seq, UserId, limits::PREVIEW_CHARS, text::cut},
     store::InboxRow,
 };
 
@@ -77,9 +77,9 @@ pub(super) fn badge(rows: &[InboxRow]) -> u64 {
 
 /// Returns the text that a notification shows. The inbox has its first characters only.
 fn body(preview: &str) -> String {
-    match preview.char_indices().nth(PREVIEW_CHARS - 1) {
-        // It may have been cut here.
-        Some((last, _)) => format!("{}…", &preview[..last]),
-        None => preview.to_owned(),
+    if preview.chars().count() < PREVIEW_CHARS {
+        return preview.to_owned();
     }
+    // It may have been cut here.
+    format!("{}…", cut(preview, PREVIEW_CHARS - 1))
 }

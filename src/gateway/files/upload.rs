@@ -23,7 +23,7 @@ use super::{
 use crate::{
     chat::GetDetails,
     clock,
-    files::{Directory, Upload, Writing, clean},
+    files::{Directory, Upload, Writing},
     gateway::{
         Gateway,
         reply::{Body, Path, refused, refused_with},
@@ -31,7 +31,7 @@ use crate::{
     },
     model::{
         AttachmentId, ConversationId, FileFacts, FileState, Metadata, UserId,
-        limits::ATTACHMENT_BYTES_MAX,
+        limits::ATTACHMENT_BYTES_MAX, text,
     },
     protocol::ErrorCode,
     store::FileRow,
@@ -205,6 +205,9 @@ async fn may_begin(
         let text = format!("name and alt have at most {ATTACHMENT_BYTES_MAX} bytes together");
         return Err(refused(ErrorCode::TooLarge, text));
     }
+    if let Err(wrong) = text::check_alt(asked.alt.as_deref().unwrap_or_default()) {
+        return Err(refused(ErrorCode::BadRequest, format!("alt {wrong}")));
+    }
     if files.begins.check_key(user).is_err() {
         return Err(too_many("uploads in a minute"));
     }
@@ -252,7 +255,7 @@ async fn create(gateway: &Gateway, files: &Files, user: UserId, asked: NewFile) 
     let facts = FileFacts {
         uploader: user,
         conversation: asked.conversation,
-        name: clean(&asked.name),
+        name: text::file_name(&asked.name),
         size: asked.size,
         alt: asked.alt.filter(|alt| !alt.is_empty()),
         created_at: clock::wall(),

@@ -6,8 +6,9 @@ use super::{Gateway, items};
 use crate::{
     chat::{self, DeleteMessages, EditMessage, GetChanges, GetReactors},
     model::{
-        ConversationId, EditedContent, Rev, Seq, UserId, is_emoji,
+        ConversationId, EditedContent, Rev, Seq, UserId,
         limits::{CHANGES_PAGE_MAX, DELETE_SEQS_MAX, EMOJI_BYTES_MAX},
+        text,
     },
     protocol::{
         Answer, Changes, ChangesRequest, Delete, Edit, Item, Okay, Reaction, ReactionsRequest,
@@ -42,7 +43,7 @@ pub(super) fn delete(gateway: &Gateway, user: UserId, r: Delete) -> Answered<'_>
 
 /// Adds a reaction, or removes it if not `on`.
 pub(super) fn react(gateway: &Gateway, user: UserId, r: Reaction, on: bool) -> Answered<'_> {
-    let checked = checked_seq(r.seq).and_then(|()| checked_emoji(&r.emoji));
+    let checked = checked_seq(r.seq).and_then(|()| checked_emoji(&r.emoji, on));
     let react = chat::React {
         seq: r.seq,
         emoji: r.emoji,
@@ -77,10 +78,13 @@ pub(super) async fn reactions(
     r: ReactionsRequest,
 ) -> Result<Answer, chat::Error> {
     checked_seq(r.seq)?;
-    r.emoji.as_deref().map_or(Ok(()), checked_emoji)?;
+    let emoji = r.emoji.map(|emoji| {
+        checked_emoji(&emoji, false)?;
+        Ok::<_, chat::Error>(text::emoji(&emoji).unwrap_or(emoji))
+    });
     let asked = GetReactors {
         seq: r.seq,
-        emoji: r.emoji,
+        emoji: emoji.transpose()?,
         after: r.after,
         limit: items(r.limit)?,
     };
@@ -137,13 +141,18 @@ fn checked_seqs(seqs: &[Seq]) -> Result<(), chat::Error> {
     seqs.iter().try_for_each(|&seq| checked_seq(seq))
 }
 
-fn checked_emoji(emoji: &str) -> Result<(), chat::Error> {
-    if is_emoji(emoji) {
-        return Ok(());
+/// Checks the emoji of a request before the owner is asked, which finds its stored form. One that is removed or looked for
+/// may have been stored in another form.
+fn checked_emoji(emoji: &str, is_new: bool) -> Result<(), chat::Error> {
+    if !text::is_reaction_key(emoji) {
+        return Err(chat::Error::Invalid(format!(
+            "emoji must have 1 to {EMOJI_BYTES_MAX} bytes, without white space and control characters"
+        )));
     }
-    Err(chat::Error::Invalid(format!(
-        "emoji must have 1 to {EMOJI_BYTES_MAX} bytes, without white space and control characters"
-    )))
+    match text::emoji(emoji) {
+        Err(wrong) if is_new => Err(chat::Error::Invalid(format!("{emoji:?} {wrong}"))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -165,9 +174,12 @@ mod tests {
 
     #[test]
     fn an_emoji_is_checked_before_the_owner_is_asked() {
-        assert_eq!(checked_emoji("👍🏽"), Ok(()));
+        assert_eq!(checked_emoji("👍🏽", true), Ok(()));
         for wrong in ["", "a b", "\n", &"x".repeat(65)] {
-            assert!(checked_emoji(wrong).is_err(), "{wrong:?}");
+            assert!(checked_emoji(wrong, true).is_err(), "{wrong:?}");
+            assert!(checked_emoji(wrong, false).is_err(), "{wrong:?}");
         }
+        assert!(checked_emoji("x", true).is_err());
+        assert_eq!(checked_emoji("x", false), Ok(()), "it may be stored");
     }
 }

@@ -161,7 +161,7 @@ impl Fixture {
         };
         let react = React {
             seq: 3,
-            emoji: "a".into(),
+            emoji: ":a:".into(),
             on: true,
             at: None,
         };

@@ -91,7 +91,7 @@ impl World {
             }
             _ => Some(Wish::React {
                 seq: one(&mine(false))?,
-                emoji: format!("{}{}", device.number, self.random(1)),
+                emoji: format!(":{}{}:", device.number, self.random(1)),
                 on: self.random(9) < 6,
             }),
         }

@@ -19,7 +19,7 @@ use crate::{
     model::{
         Content, ContentState, CurrentLevel, Cursor, EditedContent, GatewayId, Kind, LEVEL_CHANGES,
         LEVEL_STATED, Rev, Seq,
-        limits::{CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, EMOJI_MAX, RECENT_ENTRIES},
+        limits::{CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, EMOJI_OF_USER_AT_ONCE_MAX, RECENT_ENTRIES},
     },
     mutation::{Mutation, break_rule},
     store::{
@@ -265,7 +265,7 @@ async fn a_deleted_message_is_gone() {
     assert!(!format!("{page:?}").contains("secret"));
     for refused in [
         fixture.edit("alice", seq, "x").await,
-        fixture.react("bob", seq, "+", true).await,
+        fixture.react("bob", seq, "👍", true).await,
     ] {
         assert!(matches!(refused, Err(Error::Conflict(_))));
     }
@@ -305,12 +305,16 @@ async fn admins_and_moderators_delete_what_others_wrote() {
 async fn reactions_are_counted_once_for_each_user() {
     let fixture = Fixture::group().await;
     let seq = fixture.say("alice", "one").await;
-    assert_eq!(fixture.react("bob", seq, "+", true).await, Ok(1));
-    assert_eq!(fixture.react("bob", seq, "+", true).await, Ok(1), "a no-op");
-    assert_eq!(fixture.react("carol", seq, "+", true).await, Ok(2));
-    assert_eq!(fixture.react("bob", seq, "-", true).await, Ok(3));
-    assert_eq!(fixture.react("bob", seq, "+", false).await, Ok(4));
-    assert_eq!(fixture.react("bob", seq, "+", false).await, Ok(4));
+    assert_eq!(fixture.react("bob", seq, "👍", true).await, Ok(1));
+    assert_eq!(
+        fixture.react("bob", seq, "👍", true).await,
+        Ok(1),
+        "a no-op"
+    );
+    assert_eq!(fixture.react("carol", seq, "👍", true).await, Ok(2));
+    assert_eq!(fixture.react("bob", seq, "👎", true).await, Ok(3));
+    assert_eq!(fixture.react("bob", seq, "👍", false).await, Ok(4));
+    assert_eq!(fixture.react("bob", seq, "👍", false).await, Ok(4));
     let page = fixture.page("bob").await;
     let reactions = &page
         .state(seq)
@@ -324,9 +328,9 @@ async fn reactions_are_counted_once_for_each_user() {
             .iter()
             .map(|(e, n)| (e.as_str(), *n))
             .collect::<Vec<_>>(),
-        [("+", 1), ("-", 1)]
+        [("👍", 1), ("👎", 1)]
     );
-    assert_eq!(page.mine, [(seq, vec!["-".to_owned()])]);
+    assert_eq!(page.mine, [(seq, vec!["👎".to_owned()])]);
     let asked = GetReactors {
         seq,
         emoji: None,
@@ -339,20 +343,24 @@ async fn reactions_are_counted_once_for_each_user() {
         .map(|r| (r.user.as_str(), r.emoji.as_str()))
         .collect();
     reactors.sort_unstable();
-    assert_eq!(reactors, [("bob", "-"), ("carol", "+")]);
-    for bad in ["", "a b", &"x".repeat(65)] {
+    assert_eq!(reactors, [("bob", "👎"), ("carol", "👍")]);
+    for bad in ["", "a b", "x", "https://evil.example", &"x".repeat(65)] {
         let refused = fixture.react("bob", seq, bad, true).await;
         assert!(matches!(refused, Err(Error::Invalid(_))), "{bad:?}");
     }
-    for number in 2..EMOJI_MAX {
-        let emoji = format!("e{number}");
+    for number in 1..EMOJI_OF_USER_AT_ONCE_MAX {
+        let emoji = format!(":e{number}:");
         fixture.react("bob", seq, &emoji, true).await.unwrap();
     }
-    let refused = fixture.react("bob", seq, "one more", true).await;
-    assert!(matches!(refused, Err(Error::Invalid(_))));
-    let refused = fixture.react("bob", seq, "more", true).await;
-    assert!(matches!(refused, Err(Error::TooLarge { .. })));
-    assert!(fixture.react("alice", seq, "+", true).await.is_ok());
+    let max = EMOJI_OF_USER_AT_ONCE_MAX;
+    for emoji in ["🎉", "👍"] {
+        let refused = fixture.react("bob", seq, emoji, true).await;
+        let is_max = matches!(refused, Err(Error::TooLarge { max: limit, .. }) if limit == max);
+        assert!(is_max, "{refused:?}");
+    }
+    assert!(fixture.react("bob", seq, "👎", false).await.is_ok());
+    assert!(fixture.react("bob", seq, "🎉", true).await.is_ok());
+    assert!(fixture.react("alice", seq, "👍", true).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -364,14 +372,14 @@ async fn entries_that_are_not_in_memory_change_too() {
     }
     assert_eq!(fixture.page("bob").await.rev, 0);
     assert_eq!(fixture.edit("alice", first, "new").await, Ok(1));
-    assert_eq!(fixture.react("bob", first, "+", true).await, Ok(2));
+    assert_eq!(fixture.react("bob", first, "👍", true).await, Ok(2));
     // The page that was cached before is out of date (rule [cache]).
     let page = fixture.page("bob").await;
     assert_eq!((body(&page, first).as_str(), page.rev), ("new", 2));
-    assert_eq!(page.mine, [(first, vec!["+".to_owned()])]);
+    assert_eq!(page.mine, [(first, vec!["👍".to_owned()])]);
     let next = fixture.successor(2);
     assert_eq!(next.edit("alice", first, "new").await, Ok(2), "a no-op");
-    assert_eq!(next.react("bob", first, "+", false).await, Ok(3));
+    assert_eq!(next.react("bob", first, "👍", false).await, Ok(3));
     assert_eq!(next.page("bob").await.mine, []);
 }
 
@@ -380,7 +388,7 @@ async fn changes_are_told_in_order_and_can_be_asked_for() {
     let fixture = Fixture::group().await;
     let seq = fixture.say("alice", "one").await;
     fixture.edit("alice", seq, "two").await.unwrap();
-    fixture.react("bob", seq, "+", true).await.unwrap();
+    fixture.react("bob", seq, "👍", true).await.unwrap();
     {
         let told = lock(&fixture.told.0);
         let revs: Vec<_> = told
@@ -392,7 +400,7 @@ async fn changes_are_told_in_order_and_can_be_asked_for() {
     }
     let changes = fixture.changes("bob", 0).await;
     assert_eq!((changes.after, changes.rev, changes.items.len()), (0, 2, 1));
-    assert_eq!(changes.items[0].mine, Some(vec!["+".to_owned()]));
+    assert_eq!(changes.items[0].mine, Some(vec!["👍".to_owned()]));
     assert!(changes.items[0].content.is_some() && changes.items[0].rev == 2);
     assert_eq!(fixture.changes("bob", 2).await.items, []);
     assert_eq!(fixture.changes("bob", 9).await.rev, 2);
@@ -413,7 +421,7 @@ async fn many_changes_come_in_pages_and_too_many_are_a_reset() {
     let many = 2 * CHANGES_PAGE_MAX as Rev + 10;
     for number in 0..many {
         fixture
-            .react("bob", seq, "+", number % 2 == 0)
+            .react("bob", seq, "👍", number % 2 == 0)
             .await
             .unwrap();
     }
@@ -429,7 +437,7 @@ async fn many_changes_come_in_pages_and_too_many_are_a_reset() {
     assert_eq!((after, pages), (many, 3));
     for number in many..=CHANGES_BEHIND_MAX {
         fixture
-            .react("bob", seq, "+", number % 2 == 0)
+            .react("bob", seq, "👍", number % 2 == 0)
             .await
             .unwrap();
     }
@@ -443,7 +451,7 @@ async fn reactions_in_a_channel_are_gathered() {
     let fixture = Fixture::with(Kind::Channel).await;
     let seq = fixture.say("alice", "one").await;
     for who in ["alice", "bob", "carol"] {
-        fixture.react(who, seq, "+", true).await.unwrap();
+        fixture.react(who, seq, "👍", true).await.unwrap();
     }
     assert!(lock(&fixture.told.0).is_empty());
     sleep(Duration::from_millis(300)).await;
@@ -454,7 +462,7 @@ async fn reactions_in_a_channel_are_gathered() {
             .collect()
     };
     assert_eq!(revs(&fixture), [(0, 3)]);
-    fixture.react("bob", seq, "+", false).await.unwrap();
+    fixture.react("bob", seq, "👍", false).await.unwrap();
     fixture.edit("alice", seq, "two").await.unwrap();
     assert_eq!(revs(&fixture), [(0, 3), (3, 5)], "an edit is told at once");
     sleep(Duration::from_millis(300)).await;

@@ -91,7 +91,7 @@ impl World {
             }
             _ => Wish::React {
                 seq: some(false)?,
-                emoji: ["a", "b"][self.below(2)].into(),
+                emoji: [":a:", ":b:"][self.below(2)].into(),
                 on: self.below(10) < 6,
             },
         })

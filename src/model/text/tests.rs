@@ -1,0 +1,226 @@
+use super::*;
+
+/// A text, and what happens with it as a body, a name, a description (`alt`), a file's name, an emoji, and a link's name.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    about: String,
+    text: String,
+    body: bool,
+    /// The stored form of the name. `None` if it is refused.
+    name: Option<String>,
+    alt: bool,
+    file: String,
+    emoji: Option<String>,
+    link: bool,
+}
+
+/// The table that the tests of the running gateway read too.
+fn rows() -> Vec<Row> {
+    serde_json::from_str(include_str!("../../../tests/golden/texts.json")).unwrap()
+}
+
+#[test]
+fn each_text_of_the_table_is_what_the_table_says() {
+    let rows = rows();
+    assert!(rows.len() >= 60);
+    for row in rows {
+        let Row { about, text, .. } = &row;
+        assert_eq!(check_body(text).is_ok(), row.body, "body: {about}");
+        assert_eq!(name(text).ok(), row.name, "name: {about}");
+        assert_eq!(check_alt(text).is_ok(), row.alt, "alt: {about}");
+        assert_eq!(file_name(text), row.file, "file: {about}");
+        assert_eq!(emoji(text).ok(), row.emoji, "emoji: {about}");
+        let link = link_name(text, "https://example.org/cat.png");
+        assert_eq!(link.is_ok(), row.link, "link: {about}");
+    }
+}
+
+#[test]
+fn a_stored_form_is_its_own_stored_form() {
+    for row in rows() {
+        if let Some(stored) = row.name {
+            assert_eq!(name(&stored).as_ref(), Ok(&stored));
+        }
+        if let Some(stored) = row.emoji {
+            assert_eq!(emoji(&stored).as_ref(), Ok(&stored));
+            assert_eq!(name(&stored).as_ref(), Ok(&stored));
+        }
+        assert_eq!(file_name(&row.file), row.file);
+    }
+}
+
+#[test]
+fn an_emoji_has_one_stored_form() {
+    for (given, stored) in [
+        ("👍", "👍"),
+        ("👍\u{fe0f}", "👍"),
+        ("👍\u{fe0e}", "👍"),
+        ("❤", "❤\u{fe0f}"),
+        ("❤\u{fe0f}", "❤\u{fe0f}"),
+        ("1\u{20e3}", "1\u{fe0f}\u{20e3}"),
+        ("#\u{fe0f}\u{20e3}", "#\u{fe0f}\u{20e3}"),
+        ("👍🏽", "👍🏽"),
+        ("☝\u{fe0f}🏽", "☝🏽"),
+        ("🏳\u{200d}🌈", "🏳\u{fe0f}\u{200d}🌈"),
+        ("👁\u{200d}🗨", "👁\u{fe0f}\u{200d}🗨\u{fe0f}"),
+        ("🧑🏽\u{200d}⚕", "🧑🏽\u{200d}⚕\u{fe0f}"),
+        ("🇺🇦", "🇺🇦"),
+        (TAG_FLAG, TAG_FLAG),
+        (":shipit:", ":shipit:"),
+        (":+1:", ":+1:"),
+    ] {
+        assert_eq!(emoji(given).as_deref(), Ok(stored), "{given:?}");
+        assert_eq!(emoji(stored).as_deref(), Ok(stored), "{given:?}");
+    }
+}
+
+const TAG_FLAG: &str = "🏴\u{e0067}\u{e0062}\u{e0073}\u{e0063}\u{e0074}\u{e007f}";
+
+#[test]
+fn what_is_no_emoji_is_refused() {
+    for text in [
+        "",
+        "x",
+        "1",
+        "#",
+        "ok",
+        "👍👍",
+        "👍 ",
+        "🇺",
+        "🇺🇦🇺🇦",
+        "🏽",
+        "🚗🏽",
+        "\u{fe0f}",
+        "👍\u{200d}",
+        "\u{200d}👍",
+        "👍\u{fe0f}\u{fe0f}",
+        "👍🏽🏽",
+        "::",
+        ":Party:",
+        ":a b:",
+        ":é:",
+        "https://evil.example",
+        "__proto__",
+        "👍\u{200b}",
+        "🏴\u{e0075}\u{e0073}\u{e0074}\u{e0078}\u{e007f}",
+        "x\u{20e3}",
+    ] {
+        assert_eq!(emoji(text), Err(Wrong::Emoji), "{text:?}");
+    }
+    let long = format!(":{}:", "x".repeat(63));
+    assert_eq!(emoji(&long), Err(Wrong::Emoji));
+    // Each of the hearts gets a selector, and the whole is too long.
+    assert_eq!(emoji(&["❤"; 10].join("\u{200d}")), Err(Wrong::Emoji));
+}
+
+#[test]
+fn a_link_shows_no_other_address() {
+    let to = "https://example.org/docs/cat.png";
+    for allowed in [
+        "cat.png",
+        "Our cat, asleep",
+        "example.org",
+        "Example.org/docs",
+        "www.example.org",
+        "https://example.org/docs/cat.png",
+        "the docs (example.org)",
+        "v1.2",
+        "12:30",
+        "report final.pdf",
+        "a/b",
+        "@alice",
+        "me@example.org",
+        "e.g. this",
+        "Fa.Müller 3.pdf",
+        "猫.png",
+    ] {
+        assert_eq!(link_name(allowed, to), Ok(()), "{allowed:?}");
+    }
+    for refused in [
+        "https://bank.example",
+        "http://bank.example/cat.png",
+        "bank.example",
+        "BANK.example/login",
+        "www.bank.sh",
+        "log in at bank.example",
+        "bank。example",
+        "ｂａｎｋ．ｅｘａｍｐｌｅ",
+        "me@bank.example",
+        "192.0.2.1",
+        "пример.рф",
+        "https://example.org.bank.example",
+        "example.org/other",
+        "ftp://bank.example/cat.png",
+        "https://example.org@bank.example",
+        "bank.example:443",
+        "https:// bank",
+        "https://example.org:8443/docs",
+    ] {
+        assert_eq!(
+            link_name(refused, to),
+            Err(Wrong::OtherAddress),
+            "{refused:?}"
+        );
+    }
+    for (name, wrong) in [
+        (" ", Wrong::Blank),
+        ("a\u{202e}b", Wrong::Direction),
+        ("a\nb", Wrong::Control),
+    ] {
+        assert_eq!(link_name(name, to), Err(wrong));
+    }
+    let long = "https://example.org/other/a.pdf";
+    assert_eq!(
+        link_name("bank.example/a.pdf", long),
+        Err(Wrong::OtherAddress)
+    );
+}
+
+#[test]
+fn the_address_of_a_link_shows_its_host() {
+    for url in [
+        "https://example.org",
+        "http://example.org:8080/a?b#c",
+        "https://пример.рф/ё",
+        "HTTPS://EXAMPLE.ORG/",
+        "https://192.0.2.1/",
+    ] {
+        assert_eq!(link_url(url), Ok(()), "{url:?}");
+    }
+    for url in [
+        "",
+        "example.org",
+        "javascript:alert(1)",
+        "ftp://example.org",
+        "https:example.org",
+        "https://",
+        "https:///",
+        "//example.org",
+        "https://bank.example@evil.example/",
+        "https://a:b@evil.example/",
+        "https://bank.example\\@evil.example",
+        "https://evil.example/\u{202e}gpj",
+        "https://evil.example/ a",
+        " https://evil.example",
+        "https://evil.example/\n",
+        "https://[",
+    ] {
+        assert_eq!(link_url(url), Err(Wrong::Address), "{url:?}");
+    }
+}
+
+#[test]
+fn texts_are_cut_between_clusters() {
+    let family = "👨\u{200d}👩\u{200d}👧\u{200d}👦";
+    assert_eq!(cut("abc", 3), "abc");
+    assert_eq!(cut("abcd", 3), "abc");
+    assert_eq!(cut("ab\r\nc", 3), "ab");
+    assert_eq!(cut("abce\u{301}f", 4), "abc");
+    assert_eq!(cut("éé", 1), "é");
+    assert_eq!(cut(&format!("a{family}{family}"), 10), format!("a{family}"));
+    assert_eq!(cut("🇺🇦🇺🇦🇺🇦", 3), "🇺🇦");
+    assert_eq!(cut("नमस्ते", 4), "नम");
+    assert_eq!(cut(family, 3), "👨\u{200d}👩", "nothing is shorter");
+    assert_eq!(cut("", 3), "");
+}
