@@ -1,0 +1,113 @@
+"""Who may do what: which tokens are accepted where."""
+import re
+import time
+
+import httpx
+import pytest
+
+from support import PATIENCE, ROOT, Refused, uuid4
+from test_misuse_http import EVERY_SCOPE, operations, token, with_keys
+
+pytestmark = pytest.mark.embedded
+SCOPES = f"{EVERY_SCOPE} messages:moderate"
+
+
+def audit(gateway):
+    return [line for line in gateway.log() if line.get("target") == "audit"]
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize("scope", ["presence:read", SCOPES, None])
+async def test_a_session_takes_no_token_of_a_back_end(start, codec, scope):
+    gateway = with_keys(start)
+    bearer = token("alice", role="service", **({"scope": scope} if scope else {}))
+    client = await gateway.open(codec)
+    with pytest.raises(Refused) as refusal:
+        await client.ask("connect", token=bearer)
+    assert refusal.value.code == "unauthorized" and "service" in str(refusal.value)
+    assert await client.closed() == 4501
+    # Neither does a session that goes on: it keeps its own token.
+    alice = await gateway.connect("alice", codec)
+    with pytest.raises(Refused) as refusal:
+        await alice.ask("refresh", token=bearer)
+    assert refusal.value.code == "unauthorized" and "service" in str(refusal.value)
+    later = token("alice", exp=time.time() + 1200)
+    assert (await alice.ask("refresh", token=later))["expires_at"] > alice.hello["expires_at"]
+    await alice.close()
+
+
+def documented():
+    """The rows of the table in docs/deployment.md: routes, and what it says of a user's token, a back end's, the audit line."""
+    text = (ROOT / "docs/deployment.md").read_text().split("### Which token is accepted where", 1)[1]
+    rows = [row.strip("|").split("|") for row in text.split("###", 1)[0].splitlines() if row.startswith("|")]
+    for routes, *said in rows[2:]:
+        yield re.findall(r"`([A-Z]+) (/[^`]*)`", routes), [cell.strip() for cell in said]
+
+
+async def test_every_route_takes_the_tokens_that_the_docs_name(start):
+    gateway = with_keys(start)
+    file = uuid4()
+    filled = {"conversation": file, "file": file, "user": "alice", "seq": "1", "emoji": "x", "device": "d", "name": "n", "variant": "original"}
+    http = httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE)
+
+    async def asked(method, path, bearer):
+        """Returns the answer, and how many lines it wrote to the audit log."""
+        before = len(audit(gateway))
+        headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
+        answer = await http.request(method, path.format(**filled), headers=headers)
+        return answer, audit(gateway)[before:]
+
+    def accepted(answer):
+        """Whether the token was accepted, whatever became of the request."""
+        if answer.status_code not in (401, 403):
+            return True
+        return not re.search(r"token|scope", answer.json()["message"])
+
+    document = (await http.get("/openapi.json")).json()
+    scopes = {}
+    for method, path, [scope] in operations(document):
+        scopes.setdefault((method.upper(), path), scope)
+    with_user = {
+        (method.upper(), path) for path, methods in document["paths"].items()
+        for method, operation in methods.items() if any("user" in r for r in operation.get("security", []))
+    }
+    named, seen = set(), set()
+    rows = list(documented())
+    assert len(rows) == 8
+    for routes, (by_user, by_service, line) in rows:
+        named.update(routes)
+        if not routes:
+            routes = [route for route in scopes if route not in {r for others, _ in rows for r in others}]
+            assert len(routes) > 20
+        for method, path in routes:
+            if path == "/v1/ws":
+                continue  # see above
+            where = f"{method} {path}"
+            seen.add((method, path))
+            if by_user.startswith("none is read"):
+                answers = [await asked(method, path, bearer) for bearer in (None, "nonsense", token("alice", role="service", scope=SCOPES))]
+                # The page is compressed, and a development token is 404: all that counts is that they are the same.
+                assert len({(answer.status_code, answer.content) for answer, _ in answers}) == 1, where
+                assert not any(lines for _, lines in answers) and line == "no", where
+                continue
+            for wrong in (None, "nonsense", token("alice", key="x" * 40)):
+                answer, lines = await asked(method, path, wrong)
+                assert answer.status_code == 401 and not lines, where
+            answer, lines = await asked(method, path, token("alice"))
+            assert accepted(answer) == by_user.startswith("yes") and not lines, (where, answer.text)
+            assert answer.status_code == 403 or by_user.startswith("yes"), where
+            if (method, path) in scopes:
+                assert ((method, path) in with_user) == by_user.startswith("yes"), where
+            scope = (re.findall(r"`([a-z]+:[a-z]+)`", by_service) or [scopes.get((method, path))])[0]
+            assert scopes.get((method, path), scope) == scope, where
+            others = " ".join(other for other in SCOPES.split() if other not in (scope, "messages:moderate"))
+            answer, [entry] = await asked(method, path, token("backend", role="service", scope=others))
+            assert answer.status_code == 403 and scope in answer.text, where
+            assert (entry["result"], entry["service"], entry["scope"]) == ("forbidden", "backend", scope), where
+            answer, [entry] = await asked(method, path, token("backend", role="service", scope=scope))
+            assert accepted(answer) and entry["request"] == where and line == "yes", (where, answer.text)
+    assert set(scopes) <= seen, "an operation is in no row"
+    assert {route for route in named if route[1].startswith("/v1/attachments")} > {("PATCH", "/v1/attachments/{file}/upload")}
+    await http.aclose()
