@@ -1,11 +1,13 @@
-"""Who may do what: which tokens are accepted where."""
+"""Who may do what: which tokens are accepted where, and who may post."""
 import re
 import time
 
 import httpx
 import pytest
 
+from files import Uploader
 from support import PATIENCE, ROOT, Refused, uuid4
+from test_messages import refused
 from test_misuse_http import EVERY_SCOPE, operations, token, with_keys
 
 pytestmark = pytest.mark.embedded
@@ -111,3 +113,46 @@ async def test_every_route_takes_the_tokens_that_the_docs_name(start):
     assert set(scopes) <= seen, "an operation is in no row"
     assert {route for route in named if route[1].startswith("/v1/attachments")} > {("PATCH", "/v1/attachments/{file}/upload")}
     await http.aclose()
+
+
+# Posting.
+
+
+@pytest.mark.parametrize("kind", ["group", "channel"])
+async def test_where_only_admins_post_nobody_else_edits_or_uploads(people, gateway, kind):
+    alice, bob = await people("alice", "bob")
+    conversation = await alice.create(kind, bob.user)
+    own = (await bob.send(conversation, "from the time when all might post"))["seq"]
+    second = (await bob.send(conversation, "another one"))["seq"]
+    await alice.ask("update", conversation=conversation, posting="admins")
+    posts = [
+        ("send", {"client_id": uuid4(), "body": "now"}),
+        ("edit", {"seq": own, "body": "new text by another way"}),
+        ("edit", {"seq": own, "body": "from the time when all might post"}),
+        ("edit", {"seq": own, "body": "", "attachments": [{"url": "https://example.org/advertisement"}]}),
+        ("typing", {}),
+    ]
+    for type, fields in posts:
+        with pytest.raises(Refused) as refusal:
+            # A `typing` is answered only if it is refused.
+            await bob.ask(type, conversation=conversation, **fields)
+        assert refusal.value.code == "forbidden" and "only admins may post" in str(refusal.value)
+    up = Uploader(gateway, bob.user)
+    begun = await up.begin(conversation, 100)
+    assert (begun.status_code, begun.json()["code"]) == (403, "forbidden"), begun.text
+    # What puts no text before readers is for every participant.
+    await bob.ask("react", conversation=conversation, seq=own, emoji="👍")
+    await bob.ask("unreact", conversation=conversation, seq=own, emoji="👍")
+    await bob.ask("read", conversation=conversation, seq=own)
+    await bob.ask("delete", conversation=conversation, seqs=[second])
+    await refused(bob.ask("delete", conversation=conversation, seqs=[1]), "bad_request")
+    shown = {m["seq"]: m for m in (await alice.history(conversation))["messages"]}
+    assert shown[own]["body"] == "from the time when all might post" and shown[second]["deleted"]["by"] == bob.user
+    # The role counts at the time of the request.
+    await alice.ask("set_role", conversation=conversation, user=bob.user, role="admin")
+    await bob.ask("edit", conversation=conversation, seq=own, body="an admin's text")
+    assert (await up.begin(conversation, 100)).status_code == 201
+    await alice.ask("set_role", conversation=conversation, user=bob.user, role="member")
+    await refused(bob.ask("edit", conversation=conversation, seq=own, body="again"), "forbidden")
+    await alice.ask("update", conversation=conversation, posting="everyone")
+    await bob.ask("edit", conversation=conversation, seq=own, body="once more")
