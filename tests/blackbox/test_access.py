@@ -1,4 +1,4 @@
-"""Who may do what: which tokens are accepted where, and who may post."""
+"""Who may do what: which tokens are accepted where, who may post, and headers that occur twice."""
 import re
 import time
 
@@ -8,7 +8,7 @@ import pytest
 from files import Uploader
 from support import PATIENCE, ROOT, Refused, uuid4
 from test_messages import refused
-from test_misuse_http import EVERY_SCOPE, operations, token, with_keys
+from test_misuse_http import EVERY_SCOPE, code, everything, operations, raw, service, status, token, with_keys
 
 pytestmark = pytest.mark.embedded
 SCOPES = f"{EVERY_SCOPE} messages:moderate"
@@ -156,3 +156,72 @@ async def test_where_only_admins_post_nobody_else_edits_or_uploads(people, gatew
     await refused(bob.ask("edit", conversation=conversation, seq=own, body="again"), "forbidden")
     await alice.ask("update", conversation=conversation, posting="everyone")
     await bob.ask("edit", conversation=conversation, seq=own, body="once more")
+
+
+# Headers.
+
+
+async def test_a_header_of_which_one_value_is_read_does_not_occur_twice(start):
+    gateway = with_keys(start)
+    bearer = f"Bearer {token('backend', role='service', scope=SCOPES)}"
+    other = f"Bearer {token('other', role='service', scope=SCOPES)}"
+    tus = [("tus-resumable", "1.0.0"), ("upload-length", "9"), ("upload-metadata", "filename YQ=="), ("upload-offset", "0")]
+    upgrade = [("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13"),
+               ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="), ("origin", f"http://{gateway.client}")]
+    routes = [
+        ("GET /v1/inbox", [("host", "localhost"), ("authorization", bearer), ("chat-user", "alice")]),
+        ("POST /v1/conversations", [("host", "localhost"), ("authorization", bearer), ("content-type", "application/json")]),
+        ("POST /v1/attachments", [("host", "localhost"), ("authorization", bearer), *tus]),
+        (f"PATCH /v1/attachments/{uuid4()}/upload", [("host", "localhost"), ("authorization", bearer), *tus]),
+        (f"GET /v1/files/{uuid4()}/original?e=1&s=00", [("host", "localhost"), ("range", "bytes=0-1"), ("if-range", '"x"')]),
+        ("OPTIONS /v1/devices", [("host", "localhost"), ("origin", "https://a.example"), ("access-control-request-method", "PUT")]),
+        ("POST /v1/tokens", [("host", "localhost"), ("sec-fetch-site", "same-origin")]),
+        ("GET /v1/ws", [("host", gateway.client), *upgrade]),
+        ("GET /", [("host", "localhost")]),
+        ("GET /nowhere", [("host", "localhost"), ("authorization", bearer)]),
+    ]
+    instead = {"authorization": other, "chat-user": "bob", "host": "evil.example", "origin": "https://evil.example", "upload-offset": "1"}
+    single = set()
+
+    async def answer_to(request, headers):
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        reader, writer = await raw(gateway, f"{request} HTTP/1.1\r\n{lines}content-length: 0\r\nconnection: close\r\n\r\n".encode())
+        answer = await everything(reader) if "/v1/ws" not in request else await reader.readuntil(b"\r\n\r\n") + await reader.read(4096)
+        writer.close()
+        return answer
+
+    for request, headers in routes:
+        for name, value in headers:
+            if name in ("connection", "upgrade"):
+                continue
+            single.add(name)
+            # In both orders, in any case of letters, and also if both say the same.
+            for twice in ([(name, instead.get(name, value)), *headers], [*headers, (name.upper(), instead.get(name, value))], [*headers, (name, value)]):
+                answer = await answer_to(request, twice)
+                assert (status(answer), code(answer)) == (400, "bad_request"), (request, name, answer)
+                assert name in answer.decode().lower().rsplit("\r\n\r\n", 1)[1], (request, name)
+    assert not audit(gateway), "none of these tokens was looked at"
+    assert single == {
+        "authorization", "chat-user", "content-type", "host", "origin", "range", "if-range", "access-control-request-method", "sec-fetch-site",
+        "sec-websocket-key", "sec-websocket-version", "tus-resumable", "upload-length", "upload-metadata", "upload-offset",
+    }
+    # Once is fine, and lists may come in lines.
+    for headers in ([], [("accept", "a/b"), ("accept", "c/d"), ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-for", "5.6.7.8")]):
+        assert status(await answer_to(*[(request, [*h, *headers]) for request, h in routes][0])) == 200
+    # The library refuses bodies of two lengths.
+    for lengths in (["3", "4"], ["4", "3"]):
+        head = "".join(f"content-length: {n}\r\n" for n in lengths)
+        reader, writer = await raw(gateway, f"POST /v1/tokens HTTP/1.1\r\nhost: localhost\r\n{head}\r\n{{}}  ".encode())
+        assert status(await everything(reader)) == 400
+        writer.close()
+
+
+async def test_two_names_of_users_in_one_request_act_for_nobody(start):
+    gateway = with_keys(start)
+    async with service(gateway) as http:
+        two = [("authorization", http.headers["authorization"]), ("chat-user", "alice"), ("chat-user", "bob")]
+        del http.headers["authorization"]
+        made = await http.post("/v1/conversations", json={"kind": "group", "participants": []}, headers=two)
+        assert (made.status_code, made.json()["code"]) == (400, "bad_request") and "chat-user" in made.json()["message"]
+        for user in ("alice", "bob"):
+            assert (await http.get("/v1/inbox", headers=[two[0], ("chat-user", user)])).json()["items"] == []
