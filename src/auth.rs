@@ -28,7 +28,7 @@ const DEVELOPMENT_KEY_FILE: &str = "development.key";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub user: UserId,
-    /// The claims of a back end, which may use the HTTP interface and act for any user.
+    /// The claims of a back end, which uses only the HTTP interface, and there may act for any user.
     pub service: Option<Box<Service>>,
     pub expires_at: Millis,
 }
@@ -204,6 +204,20 @@ impl Tokens {
             }
         }
         Err(error)
+    }
+
+    /// Checks the token of a user, and refuses that of a back end. Sessions take only these: they know no scopes and write
+    /// no audit log.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and [`TokenError::Rejected`] for a token with `role: service`.
+    pub fn check_user(&self, token: &str) -> Result<Identity, TokenError> {
+        let identity = self.check(token)?;
+        if identity.service.is_some() {
+            let reason = "its role is service, and back ends use HTTP";
+            return Err(TokenError::Rejected(reason.into()));
+        }
+        Ok(identity)
     }
 
     fn identity(&self, claims: Claims, verifier: &Verifier) -> Result<Identity, TokenError> {

@@ -3,6 +3,7 @@
 //! new.
 
 mod files;
+mod times;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,6 +29,7 @@ use crate::{
         self, Confirmation, Conversations, Creation, DeleteMessages, EditMessage, GetHistory,
         InboxWriter, LogRange, Publication, Publish, React,
     },
+    clock,
     cluster::MembershipAgent,
     config::Config,
     gateway::Files,
@@ -381,7 +383,9 @@ impl Importer {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let imported = match serde_json::from_slice(&line).with_context(at)? {
+            let line: Line = serde_json::from_slice(&line).with_context(at)?;
+            times::check(&line, clock::wall()).with_context(at)?;
+            let imported = match line {
                 Line::Conversation(line) => self.conversation(line).await,
                 Line::Message(line) => self.message(number, line).await,
             };

@@ -21,6 +21,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Gateway, bodies,
     development::{TokenRequest, token},
+    headers,
     reply::{Body, Path, Query, refused, refused_with, respond},
     requests,
     service::{
@@ -90,6 +91,7 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
             let status = StatusCode::METHOD_NOT_ALLOWED;
             refused_with(status, ErrorCode::BadRequest, text.into())
         })
+        .layer(middleware::from_fn(headers::single))
 }
 
 type At = State<Arc<Gateway>>;

@@ -513,7 +513,7 @@ impl Session {
 
     fn refresh(&self, live: &mut Live, token: &str) -> Answer {
         assert!(!broken(Mutation::SessionPanic), "as a test wants it");
-        match self.gateway.tokens.check(token) {
+        match self.gateway.tokens.check_user(token) {
             Ok(identity) if identity.user == live.subscriber.user => {
                 live.expires_at = expiry(&identity);
                 let expires_at = identity.expires_at;

@@ -26,13 +26,21 @@ pub enum Role {
     Owner,
 }
 
-/// The participants who may send messages.
+/// The participants who may send and edit messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Posting {
     #[default]
     Everyone,
     Admins,
+}
+
+impl Posting {
+    /// Returns whether participants of a role may send and edit messages.
+    #[must_use]
+    pub fn allows(self, role: Role) -> bool {
+        self == Self::Everyone || role >= Role::Admin
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]

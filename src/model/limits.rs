@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::Millis;
+
 /// Bytes of a user id. It is part of keys and of every event.
 pub const USER_ID_BYTES_MAX: usize = 64;
 
@@ -263,6 +265,14 @@ pub const WEBHOOK_CONVERSATIONS_MAX: usize = 100_000;
 
 /// Conversations that failed while a webhook was down. If there are more, the oldest do not count as failures of their own.
 pub const WEBHOOK_SUSPECTS_MAX: usize = 1_024;
+
+/// The earliest time of an imported conversation, message or change: 1980, in milliseconds since 1970. Every time of today
+/// that is in seconds by mistake is earlier.
+pub const IMPORT_TIME_MIN: Millis = 315_532_800_000;
+
+/// How far ahead of the importing machine's clock imported times may be, in milliseconds. The other system's clock or its
+/// time zone may have been wrong.
+pub const IMPORT_AHEAD_MAX_MS: Millis = 86_400_000;
 
 const _: () = assert!(INTERNAL_CONNECTIONS_MAX + 2 * REFUSALS_AT_ONCE_MAX <= 256);
 const _: () = assert!(TAIL_ENTRIES as usize <= RECENT_CLIENT_IDS);

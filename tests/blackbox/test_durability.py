@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+import time
 
 import pytest
 import websockets
@@ -191,6 +192,20 @@ async def test_import_is_idempotent_and_names_bad_lines(start, tmp_path, names):
         wrong.write_text(sample.read_text() + bad + "\n")
         done = gateway.command("import", str(wrong), check=False)
         assert done.returncode == 1 and "wrong.jsonl:12" in done.stderr and why in done.stderr, done.stderr
+    now = int(time.time() * 1000)
+    message = {"type": "message", "dm": ["alice", "bob"], "sender": "alice", "body": "when?"}
+    for field, at, why in (
+        ("at", -1, "before 1980"), ("at", now // 1000, "looks like seconds"), ("at", now * 1000, "looks like microseconds"),
+        ("at", 4102444800000, "more than a day after now"), ("at", now + 2 * 86_400_000, "more than a day after now"), ("at", 1.5, "invalid type"),
+        ("edited_at", -(1 << 63), "before 1980"), ("deleted", {"by": "bob", "at": (1 << 63) - 1}, "deleted.at"), ("deleted", {"by": "bob", "at": 1 << 63}, ""),
+        ("reactions", [{"user": "bob", "emoji": "x", "at": now}, {"user": "bob", "emoji": "y", "at": now * 1000}], "reactions.at"),
+    ):
+        wrong.write_text(sample.read_text() + json.dumps({**message, field: at}) + "\n")
+        done = gateway.command("import", str(wrong), check=False)
+        assert done.returncode == 1 and "wrong.jsonl:12" in done.stderr and why in done.stderr, (field, at, done.stderr)
+    wrong.write_text(json.dumps({"type": "conversation", "kind": "dm", "participants": ["eve", "bob"], "at": now * 1000}) + "\n")
+    done = gateway.command("import", str(wrong), check=False)
+    assert done.returncode == 1 and "wrong.jsonl:1" in done.stderr and "at: " in done.stderr, done.stderr
     running = start(str(tmp_path / "data"))
     alice = await running.connect("alice")
     group = "0199c0de-0000-7000-8000-00000000cafe"

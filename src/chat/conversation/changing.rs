@@ -185,7 +185,13 @@ impl Owner {
     }
 
     fn check_edit(&mut self, actor: &UserId, edit: &EditMessage) -> Result<Checked, Error> {
-        self.participant(actor)?;
+        let participants = self.known()?;
+        if edit.at.is_none() {
+            // A new text is a post.
+            participants.check_posting(actor)?;
+        } else {
+            participants.check_in(actor)?;
+        }
         self.check_edited(&edit.content)?;
         let window = self.environment.settings.edit_window;
         let before = self.attachments_of(edit.seq)?;

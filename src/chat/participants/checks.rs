@@ -42,10 +42,10 @@ impl Participants {
     }
 
     /// # Errors
-    /// When `user` may not send messages.
+    /// When `user` may not send or edit messages.
     pub(in crate::chat) fn check_posting(&self, user: &UserId) -> Result<(), Error> {
         let participant = self.check_in(user)?;
-        if self.details.posting == Posting::Admins && participant.role < Role::Admin {
+        if !self.details.posting.allows(participant.role) {
             return Err(forbidden("only admins may post here"));
         }
         Ok(())

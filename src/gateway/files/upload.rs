@@ -220,11 +220,13 @@ async fn may_begin(
         .ask(asked.conversation, user.clone(), GetDetails)
         .await;
     let view = details.map_err(|error| refused_by(&error))?;
-    if view.role.is_none() {
-        return Err(refused(
-            ErrorCode::Forbidden,
-            "only participants may upload",
-        ));
+    let Some(role) = view.role else {
+        let text = "only participants may upload";
+        return Err(refused(ErrorCode::Forbidden, text));
+    };
+    if !view.details.posting.allows(role) {
+        let text = "only admins may post here";
+        return Err(refused(ErrorCode::Forbidden, text));
     }
     if let Some(directory) = files.storage.directory() {
         check_room(directory, asked.size)?;

@@ -166,7 +166,7 @@ impl Session {
     }
 
     async fn authenticate(&mut self, id: Option<u32>, token: &str) -> Result<Identity, End> {
-        match self.gateway.tokens.check(token) {
+        match self.gateway.tokens.check_user(token) {
             Ok(identity) => Ok(identity),
             Err(error) => {
                 let end = match error {
