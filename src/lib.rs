@@ -17,6 +17,7 @@ pub mod model;
 #[doc(hidden)]
 pub mod mutation;
 pub mod node;
+pub mod private;
 pub mod protocol;
 pub mod seldom;
 pub mod store;
