@@ -80,7 +80,8 @@ impl Sources {
             let before = before.unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
-            failed(format!("line {line}, column {column}: {}", e.message()))
+            let text = without_values(e.message());
+            failed(format!("line {line}, column {column}: {text}"))
         })?;
         let origin = path.display().to_string();
         self.root = section(table, &origin);
@@ -224,6 +225,15 @@ impl Section {
             above.pop();
         }
     }
+}
+
+/// Returns the text of an error in TOML, unless it quotes more than punctuation: that could be a secret.
+fn without_values(text: &str) -> &str {
+    let mut quoted = text.split('`').skip(1).step_by(2);
+    if quoted.any(|part| part.contains(char::is_alphanumeric)) {
+        return "this is not TOML";
+    }
+    text
 }
 
 fn section(table: toml::Table, origin: &str) -> Section {

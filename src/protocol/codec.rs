@@ -248,12 +248,11 @@ impl EncodedRequest for Body<'_> {
 /// # Errors
 /// A text that names the field that is wrong, or the position of what is no JSON.
 pub(crate) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        if error.is_data()
-            && let Ok(value) = serde_json::from_slice::<Value>(bytes)
-        {
-            return explained::<T>(&value, true);
-        }
+    serde_json::from_slice(bytes).map_err(|_| {
+        let error = match serde_json::from_slice::<Value>(bytes) {
+            Ok(value) => return explained::<T>(&value, true),
+            Err(error) => error,
+        };
         let (line, column) = (error.line(), error.column());
         let text = error.to_string();
         let text = text.split(" at line ").next().unwrap_or_default();

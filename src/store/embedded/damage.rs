@@ -31,6 +31,7 @@ pub(super) struct Damage {
 
 impl Damage {
     pub(super) fn new(keyspaces: Keyspaces) -> Self {
+        metrics::gauge!("chat_store_damaged").set(0.0);
         Self {
             keyspaces,
             is_found: AtomicBool::new(false),
