@@ -17,6 +17,7 @@ use crate::{
     clock,
     config::{Algorithm, Auth, Config, Key},
     model::{Millis, UserId},
+    private,
 };
 
 /// The `role` of a back end.
@@ -62,6 +63,11 @@ pub enum KeyError {
         "auth.keys has no HS256 secret to sign this token with; for a service it must be among auth.service_keys"
     )]
     NoSecret,
+    #[error(
+        "{0} does not exist, so no gateway that uses this directory has started yet, and none would accept the token. Run \
+         the command where the gateway runs, or with its settings: --config, or CHAT__STORE__EMBEDDED__PATH"
+    )]
+    NoDevelopmentKey(PathBuf),
     #[error("signing failed: {0}")]
     Signing(String),
 }
@@ -120,11 +126,23 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Reads the configured keys.
+    /// Reads the configured keys. Makes the key of development tokens if it is needed and missing.
     ///
     /// # Errors
     /// [`KeyError::File`] if a key file is missing or has no key of its algorithm.
     pub fn new(config: &Config) -> Result<Self, KeyError> {
+        if config.auth.development {
+            make_development_key(&config.store.embedded.path)?;
+        }
+        Self::existing(config)
+    }
+
+    /// Reads the configured keys.
+    ///
+    /// # Errors
+    /// [`KeyError::File`] if a key file is missing or has no key of its algorithm, and [`KeyError::NoDevelopmentKey`] if no
+    /// gateway has made the key of development tokens.
+    pub fn existing(config: &Config) -> Result<Self, KeyError> {
         let Auth {
             development,
             keys,
@@ -321,39 +339,52 @@ impl Verifier {
     }
 }
 
-/// Returns the key of development tokens. The first start generates it.
+/// Returns the key of development tokens.
 fn development_key(data: &Path) -> Result<Vec<u8>, KeyError> {
     let path = data.join(DEVELOPMENT_KEY_FILE);
-    let failed = |e: std::io::Error| KeyError::File {
-        path: path.clone(),
-        reason: e.to_string(),
-    };
-    fs::create_dir_all(data).map_err(failed)?;
-    let key: [u8; 32] = rand::random();
-    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    // The file is complete before it gets its name, so that gateways that start at once all find the same key.
-    if !path.exists() {
-        let new = data.join(format!(".{DEVELOPMENT_KEY_FILE}-{}", std::process::id()));
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .map_err(failed)?;
-        let named = file
-            .write_all(text.as_bytes())
-            .and_then(|()| fs::hard_link(&new, &path));
-        drop(fs::remove_file(&new));
-        match named {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(e)),
-            Ok(()) | Err(_) => {}
-        }
-    }
-    let stored = fs::read(&path).map_err(failed)?;
+    let stored = fs::read(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => KeyError::NoDevelopmentKey(path.clone()),
+        _ => KeyError::File {
+            path: path.clone(),
+            reason: e.to_string(),
+        },
+    })?;
     if stored.len() < 32 {
         let reason = "the key is damaged; remove the file to generate a new one".into();
         return Err(KeyError::File { path, reason });
     }
     Ok(stored)
+}
+
+/// Generates the key of development tokens, unless there is one.
+fn make_development_key(data: &Path) -> Result<(), KeyError> {
+    let path = data.join(DEVELOPMENT_KEY_FILE);
+    let failed = |e: std::io::Error| KeyError::File {
+        path: path.clone(),
+        reason: e.to_string(),
+    };
+    if path.exists() {
+        private::restrict(&path);
+        return Ok(());
+    }
+    fs::create_dir_all(data).map_err(failed)?;
+    let key: [u8; 32] = rand::random();
+    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    // The file is complete before it gets its name, so that gateways that start at once all find the same key.
+    let new = data.join(format!(".{DEVELOPMENT_KEY_FILE}-{}", std::process::id()));
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(failed)?;
+    let named = file
+        .write_all(text.as_bytes())
+        .and_then(|()| fs::hard_link(&new, &path));
+    drop(fs::remove_file(&new));
+    match named {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
 }

@@ -6,7 +6,7 @@ mod bucket_rules;
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -17,13 +17,17 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
-    auth::Tokens,
+    auth::{KeyError, Tokens},
     cluster::{self, Finalized},
     config::{Config, Loaded, StoreKind},
     consumers::push,
     files, gateway, import,
-    model::{LEVEL_MAX, UserId, limits::OPEN_FILES_RESERVED},
+    model::{
+        LEVEL_MAX, UserId,
+        limits::{OPEN_FILES_RESERVED, TOKEN_S_MAX},
+    },
     node::{Node, open_store},
+    private,
     store::{
         Store,
         cassandra::{self, schema},
@@ -51,7 +55,7 @@ enum Command {
     /// Print a token for a user
     Token {
         user: UserId,
-        /// How long it is valid, such as 90s, 15m, 1h or 7d
+        /// How long it is valid, such as 90s, 15m, 1h or 7d; at most 3650d
         #[arg(long, default_value = "1h", value_parser = duration)]
         ttl: Duration,
         /// `service`: a back end, which may act for any user within its scopes
@@ -76,6 +80,14 @@ enum Command {
     /// Compact the embedded store, so that no byte of a deleted message is in any of its files; no gateway may be running on
     /// it
     Compact,
+    /// Read everything in a directory of the embedded store, and say what is damaged; no gateway may be running on it
+    Check {
+        /// The directory. By default that of the settings
+        directory: Option<PathBuf>,
+        /// Let a gateway start with what is left, although journals are missing or were changed
+        #[arg(long)]
+        accept_loss: bool,
+    },
     /// Show the gateways on a Cassandra or ScyllaDB store, or end their upgrade
     Cluster {
         #[command(subcommand)]
@@ -135,10 +147,11 @@ pub fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    private::restrict_new_files();
     let command = arguments.command.unwrap_or(Command::Serve);
     let loaded = match command {
         // A container's health check has the environment, but perhaps not the file with the keys.
-        Command::Health => Config::read(arguments.config)?,
+        Command::Health | Command::Check { .. } => Config::read(arguments.config)?,
         _ => Config::load(arguments.config)?,
     };
     match command {
@@ -146,24 +159,11 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Token {
             user, ttl, scope, ..
         } => {
-            let tokens = Tokens::new(&loaded.config)?;
+            let tokens = Tokens::existing(&loaded.config)?;
             println!("{}", tokens.sign(&user, scope.as_deref(), ttl.as_secs())?);
             Ok(ExitCode::SUCCESS)
         }
-        Command::Config {
-            command: ConfigCommand::Check,
-        } => {
-            Tokens::new(&loaded.config)?;
-            push::Keys::read(&loaded.config.push.settings())?;
-            println!("the settings are right");
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Config {
-            command: ConfigCommand::Show,
-        } => {
-            println!("{}", loaded.show());
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Config { command } => config(&loaded, &command),
         Command::Import { file } => {
             println!(
                 "{}",
@@ -185,11 +185,34 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::Attachments { command } => bucket_rules::print(&loaded.config, &command),
         Command::Compact => compact(&loaded.config),
+        Command::Check {
+            directory,
+            accept_loss,
+        } => {
+            let path = directory.unwrap_or_else(|| loaded.config.store.embedded.path.clone());
+            check(&path, accept_loss)
+        }
         Command::Cluster { command } => {
             runtime()?.block_on(cluster_command(&loaded.config, command))
         }
         Command::Health => health(&loaded),
     }
+}
+
+fn config(loaded: &Loaded, command: &ConfigCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        ConfigCommand::Check => {
+            match Tokens::existing(&loaded.config) {
+                // A gateway makes it when it starts.
+                Ok(_) | Err(KeyError::NoDevelopmentKey(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            push::Keys::read(&loaded.config.push.settings())?;
+            println!("the settings are right");
+        }
+        ConfigCommand::Show => println!("{}", loaded.show()),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
@@ -212,6 +235,12 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
         tracing::warn!(
             implied = loaded.development_implied,
             "development tokens are on: anyone on this machine can act as any user. Set auth.keys before production"
+        );
+    }
+    if !loaded.ignored_variables().is_empty() {
+        tracing::info!(
+            variables = loaded.ignored_variables().join(", "),
+            "these variables of the environment are not settings, which begin with CHAT__"
         );
     }
     // Boxed, because it is large.
@@ -341,6 +370,27 @@ fn compact(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads a directory of the embedded store, and prints what is damaged.
+fn check(path: &Path, accept_loss: bool) -> anyhow::Result<ExitCode> {
+    if accept_loss {
+        embedded::accept(path)?;
+    }
+    let checked = embedded::check(path)?;
+    for damage in &checked.damages {
+        println!("{damage}");
+    }
+    if checked.further_damages > 0 {
+        println!("and {} more damages", checked.further_damages);
+    }
+    let (path, tables, cells) = (path.display(), checked.tables, checked.cells);
+    if checked.damages.is_empty() {
+        println!("{path} is whole: {tables} tables and {cells} cells were read");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{path} is damaged: restore a backup, or see \"Damage\" in docs/deployment.md");
+    Ok(ExitCode::FAILURE)
+}
+
 /// Runs a command on the store alone, so that no gateway has to answer.
 async fn cluster_command(config: &Config, command: ClusterCommand) -> anyhow::Result<ExitCode> {
     let tasks = Tasks::default();
@@ -431,9 +481,10 @@ fn scopes(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads a duration: a number and one of s, m, h, d.
+/// Reads the validity of a token: a number and one of s, m, h, d.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "must be a number and one of s, m, h, d, such as 90s or 1h".to_owned();
+    let wrong =
+        || "must be a number and one of s, m, h, d, from 1s to 3650d, such as 90s or 1h".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;
     let seconds = match unit {
         's' => 1,
@@ -442,9 +493,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         'd' => 86_400,
         _ => return Err(wrong()),
     };
-    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let number = text.strip_suffix(unit).unwrap_or_default();
+    let number: u64 = number.parse().map_err(|_| wrong())?;
     number
         .checked_mul(seconds)
+        .filter(|seconds| (1..=TOKEN_S_MAX).contains(seconds))
         .map(Duration::from_secs)
         .ok_or_else(wrong)
 }

@@ -40,11 +40,14 @@ use crate::{
         text,
     },
     node::open_store,
+    protocol::body,
     tasks::Tasks,
 };
 
 /// Messages that are in progress at once.
 const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
+/// Some programs begin a text file with it.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The time in which everything must be stored at the end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -378,12 +381,16 @@ impl Importer {
         for (index, line) in BufReader::new(file).split(b'\n').enumerate() {
             let number = index + 1;
             let at = || format!("{}:{number}", path.display());
-            let line = line.with_context(at)?;
+            let mut line = line.with_context(at)?;
+            if number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                line.drain(..BYTE_ORDER_MARK.len());
+            }
             progress.inc(line.len() as u64 + 1);
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let line: Line = serde_json::from_slice(&line).with_context(at)?;
+            let read: Result<Line, _> = body(&line).map_err(anyhow::Error::msg);
+            let line = read.with_context(at)?;
             times::check(&line, clock::wall()).with_context(at)?;
             let imported = match line {
                 Line::Conversation(line) => self.conversation(line).await,

@@ -18,6 +18,7 @@ mod msgpack;
 #[doc(hidden)]
 pub mod mutation;
 pub mod node;
+pub mod private;
 pub mod protocol;
 pub mod seldom;
 pub mod store;

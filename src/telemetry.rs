@@ -4,20 +4,36 @@
 mod help;
 
 use help::{COUNTERS, GAUGES, HISTOGRAMS};
-use metrics::{describe_counter, describe_gauge, describe_histogram};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::io::{IsTerminal as _, stderr};
 use tracing_subscriber::{
     Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-use crate::config::{Log, LogFormat};
+use crate::{
+    config::{Log, LogFormat},
+    gateway::REFUSED_CONNECTS,
+    protocol::CloseCode,
+};
 
 /// The buckets of durations in seconds, from a fast fsync to a slow database.
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 const COMMANDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0];
+
+/// The counters with labels. They are counted from zero where their labels are known.
+const LABELLED: &[&str] = &[
+    "chat_connects_refused_total",
+    "chat_consumer_events_total",
+    "chat_push_total",
+    "chat_requests_total",
+    "chat_sessions_closed_total",
+    "chat_store_requests_failed_total",
+    "chat_store_rows_written_total",
+    "chat_store_speculative_requests_total",
+];
 
 /// Starts the log on stderr. Only a terminal gets colours.
 ///
@@ -62,5 +78,21 @@ pub fn start_metrics() -> Result<PrometheusHandle, String> {
     for &(name, help) in HISTOGRAMS {
         describe_histogram!(name, help);
     }
+    count_from_zero();
     Ok(handle)
+}
+
+/// Makes the counters exist from the start. An alert on a counter that appears with its first event would miss that event.
+fn count_from_zero() {
+    for &(name, _) in COUNTERS {
+        if !LABELLED.contains(&name) {
+            counter!(name).increment(0);
+        }
+    }
+    for code in CloseCode::ALL {
+        counter!("chat_sessions_closed_total", "reason" => code.reason()).increment(0);
+    }
+    for reason in REFUSED_CONNECTS {
+        counter!("chat_connects_refused_total", "reason" => reason).increment(0);
+    }
 }

@@ -116,7 +116,9 @@ impl Error {
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         match error {
-            store::Error::Unavailable { .. } => Self::unavailable("the store did not answer"),
+            store::Error::Unavailable { .. } | store::Error::Unusable { .. } => {
+                Self::unavailable("the store did not answer")
+            }
             store::Error::Poisoned { .. } => Self::unavailable("the store refuses writes"),
             store::Error::Corrupt { .. } => Self::unavailable("stored data is damaged"),
         }

@@ -1,41 +1,34 @@
 //! The sources of the settings, and how they are shown.
 
+use serde_json::Value;
+
 use super::Loaded;
 
 impl Loaded {
     /// Returns the source of a setting: the file, the environment, or the defaults.
-    pub(super) fn origin(&self, key: &str) -> String {
-        let key = key.split('[').next().unwrap_or(key);
-        let Some(metadata) = self.figment.find_metadata(key) else {
-            return "default".into();
-        };
-        match &metadata.source {
-            Some(figment::Source::File(path)) => path.display().to_string(),
-            _ if metadata.name.contains("environment") => {
-                format!(
-                    "environment CHAT__{}",
-                    key.to_uppercase().replace('.', "__")
-                )
-            }
-            _ => "default".into(),
-        }
+    pub(super) fn origin(&self, key: &str) -> &str {
+        self.sources.origin(key)
+    }
+
+    /// Returns the names of variables of the environment that look like settings and are not.
+    #[must_use]
+    pub fn ignored_variables(&self) -> &[String] {
+        &self.sources.ignored
     }
 
     /// Returns all settings with their values and sources. Secrets are hidden.
     #[must_use]
     pub fn show(&self) -> String {
-        let value = figment::value::Value::serialize(&self.config);
         let mut lines = Vec::new();
-        if let Ok(value) = value {
+        if let Ok(value) = serde_json::to_value(&self.config) {
             self.show_value("", &value, &mut lines);
         }
         lines.join("\n")
     }
 
-    fn show_value(&self, key: &str, value: &figment::value::Value, lines: &mut Vec<String>) {
-        use figment::value::Value;
+    fn show_value(&self, key: &str, value: &Value, lines: &mut Vec<String>) {
         match value {
-            Value::Dict(_, dict) => {
+            Value::Object(dict) => {
                 for (name, value) in dict {
                     let key = if key.is_empty() {
                         name.clone()
@@ -45,12 +38,12 @@ impl Loaded {
                     self.show_value(&key, value, lines);
                 }
             }
-            Value::Array(_, items) if items.iter().any(|v| matches!(v, Value::Dict(..))) => {
+            Value::Array(items) if items.iter().any(Value::is_object) => {
                 for (i, item) in items.iter().enumerate() {
                     self.show_value(&format!("{key}[{i}]"), item, lines);
                 }
             }
-            Value::Empty(..) => {}
+            Value::Null => {}
             value => {
                 let text = match value {
                     // The path of a webhook's address may be secret too.

@@ -5,22 +5,21 @@
 mod attachments;
 mod checks;
 mod consumers;
+mod input;
 mod loaded;
 mod push;
 mod settings;
+mod sources;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
 pub use attachments::{Attachments, FilesKind, S3};
 use checks::Checks;
 pub use consumers::{Consumers, Webhook};
-use figment::{
-    Figment,
-    providers::{Env, Format, Serialized, Toml},
-};
 use ipnet::IpNet;
 pub use push::{ApnsPush, FcmPush, Push, WebPush};
 use serde::{Deserialize, Serialize};
+use sources::{Refused, Sources};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -450,10 +449,8 @@ impl Default for Log {
 /// An error in the settings: which setting, where it is set, and why it is wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{0}")]
-    Source(Box<figment::Error>),
-    #[error("{0} does not exist or cannot be read")]
-    File(PathBuf),
+    #[error("{0}: {1}")]
+    File(PathBuf, String),
     #[error("wrong settings:\n{}", .0.join("\n"))]
     Checks(Vec<String>),
 }
@@ -464,7 +461,7 @@ pub struct Loaded {
     /// Whether development tokens are on by default, because there is no file, there are no keys, and the address is
     /// loopback.
     pub development_implied: bool,
-    figment: Figment,
+    sources: Sources,
 }
 
 impl Config {
@@ -473,8 +470,10 @@ impl Config {
     /// # Errors
     /// All wrong settings, each with its name and source.
     pub fn load(file: Option<PathBuf>) -> Result<Loaded, Error> {
-        let loaded = Self::read(file)?;
-        let wrong = Checks::wrong(&loaded);
+        let (loaded, refused) = Self::read_sources(file)?;
+        let mut wrong: Vec<_> = refused.iter().map(|refused| refused.text.clone()).collect();
+        let found = Checks::wrong(&loaded).into_iter();
+        wrong.extend(found.filter(|text| !is_in_doubt(text, &refused)));
         if wrong.is_empty() {
             Ok(loaded)
         } else {
@@ -487,27 +486,44 @@ impl Config {
     /// # Errors
     /// An error if a source cannot be read, or a setting in it is unknown or has another type.
     pub fn read(file: Option<PathBuf>) -> Result<Loaded, Error> {
-        let mut figment = Figment::from(Serialized::defaults(Self::default()));
-        let without_file = file.is_none();
-        if let Some(file) = file {
-            if std::fs::File::open(&file).is_err() {
-                return Err(Error::File(file));
-            }
-            figment = figment.merge(Toml::file_exact(file));
+        let (loaded, refused) = Self::read_sources(file)?;
+        if refused.is_empty() {
+            return Ok(loaded);
         }
-        let figment = figment.merge(Env::prefixed("CHAT__").split("__"));
-        let config: Self = figment.extract().map_err(|e| Error::Source(Box::new(e)))?;
+        let texts = refused.into_iter().map(|refused| refused.text);
+        Err(Error::Checks(texts.collect()))
+    }
+
+    /// Reads the settings. Those that are refused have their defaults.
+    fn read_sources(file: Option<PathBuf>) -> Result<(Loaded, Vec<Refused>), Error> {
+        let mut sources = Sources::default();
+        if let Some(file) = &file {
+            sources.read_file(file)?;
+        }
+        let mut refused = sources.read_environment(std::env::vars_os());
+        refused.extend(sources.take_wrong());
+        let config = sources
+            .config()
+            .map_err(|wrong| Error::Checks(vec![wrong.to_string()]))?;
         let mut loaded = Loaded {
             config,
             development_implied: false,
-            figment,
+            sources,
         };
         let unsaid = loaded.origin("auth.development") == "default";
         let Self { auth, client, .. } = &mut loaded.config;
-        if without_file && unsaid && auth.keys.is_empty() && client.listen.ip().is_loopback() {
+        if file.is_none() && unsaid && auth.keys.is_empty() && client.listen.ip().is_loopback() {
             auth.development = true;
             loaded.development_implied = true;
         }
-        Ok(loaded)
+        Ok((loaded, refused))
     }
+}
+
+/// Whether what a check found may only follow from a refused setting, which had its default when it was checked.
+fn is_in_doubt(text: &str, refused: &[Refused]) -> bool {
+    let section = |key: &str| key.split(['.', '[']).next().map(str::to_owned);
+    refused
+        .iter()
+        .any(|refused| text.contains(&refused.key) || section(text) == section(&refused.key))
 }

@@ -22,7 +22,7 @@ use super::{
     upload::Upload,
     writing::{Writers, Writing},
 };
-use crate::model::AttachmentId;
+use crate::{model::AttachmentId, private};
 
 pub(super) const INCOMING: &str = "incoming";
 pub(super) const FILES: &str = "files";
@@ -77,6 +77,13 @@ impl Directory {
     pub fn open(root: &Path, free_min: u64) -> io::Result<Self> {
         fs::create_dir_all(root.join(INCOMING))?;
         fs::create_dir_all(root.join(FILES))?;
+        // There may be many files, so they are only looked at if others can reach them.
+        if private::is_open_to_others(root) {
+            private::restrict_all(root);
+        }
+        for path in [INCOMING, FILES, SECRET] {
+            private::restrict(&root.join(path));
+        }
         sync_directory(root)?;
         Ok(Self {
             root: root.to_owned(),

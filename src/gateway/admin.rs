@@ -7,6 +7,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
 
 use super::Gateway;
+use crate::store::Error;
 
 pub struct Admin {
     metrics: PrometheusHandle,
@@ -53,7 +54,11 @@ async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     }
     match gateway.router.ready() {
         Err(error) => {
-            unavailable(json!({"status": "store unavailable", "reason": error.to_string()}))
+            let status = match &error {
+                Error::Corrupt { .. } => "store damaged",
+                _ => "store unavailable",
+            };
+            unavailable(json!({"status": status, "reason": error.to_string()}))
         }
         Ok(()) => (StatusCode::OK, Json(json!({"status": "ready"}))),
     }

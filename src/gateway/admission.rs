@@ -55,6 +55,18 @@ struct Sockets {
     unauthenticated: usize,
 }
 
+/// The reasons for which connections are refused, as they are counted.
+pub const REFUSED_CONNECTS: [&str; 8] = [
+    "address",
+    "address connections",
+    "address unauthenticated",
+    "connections",
+    "draining",
+    "origin",
+    "subprotocol",
+    "unauthenticated",
+];
+
 /// The limit because of which a socket is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {

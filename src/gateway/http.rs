@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::{
     Json, Router,
     extract::State,
-    http::StatusCode,
+    http::{StatusCode, Uri},
     middleware,
     response::{IntoResponse, Response},
     routing::{delete, get, post, put},
@@ -80,7 +80,7 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
         .route_layer(middleware::from_fn(audit))
         .route("/v1/ws", get(upgrade))
         .route("/v1/tokens", post(token))
-        .fallback(async || refused(ErrorCode::NotFound, "no such route: see /openapi.json"))
+        .fallback(no_route)
         .layer(axum::extract::DefaultBodyLimit::max(
             gateway.limits.frame_bytes,
         ))
@@ -92,6 +92,16 @@ pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
             refused_with(status, ErrorCode::BadRequest, text.into())
         })
         .layer(middleware::from_fn(headers::single))
+}
+
+async fn no_route(uri: Uri) -> Response {
+    let is_below_root = uri.path().len() > 1;
+    let text = if is_below_root && uri.path().ends_with('/') {
+        "no such route: no path ends with /; see /openapi.json"
+    } else {
+        "no such route: see /openapi.json"
+    };
+    refused(ErrorCode::NotFound, text)
 }
 
 type At = State<Arc<Gateway>>;

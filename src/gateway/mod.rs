@@ -38,7 +38,7 @@ use crate::{
 };
 
 pub use admin::Admin;
-pub use admission::Admission;
+pub use admission::{Admission, REFUSED_CONNECTS};
 pub use files::{Eraser, Files};
 pub use listener::{bind, serve};
 pub use service::SCOPES;

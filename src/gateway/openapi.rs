@@ -7,7 +7,7 @@ use bytes::Bytes;
 use utoipa::{
     Modify, OpenApi,
     openapi::{
-        Components,
+        Components, RefOr,
         security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
 };
@@ -28,9 +28,10 @@ use super::{consumers, development, files, http};
         http::changes::unreact, http::changes::reactions, http::changes::changes,
         http::devices::list, http::devices::set, http::devices::remove,
         consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::replay, consumers::skipped,
-        files::upload::begin, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
+        files::upload::begin, files::upload::options, files::upload::offset, files::upload::append,
+        files::upload::give_up, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
-    modifiers(&Bearer),
+    modifiers(&Bearer, &Descriptions),
 )]
 struct Document;
 
@@ -46,6 +47,64 @@ impl Modify for Bearer {
         for name in ["service", "user"] {
             components.add_security_scheme(name, SecurityScheme::Http(scheme.clone()));
         }
+    }
+}
+
+/// Describes each response, which the specification requires, and makes the ids of operations unique: the names of generated
+/// functions.
+struct Descriptions;
+
+impl Modify for Descriptions {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        for (path, item) in &mut document.paths.paths {
+            let operations = [
+                ("get", &mut item.get),
+                ("put", &mut item.put),
+                ("post", &mut item.post),
+                ("delete", &mut item.delete),
+                ("options", &mut item.options),
+                ("head", &mut item.head),
+                ("patch", &mut item.patch),
+            ];
+            for (method, operation) in operations {
+                let Some(operation) = operation else {
+                    continue;
+                };
+                operation.operation_id = Some(operation_id(method, path));
+                for (status, response) in &mut operation.responses.responses {
+                    if let RefOr::T(response) = response {
+                        description(status).clone_into(&mut response.description);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the name of an operation, such as `post_conversations_conversation_messages`.
+fn operation_id(method: &str, path: &str) -> String {
+    let parts = path
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != "v1");
+    let parts = parts.map(|part| part.trim_matches(['{', '}']));
+    let mut id = method.to_owned();
+    for part in parts {
+        id.push('_');
+        id.push_str(part);
+    }
+    id
+}
+
+fn description(status: &str) -> &'static str {
+    match status {
+        "200" => "Done",
+        "201" => "Created",
+        "202" => "Accepted, and done later",
+        "204" => "Done, without content",
+        "206" => "A part of the file",
+        "302" => "The address of the file",
+        "404" => "There is no such thing",
+        _ => "Refused: the code and the reason",
     }
 }
 

@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{FromRequest, FromRequestParts, rejection::JsonRejection},
-    http::{StatusCode, header, request::Parts},
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
@@ -14,8 +15,11 @@ use tokio::time::timeout;
 use super::Gateway;
 use crate::{
     model::ConversationId,
-    protocol::{Answer, ErrorCode, Refusal},
+    protocol::{Answer, ErrorCode, Refusal, body},
 };
+
+const WRONG_PATH: &str = "a part of the path is not what it must be: conversations and files are UUIDs, seqs are whole numbers, and \
+                          users have 1 to 64 bytes without white space, percent-encoded";
 
 /// The time for a request's body, counted from the end of its head.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -87,19 +91,16 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-        match timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway)).await {
-            Ok(Ok(Json(body))) => Ok(Self(body)),
-            Ok(Err(rejection)) => Err(match &rejection {
-                JsonRejection::BytesRejection(_) => {
-                    refused(ErrorCode::TooLarge, rejection.body_text())
-                }
-                JsonRejection::MissingJsonContentType(_) => refused_with(
-                    rejection.status(),
-                    ErrorCode::BadRequest,
-                    rejection.body_text(),
-                ),
-                _ => refused(ErrorCode::BadRequest, rejection.body_text()),
-            }),
+        if !is_json(request.headers()) {
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            let text = "the body must be JSON, with content-type: application/json".into();
+            return Err(refused_with(status, ErrorCode::BadRequest, text));
+        }
+        match timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway)).await {
+            Ok(Ok(bytes)) => body(&bytes)
+                .map(Self)
+                .map_err(|text| refused(ErrorCode::BadRequest, text)),
+            Ok(Err(rejection)) => Err(refused(ErrorCode::TooLarge, rejection.body_text())),
             Err(_) => {
                 let seconds = BODY_TIMEOUT.as_secs();
                 let text = format!("the body did not come within {seconds} s");
@@ -108,6 +109,38 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
             }
         }
     }
+}
+
+/// Whether a body is said to be JSON.
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
+    kind.is_some_and(|kind| {
+        let kind = kind.trim().to_ascii_lowercase();
+        kind == "application/json" || kind.starts_with("application/") && kind.ends_with("+json")
+    })
+}
+
+/// Says in plain words which parameter of a query is wrong.
+fn parameter(text: &str) -> String {
+    let text = text.trim_start_matches("Failed to deserialize query string: ");
+    let words = [
+        ("invalid digit found in string", "must be a whole number"),
+        (
+            "cannot parse integer from empty string",
+            "must be a whole number",
+        ),
+        ("number too large to fit in target type", "is too large"),
+        (
+            "provided string was not `true` or `false`",
+            "must be true or false",
+        ),
+    ];
+    let found = words.iter().find_map(|(of_rust, plain)| {
+        let name = text.strip_suffix(of_rust)?;
+        Some(format!("{name}{plain}"))
+    });
+    found.unwrap_or_else(|| text.to_owned())
 }
 
 /// axum's extractor of that name, with the gateway's JSON error.
@@ -122,7 +155,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Gateway>> for Path<T> {
     ) -> Result<Self, Response> {
         let path = axum::extract::Path::from_request_parts(parts, gateway).await;
         path.map(|axum::extract::Path(path)| Self(path))
-            .map_err(|e| refused(ErrorCode::BadRequest, e.body_text()))
+            .map_err(|_| refused(ErrorCode::BadRequest, WRONG_PATH))
     }
 }
 
@@ -139,6 +172,6 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<Gateway>> for Query<T> {
         let query = axum::extract::Query::from_request_parts(parts, gateway).await;
         query
             .map(|axum::extract::Query(query)| Self(query))
-            .map_err(|e| refused(ErrorCode::BadRequest, e.body_text()))
+            .map_err(|e| refused(ErrorCode::BadRequest, parameter(&e.body_text())))
     }
 }

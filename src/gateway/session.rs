@@ -34,7 +34,8 @@ use crate::{
     },
     mutation::{Mutation, broken},
     protocol::{
-        Answer, Away, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users,
+        Answer, Away, BadFrame, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request,
+        Users,
     },
 };
 
@@ -74,6 +75,8 @@ pub(super) struct Session {
     writer: Arc<FrameWriter>,
     /// Requests and control frames that the rate limit refused, minus those accepted since.
     refused: u32,
+    /// What was wrong with a frame, for the reason of the close code.
+    bad_frame: Option<String>,
     place: Place,
     _counted: Admitted,
 }
@@ -145,6 +148,7 @@ impl Session {
             codec,
             writer,
             refused: 0,
+            bad_frame: None,
             place,
             _counted: counted,
         };
@@ -350,6 +354,12 @@ impl Session {
         self.rest_if_owing(live);
     }
 
+    /// Notes why a frame is none, and returns the close code.
+    fn bad_frame(&mut self, bad: &BadFrame) -> End {
+        self.bad_frame = Some(bad.to_string());
+        CloseCode::BadFrame
+    }
+
     fn rest_if_owing(&self, live: &mut Live) {
         if let Some(wait) = self.gateway.rates.bytes_wait(&live.rate) {
             live.rest(wait);
@@ -366,8 +376,9 @@ impl Session {
             return Ok(());
         }
         self.refused = self.refused.saturating_sub(1);
-        let Ok(incoming) = self.codec.decode(bytes) else {
-            return Err(CloseCode::BadFrame);
+        let incoming = match self.codec.decode(bytes) {
+            Ok(incoming) => incoming,
+            Err(bad) => return Err(self.bad_frame(&bad)),
         };
         let id = incoming.id;
         let answer = match incoming.request {
@@ -448,7 +459,7 @@ impl Session {
     fn begin_request(
         &mut self,
         live: &mut Live,
-        id: Option<u32>,
+        id: Option<u64>,
         request: Request,
         frame_bytes: usize,
     ) {

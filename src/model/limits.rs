@@ -203,6 +203,9 @@ pub const INBOX_CONVERSATIONS_PENDING_MAX: usize = 100_000;
 /// Files that the embedded store keeps open. It opens others when it reads them.
 pub const STORE_FILES_OPEN_MAX: usize = 256;
 
+/// The longest validity of a token that the command line prints, in seconds: ten years.
+pub const TOKEN_S_MAX: u64 = 3_650 * 86_400;
+
 /// Open files that client connections never use: those of the store, and 512 for its writes, links to other gateways,
 /// Cassandra nodes, the internal port, and connections that are being refused.
 pub const OPEN_FILES_RESERVED: usize = 512 + STORE_FILES_OPEN_MAX;

@@ -4,10 +4,13 @@ use std::fmt;
 
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{self, DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::frame::{EncodedRequest, Incoming, Request};
+use super::{
+    explain::Value,
+    frame::{EncodedRequest, Incoming, Request},
+};
 use crate::msgpack::Decoder;
 
 /// The maximum nesting of a MessagePack frame. No frame needs more than five levels; deeper ones are an attack.
@@ -19,9 +22,13 @@ pub enum Codec {
     MessagePack,
 }
 
+/// The highest id of a request: the highest whole number that JavaScript counts with.
+const ID_MAX: u64 = (1 << 53) - 1;
+const IDS: &str = "a whole number from 0 to 9007199254740991";
+
 /// The error for bytes that are no frame: no map with a `type`. The connection is closed with 4500.
 #[derive(Debug, thiserror::Error)]
-#[error("not a frame: {0}")]
+#[error("{0}")]
 pub struct BadFrame(String);
 
 #[derive(Deserialize)]
@@ -29,7 +36,31 @@ struct Header {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    id: Option<u32>,
+    id: Option<Id>,
+}
+
+/// The id of a request, which the client chooses.
+#[derive(Clone, Copy)]
+struct Id(u64);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Id;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(IDS)
+            }
+
+            fn visit_u64<E: de::Error>(self, id: u64) -> Result<Id, E> {
+                let is = de::Unexpected::Unsigned(id);
+                let in_range = (id <= ID_MAX).then_some(Id(id));
+                in_range.ok_or_else(|| E::invalid_value(is, &self))
+            }
+        }
+        deserializer.deserialize_u64(Number)
+    }
 }
 
 /// The header of a frame, as far as it was read.
@@ -37,7 +68,21 @@ struct Header {
 pub struct Begun {
     /// The `type`. `None` only if the bytes are no frame.
     pub kind: Option<String>,
-    pub id: Option<u32>,
+    pub id: Option<u64>,
+    /// Whether there is an id that is none.
+    has_wrong_id: bool,
+}
+
+impl Begun {
+    /// Returns the error for a frame without a `type`.
+    #[must_use]
+    pub fn bad_frame(&self) -> BadFrame {
+        BadFrame(if self.has_wrong_id {
+            format!("id: must be {IDS}")
+        } else {
+            "it has no type".into()
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -62,7 +107,11 @@ impl<'de> Visitor<'de> for &mut Begun {
             match map.next_key()? {
                 None => break,
                 Some(Field::Type) if self.kind.is_none() => self.kind = Some(map.next_value()?),
-                Some(Field::Id) if self.id.is_none() => self.id = map.next_value()?,
+                Some(Field::Id) if self.id.is_none() => {
+                    let id = map.next_value::<Option<Id>>();
+                    self.has_wrong_id = id.is_err();
+                    self.id = id?.map(|id| id.0);
+                }
                 // The frame repeats one of them before the other one is known.
                 Some(Field::Type | Field::Id) => return Err(A::Error::custom("no frame")),
                 Some(Field::Other) => drop(map.next_value::<IgnoredAny>()?),
@@ -82,12 +131,12 @@ impl Codec {
     /// Decodes one frame.
     ///
     /// # Errors
-    /// [`BadFrame`] if the bytes are no map with a text `type` and an optional u32 `id`. Any other mistake is returned
+    /// [`BadFrame`] if the bytes are no map with a text `type` and an optional `id`. Any other mistake is returned
     /// in [`Incoming::request`], so that it is answered with the id.
     pub fn decode(self, bytes: &[u8]) -> Result<Incoming, BadFrame> {
         // The type is read first, then exactly that request. A tagged enum would copy every value into an intermediate
         // tree, and could not name the request in an error.
-        let Begun { kind, id } = self.begin(bytes);
+        let Begun { kind, id, .. } = self.begin(bytes);
         let tried = kind.filter(|_| id.is_some());
         let tried = tried.map(|kind| self.request(&kind, bytes));
         if let Some(Ok(request)) = tried {
@@ -99,14 +148,14 @@ impl Codec {
         // This finds out whether the bytes are a frame with a mistake or no frame at all.
         let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
         Ok(Incoming {
-            id,
+            id: id.map(|id| id.0),
             request: tried.unwrap_or_else(|| self.request(&kind, bytes)),
         })
     }
 
     /// Returns the id of a frame without decoding the rest.
     #[must_use]
-    pub fn id(self, bytes: &[u8]) -> Option<u32> {
+    pub fn id(self, bytes: &[u8]) -> Option<u64> {
         self.begin(bytes).id
     }
 
@@ -137,10 +186,16 @@ impl Codec {
 
     fn read<T: DeserializeOwned>(self, bytes: &[u8]) -> Result<T, String> {
         match self {
-            Self::Json => serde_json::from_slice(bytes).map_err(|e| truncated(&e.to_string())),
+            Self::Json => body(bytes),
             Self::MessagePack => {
                 let mut decoder = Decoder::with_depth(bytes, DEPTH_MAX);
-                let value = T::deserialize(&mut decoder).map_err(|e| truncated(&e.to_string()))?;
+                let value = T::deserialize(&mut decoder).map_err(|_| {
+                    let mut decoder = Decoder::with_depth(bytes, DEPTH_MAX);
+                    match Value::deserialize(&mut decoder) {
+                        Ok(value) => explained::<T>(&value, false),
+                        Err(_) => "it is not MessagePack, or is nested too deeply".into(),
+                    }
+                })?;
                 if decoder.rest().is_empty() {
                     Ok(value)
                 } else {
@@ -181,6 +236,28 @@ impl EncodedRequest for Body<'_> {
     fn read<T: DeserializeOwned>(self) -> Result<T, String> {
         self.codec.read(self.bytes)
     }
+}
+
+/// Reads JSON.
+///
+/// # Errors
+/// A text that names the field that is wrong, or the position of what is no JSON.
+pub(crate) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(bytes).map_err(|_| {
+        let error = match serde_json::from_slice::<Value>(bytes) {
+            Ok(value) => return explained::<T>(&value, true),
+            Err(error) => error,
+        };
+        let (line, column) = (error.line(), error.column());
+        let text = error.to_string();
+        let text = text.split(" at line ").next().unwrap_or_default();
+        format!("it is not JSON: {text}, at line {line}, column {column}")
+    })
+}
+
+fn explained<T: DeserializeOwned>(value: &Value, is_text: bool) -> String {
+    let text = value.explain::<T>(is_text);
+    text.map_or_else(|| "it cannot be decoded".into(), |text| truncated(&text))
 }
 
 /// Shortens an error text, which may quote the client's input.

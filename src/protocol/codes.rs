@@ -72,6 +72,19 @@ pub enum CloseCode {
 }
 
 impl CloseCode {
+    pub const ALL: [Self; 10] = [
+        Self::GoingAway,
+        Self::Restart,
+        Self::TokenExpired,
+        Self::TooSlow,
+        Self::RateLimit,
+        Self::TooManyConnections,
+        Self::ConnectTimeout,
+        Self::BadFrame,
+        Self::Unauthorized,
+        Self::Disconnected,
+    ];
+
     #[must_use]
     pub fn number(self) -> u16 {
         self as u16

@@ -26,7 +26,7 @@ use crate::model::{
 #[derive(Debug)]
 pub struct Incoming {
     /// The id that the client chose. The reply repeats it.
-    pub id: Option<u32>,
+    pub id: Option<u64>,
     /// The request, or the reason why it is invalid.
     pub request: Result<Request, String>,
 }
@@ -368,7 +368,7 @@ pub enum Answer {
 #[derive(Debug, Serialize)]
 pub struct Reply {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<u32>,
+    pub id: Option<u64>,
     #[serde(flatten)]
     pub answer: Answer,
 }

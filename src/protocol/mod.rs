@@ -5,12 +5,14 @@ mod changed;
 pub mod codec;
 pub mod codes;
 mod device;
+mod explain;
 mod file;
 mod frame;
 mod list;
 mod message;
 
 pub use changed::*;
+pub(crate) use codec::body;
 pub use codec::{BadFrame, Codec};
 pub use codes::{CloseCode, ErrorCode};
 pub use device::*;

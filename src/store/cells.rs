@@ -3,6 +3,7 @@
 //! the cluster.
 
 mod changes;
+mod check;
 mod consumers;
 mod erase;
 mod files;
@@ -15,6 +16,7 @@ mod summaries;
 mod values;
 
 use async_trait::async_trait;
+pub(super) use check::CellCheck;
 use keys::{
     ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, Key, LAST_SEEN, PARTICIPANT, PUBLIC, READ, RING,
     SENDS, SETTLED, after, inbox_key, log_key, participant_key,

@@ -41,7 +41,10 @@ pub enum Error {
     /// A write to the disk failed. Acknowledged writes are safe; the store accepts no more until a restart.
     #[error("the store refuses writes after a failure of the disk: {reason}")]
     Poisoned { reason: String },
-    /// Stored data cannot be decoded.
+    /// The store cannot be opened, because of its settings or its surroundings.
+    #[error("{reason}")]
+    Unusable { reason: String },
+    /// Stored data is missing or cannot be decoded.
     #[error("{operation}: stored data is damaged: {reason}")]
     Corrupt {
         operation: &'static str,

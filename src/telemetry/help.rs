@@ -152,20 +152,8 @@ pub(super) const COUNTERS: &[Help] = &[
         "Events of a consumer, by result: delivered; failed, which is tried again; skipped after ten attempts",
     ),
     (
-        "chat_consumer_lagging",
-        "Open conversations of this gateway with something that a consumer has not got",
-    ),
-    (
-        "chat_consumer_oldest_seconds",
-        "Age of the oldest event of these",
-    ),
-    (
         "chat_push_total",
         "Notifications to devices, by provider and result",
-    ),
-    (
-        "chat_push_waiting",
-        "Messages for which it is not decided whether a user is notified",
     ),
     // gateway
     (
@@ -212,6 +200,10 @@ pub(super) const GAUGES: &[Help] = &[
          bucket)",
     ),
     // store
+    (
+        "chat_store_damaged",
+        "1 if files of the embedded store are damaged, and 0 otherwise",
+    ),
     (
         "chat_store_driver_connections",
         "Connections to the nodes of the cluster",
@@ -269,6 +261,19 @@ pub(super) const GAUGES: &[Help] = &[
         "The ring version under which this gateway acts",
     ),
     ("chat_users_online", "Users with at least one session"),
+    // consumers
+    (
+        "chat_consumer_lagging",
+        "Open conversations of this gateway with something that a consumer has not got",
+    ),
+    (
+        "chat_consumer_oldest_seconds",
+        "Age of the oldest event of these",
+    ),
+    (
+        "chat_push_waiting",
+        "Messages for which it is not decided whether a user is notified",
+    ),
     // gateway
     ("chat_sessions", "Open client connections"),
     (

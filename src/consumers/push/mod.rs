@@ -184,6 +184,17 @@ impl Providers {
         let web = settings.web.zip(keys.web);
         let fcm = settings.fcm.zip(keys.fcm);
         let apns = settings.apns.zip(keys.apns);
+        let used = [
+            ("web", web.is_some()),
+            ("fcm", fcm.is_some()),
+            ("apns", apns.is_some()),
+        ];
+        for (provider, _) in used.into_iter().filter(|(_, is_used)| *is_used) {
+            for result in ["done", "later", "gone", "refused"] {
+                counter!("chat_push_total", "provider" => provider, "result" => result)
+                    .increment(0);
+            }
+        }
         Self {
             ttl: settings.ttl,
             content: settings.content,

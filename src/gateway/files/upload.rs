@@ -79,8 +79,9 @@ fn number(value: u64) -> HeaderValue {
     HeaderValue::from(value)
 }
 
-/// Says what the server supports.
-pub(super) async fn options(State(gateway): State<Arc<Gateway>>) -> Response {
+/// Says what the server supports (tus 1.0.0).
+#[utoipa::path(options, path = "/v1/attachments", security(()), responses((status = 204)))]
+pub(in crate::gateway) async fn options(State(gateway): State<Arc<Gateway>>) -> Response {
     if gateway
         .files
         .as_ref()
@@ -356,8 +357,11 @@ fn metadata_header(metadata: Option<Metadata>) -> Option<[(&'static str, &'stati
     metadata.map(|metadata| [("file-metadata", metadata.name())])
 }
 
-/// Says how many bytes have come.
-pub(super) async fn offset(
+/// Says how many bytes have come (tus 1.0.0).
+#[utoipa::path(head, path = "/v1/attachments/{file}/upload", params(("file" = uuid::Uuid, Path)),
+    security(("user" = []), ("service" = ["messages:write"])),
+    responses((status = 200), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn offset(
     State(gateway): State<Arc<Gateway>>,
     person: Person<MessagesWrite>,
     Path(file): Path<AttachmentId>,
@@ -400,7 +404,10 @@ pub(super) async fn offset(
 }
 
 /// Gives an upload up, or a complete file that no message has.
-pub(super) async fn give_up(
+#[utoipa::path(delete, path = "/v1/attachments/{file}/upload", params(("file" = uuid::Uuid, Path)),
+    security(("user" = []), ("service" = ["messages:write"])),
+    responses((status = 204), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn give_up(
     State(gateway): State<Arc<Gateway>>,
     person: Person<MessagesWrite>,
     Path(file): Path<AttachmentId>,
@@ -418,8 +425,12 @@ pub(super) async fn give_up(
     with_tus(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Appends the body to an upload.
-pub(super) async fn append(
+/// Appends the body to an upload (tus 1.0.0).
+#[utoipa::path(patch, path = "/v1/attachments/{file}/upload", params(("file" = uuid::Uuid, Path), ("upload-offset" = u64, Header), ("tus-resumable" = String, Header)),
+    request_body(content = Vec<u8>, content_type = "application/offset+octet-stream"),
+    security(("user" = []), ("service" = ["messages:write"])),
+    responses((status = 204), (status = "default", body = crate::protocol::Refusal)))]
+pub(in crate::gateway) async fn append(
     State(gateway): State<Arc<Gateway>>,
     person: Person<MessagesWrite>,
     Path(file): Path<AttachmentId>,

@@ -56,7 +56,7 @@ impl Drop for Registered {
 
 /// A `connect` with a valid token.
 struct Accepted {
-    id: Option<u32>,
+    id: Option<u64>,
     identity: Identity,
     rate: Arc<UserRate>,
     device: Option<String>,
@@ -144,16 +144,20 @@ impl Session {
     }
 
     /// Reads the first frame, which must be `connect`. Returns it with its id.
-    async fn read_connect(&mut self, limit: Duration) -> Result<(Option<u32>, Connect), End> {
+    async fn read_connect(&mut self, limit: Duration) -> Result<(Option<u64>, Connect), End> {
         let first = in_time(limit, self.next_frame()).await?;
         // An unauthenticated client may make the gateway decode a `connect`, but only the type of any other frame.
         let begun = self.codec.begin(&first);
-        if begun.kind.ok_or(CloseCode::BadFrame)? != "connect" {
+        let Some(kind) = &begun.kind else {
+            return Err(self.bad_frame(&begun.bad_frame()));
+        };
+        if kind != "connect" {
             let text = "the first frame must be connect";
             let (code, end) = (ErrorCode::Unauthorized, CloseCode::Unauthorized);
             return self.refuse(begun.id, code, text, end).await;
         }
-        let incoming = self.codec.decode(&first).map_err(|_| CloseCode::BadFrame)?;
+        let incoming = self.codec.decode(&first);
+        let incoming = incoming.map_err(|bad| self.bad_frame(&bad))?;
         let id = incoming.id;
         match incoming.request {
             Ok(Request::Connect(connect)) => Ok((id, connect)),
@@ -165,7 +169,7 @@ impl Session {
         }
     }
 
-    async fn authenticate(&mut self, id: Option<u32>, token: &str) -> Result<Identity, End> {
+    async fn authenticate(&mut self, id: Option<u64>, token: &str) -> Result<Identity, End> {
         match self.gateway.tokens.check_user(token) {
             Ok(identity) => Ok(identity),
             Err(error) => {
@@ -182,7 +186,7 @@ impl Session {
     /// Waits until the user owes nothing, and counts the session against the limit of the user's connections.
     async fn admit(
         &mut self,
-        id: Option<u32>,
+        id: Option<u64>,
         user: &UserId,
         rate: &Arc<UserRate>,
     ) -> Result<Connecting, End> {
@@ -207,7 +211,7 @@ impl Session {
     /// Reads the frames with the remaining cursors.
     async fn more_cursors(
         &mut self,
-        id: Option<u32>,
+        id: Option<u64>,
         rate: &UserRate,
         mut cursors: HashMap<ConversationId, Cursor>,
         mut more: bool,
@@ -217,7 +221,8 @@ impl Session {
             parts += 1;
             let part = self.next_frame().await?;
             self.gateway.rates.charge(rate, part.len());
-            let part = self.codec.decode(&part).map_err(|_| CloseCode::BadFrame)?;
+            let part = self.codec.decode(&part);
+            let part = part.map_err(|bad| self.bad_frame(&bad))?;
             let Ok(Request::Cursors(part)) = part.request else {
                 let text = "more cursors were announced: cursors must follow connect";
                 let (code, end) = (ErrorCode::BadRequest, CloseCode::BadFrame);
@@ -320,7 +325,7 @@ impl Session {
     /// Answers with an error and ends the session.
     async fn refuse<T>(
         &mut self,
-        id: Option<u32>,
+        id: Option<u64>,
         code: ErrorCode,
         text: &str,
         end: CloseCode,

@@ -18,6 +18,8 @@ use crate::{
 
 /// The time in which a close frame must be sent and answered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of the reason in a close frame (RFC 6455: 125 with the code).
+const CLOSE_REASON_BYTES_MAX: usize = 123;
 /// Frames for which an idle session's queue keeps capacity.
 const FRAMES_KEPT: usize = 8;
 
@@ -66,9 +68,14 @@ impl Session {
             let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
             return;
         }
+        let mut reason = code.reason().to_owned();
+        if let (CloseCode::BadFrame, Some(text)) = (code, &self.bad_frame) {
+            reason = format!("{reason}: {text}");
+            reason.truncate(reason.floor_char_boundary(CLOSE_REASON_BYTES_MAX));
+        }
         let frame = CloseFrame {
             code: code.number(),
-            reason: code.reason().into(),
+            reason: reason.into(),
         };
         let closed = async {
             self.socket.send(Message::Close(Some(frame))).await?;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     super::{Error, Result},
-    Keyspaces, open_database,
+    Keyspaces, damage, journals, open_database,
 };
 use crate::tasks::lock;
 
@@ -45,22 +45,22 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// Compacts a closed directory, so that no erased byte is in any of its files.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if the directory does not exist, is in use, or cannot be written.
+/// [`Error::Unusable`] if the directory does not exist, is in use, or cannot be written, and [`Error::Corrupt`] if it is
+/// damaged.
 pub fn compact(path: &Path) -> Result<()> {
-    let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
-        operation: "compact",
-        reason: format!("{}: {e}", path.display()),
-    };
+    let failed = |e: fjall::Error| damage::not_opened(path, &e);
     if !path.is_dir() {
-        return Err(failed(&"there is no such directory"));
+        let reason = format!("{}: there is no such directory", path.display());
+        return Err(Error::Unusable { reason });
     }
     {
-        let (database, keyspaces) = open_database(path, CACHE_BYTES).map_err(|e| failed(&e))?;
-        compact_all(&database, &keyspaces).map_err(|e| failed(&e))?;
+        let (database, keyspaces) = open_database(path, CACHE_BYTES)?;
+        compact_all(&database, &keyspaces).map_err(failed)?;
     }
     // Files of tables that were replaced are removed when the directory is opened.
-    drop(open_database(path, CACHE_BYTES).map_err(|e| failed(&e))?);
-    remove_mark(path).map_err(|e| failed(&e))
+    drop(open_database(path, CACHE_BYTES)?);
+    journals::record_stopped(path).map_err(|e| failed(e.into()))?;
+    remove_mark(path).map_err(|e| failed(e.into()))
 }
 
 /// Rewrites all tables with the newest values only, and removes the journals that have older ones. Writers continue in
@@ -158,17 +158,19 @@ impl Compactor {
         })
     }
 
-    /// Ends the thread, and waits a while for it.
-    pub(super) async fn stop(&self) {
+    /// Ends the thread, and waits a while for it. Returns whether it ended.
+    pub(super) async fn stop(&self) -> bool {
         self.0.stop();
         let ended = async {
             while !self.0.state().stopped {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(CLOSE_PATIENCE, ended).await.is_err() {
+        let is_ended = tokio::time::timeout(CLOSE_PATIENCE, ended).await.is_ok();
+        if !is_ended {
             tracing::info!("the store closes during a compaction; the next start compacts again");
         }
+        is_ended
     }
 }
 

@@ -153,6 +153,16 @@ fn unpack(key: &[u8], row: &[u8], cells: &mut Vec<Cell>) -> fjall::Result<()> {
     Ok(())
 }
 
+/// Returns the cells of a packed row. `None` if this is none.
+pub(super) fn parts(row: &Cell) -> Option<fjall::Result<Vec<Cell>>> {
+    if row.key.first() != Some(&PACKED) {
+        return None;
+    }
+    let stored = super::stored_value(row);
+    let mut cells = Vec::new();
+    Some(unpack(&row.key, &stored, &mut cells).map(|()| cells))
+}
+
 /// Returns the cell of a column in a packed row.
 ///
 /// # Errors

@@ -1,5 +1,8 @@
 use super::*;
-use crate::{mutation::break_rule, tasks::Tasks};
+use crate::{
+    mutation::{Mutation, break_rule},
+    tasks::Tasks,
+};
 
 /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
 fn writer(folder: &Path) -> (Writer, Embedded) {

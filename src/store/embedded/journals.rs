@@ -1,0 +1,168 @@
+//! Finds journals that were removed, truncated or changed while no process had the directory open. After a crash fjall
+//! ignores the end of a journal that cannot be read, because its last writes may be incomplete. After a clean stop nothing is
+//! incomplete, so a file in the directory has the length and a checksum of each journal then.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The file with the state of the journals.
+const STATE: &str = "journals.json";
+/// The file that fjall makes last in a new directory.
+const VERSION: &str = "version";
+const EXTENSION: &str = "jnl";
+const CHUNK_BYTES: usize = 256 << 10;
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    /// The number of the journal that was written to. It exists until a later one does.
+    active: u64,
+    /// The journals at a clean stop. Empty while a process has the directory open, and after a crash.
+    stopped: Vec<Journal>,
+}
+
+#[derive(PartialEq, Serialize, Deserialize)]
+struct Journal {
+    number: u64,
+    bytes: u64,
+    xxh3: String,
+}
+
+/// Returns what is wrong with the journals, with their files.
+///
+/// # Errors
+/// The error of the file system.
+pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
+    if !directory.join(VERSION).try_exists()? {
+        // The directory is new.
+        return Ok(Vec::new());
+    }
+    let numbers = numbers(directory)?;
+    let Some(&newest) = numbers.last() else {
+        let missing = directory.join("*.jnl");
+        return Ok(vec![format!("{} is missing", missing.display())]);
+    };
+    let Some(state) = read(directory)? else {
+        return Ok(Vec::new());
+    };
+    let mut damages = Vec::new();
+    if newest < state.active {
+        let missing = file(directory, state.active);
+        damages.push(format!("{} is missing", missing.display()));
+    }
+    for then in &state.stopped {
+        // One that is gone was removed because all of its writes are in tables, as far as one can know.
+        if !numbers.contains(&then.number) {
+            continue;
+        }
+        let now = Journal::read(directory, then.number)?;
+        let path = file(directory, then.number);
+        if now.bytes != then.bytes {
+            damages.push(format!(
+                "{} has {} bytes, and had {} when the gateway stopped",
+                path.display(),
+                now.bytes,
+                then.bytes
+            ));
+        } else if now != *then {
+            let path = path.display();
+            damages.push(format!("{path} was changed after the gateway stopped"));
+        }
+    }
+    Ok(damages)
+}
+
+/// Records that a process has the directory open.
+pub(super) fn record_open(directory: &Path) -> io::Result<()> {
+    let active = numbers(directory)?.last().copied().unwrap_or_default();
+    let stopped = Vec::new();
+    write(directory, &State { active, stopped })
+}
+
+/// Records a clean stop. Nothing may be written after it.
+pub(super) fn record_stopped(directory: &Path) -> io::Result<()> {
+    let numbers = numbers(directory)?;
+    let active = numbers.last().copied().unwrap_or_default();
+    let journals = numbers.into_iter().map(|n| Journal::read(directory, n));
+    let stopped = journals.collect::<io::Result<_>>()?;
+    write(directory, &State { active, stopped })
+}
+
+/// Lets the directory be opened with the journals that it has.
+pub(super) fn accept(directory: &Path) -> io::Result<()> {
+    if numbers(directory)?.is_empty() {
+        // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
+        let number = read(directory)?.map_or(0, |state| state.active);
+        File::create_new(file(directory, number))?.sync_all()?;
+    }
+    match fs::remove_file(directory.join(STATE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    File::open(directory)?.sync_all()
+}
+
+impl Journal {
+    fn read(directory: &Path, number: u64) -> io::Result<Self> {
+        let mut file = File::open(file(directory, number))?;
+        let mut hash = Xxh3::new();
+        let mut bytes = 0;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let read = file.read(&mut chunk)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&chunk[..read]);
+            bytes += read as u64;
+        }
+        Ok(Self {
+            number,
+            bytes,
+            xxh3: format!("{:016x}", hash.digest()),
+        })
+    }
+}
+
+fn file(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("{number}.{EXTENSION}"))
+}
+
+/// Returns the numbers of the journals, in order.
+fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_journal = path.extension().is_some_and(|end| end == EXTENSION);
+        let number = path
+            .file_stem()
+            .and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+        numbers.extend(number.filter(|_| is_journal));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Returns the recorded state. `None` if an earlier build had the directory open last, or if the file is damaged: it
+/// protects nothing then, but nothing else is lost.
+fn read(directory: &Path) -> io::Result<Option<State>> {
+    match fs::read(directory.join(STATE)) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn write(directory: &Path, state: &State) -> io::Result<()> {
+    let new = directory.join(format!("{STATE}.new"));
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec(state).map_err(io::Error::other)?)?;
+    file.sync_all()?;
+    fs::rename(&new, directory.join(STATE))?;
+    File::open(directory)?.sync_all()
+}
