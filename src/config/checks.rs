@@ -382,9 +382,9 @@ impl<'a> Checks<'a> {
     fn drain(&mut self) {
         let Config { drain, .. } = &self.loaded.config;
         self.check(
-            drain.grace_ms >= drain.spread_ms,
+            drain.leave_within() <= drain.grace() / 2,
             "drain.grace_ms",
-            "must be at least drain.spread_ms",
+            "must be at least twice drain.delay_ms + drain.spread_ms: the second half is for storing everything",
         );
     }
 }

@@ -9,7 +9,7 @@ mod loaded;
 mod push;
 mod settings;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use attachments::{Attachments, FilesKind, S3};
 use checks::Checks;
@@ -286,6 +286,20 @@ pub struct Drain {
     pub delay_ms: u64,
     pub spread_ms: u64,
     pub grace_ms: u64,
+}
+
+impl Drain {
+    /// Returns the time after which all sockets of clients are closed, counted from the start of the drain.
+    #[must_use]
+    pub fn leave_within(&self) -> Duration {
+        Duration::from_millis(self.delay_ms.saturating_add(self.spread_ms))
+    }
+
+    /// Returns the time limit of the whole drain.
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

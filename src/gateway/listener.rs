@@ -4,14 +4,17 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
-    pin::pin,
-    sync::Arc,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 
-use axum::{Router, body::Body, serve::Listener};
+use axum::{Router, body::Body, http::Response, serve::Listener};
 use futures_util::FutureExt as _;
-use hyper::{Request, body::Incoming, server::conn::http1};
+use hyper::{Request, StatusCode, body::Incoming, server::conn::http1, service::HttpService};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -27,6 +30,7 @@ use super::{
 };
 use crate::{
     fanout::{FrameWriter, SharedStream},
+    model::limits::LAST_REQUEST,
     protocol::Answer,
     tasks::Tasks,
 };
@@ -37,9 +41,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time in which a proxy must send the PROXY header.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time after the start of a drain in which requests on their way are still answered. Then idle connections are
-/// closed.
-const LAST_REQUEST: Duration = Duration::from_millis(500);
+/// The time that a client has to read its answer, if the gateway closes before it has read the whole request.
+const LINGER: Duration = Duration::from_secs(1);
 /// The time that a refused client has to read the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a request's head. No request of the gateway needs a long one.
@@ -71,23 +74,32 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves `routes` on `listener` until the gateway drains. It does not end open connections: a WebSocket ends with its
-/// session, a request with its response.
+/// What all connections of a listener share.
+#[derive(Clone)]
+struct Shared {
+    routes: Router,
+    tasks: Tasks,
+    /// The time after the start of a drain at which responses that can be requested again are cut.
+    leave_within: Duration,
+}
+
+/// Serves `routes` on `listener` until the gateway drains. A WebSocket ends with its session, a request with its
+/// response, and a response that can be requested again at the latest `leave_within` after the start of the drain.
 pub async fn serve(
     mut listener: TcpListener,
     routes: Router,
     admission: Arc<Admission>,
     tasks: Tasks,
+    leave_within: Duration,
 ) {
+    let shared = Shared {
+        routes,
+        tasks: tasks.clone(),
+        leave_within,
+    };
     let begin = |(mut stream, from): (TcpStream, SocketAddr)| match admit(&admission, from.ip()) {
         Ok(Some(place)) => {
-            tasks.spawn(connection(
-                stream,
-                from.ip(),
-                place,
-                routes.clone(),
-                tasks.clone(),
-            ));
+            tasks.spawn(connection(stream, from.ip(), place, shared.clone()));
         }
         Ok(None) => {}
         Err(full) => {
@@ -152,15 +164,38 @@ async fn refuse(stream: &mut TcpStream, full: Full) {
     let _ = timeout(REFUSAL_TIMEOUT, refused).await;
 }
 
+/// How far a connection is. A drain decides by it what to wait for.
+#[derive(Default)]
+struct Progress(AtomicU8);
+
+impl Progress {
+    /// No request has come whole.
+    const NO_REQUEST: u8 = 0;
+    /// A request is being carried out.
+    const WORKING: u8 = 1;
+    /// The response is being written. Its request changed something, so the client must learn the outcome.
+    const ANSWERING: u8 = 2;
+    /// The response is being written. It can be requested again, a download from where it was cut.
+    const REPEATABLE: u8 = 3;
+    /// The connection is a WebSocket now.
+    const UPGRADED: u8 = 4;
+
+    fn set(&self, to: u8) {
+        self.0.store(to, Ordering::Relaxed);
+    }
+
+    fn is(&self, what: u8) -> bool {
+        self.0.load(Ordering::Relaxed) == what
+    }
+}
+
 /// Serves a connection until it ends or becomes a session.
-async fn connection(
-    mut stream: TcpStream,
-    socket: IpAddr,
-    place: Place,
-    routes: Router,
-    tasks: Tasks,
-) {
-    let Some((peer, place)) = Box::pin(identify(&mut stream, socket, place)).await else {
+async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared: Shared) {
+    let identified = select! {
+        identified = Box::pin(identify(&mut stream, socket, place)) => identified,
+        () = shared.tasks.drained_for(LAST_REQUEST) => return,
+    };
+    let Some((peer, place)) = identified else {
         return;
     };
     // Nagle's algorithm would delay small frames.
@@ -168,16 +203,17 @@ async fn connection(
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
     let stream = SharedStream::new(stream);
-    let writer = stream.writer().clone();
-    let place = SharedPlace::new(place);
-    let watched = writer.clone();
+    let client = Client {
+        peer,
+        place: SharedPlace::new(place),
+        writer: stream.writer().clone(),
+        progress: Arc::default(),
+    };
+    let (answering, routes) = (client.clone(), shared.routes.clone());
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(place.clone());
-        request.extensions_mut().insert(writer.clone());
-        let mut routes = routes.clone();
-        async move { Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {})) }
+        let (client, routes) = (answering.clone(), routes.clone());
+        client.progress.set(Progress::WORKING);
+        async move { Ok::<_, Infallible>(client.answer(request.map(Body::new), routes).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -185,25 +221,87 @@ async fn connection(
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    let mut connection = pin!(connection);
-    let mut drained = pin!(async {
-        tasks.draining().await;
-        sleep(LAST_REQUEST).await;
-    });
-    let mut stalled = pin!(stalled(&watched));
-    let mut leaving = false;
-    let ended = loop {
+    let progress = &client.progress;
+    match until_ended(pin!(connection), &client, &shared).await {
+        None => {}
+        Some(Err(error)) => {
+            tracing::debug!(%socket, %error, "a connection ended with an error");
+        }
+        // The kernel discards the answer if the socket is closed with unread bytes of the request.
+        Some(Ok(())) if progress.is(Progress::ANSWERING) => {
+            drop(timeout(LINGER, client.writer.linger()).await);
+        }
+        Some(Ok(())) => {}
+    }
+}
+
+/// One connection, as its requests see it.
+#[derive(Clone)]
+struct Client {
+    peer: Peer,
+    place: SharedPlace,
+    writer: Arc<FrameWriter>,
+    progress: Arc<Progress>,
+}
+
+impl Client {
+    /// Carries out a request.
+    async fn answer(self, mut request: Request<Body>, mut routes: Router) -> Response<Body> {
+        let is_safe = request.method().is_safe();
+        let extensions = request.extensions_mut();
+        extensions.insert(self.peer);
+        extensions.insert(self.place);
+        extensions.insert(self.writer);
+        let answered = routes.call(request).await;
+        let response = answered.unwrap_or_else(|never| match never {});
+        self.progress.set(match response.status() {
+            StatusCode::SWITCHING_PROTOCOLS => Progress::UPGRADED,
+            _ if is_safe => Progress::REPEATABLE,
+            _ => Progress::ANSWERING,
+        });
+        response
+    }
+}
+
+type Http<S> = http1::UpgradeableConnection<TokioIo<SharedStream>, S>;
+
+/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, or a drain does not wait for it.
+async fn until_ended<S>(
+    mut connection: Pin<&mut Http<S>>,
+    client: &Client,
+    Shared {
+        tasks,
+        leave_within,
+        ..
+    }: &Shared,
+) -> Option<hyper::Result<()>>
+where
+    S: HttpService<Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut last_request = pin!(tasks.drained_for(LAST_REQUEST));
+    let mut cut = pin!(tasks.drained_for(LAST_REQUEST.max(*leave_within)));
+    let mut stalled = pin!(stalled(&client.writer));
+    let (mut leaving, mut cutting) = (false, false);
+    loop {
         select! {
-            ended = connection.as_mut() => break ended,
-            () = drained.as_mut(), if !leaving => {
+            ended = connection.as_mut() => return Some(ended),
+            () = last_request.as_mut(), if !leaving => {
+                if client.progress.is(Progress::NO_REQUEST) {
+                    return None;
+                }
                 leaving = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = stalled.as_mut() => return,
+            () = cut.as_mut(), if !cutting => {
+                if client.progress.is(Progress::REPEATABLE) {
+                    return None;
+                }
+                cutting = true;
+            }
+            () = stalled.as_mut() => return None,
+            () = tasks.abandoned() => return None,
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%socket, %error, "a connection ended with an error");
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::Gateway;
 use crate::{
-    model::ConversationId,
+    model::{ConversationId, limits::LAST_REQUEST},
     protocol::{Answer, ErrorCode, Refusal},
 };
 
@@ -33,6 +33,20 @@ pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
         message: message.into(),
         retry_after_ms: None,
     }))
+}
+
+/// Refuses a request because the gateway drains. It can be repeated on another one, or after the restart.
+pub(super) fn stopping() -> Response {
+    respond(Answer::Error(Refusal {
+        code: ErrorCode::Unavailable,
+        message: "the gateway is stopping".into(),
+        retry_after_ms: Some(1_000),
+    }))
+}
+
+/// Marks the answer to a request whose body was not read to its end. The connection closes after it.
+pub(super) fn unread(response: Response) -> Response {
+    ([(header::CONNECTION, "close")], response).into_response()
 }
 
 /// Returns an error like [`refused`], with a status that is more precise than that of the code.
@@ -87,7 +101,15 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-        match timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway)).await {
+        let body = timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway));
+        let body = tokio::select! {
+            body = body => body,
+            // Nothing has begun, so the client can repeat the request elsewhere.
+            () = gateway.tasks.drained_for(LAST_REQUEST) => {
+                return Err(unread(stopping()));
+            }
+        };
+        match body {
             Ok(Ok(Json(body))) => Ok(Self(body)),
             Ok(Err(rejection)) => Err(match &rejection {
                 JsonRejection::BytesRejection(_) => {
@@ -104,7 +126,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
                 let seconds = BODY_TIMEOUT.as_secs();
                 let text = format!("the body did not come within {seconds} s");
                 let late = refused_with(StatusCode::REQUEST_TIMEOUT, ErrorCode::BadRequest, text);
-                Err(([(header::CONNECTION, "close")], late).into_response())
+                Err(unread(late))
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::{
     files::{Directory, Upload, Writing, clean},
     gateway::{
         Gateway,
-        reply::{Body, Path, refused, refused_with},
+        reply::{Body, Path, refused, refused_with, stopping},
         service::{MessagesWrite, Person},
     },
     model::{
@@ -33,6 +33,7 @@ use crate::{
     },
     protocol::ErrorCode,
     store::FileRow,
+    tasks::Tasks,
 };
 
 const VERSION: &str = "1.0.0";
@@ -371,10 +372,10 @@ pub(super) async fn offset(
     };
     // If nobody looks at a complete file, the gateway ended meanwhile, or the last part broke off.
     if is_waiting && received == row.facts.size {
-        let (files, facts) = (files.clone(), row.facts.clone());
-        gateway
-            .tasks
-            .spawn(async move { inspect::again(&files, file, &facts).await });
+        let (inspected, facts) = (files.clone(), row.facts.clone());
+        files.tasks.spawn_until_drained(async move {
+            inspect::again(&inspected, file, &facts).await;
+        });
     }
     let headers = [
         ("upload-offset", number(received)),
@@ -423,7 +424,17 @@ pub(super) async fn append(
     let appended = match may_append(&files, &directory, &user, file, headers).await {
         Ok((row, writing, upload)) => {
             let body = request.into_body();
-            received(&files, &directory, (file, &row), writing, upload, body).await
+            let tasks = &gateway.tasks;
+            received(
+                &files,
+                &directory,
+                (file, &row),
+                writing,
+                upload,
+                body,
+                tasks,
+            )
+            .await
         }
         Err(response) => Err(response),
     };
@@ -484,9 +495,12 @@ async fn received(
     writing: Writing,
     mut upload: Upload,
     body: Bytes,
+    tasks: &Tasks,
 ) -> Result<Response, Response> {
     let size = row.facts.size;
-    let mut parts = body.into_data_stream();
+    // A drain does not wait for the rest.
+    let parts = body.into_data_stream().take_until(tasks.draining_owned());
+    let mut parts = std::pin::pin!(parts);
     let mut unchecked = 0;
     let broken = loop {
         let mut next = parts.next();
@@ -524,6 +538,9 @@ async fn received(
     };
     upload.flush().await.map_err(|error| disk_failed(&error))?;
     let offset = upload.len;
+    if offset < size && tasks.is_draining() {
+        return Err(([("upload-offset", number(offset))], stopping()).into_response());
+    }
     // Nothing is missing if the body broke off after its last byte.
     if let Some(response) = broken.filter(|_| offset < size) {
         return Err(response);

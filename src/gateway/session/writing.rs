@@ -18,6 +18,8 @@ use crate::{
 
 /// The time in which a close frame must be sent and answered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for one write and for the close frame at the end of a drain.
+const LAST_WRITE: Duration = Duration::from_millis(500);
 /// Frames for which an idle session's queue keeps capacity.
 const FRAMES_KEPT: usize = 8;
 
@@ -66,6 +68,7 @@ impl Session {
             let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
             return;
         }
+        let gateway = self.gateway.clone();
         let frame = CloseFrame {
             code: code.number(),
             reason: code.reason().into(),
@@ -77,7 +80,10 @@ impl Session {
             self.writer.linger().await;
             Ok::<_, axum::Error>(())
         };
-        let _ = timeout(CLOSE_TIMEOUT, closed).await;
+        select! {
+            _ = timeout(CLOSE_TIMEOUT, closed) => {}
+            () = leave_time(&gateway) => {}
+        }
     }
 }
 
@@ -139,11 +145,11 @@ async fn no_progress(gateway: &Gateway, writer: &FrameWriter) {
     }
 }
 
-/// Returns when the gateway drains and all clients should have left.
+/// Returns when the gateway drains and all clients should have left. A wait that begins later than that has
+/// [`LAST_WRITE`].
 async fn leave_time(gateway: &Gateway) {
     gateway.tasks.draining().await;
-    sleep(Duration::from_millis(
-        gateway.drain.delay_ms + gateway.drain.spread_ms,
-    ))
-    .await;
+    let began = Instant::now();
+    let leave = gateway.tasks.drain_began() + gateway.drain.leave_within();
+    sleep_until(leave.max(began + LAST_WRITE)).await;
 }
