@@ -69,7 +69,8 @@ impl Node {
         let (edge, core, upkeep) = (Tasks::default(), Tasks::default(), Tasks::default());
         // Each step needs only the steps above it. Accepting clients comes last.
         let tokens = Tokens::new(config)?;
-        let admin = Arc::new(gateway::Admin::new(metrics.clone()));
+        let hosts = config.internal.hosts.clone();
+        let admin = Arc::new(gateway::Admin::new(metrics.clone(), hosts));
         let internal_address = serve_operators(config, &admin, &upkeep)?;
         let store = open_store(config, &upkeep).await?;
         let peer_settings = peer_settings(config)?;

@@ -52,6 +52,7 @@ impl<'a> Checks<'a> {
         checks.web_push();
         checks.fcm_and_apns();
         checks.drain();
+        checks.internal();
         checks.wrong
     }
 
@@ -376,6 +377,18 @@ impl<'a> Checks<'a> {
             set(&s3.access_key) && set(&s3.secret_key),
             "attachments.s3.access_key",
             "must be set together with attachments.s3.secret_key",
+        );
+    }
+
+    fn internal(&mut self) {
+        let hosts = &self.loaded.config.internal.hosts;
+        let are_names = hosts
+            .iter()
+            .all(|host| !host.is_empty() && !host.contains([':', '/', ' ']));
+        self.check(
+            are_names,
+            "internal.hosts",
+            "must be names such as gateway-1, without scheme and port",
         );
     }
 

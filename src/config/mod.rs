@@ -64,6 +64,7 @@ pub struct Client {
 #[serde(default, deny_unknown_fields)]
 pub struct Internal {
     pub listen: SocketAddr,
+    pub hosts: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -331,6 +332,7 @@ impl Default for Internal {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            hosts: Vec::new(),
         }
     }
 }

@@ -9,12 +9,20 @@ use std::{
         Arc,
         atomic::{AtomicU8, Ordering},
     },
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
-use axum::{Router, body::Body, http::Response, serve::Listener};
+use axum::{
+    Router,
+    body::Body,
+    http::{Response, header},
+    response::IntoResponse as _,
+    serve::Listener,
+};
 use futures_util::FutureExt as _;
-use hyper::{Request, StatusCode, body::Incoming, server::conn::http1, service::HttpService};
+use hyper::{
+    Method, Request, StatusCode, body::Incoming, server::conn::http1, service::HttpService,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -27,11 +35,14 @@ use tower_service::Service as _;
 use super::{
     address,
     admission::{Admission, Full, Place, SharedPlace},
+    host,
+    reply::{refused, refused_with},
 };
 use crate::{
+    clock,
     fanout::{FrameWriter, SharedStream},
     model::limits::LAST_REQUEST,
-    protocol::Answer,
+    protocol::{Answer, ErrorCode},
     tasks::Tasks,
 };
 
@@ -47,6 +58,20 @@ const LINGER: Duration = Duration::from_secs(1);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a request's head. No request of the gateway needs a long one.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Bytes of the path of a request with its query. It is part of the head.
+const TARGET_BYTES_MAX: usize = 8 << 10;
+/// The methods that the gateway knows. A route that has not the one of a request answers 405, and 501 to all others.
+const METHODS: [Method; 9] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::OPTIONS,
+    Method::TRACE,
+    Method::CONNECT,
+];
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 4096;
 
@@ -150,10 +175,12 @@ async fn refuse(stream: &mut TcpStream, full: Full) {
         let refusal = full.refusal();
         let status = refusal.code.http_status();
         let body = serde_json::to_string(&Answer::Error(refusal)).unwrap_or_default();
+        let now = u64::try_from(clock::wall()).unwrap_or_default();
         let head = format!(
             "HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-             connection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
+             connection: close\r\ncontent-length: {}\r\ndate: {}\r\n\r\n",
+            body.len(),
+            httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(now)),
         );
         stream.write_all((head + &body).as_bytes()).await?;
         stream.shutdown().await?;
@@ -248,12 +275,17 @@ impl Client {
     /// Carries out a request.
     async fn answer(self, mut request: Request<Body>, mut routes: Router) -> Response<Body> {
         let is_safe = request.method().is_safe();
-        let extensions = request.extensions_mut();
-        extensions.insert(self.peer);
-        extensions.insert(self.place);
-        extensions.insert(self.writer);
-        let answered = routes.call(request).await;
-        let response = answered.unwrap_or_else(|never| match never {});
+        let response = match checked(&mut request) {
+            Ok(()) => {
+                let extensions = request.extensions_mut();
+                extensions.insert(self.peer);
+                extensions.insert(self.place);
+                extensions.insert(self.writer);
+                let answered = routes.call(request).await;
+                answered.unwrap_or_else(|never| match never {})
+            }
+            Err(refused) => refused,
+        };
         self.progress.set(match response.status() {
             StatusCode::SWITCHING_PROTOCOLS => Progress::UPGRADED,
             _ if is_safe => Progress::REPEATABLE,
@@ -303,6 +335,27 @@ where
             () = tasks.abandoned() => return None,
         }
     }
+}
+
+/// Checks what holds for requests to any route (RFC 9110 and 9112).
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn checked(request: &mut Request<Body>) -> Result<(), Response<Body>> {
+    if let Err(text) = host::settle(request) {
+        let refused = refused(ErrorCode::BadRequest, text);
+        return Err(([(header::CONNECTION, "close")], refused).into_response());
+    }
+    let path = request.uri().path_and_query();
+    if path.is_some_and(|path| path.as_str().len() > TARGET_BYTES_MAX) {
+        let text = format!("a path has at most {TARGET_BYTES_MAX} bytes");
+        let status = StatusCode::URI_TOO_LONG;
+        return Err(refused_with(status, ErrorCode::TooLarge, text));
+    }
+    if !METHODS.contains(request.method()) {
+        let text = "no route has such a method: see /openapi.json".to_owned();
+        let status = StatusCode::NOT_IMPLEMENTED;
+        return Err(refused_with(status, ErrorCode::BadRequest, text));
+    }
+    Ok(())
 }
 
 /// Finds out the address of the client, from the PROXY header if there must be one, and counts the connection for it.

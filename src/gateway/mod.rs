@@ -8,6 +8,7 @@ mod bodies;
 mod consumers;
 mod development;
 mod files;
+mod host;
 mod http;
 mod listener;
 mod openapi;

@@ -13,6 +13,7 @@ use super::{
     Gateway,
     address::forwarded,
     admission::{Admission, Full, Place, SharedPlace},
+    host,
     listener::Peer,
     reply::{refused_with, respond},
     session::Session,
@@ -142,15 +143,8 @@ pub(super) fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), Str
     let Ok(origin) = origin.to_str() else {
         return Err("(not text)".into());
     };
-    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
-    let own = origin
-        .split_once("://")
-        .is_some_and(|(_, of)| Some(of) == host);
-    if own
-        || origins
-            .iter()
-            .any(|o| o == "*" || o.eq_ignore_ascii_case(origin))
-    {
+    let allowed = |allowed: &String| allowed == "*" || host::is_same(allowed, origin);
+    if host::is_own(origin, headers) || origins.iter().any(allowed) {
         Ok(())
     } else {
         Err(origin.chars().take(200).collect())
