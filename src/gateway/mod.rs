@@ -5,6 +5,7 @@ mod address;
 mod admin;
 mod admission;
 mod bodies;
+mod conditions;
 mod consumers;
 mod development;
 mod files;

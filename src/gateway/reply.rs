@@ -101,6 +101,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > gateway.limits.frame_bytes) {
+            let text = format!("a body has at most {} bytes", gateway.limits.frame_bytes);
+            return Err(unread(refused(ErrorCode::TooLarge, text)));
+        }
         let body = timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway));
         let body = tokio::select! {
             body = body => body,
@@ -113,7 +119,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
             Ok(Ok(Json(body))) => Ok(Self(body)),
             Ok(Err(rejection)) => Err(match &rejection {
                 JsonRejection::BytesRejection(_) => {
-                    refused(ErrorCode::TooLarge, rejection.body_text())
+                    let code = match rejection.status() {
+                        StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::TooLarge,
+                        // It broke off, or its chunks are malformed.
+                        _ => ErrorCode::BadRequest,
+                    };
+                    unread(refused(code, rejection.body_text()))
                 }
                 JsonRejection::MissingJsonContentType(_) => refused_with(
                     rejection.status(),
