@@ -2,6 +2,7 @@
 //! and the tests can use it.
 
 mod bucket_rules;
+mod signals;
 
 use std::{
     io::{Read as _, Write as _},
@@ -14,8 +15,8 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::signals::Signals;
 use crate::{
     auth::{KeyError, Tokens},
     cluster::{self, Finalized},
@@ -226,10 +227,7 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     let config = loaded.config.clone();
     telemetry::start_logs(&config.log).map_err(anyhow::Error::msg)?;
     let metrics = telemetry::start_metrics().map_err(anyhow::Error::msg)?;
-    let mut signals = Signals {
-        terminate: signal(SignalKind::terminate())?,
-        interrupt: signal(SignalKind::interrupt())?,
-    };
+    let mut signals = Signals::catch()?;
     let (config, files) = fitted(config)?;
     if config.auth.development {
         tracing::warn!(
@@ -251,7 +249,7 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     tracing::info!("draining");
     let stopped = tokio::select! {
         stopped = node.stop() => stopped,
-        () = signals.next() => bail!("stopped at once by a second signal"),
+        () = signals.stop() => bail!("stopped at once by a second signal"),
     };
     if stopped {
         tracing::info!("stopped: everything is stored");
@@ -259,21 +257,6 @@ async fn serve(loaded: &Loaded) -> anyhow::Result<ExitCode> {
     } else {
         tracing::warn!("stopped before everything was finished");
         Ok(ExitCode::FAILURE)
-    }
-}
-
-/// The signals that stop a gateway.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 
@@ -311,7 +294,7 @@ async fn run_until_told(
     loop {
         let node = tokio::select! {
             node = Node::start(&config, metrics.clone()) => node?,
-            () = signals.next() => return Ok(Ended::With(ExitCode::SUCCESS)),
+            () = signals.stop() => return Ok(Ended::With(ExitCode::SUCCESS)),
         };
         tracing::info!(
             clients = %node.client_address,
@@ -320,7 +303,7 @@ async fn run_until_told(
             "ready"
         );
         tokio::select! {
-            () = signals.next() => return Ok(Ended::Told(Box::new(node))),
+            () = signals.stop() => return Ok(Ended::Told(Box::new(node))),
             () = node.removed() => {}
         }
         if !config.cluster.enabled {

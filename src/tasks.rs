@@ -7,7 +7,7 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, Location, resume_unwind},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::{
-    sync::{CancellationToken, WaitForCancellationFuture},
+    sync::{CancellationToken, WaitForCancellationFuture, WaitForCancellationFutureOwned},
     task::TaskTracker,
 };
 
@@ -70,6 +70,10 @@ fn panicked(what: &'static str, of: impl Display, panic: &(dyn Any + Send)) {
 pub struct Tasks {
     running: TaskTracker,
     draining: CancellationToken,
+    /// The time at which the drain began.
+    drained_at: Arc<OnceLock<Instant>>,
+    /// Cancelled when nobody waits for these tasks any more.
+    abandoned: CancellationToken,
     process: Option<Process>,
 }
 
@@ -245,6 +249,24 @@ impl Tasks {
         self.draining.cancelled()
     }
 
+    /// Completes like [`draining`](Self::draining), without borrowing.
+    #[must_use]
+    pub fn draining_owned(&self) -> WaitForCancellationFutureOwned {
+        self.draining.clone().cancelled_owned()
+    }
+
+    /// Completes when the gateway has drained for this time.
+    pub async fn drained_for(&self, time: Duration) {
+        self.draining().await;
+        sleep_until(self.drain_began() + time).await;
+    }
+
+    /// Returns the time at which the drain began, or now if it has not.
+    #[must_use]
+    pub fn drain_began(&self) -> Instant {
+        self.drained_at.get().copied().unwrap_or_else(Instant::now)
+    }
+
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
@@ -252,7 +274,18 @@ impl Tasks {
 
     /// Signals all tasks to finish, without waiting.
     pub fn drain(&self) {
+        self.drained_at.get_or_init(Instant::now);
         self.draining.cancel();
+    }
+
+    /// Signals the tasks that are left after a drain to end at once: nobody waits for them any more.
+    pub fn abandon(&self) {
+        self.abandoned.cancel();
+    }
+
+    /// Completes when nobody waits for these tasks any more.
+    pub fn abandoned(&self) -> WaitForCancellationFuture<'_> {
+        self.abandoned.cancelled()
     }
 
     /// Waits until all tasks have finished. Returns false if some have not within `limit`.

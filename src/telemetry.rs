@@ -46,6 +46,8 @@ pub fn start_logs(log: &Log) -> Result<(), String> {
         .map_err(|e| format!("log.filter: {:?} is invalid: {e}", log.filter))?;
     let lines = fmt::layer()
         .with_writer(stderr)
+        // Its report of a line that could not be written panics if nobody reads stderr any more.
+        .log_internal_errors(false)
         .with_ansi(stderr().is_terminal());
     let lines = match log.format {
         LogFormat::Text => lines.boxed(),

@@ -345,8 +345,13 @@ impl LocalSockets {
                 self.send(conversation, audience, receipt);
             }
             Body::Typing(user) => {
-                let user = user.clone();
-                self.send(conversation, audience, Event::Typing { conversation, user });
+                let typing = Encoded::new(Event::Typing {
+                    conversation,
+                    user: user.clone(),
+                });
+                for other in audience.users().filter(|&other| other != user) {
+                    self.hub.deliver(&Topic::User(other.clone()), &typing);
+                }
             }
             Body::Changed(changed) => {
                 self.deliver_changed(conversation, at.1, changed, audience);

@@ -34,6 +34,7 @@ mod router;
 mod sessions;
 mod settings;
 mod status;
+mod unproven;
 mod view;
 mod view_changes;
 

@@ -4,13 +4,13 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{SinkExt, StreamExt, future};
 use metrics::{counter, gauge};
 use tokio::{
     select,
@@ -27,6 +27,7 @@ use super::{
         Response, ResumePoint, Unknown, Welcome, decode, decode_batch, encode,
     },
     network::{Connection, Network},
+    unproven::Unproven,
 };
 use crate::{
     chat::Error,
@@ -41,6 +42,8 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// The pause between attempts to connect.
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time in which a peer that connected must prove that it knows the secret.
+const PROVEN_WITHIN: Duration = Duration::from_secs(4);
 /// The time for which the link to a gateway outside the ring is kept.
 const STRANGER_KEPT: Duration = Duration::from_secs(10);
 
@@ -61,6 +64,8 @@ pub(super) struct Peers {
     /// Weak, because the receiver refers to the peers.
     receive: OnceLock<Weak<dyn Receive>>,
     tasks: Tasks,
+    /// Connections whose peers have not proved that they know the secret.
+    unproven: Unproven,
 }
 
 /// A known peer.
@@ -86,6 +91,7 @@ impl Peers {
             links: Mutex::default(),
             receive: OnceLock::new(),
             tasks,
+            unproven: Unproven::default(),
         })
     }
 
@@ -105,11 +111,7 @@ impl Peers {
                 Ok(accepted) => {
                     let accepting = self.clone();
                     self.tasks.spawn_until_drained(async move {
-                        let done = async {
-                            let connection = accepted.await?;
-                            accepting.accept(connection).await
-                        };
-                        if let Err(error) = done.await {
+                        if let Err(error) = accepting.accept(accepted).await {
                             tracing::debug!(%error, "a peer's connection ended");
                         }
                     });
@@ -262,6 +264,7 @@ impl Peers {
         let challenge: Challenge = next(&mut connection).await?;
         let expected = self.proof(link.peer, self.me, &hello, &challenge.nonce);
         self.check(&challenge.proof, &expected)?;
+        connection.proven.store(true, Ordering::Relaxed);
         let _in_use = link.connection.lock().await;
         let response = Response {
             proof: self.proof(self.me, link.peer, &hello, &challenge.nonce),
@@ -273,20 +276,17 @@ impl Peers {
             .await
     }
 
-    async fn accept(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
-        let hello: Hello = next(&mut connection).await?;
-        if hello.protocol != PROTOCOL || hello.to != self.me || hello.from == self.me {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        let nonce: [u8; 32] = rand::random();
-        let proof = self.proof(self.me, hello.from, &hello, &nonce);
-        connection
-            .send
-            .send(encode(&Challenge { nonce, proof }))
-            .await?;
-        let response: Response = next(&mut connection).await?;
-        let expected = self.proof(hello.from, self.me, &hello, &nonce);
-        self.check(&response.proof, &expected)?;
+    async fn accept(
+        self: &Arc<Self>,
+        accepted: future::BoxFuture<'static, io::Result<Connection>>,
+    ) -> io::Result<()> {
+        let stranger = self.unproven.admit();
+        let (hello, response, mut connection) = select! {
+            proven = timeout(PROVEN_WITHIN, self.prove(accepted)) => proven??,
+            () = stranger.evicted() => return Err(io::ErrorKind::ConnectionRefused.into()),
+        };
+        drop(stranger);
+        connection.proven.store(true, Ordering::Relaxed);
         let link = self.link(hello.from);
         if link.is_closed() || link.is_given_up() {
             // The peer was removed, or will be.
@@ -302,6 +302,28 @@ impl Peers {
             .await?;
         self.use_connection(&link, connection, response.resume_point)
             .await
+    }
+
+    /// Lets the peer that connected prove that it knows the secret.
+    async fn prove(
+        &self,
+        accepted: future::BoxFuture<'static, io::Result<Connection>>,
+    ) -> io::Result<(Hello, Response, Connection)> {
+        let mut connection = accepted.await?;
+        let hello: Hello = next(&mut connection).await?;
+        if hello.protocol != PROTOCOL || hello.to != self.me || hello.from == self.me {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let nonce: [u8; 32] = rand::random();
+        let proof = self.proof(self.me, hello.from, &hello, &nonce);
+        connection
+            .send
+            .send(encode(&Challenge { nonce, proof }))
+            .await?;
+        let response: Response = next(&mut connection).await?;
+        let expected = self.proof(hello.from, self.me, &hello, &nonce);
+        self.check(&response.proof, &expected)?;
+        Ok((hello, response, connection))
     }
 
     async fn use_connection(
@@ -509,3 +531,6 @@ async fn next<T: serde::de::DeserializeOwned>(connection: &mut Connection) -> io
     let frame = frame.ok_or(io::ErrorKind::UnexpectedEof)??;
     decode(&frame).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,6 +52,7 @@ impl<'a> Checks<'a> {
         checks.web_push();
         checks.fcm_and_apns();
         checks.drain();
+        checks.internal();
         checks.wrong
     }
 
@@ -379,12 +380,24 @@ impl<'a> Checks<'a> {
         );
     }
 
+    fn internal(&mut self) {
+        let hosts = &self.loaded.config.internal.hosts;
+        let are_names = hosts
+            .iter()
+            .all(|host| !host.is_empty() && !host.contains([':', '/', ' ']));
+        self.check(
+            are_names,
+            "internal.hosts",
+            "must be names such as gateway-1, without scheme and port",
+        );
+    }
+
     fn drain(&mut self) {
         let Config { drain, .. } = &self.loaded.config;
         self.check(
-            drain.grace_ms >= drain.spread_ms,
+            drain.leave_within() <= drain.grace() / 2,
             "drain.grace_ms",
-            "must be at least drain.spread_ms",
+            "must be at least twice drain.delay_ms + drain.spread_ms: the second half is for storing everything",
         );
     }
 }

@@ -11,7 +11,7 @@ mod push;
 mod settings;
 mod sources;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use attachments::{Attachments, FilesKind, S3};
 use checks::Checks;
@@ -63,6 +63,7 @@ pub struct Client {
 #[serde(default, deny_unknown_fields)]
 pub struct Internal {
     pub listen: SocketAddr,
+    pub hosts: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -287,6 +288,20 @@ pub struct Drain {
     pub grace_ms: u64,
 }
 
+impl Drain {
+    /// Returns the time after which all sockets of clients are closed, counted from the start of the drain.
+    #[must_use]
+    pub fn leave_within(&self) -> Duration {
+        Duration::from_millis(self.delay_ms.saturating_add(self.spread_ms))
+    }
+
+    /// Returns the time limit of the whole drain.
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
@@ -316,6 +331,7 @@ impl Default for Internal {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            hosts: Vec::new(),
         }
     }
 }

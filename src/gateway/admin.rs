@@ -2,24 +2,36 @@
 
 use std::sync::{Arc, OnceLock};
 
-use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
 
-use super::Gateway;
-use crate::store::Error;
+use super::{Gateway, host, reply::refused_with};
+use crate::{protocol::ErrorCode, store::Error};
 
 pub struct Admin {
     metrics: PrometheusHandle,
     /// The gateway, set when it can serve clients.
     gateway: OnceLock<Arc<Gateway>>,
+    /// The names under which operators reach the port.
+    hosts: Vec<String>,
 }
 
 impl Admin {
     #[must_use]
-    pub fn new(metrics: PrometheusHandle) -> Self {
-        let gateway = OnceLock::new();
-        Self { metrics, gateway }
+    pub fn new(metrics: PrometheusHandle, hosts: Vec<String>) -> Self {
+        Self {
+            metrics,
+            gateway: OnceLock::new(),
+            hosts,
+        }
     }
 
     /// Lets the readiness check ask the gateway.
@@ -39,8 +51,20 @@ impl Admin {
                 "/metrics",
                 get(async |State(admin): State<Arc<Self>>| admin.metrics.render()),
             )
+            .layer(middleware::from_fn_with_state(self.clone(), known))
             .with_state(self.clone())
     }
+}
+
+/// Refuses requests to names that are not configured. Otherwise any page could read the metrics, by a name of its own that
+/// resolves to this machine.
+async fn known(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {
+    if host::is_known(request.headers(), &admin.hosts) {
+        return next.run(request).await;
+    }
+    let status = StatusCode::MISDIRECTED_REQUEST;
+    let text = "this port answers to addresses, localhost and the names in internal.hosts";
+    refused_with(status, ErrorCode::Forbidden, text.to_owned())
 }
 
 /// Answers whether new clients should be sent here.

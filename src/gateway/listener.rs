@@ -4,14 +4,25 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::{Duration, UNIX_EPOCH},
 };
 
-use axum::{Router, body::Body, serve::Listener};
+use axum::{
+    Router,
+    body::Body,
+    http::{Response, header},
+    response::IntoResponse as _,
+    serve::Listener,
+};
 use futures_util::FutureExt as _;
-use hyper::{Request, body::Incoming, server::conn::http1};
+use hyper::{
+    Method, Request, StatusCode, body::Incoming, server::conn::http1, service::HttpService,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -24,10 +35,14 @@ use tower_service::Service as _;
 use super::{
     address,
     admission::{Admission, Full, Place, SharedPlace},
+    host,
+    reply::{refused, refused_with},
 };
 use crate::{
+    clock,
     fanout::{FrameWriter, SharedStream},
-    protocol::Answer,
+    model::limits::LAST_REQUEST,
+    protocol::{Answer, ErrorCode},
     tasks::Tasks,
 };
 
@@ -37,13 +52,26 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time in which a proxy must send the PROXY header.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time after the start of a drain in which requests on their way are still answered. Then idle connections are
-/// closed.
-const LAST_REQUEST: Duration = Duration::from_millis(500);
+/// The time that a client has to read its answer, if the gateway closes before it has read the whole request.
+const LINGER: Duration = Duration::from_secs(1);
 /// The time that a refused client has to read the reason.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a request's head. No request of the gateway needs a long one.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Bytes of the path of a request with its query. It is part of the head.
+const TARGET_BYTES_MAX: usize = 8 << 10;
+/// The methods that the gateway knows. A route that has not the one of a request answers 405, and 501 to all others.
+const METHODS: [Method; 9] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::OPTIONS,
+    Method::TRACE,
+    Method::CONNECT,
+];
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 4096;
 
@@ -71,23 +99,32 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves `routes` on `listener` until the gateway drains. It does not end open connections: a WebSocket ends with its
-/// session, a request with its response.
+/// What all connections of a listener share.
+#[derive(Clone)]
+struct Shared {
+    routes: Router,
+    tasks: Tasks,
+    /// The time after the start of a drain at which responses that can be requested again are cut.
+    leave_within: Duration,
+}
+
+/// Serves `routes` on `listener` until the gateway drains. A WebSocket ends with its session, a request with its
+/// response, and a response that can be requested again at the latest `leave_within` after the start of the drain.
 pub async fn serve(
     mut listener: TcpListener,
     routes: Router,
     admission: Arc<Admission>,
     tasks: Tasks,
+    leave_within: Duration,
 ) {
+    let shared = Shared {
+        routes,
+        tasks: tasks.clone(),
+        leave_within,
+    };
     let begin = |(mut stream, from): (TcpStream, SocketAddr)| match admit(&admission, from.ip()) {
         Ok(Some(place)) => {
-            tasks.spawn(connection(
-                stream,
-                from.ip(),
-                place,
-                routes.clone(),
-                tasks.clone(),
-            ));
+            tasks.spawn(connection(stream, from.ip(), place, shared.clone()));
         }
         Ok(None) => {}
         Err(full) => {
@@ -138,10 +175,12 @@ async fn refuse(stream: &mut TcpStream, full: Full) {
         let refusal = full.refusal();
         let status = refusal.code.http_status();
         let body = serde_json::to_string(&Answer::Error(refusal)).unwrap_or_default();
+        let now = u64::try_from(clock::wall()).unwrap_or_default();
         let head = format!(
             "HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-             connection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
+             connection: close\r\ncontent-length: {}\r\ndate: {}\r\n\r\n",
+            body.len(),
+            httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(now)),
         );
         stream.write_all((head + &body).as_bytes()).await?;
         stream.shutdown().await?;
@@ -152,15 +191,38 @@ async fn refuse(stream: &mut TcpStream, full: Full) {
     let _ = timeout(REFUSAL_TIMEOUT, refused).await;
 }
 
+/// How far a connection is. A drain decides by it what to wait for.
+#[derive(Default)]
+struct Progress(AtomicU8);
+
+impl Progress {
+    /// No request has come whole.
+    const NO_REQUEST: u8 = 0;
+    /// A request is being carried out.
+    const WORKING: u8 = 1;
+    /// The response is being written. Its request changed something, so the client must learn the outcome.
+    const ANSWERING: u8 = 2;
+    /// The response is being written. It can be requested again, a download from where it was cut.
+    const REPEATABLE: u8 = 3;
+    /// The connection is a WebSocket now.
+    const UPGRADED: u8 = 4;
+
+    fn set(&self, to: u8) {
+        self.0.store(to, Ordering::Relaxed);
+    }
+
+    fn is(&self, what: u8) -> bool {
+        self.0.load(Ordering::Relaxed) == what
+    }
+}
+
 /// Serves a connection until it ends or becomes a session.
-async fn connection(
-    mut stream: TcpStream,
-    socket: IpAddr,
-    place: Place,
-    routes: Router,
-    tasks: Tasks,
-) {
-    let Some((peer, place)) = Box::pin(identify(&mut stream, socket, place)).await else {
+async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared: Shared) {
+    let identified = select! {
+        identified = Box::pin(identify(&mut stream, socket, place)) => identified,
+        () = shared.tasks.drained_for(LAST_REQUEST) => return,
+    };
+    let Some((peer, place)) = identified else {
         return;
     };
     // Nagle's algorithm would delay small frames.
@@ -168,16 +230,17 @@ async fn connection(
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
     let stream = SharedStream::new(stream);
-    let writer = stream.writer().clone();
-    let place = SharedPlace::new(place);
-    let watched = writer.clone();
+    let client = Client {
+        peer,
+        place: SharedPlace::new(place),
+        writer: stream.writer().clone(),
+        progress: Arc::default(),
+    };
+    let (answering, routes) = (client.clone(), shared.routes.clone());
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(place.clone());
-        request.extensions_mut().insert(writer.clone());
-        let mut routes = routes.clone();
-        async move { Ok::<_, Infallible>(routes.call(request).await.unwrap_or_else(|e| match e {})) }
+        let (client, routes) = (answering.clone(), routes.clone());
+        client.progress.set(Progress::WORKING);
+        async move { Ok::<_, Infallible>(client.answer(request.map(Body::new), routes).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -185,26 +248,114 @@ async fn connection(
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    let mut connection = pin!(connection);
-    let mut drained = pin!(async {
-        tasks.draining().await;
-        sleep(LAST_REQUEST).await;
-    });
-    let mut stalled = pin!(stalled(&watched));
-    let mut leaving = false;
-    let ended = loop {
+    let progress = &client.progress;
+    match until_ended(pin!(connection), &client, &shared).await {
+        None => {}
+        Some(Err(error)) => {
+            tracing::debug!(%socket, %error, "a connection ended with an error");
+        }
+        // The kernel discards the answer if the socket is closed with unread bytes of the request.
+        Some(Ok(())) if progress.is(Progress::ANSWERING) => {
+            drop(timeout(LINGER, client.writer.linger()).await);
+        }
+        Some(Ok(())) => {}
+    }
+}
+
+/// One connection, as its requests see it.
+#[derive(Clone)]
+struct Client {
+    peer: Peer,
+    place: SharedPlace,
+    writer: Arc<FrameWriter>,
+    progress: Arc<Progress>,
+}
+
+impl Client {
+    /// Carries out a request.
+    async fn answer(self, mut request: Request<Body>, mut routes: Router) -> Response<Body> {
+        let is_safe = request.method().is_safe();
+        let response = match checked(&mut request) {
+            Ok(()) => {
+                let extensions = request.extensions_mut();
+                extensions.insert(self.peer);
+                extensions.insert(self.place);
+                extensions.insert(self.writer);
+                let answered = routes.call(request).await;
+                answered.unwrap_or_else(|never| match never {})
+            }
+            Err(refused) => refused,
+        };
+        self.progress.set(match response.status() {
+            StatusCode::SWITCHING_PROTOCOLS => Progress::UPGRADED,
+            _ if is_safe => Progress::REPEATABLE,
+            _ => Progress::ANSWERING,
+        });
+        response
+    }
+}
+
+type Http<S> = http1::UpgradeableConnection<TokioIo<SharedStream>, S>;
+
+/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, or a drain does not wait for it.
+async fn until_ended<S>(
+    mut connection: Pin<&mut Http<S>>,
+    client: &Client,
+    Shared {
+        tasks,
+        leave_within,
+        ..
+    }: &Shared,
+) -> Option<hyper::Result<()>>
+where
+    S: HttpService<Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut last_request = pin!(tasks.drained_for(LAST_REQUEST));
+    let mut cut = pin!(tasks.drained_for(LAST_REQUEST.max(*leave_within)));
+    let mut stalled = pin!(stalled(&client.writer));
+    let (mut leaving, mut cutting) = (false, false);
+    loop {
         select! {
-            ended = connection.as_mut() => break ended,
-            () = drained.as_mut(), if !leaving => {
+            ended = connection.as_mut() => return Some(ended),
+            () = last_request.as_mut(), if !leaving => {
+                if client.progress.is(Progress::NO_REQUEST) {
+                    return None;
+                }
                 leaving = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = stalled.as_mut() => return,
+            () = cut.as_mut(), if !cutting => {
+                if client.progress.is(Progress::REPEATABLE) {
+                    return None;
+                }
+                cutting = true;
+            }
+            () = stalled.as_mut() => return None,
+            () = tasks.abandoned() => return None,
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%socket, %error, "a connection ended with an error");
     }
+}
+
+/// Checks what holds for requests to any route (RFC 9110 and 9112).
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn checked(request: &mut Request<Body>) -> Result<(), Response<Body>> {
+    if let Err(text) = host::settle(request) {
+        let refused = refused(ErrorCode::BadRequest, text);
+        return Err(([(header::CONNECTION, "close")], refused).into_response());
+    }
+    let path = request.uri().path_and_query();
+    if path.is_some_and(|path| path.as_str().len() > TARGET_BYTES_MAX) {
+        let text = format!("a path has at most {TARGET_BYTES_MAX} bytes");
+        let status = StatusCode::URI_TOO_LONG;
+        return Err(refused_with(status, ErrorCode::TooLarge, text));
+    }
+    if !METHODS.contains(request.method()) {
+        let text = "no route has such a method: see /openapi.json".to_owned();
+        let status = StatusCode::NOT_IMPLEMENTED;
+        return Err(refused_with(status, ErrorCode::BadRequest, text));
+    }
+    Ok(())
 }
 
 /// Finds out the address of the client, from the PROXY header if there must be one, and counts the connection for it.

@@ -10,6 +10,8 @@ use axum::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::conditions;
+
 /// Returns the content security policy: only files of the gateway are loaded and run, nothing inline, and no text becomes
 /// markup. Uploaded files may be in a bucket, and nothing else of its storage is allowed.
 fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
@@ -80,10 +82,6 @@ pub(super) fn routes(bucket: Option<&str>) -> Router {
 /// Serves a file with an ETag. The browser revalidates it on every load, so a new version of the gateway is seen at
 /// once.
 fn file(asked: &HeaderMap, kind: &'static str, tag: &str, bytes: &'static [u8]) -> Response {
-    let known = asked.get(header::IF_NONE_MATCH);
-    let same = known
-        .and_then(|known| known.to_str().ok())
-        .is_some_and(|known| known.split(',').any(|one| one.trim() == tag));
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -91,9 +89,9 @@ fn file(asked: &HeaderMap, kind: &'static str, tag: &str, bytes: &'static [u8]) 
         (header::CACHE_CONTROL, "no-cache"),
         (header::ETAG, tag),
     ];
-    if same {
-        (StatusCode::NOT_MODIFIED, headers).into_response()
-    } else {
-        (headers, bytes).into_response()
+    match conditions::unmet(asked, tag) {
+        None => (headers, bytes).into_response(),
+        Some(StatusCode::NOT_MODIFIED) => (StatusCode::NOT_MODIFIED, headers).into_response(),
+        Some(_) => conditions::failed(),
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Gateway;
 use crate::{
-    model::ConversationId,
+    model::{ConversationId, limits::LAST_REQUEST},
     protocol::{Answer, ErrorCode, Refusal, body},
 };
 
@@ -37,6 +37,20 @@ pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
         message: message.into(),
         retry_after_ms: None,
     }))
+}
+
+/// Refuses a request because the gateway drains. It can be repeated on another one, or after the restart.
+pub(super) fn stopping() -> Response {
+    respond(Answer::Error(Refusal {
+        code: ErrorCode::Unavailable,
+        message: "the gateway is stopping".into(),
+        retry_after_ms: Some(1_000),
+    }))
+}
+
+/// Marks the answer to a request whose body was not read to its end. The connection closes after it.
+pub(super) fn unread(response: Response) -> Response {
+    ([(header::CONNECTION, "close")], response).into_response()
 }
 
 /// Returns an error like [`refused`], with a status that is more precise than that of the code.
@@ -96,16 +110,37 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
             let text = "the body must be JSON, with content-type: application/json".into();
             return Err(refused_with(status, ErrorCode::BadRequest, text));
         }
-        match timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway)).await {
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > gateway.limits.frame_bytes) {
+            let text = format!("a body has at most {} bytes", gateway.limits.frame_bytes);
+            return Err(unread(refused(ErrorCode::TooLarge, text)));
+        }
+        let bytes = timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
+        let bytes = tokio::select! {
+            bytes = bytes => bytes,
+            // Nothing has begun, so the client can repeat the request elsewhere.
+            () = gateway.tasks.drained_for(LAST_REQUEST) => {
+                return Err(unread(stopping()));
+            }
+        };
+        match bytes {
             Ok(Ok(bytes)) => body(&bytes)
                 .map(Self)
                 .map_err(|text| refused(ErrorCode::BadRequest, text)),
-            Ok(Err(rejection)) => Err(refused(ErrorCode::TooLarge, rejection.body_text())),
+            Ok(Err(rejection)) => {
+                let code = match rejection.status() {
+                    StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::TooLarge,
+                    // It broke off, or its chunks are malformed.
+                    _ => ErrorCode::BadRequest,
+                };
+                Err(unread(refused(code, rejection.body_text())))
+            }
             Err(_) => {
                 let seconds = BODY_TIMEOUT.as_secs();
                 let text = format!("the body did not come within {seconds} s");
                 let late = refused_with(StatusCode::REQUEST_TIMEOUT, ErrorCode::BadRequest, text);
-                Err(([(header::CONNECTION, "close")], late).into_response())
+                Err(unread(late))
             }
         }
     }

@@ -120,11 +120,14 @@ impl<S: Scope> Service<S> {
         }
         if !claims.trusted {
             let text = "the key of this token may not sign for services: see auth.service_keys";
-            return Err(refused(ErrorCode::Forbidden, text));
+            let refused = refused(ErrorCode::Forbidden, text);
+            return Err(challenged(refused, INSUFFICIENT_SCOPE));
         }
         if !claims.scope.split(' ').any(|scope| scope == S::NAME) {
             let text = format!("the token lacks the scope {}", S::NAME);
-            return Err(refused(ErrorCode::Forbidden, text));
+            let refused = refused(ErrorCode::Forbidden, text);
+            let lacking = format!("{INSUFFICIENT_SCOPE}, scope=\"{}\"", S::NAME);
+            return Err(challenged(refused, &lacking));
         }
         let acting = acting.map_err(|text| refused(ErrorCode::BadRequest, text))?;
         let scope = PhantomData;
@@ -179,6 +182,17 @@ fn too_often(text: &str, retry_after_ms: u64) -> Response {
     }))
 }
 
+const INVALID_TOKEN: &str = ", error=\"invalid_token\"";
+const INSUFFICIENT_SCOPE: &str = ", error=\"insufficient_scope\"";
+
+/// Adds which token is needed (RFC 6750, section 3). `error` is nothing if the client sent none.
+fn challenged(mut response: Response, error: &str) -> Response {
+    let challenge = HeaderValue::from_str(&format!("Bearer realm=\"chat\"{error}"));
+    let challenge = challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge));
+    response.headers_mut().extend(challenge);
+    response
+}
+
 /// Returns the owner of a valid token. Rejected tokens count against the address.
 #[expect(clippy::result_large_err, reason = "a response either way")]
 fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response> {
@@ -188,25 +202,31 @@ fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response
     if guessing() {
         return Err(too_often(GUESSING, 1000));
     }
-    let unauthorized = |text: &str| {
+    let unauthorized = |error: &str, text: &str| {
         if let Some(address) = address {
             gateway.admission.wrong_token(address);
         }
         if guessing() {
             return too_often(GUESSING, 1000);
         }
-        refused(ErrorCode::Unauthorized, text)
+        challenged(refused(ErrorCode::Unauthorized, text), error)
     };
-    let token = parts
-        .headers
-        .get(header::AUTHORIZATION)
-        .and_then(|v| v.to_str().ok())
-        .and_then(|v| v.strip_prefix("Bearer "))
-        .ok_or_else(|| unauthorized("a bearer token is missing"))?;
+    let mut sent = parts.headers.get_all(header::AUTHORIZATION).into_iter();
+    let first = sent.next().and_then(|v| v.to_str().ok());
+    if sent.next().is_some() {
+        let text = "there is more than one header Authorization";
+        let refused = refused(ErrorCode::BadRequest, text);
+        return Err(challenged(refused, ", error=\"invalid_request\""));
+    }
+    // The name of the scheme may have capitals.
+    let token = first
+        .and_then(|value| value.split_once(' '))
+        .and_then(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer").then_some(token))
+        .ok_or_else(|| unauthorized("", "a bearer token is missing"))?;
     let identity = gateway
         .tokens
         .check(token.trim())
-        .map_err(|error| unauthorized(&error.to_string()))?;
+        .map_err(|error| unauthorized(INVALID_TOKEN, &error.to_string()))?;
     if let Some(place) = parts.extensions.get::<SharedPlace>() {
         place.authenticated();
     }
@@ -226,7 +246,8 @@ fn admit(
             gateway.admission.wrong_token(address);
         }
         let text = "only tokens with role service may use HTTP";
-        return Err(refused(ErrorCode::Forbidden, text));
+        let refused = refused(ErrorCode::Forbidden, text);
+        return Err(challenged(refused, INSUFFICIENT_SCOPE));
     };
     if let Err(not_until) = gateway.services.check_key(&identity.user) {
         let wait = not_until.wait_time_from(DefaultClock::default().now());

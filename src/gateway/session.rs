@@ -294,14 +294,18 @@ impl Session {
         let after_ms = u64::try_from(after.as_millis()).unwrap_or_default();
         let event = Frame::encode(self.codec, &Event::Reconnect { after_ms });
         live.subscriber.outbox.push_reply(event);
-        Instant::now() + after
+        self.gateway.tasks.drain_began() + after
     }
 
     /// Completes the requests in progress and writes their replies before the session ends.
     async fn finish_requests(&mut self, live: &mut Live) -> End {
+        let gateway = self.gateway.clone();
         let mut frames = VecDeque::new();
         loop {
-            let finished = live.replies.next().await;
+            let finished = select! {
+                finished = live.replies.next() => finished,
+                () = gateway.tasks.abandoned() => return CloseCode::Restart,
+            };
             let none_left = finished.is_none();
             if let Some(finished) = finished {
                 self.finished(live, finished);

@@ -3,18 +3,20 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use axum::{
-    extract::{Extension, State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
-    http::{HeaderMap, header},
-    response::Response,
+    extract::{Extension, FromRequestParts as _, Request, State, WebSocketUpgrade},
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header, request::Parts},
+    response::{IntoResponse as _, Response},
 };
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use metrics::counter;
 
 use super::{
     Gateway,
     address::forwarded,
     admission::{Admission, Full, Place, SharedPlace},
+    host,
     listener::Peer,
-    reply::{refused_with, respond},
+    reply::{refused, refused_with, respond},
     session::Session,
 };
 use crate::{
@@ -24,6 +26,8 @@ use crate::{
     tasks::contain,
 };
 
+/// The only version of WebSocket (RFC 6455).
+const VERSION: &str = "13";
 /// The buffer of each connection, allocated at its start. Most requests of a chat fit into it; larger ones take more
 /// reads.
 const READ_BUFFER_BYTES: usize = 512;
@@ -36,18 +40,22 @@ pub(super) async fn upgrade(
     Extension(peer): Extension<Peer>,
     Extension(place): Extension<SharedPlace>,
     Extension(writer): Extension<Arc<FrameWriter>>,
-    headers: HeaderMap,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    request: Request,
 ) -> Response {
+    let (mut parts, _) = request.into_parts();
     if gateway.tasks.is_draining() {
         return refuse(ErrorCode::Unavailable, "draining", "draining".into());
     }
-    if let Err(origin) = allowed(&gateway.origins, &headers) {
+    if let Err(origin) = allowed(&gateway.origins, &parts.headers) {
         crate::seldom::seldom!(WARN, "a page's origin is not in client.origins", %origin);
         let text = format!("origin {origin} is not allowed: see client.origins");
         return refuse(ErrorCode::Forbidden, "origin", text);
     }
-    let upgrade = match upgrade {
+    if let Err(refused) = settle(&mut parts) {
+        return refused;
+    }
+    let headers = parts.headers.clone();
+    let upgrade = match WebSocketUpgrade::from_request_parts(&mut parts, &()).await {
         Ok(upgrade) => upgrade.protocols(Codec::SUBPROTOCOLS.map(|(name, _)| name)),
         Err(rejection) => {
             let (status, text) = (rejection.status(), rejection.body_text());
@@ -65,6 +73,55 @@ pub(super) async fn upgrade(
             respond(Answer::Error(full.refusal()))
         }
     }
+}
+
+/// Checks the opening handshake (RFC 6455, section 4.2.1) where the library does not, and gives its lists the form that
+/// the library understands: proxies and clients may write a list in several lines.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn settle(parts: &mut Parts) -> Result<(), Response> {
+    let wrong = |text: &str| refused(ErrorCode::BadRequest, text);
+    let headers = &mut parts.headers;
+    for (name, token) in [
+        (header::CONNECTION, "upgrade"),
+        (header::UPGRADE, "websocket"),
+    ] {
+        let lines = headers.get_all(&name).into_iter();
+        let mut tokens = lines.flat_map(|l| l.to_str().unwrap_or_default().split(','));
+        if parts.version < Version::HTTP_11 || !tokens.any(|t| t.trim().eq_ignore_ascii_case(token))
+        {
+            let text =
+                "this is the address of a WebSocket: Connection and Upgrade do not ask for one";
+            return Err(wrong(text));
+        }
+        headers.insert(name, HeaderValue::from_static(token));
+    }
+    let mut versions = headers.get_all(header::SEC_WEBSOCKET_VERSION).into_iter();
+    if versions.next().is_none_or(|version| version != VERSION) || versions.next().is_some() {
+        return Err(another_version());
+    }
+    let mut keys = headers.get_all(header::SEC_WEBSOCKET_KEY).into_iter();
+    let key = keys
+        .next()
+        .ok_or_else(|| wrong("the header Sec-WebSocket-Key is missing"))?;
+    let nonce = BASE64_STANDARD.decode(key.as_bytes());
+    if !nonce.is_ok_and(|nonce| nonce.len() == 16) || keys.next().is_some() {
+        return Err(wrong(
+            "the header Sec-WebSocket-Key is not 16 bytes in Base64",
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses another version of WebSocket, and names the one that is supported.
+fn another_version() -> Response {
+    let headers = [
+        (header::UPGRADE, "websocket"),
+        (header::CONNECTION, "upgrade"),
+        (header::SEC_WEBSOCKET_VERSION, VERSION),
+    ];
+    let text = "only version 13 of WebSocket is supported".to_owned();
+    let refused = refused_with(StatusCode::UPGRADE_REQUIRED, ErrorCode::BadRequest, text);
+    (headers, refused).into_response()
 }
 
 fn refuse(code: ErrorCode, reason: &'static str, message: String) -> Response {
@@ -142,15 +199,8 @@ pub(super) fn allowed(origins: &[String], headers: &HeaderMap) -> Result<(), Str
     let Ok(origin) = origin.to_str() else {
         return Err("(not text)".into());
     };
-    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
-    let own = origin
-        .split_once("://")
-        .is_some_and(|(_, of)| Some(of) == host);
-    if own
-        || origins
-            .iter()
-            .any(|o| o == "*" || o.eq_ignore_ascii_case(origin))
-    {
+    let allowed = |allowed: &String| allowed == "*" || host::is_same(allowed, origin);
+    if host::is_own(origin, headers) || origins.iter().any(allowed) {
         Ok(())
     } else {
         Err(origin.chars().take(200).collect())

@@ -241,6 +241,16 @@ pub const DECODER_TIME_MAX: Duration = Duration::from_secs(60);
 /// The cost of a `connect` in the byte rate of its user: it checks a token, reads an inbox and informs other gateways.
 pub const CONNECT_BYTES: usize = 128 << 10;
 
+/// The time after the start of a drain in which requests on their way are still answered. Then connections without a whole
+/// request are closed.
+pub const LAST_REQUEST: Duration = Duration::from_millis(500);
+
+/// Bytes of a frame of a peer that has not proved that it knows the cluster's secret. A proof is much shorter.
+pub const PEER_UNPROVEN_FRAME_BYTES_MAX: usize = 1 << 10;
+/// Connections of peers that have not proved it. One more closes the oldest: a gateway proves it in milliseconds, and a
+/// stranger cannot keep the others out by staying.
+pub const PEERS_UNPROVEN_MAX: usize = 64;
+
 /// Connections of the internal port.
 pub const INTERNAL_CONNECTIONS_MAX: usize = 128;
 

@@ -99,7 +99,7 @@ impl CloseCode {
             Self::TooSlow => "too slow",
             Self::RateLimit => "rate limit",
             Self::TooManyConnections => "too many connections",
-            Self::ConnectTimeout => "connect timeout",
+            Self::ConnectTimeout => "timeout",
             Self::BadFrame => "bad frame",
             Self::Unauthorized => "unauthorized",
             Self::Disconnected => "disconnected by an administrator",

@@ -110,14 +110,20 @@ async def test_unread_is_exact_under_concurrent_sends_and_reads(people):
         assert item["read_seq"] >= mine, "a sender has unread messages before their own"
 
 
-async def test_typing_reaches_the_others_at_most_every_three_seconds(people):
+async def test_typing_reaches_the_others_at_most_every_three_seconds(gateway, codec, people):
     alice, bob = await people("alice", "bob")
+    elsewhere = await gateway.connect(alice.user, codec)
     dm = await alice.create("dm", bob.user)
     for _ in range(5):
         await alice.post(type="typing", conversation=dm)
     await alice.send(dm, "what came of it")
     await bob.message(dm, "what came of it")  # Frames keep their order, so every typing event came before.
     assert [e["user"] for e in bob.events if e["type"] == "typing"] == [alice.user]
+    # Alice knows it, on all her devices.
+    for own in (alice, elsewhere):
+        await own.message(dm, "what came of it")
+        assert not [e for e in own.events if e["type"] == "typing"]
+    await elsewhere.close()
 
 
 async def test_presence_with_last_seen(people, gateway, codec, names):

@@ -7,7 +7,7 @@ use axum::{
     Extension,
     body::Body,
     extract::State,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
@@ -25,6 +25,7 @@ use crate::{
     gateway::{
         Gateway,
         admission::SharedPlace,
+        conditions,
         reply::{Path, Query, refused, refused_with},
         requests,
         service::{MessagesRead, Person},
@@ -121,6 +122,7 @@ pub(in crate::gateway) async fn file(
     Path((file, variant)): Path<(AttachmentId, String)>,
     Query(SignatureQuery { e, s }): Query<SignatureQuery>,
     place: Option<Extension<SharedPlace>>,
+    method: Method,
     headers: HeaderMap,
 ) -> Response {
     let (Some(files), Some(variant)) = (&gateway.files, Variant::named(&variant)) else {
@@ -158,7 +160,7 @@ pub(in crate::gateway) async fn file(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
         Err(error) => return disk_failed(&error),
     };
-    serve(files, (path, len), &row, variant, &headers)
+    serve(files, (path, len), &row, variant, (&method, &headers))
 }
 
 /// A part of a file that a client wants.
@@ -170,7 +172,10 @@ enum Wanted {
 }
 
 /// Reads a `Range` of one part (RFC 9110, section 14). Anything else means the whole file.
-fn wanted(headers: &HeaderMap, etag: &str, len: u64) -> Wanted {
+fn wanted(method: &Method, headers: &HeaderMap, etag: &str, len: u64) -> Wanted {
+    if method != Method::GET {
+        return Wanted::All;
+    }
     let text = |name| {
         headers
             .get(name)
@@ -202,12 +207,21 @@ fn serve(
     (path, len): (PathBuf, u64),
     row: &FileRow,
     variant: Variant,
-    headers: &HeaderMap,
+    (method, headers): (&Method, &HeaderMap),
 ) -> Response {
     let result = row.result.as_ref();
     let digest = result.map_or("", |result| result.sha256.as_str());
     let etag = format!("\"{}{digest}\"", &variant.name()[..1]);
-    let (status, from, to) = match wanted(headers, &etag, len) {
+    match conditions::unmet(headers, &etag) {
+        None => {}
+        Some(StatusCode::NOT_MODIFIED) => {
+            let mut response = StatusCode::NOT_MODIFIED.into_response();
+            describe(response.headers_mut(), treatment(row, variant), etag);
+            return response;
+        }
+        Some(_) => return conditions::failed(),
+    }
+    let (status, from, to) = match wanted(method, headers, &etag, len) {
         Wanted::All => (StatusCode::OK, 0, len),
         Wanted::Part { from, to } => (StatusCode::PARTIAL_CONTENT, from, to + 1),
         Wanted::Nothing => {
@@ -306,7 +320,7 @@ mod tests {
         let ask = |range: &str| {
             let headers =
                 HeaderMap::from_iter([(header::RANGE, HeaderValue::from_str(range).unwrap())]);
-            wanted(&headers, "\"x\"", 100)
+            wanted(&Method::GET, &headers, "\"x\"", 100)
         };
         let part = |from, to| Wanted::Part { from, to };
         assert_eq!(ask("bytes=0-9"), part(0, 9));
@@ -323,8 +337,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(header::RANGE, HeaderValue::from_static("bytes=0-9"));
         headers.insert(header::IF_RANGE, HeaderValue::from_static("\"y\""));
-        assert_eq!(wanted(&headers, "\"x\"", 100), Wanted::All);
+        let ask = |method, headers: &HeaderMap| wanted(method, headers, "\"x\"", 100);
+        assert_eq!(ask(&Method::GET, &headers), Wanted::All);
         headers.insert(header::IF_RANGE, HeaderValue::from_static("\"x\""));
-        assert_eq!(wanted(&headers, "\"x\"", 100), part(0, 9));
+        assert_eq!(ask(&Method::GET, &headers), part(0, 9));
+        assert_eq!(ask(&Method::HEAD, &headers), Wanted::All);
     }
 }

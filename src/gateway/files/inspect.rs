@@ -109,13 +109,14 @@ impl Files {
         }
     }
 
-    /// Runs `inspection` to its end, also if the caller goes away.
+    /// Runs `inspection` to its end, also if the caller goes away. A drain ends it when conversations are stored: the
+    /// client's next request for the offset continues it.
     pub(super) async fn finish(
         &self,
         inspection: impl Future<Output = Result<FileState, Response>> + Send + 'static,
     ) -> Result<FileState, Response> {
         let (done, finished) = tokio::sync::oneshot::channel();
-        self.tasks.spawn(async move {
+        self.tasks.spawn_until_drained(async move {
             let _ = done.send(inspection.await);
         });
         let gone = "the gateway is stopping";

@@ -26,7 +26,7 @@ use crate::{
     files::{Directory, Upload, Writing},
     gateway::{
         Gateway,
-        reply::{Body, Path, refused, refused_with},
+        reply::{Body, Path, refused, refused_with, stopping},
         service::{MessagesWrite, Person},
     },
     model::{
@@ -35,6 +35,7 @@ use crate::{
     },
     protocol::ErrorCode,
     store::FileRow,
+    tasks::Tasks,
 };
 
 const VERSION: &str = "1.0.0";
@@ -387,10 +388,10 @@ pub(in crate::gateway) async fn offset(
     };
     // If nobody looks at a complete file, the gateway ended meanwhile, or the last part broke off.
     if is_waiting && received == row.facts.size {
-        let (files, facts) = (files.clone(), row.facts.clone());
-        gateway
-            .tasks
-            .spawn(async move { inspect::again(&files, file, &facts, Patience::Waits).await });
+        let (inspected, facts) = (files.clone(), row.facts.clone());
+        files.tasks.spawn_until_drained(async move {
+            inspect::again(&inspected, file, &facts, Patience::Waits).await;
+        });
     }
     let headers = [
         ("upload-offset", number(received)),
@@ -447,7 +448,17 @@ pub(in crate::gateway) async fn append(
     let appended = match may_append(&files, &directory, &user, file, headers).await {
         Ok((row, writing, upload)) => {
             let body = request.into_body();
-            received(&files, &directory, (file, &row), writing, upload, body).await
+            let tasks = &gateway.tasks;
+            received(
+                &files,
+                &directory,
+                (file, &row),
+                writing,
+                upload,
+                body,
+                tasks,
+            )
+            .await
         }
         Err(response) => Err(response),
     };
@@ -508,9 +519,12 @@ async fn received(
     writing: Writing,
     mut upload: Upload,
     body: Bytes,
+    tasks: &Tasks,
 ) -> Result<Response, Response> {
     let size = row.facts.size;
-    let mut parts = body.into_data_stream();
+    // A drain does not wait for the rest.
+    let parts = body.into_data_stream().take_until(tasks.draining_owned());
+    let mut parts = std::pin::pin!(parts);
     let mut unchecked = 0;
     let broken = loop {
         let mut next = parts.next();
@@ -548,6 +562,9 @@ async fn received(
     };
     upload.flush().await.map_err(|error| disk_failed(&error))?;
     let offset = upload.len;
+    if offset < size && tasks.is_draining() {
+        return Err(([("upload-offset", number(offset))], stopping()).into_response());
+    }
     // Nothing is missing if the body broke off after its last byte.
     if let Some(response) = broken.filter(|_| offset < size) {
         return Err(response);

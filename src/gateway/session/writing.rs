@@ -20,6 +20,8 @@ use crate::{
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of the reason in a close frame (RFC 6455: 125 with the code).
 const CLOSE_REASON_BYTES_MAX: usize = 123;
+/// The time for one write and for the close frame at the end of a drain.
+const LAST_WRITE: Duration = Duration::from_millis(500);
 /// Frames for which an idle session's queue keeps capacity.
 const FRAMES_KEPT: usize = 8;
 
@@ -68,6 +70,7 @@ impl Session {
             let _ = timeout(CLOSE_TIMEOUT, self.socket.close()).await;
             return;
         }
+        let gateway = self.gateway.clone();
         let mut reason = code.reason().to_owned();
         if let (CloseCode::BadFrame, Some(text)) = (code, &self.bad_frame) {
             reason = format!("{reason}: {text}");
@@ -84,7 +87,10 @@ impl Session {
             self.writer.linger().await;
             Ok::<_, axum::Error>(())
         };
-        let _ = timeout(CLOSE_TIMEOUT, closed).await;
+        select! {
+            _ = timeout(CLOSE_TIMEOUT, closed) => {}
+            () = leave_time(&gateway) => {}
+        }
     }
 }
 
@@ -146,11 +152,11 @@ async fn no_progress(gateway: &Gateway, writer: &FrameWriter) {
     }
 }
 
-/// Returns when the gateway drains and all clients should have left.
+/// Returns when the gateway drains and all clients should have left. A wait that begins later than that has
+/// [`LAST_WRITE`].
 async fn leave_time(gateway: &Gateway) {
     gateway.tasks.draining().await;
-    sleep(Duration::from_millis(
-        gateway.drain.delay_ms + gateway.drain.spread_ms,
-    ))
-    .await;
+    let began = Instant::now();
+    let leave = gateway.tasks.drain_began() + gateway.drain.leave_within();
+    sleep_until(leave.max(began + LAST_WRITE)).await;
 }

@@ -109,6 +109,7 @@ impl Line {
                 },
             )),
             receive,
+            proven: Arc::default(),
         };
         (end(self, to_there, here), end(back, to_here, there))
     }
