@@ -224,3 +224,41 @@ fn texts_are_cut_between_clusters() {
     assert_eq!(cut(family, 3), "👨\u{200d}👩", "nothing is shorter");
     assert_eq!(cut("", 3), "");
 }
+
+#[test]
+fn random_texts_have_the_properties_of_any_text() {
+    let parts: Vec<char> = "a:/@. é\u{301}م\u{640}कक\u{94d}ក👍❤👨🏽🏴🇺🇦1#木ᠮ"
+        .chars()
+        .chain("\u{0}\n\u{ad}\u{200b}\u{200c}\u{200d}\u{200f}\u{202e}\u{fe0e}\u{fe0f}\u{20e3}\u{180b}\u{e0067}\u{e007f}\u{2800}".chars())
+        .collect();
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..4_000 {
+        let length = random(14);
+        let text: String = (0..length).map(|_| parts[random(parts.len())]).collect();
+        if let Ok(stored) = name(&text) {
+            assert_eq!(name(&stored).as_ref(), Ok(&stored), "{text:?}");
+            assert!(check_body(&text).is_ok() && check_alt(&text).is_ok());
+        }
+        if let Ok(stored) = emoji(&text) {
+            assert_eq!(emoji(&stored).as_ref(), Ok(&stored), "{text:?}");
+            assert!(
+                is_reaction_key(&stored) && name(&stored).is_ok(),
+                "{text:?}"
+            );
+            let clusters = unicode_segmentation::UnicodeSegmentation::graphemes(&*stored, true);
+            assert!(clusters.count() == 1 || stored.starts_with(':'), "{text:?}");
+        }
+        let file = file_name(&text);
+        assert_eq!(file_name(&file), file, "{text:?}");
+        let shorter = cut(&text, random(14));
+        assert!(text.starts_with(shorter));
+        let _ = (link_name(&text, "https://example.org/"), link_url(&text));
+        let _ = link_url(&format!("https://{text}"));
+    }
+}
