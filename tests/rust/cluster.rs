@@ -195,7 +195,7 @@ fn paused<T>(seed: u64, run: impl Future<Output = T>) -> T {
 fn simulate(seed: u64, rules: Rules) -> (Vec<String>, (usize, usize)) {
     if std::env::var("SIM_LOG").is_ok() {
         let _ = tracing_subscriber::fmt()
-            .with_env_filter("trace")
+            .with_max_level(tracing::Level::TRACE)
             .with_ansi(false)
             .try_init();
     }

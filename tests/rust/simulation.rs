@@ -503,7 +503,7 @@ fn simulate(seed: u64, rules: Rules) -> Found {
 fn simulate_as_is(seed: u64, rules: Rules) -> Found {
     if std::env::var("SIM_LOG").is_ok() {
         let _ = tracing_subscriber::fmt()
-            .with_env_filter("trace")
+            .with_max_level(tracing::Level::TRACE)
             .with_ansi(false)
             .try_init();
     }
