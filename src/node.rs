@@ -94,6 +94,7 @@ impl Node {
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );
+        cluster.inbox.recall_ranks().await?;
         let router = cluster.router.clone();
         let parts = open_files(config, &store, &cluster, &core, &upkeep)?;
         let control = control(&consumers, &cluster, &store, &upkeep);
