@@ -1,4 +1,5 @@
-//! The wall clock, for times that people see: `at`, `last_seen`, token expiry. Nothing is ordered by it.
+//! The wall clock, for times that people see: `at`, `last_seen`, token expiry. Nothing is ordered by it alone: inboxes are
+//! in the order of ranks, which `chat/ranks.rs` gives.
 
 use std::{
     cell::Cell,
@@ -7,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::model::{MessageId, Millis};
+use crate::model::{MessageId, Millis, Rank};
 
 /// Returns the time in milliseconds since 1970, UTC.
 #[must_use]
@@ -42,6 +43,8 @@ thread_local! {
 struct Simulated {
     began: Instant,
     seed: u64,
+    /// By how much the clock is wrong on purpose.
+    ahead: Millis,
 }
 
 impl Simulated {
@@ -49,7 +52,10 @@ impl Simulated {
         let passed = Millis::try_from(self.began.elapsed().as_millis()).unwrap_or(Millis::MAX);
         let turn = self.seed.wrapping_add(passed.unsigned_abs() / 1000);
         let wrong = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        1_800_000_000_000 + passed + Millis::try_from(wrong % 10_000).unwrap_or_default()
+        1_800_000_000_000
+            + self.ahead
+            + passed
+            + Millis::try_from(wrong % 10_000).unwrap_or_default()
     }
 }
 
@@ -57,19 +63,47 @@ impl Simulated {
 /// changes every second.
 pub fn simulate(seed: u64) {
     let began = Instant::now();
-    SIMULATED.set(Some(Simulated { began, seed }));
+    let ahead = 0;
+    SIMULATED.set(Some(Simulated { began, seed, ahead }));
 }
 
-/// Returns a time UUID for a message stored at `at`. Its random node and sequence make it unique, not the clock.
+/// Sets the simulated wall clock ahead by this time, or back with zero.
+pub fn set_ahead(ahead: Millis) {
+    SIMULATED.set(SIMULATED.get().map(|clock| Simulated { ahead, ..clock }));
+}
+
+/// The ranks between 1582 and 1970: see [`Rank`].
+const RANKS_BEFORE_1970: Rank = 122_192_928_000_000_000;
+/// The ranks in a millisecond.
+const RANKS_PER_MS: Rank = 10_000;
+
+/// Returns the lowest rank of a millisecond.
+#[must_use]
+pub fn rank(at: Millis) -> Rank {
+    let at = u64::try_from(at).unwrap_or_default();
+    at.saturating_mul(RANKS_PER_MS)
+        .saturating_add(RANKS_BEFORE_1970)
+}
+
+/// Returns the millisecond of a rank.
+#[must_use]
+pub fn time_of(rank: Rank) -> Millis {
+    let passed = rank.saturating_sub(RANKS_BEFORE_1970) / RANKS_PER_MS;
+    Millis::try_from(passed).unwrap_or(Millis::MAX)
+}
+
+/// Returns a time UUID for a message of this time. It is for messages whose rank was not given by the clock of ranks.
 #[must_use]
 pub fn message_id(at: Millis) -> MessageId {
-    let at = u64::try_from(at).unwrap_or_default();
-    let random: u128 = rand::random();
+    message_id_at(rank(at).saturating_add(rand::random_range(0..RANKS_PER_MS)))
+}
+
+/// Returns a time UUID with this rank. Its random node and sequence make it unique, not the clock.
+#[must_use]
+pub fn message_id_at(rank: Rank) -> MessageId {
+    let random: u64 = rand::random();
     let node: [u8; 6] = std::array::from_fn(|i| random.to_le_bytes()[i]);
-    let nanos = u32::try_from(at % 1000).unwrap_or_default() * 1_000_000;
-    // The ticks below the clock's millisecond, of 100 ns each, are random too.
-    let ticks = u32::try_from((random >> 64) % 10_000).unwrap_or_default() * 100;
-    let counter = u16::try_from((random >> 100) & 0x3fff).unwrap_or_default();
-    let time = uuid::Timestamp::from_unix_time(at / 1000, nanos + ticks, u128::from(counter), 14);
+    let counter = u16::try_from(random >> 50).unwrap_or_default();
+    let time = uuid::Timestamp::from_gregorian_time(rank, counter);
     MessageId(uuid::Uuid::new_v1(time, &node))
 }

@@ -284,6 +284,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let store = open_store(config, &upkeep).await?;
     let members = Arc::new(MembershipAgent::alone(store.clone()).await?);
     let inbox = Arc::new(InboxWriter::new(store.clone(), config.memory()));
+    inbox.recall_ranks().await?;
     let keeping = members.clone();
     let keep = upkeep.spawn(async move {
         keeping.keep().await;

@@ -11,6 +11,12 @@ pub enum Mutation {
     Lease,
     /// The rows of all owners have the same key.
     Epoch,
+    /// The rank of an entry is the time of its gateway alone.
+    RankAbove,
+    /// A gateway does not tell the others which ranks it knows.
+    RankTold,
+    /// A new process does not know the ranks that earlier ones gave.
+    RankReserved,
     /// A takeover serves uncertain entries without writing them again.
     Settle,
     /// A takeover does not store the effects of uncertain entries again.

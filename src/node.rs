@@ -95,6 +95,7 @@ impl Node {
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );
+        cluster.inbox.recall_ranks().await?;
         let router = cluster.router.clone();
         let parts = open_files(config, &store, &cluster, [&edge, &core, &upkeep])?;
         let control = control(&consumers, &cluster, &store, &upkeep);

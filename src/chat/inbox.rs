@@ -17,15 +17,17 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::publish::Recipients;
+use super::{publish::Recipients, ranks::RankClock};
 use crate::{
+    clock,
     memory::Memory,
     model::{
         ConversationId, Kind, Newest, Rev, Seq, UserId,
         limits::{INBOX_CONVERSATIONS_PENDING_MAX, USER_ID_BYTES_MAX},
         weight::ALLOCATION_BYTES,
     },
-    store::{InboxWrite, Store},
+    mutation::{Mutation, broken},
+    store::{self, InboxWrite, Store},
     tasks::lock,
 };
 
@@ -43,6 +45,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// The writer of inbox rows.
 pub struct InboxWriter {
     store: Arc<dyn Store>,
+    /// The clock that gives entries their ranks, which are the order of the rows.
+    ranks: RankClock,
     bytes_max: usize,
     queued: Mutex<BTreeMap<ConversationId, QueuedRows>>,
     /// The newest published rev of conversations, with the users whose rows get it.
@@ -73,6 +77,7 @@ impl InboxWriter {
     pub fn new(store: Arc<dyn Store>, memory: Memory) -> Self {
         Self {
             store,
+            ranks: RankClock::default(),
             bytes_max: memory.inbox(),
             queued: Mutex::default(),
             revs: Mutex::default(),
@@ -81,6 +86,39 @@ impl InboxWriter {
             flushing: tokio::sync::Mutex::default(),
             behind: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the clock that gives entries their ranks.
+    #[must_use]
+    pub fn ranks(&self) -> &RankClock {
+        &self.ranks
+    }
+
+    /// Reads which ranks earlier processes may have given, so that those of new entries are above them. To be called before
+    /// anything is appended.
+    ///
+    /// # Errors
+    /// The error of the store.
+    pub async fn recall_ranks(&self) -> store::Result<()> {
+        if broken(Mutation::RankReserved) {
+            return Ok(());
+        }
+        if let Some(until) = self.store.last_seen(&UserId::of_ranks()).await? {
+            self.ranks.observe(clock::rank(until));
+            self.ranks.reserved(until);
+        }
+        Ok(())
+    }
+
+    /// Rule [rank-reserved]: before rows are written, the store knows a time above their ranks.
+    async fn reserve_ranks(&self) -> store::Result<()> {
+        if let Some(until) = self.ranks.unreserved() {
+            self.store
+                .set_last_seen(&[(UserId::of_ranks(), until)])
+                .await?;
+            self.ranks.reserved(until);
+        }
+        Ok(())
     }
 
     /// Queues the rows that a published entry changes. The newest version of the newest entry wins. The sender has read it;
@@ -215,8 +253,17 @@ impl InboxWriter {
             rows: std::mem::take(&mut *self.queued()),
         };
         gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
+        let ahead = clock::time_of(self.ranks.highest()).saturating_sub(clock::wall());
+        gauge!("chat_ranks_ahead_seconds").set(ahead.max(0) as f64 / 1_000.0);
+        let unreserved = if taken.rows.is_empty() {
+            None
+        } else {
+            self.reserve_ranks().await.err()
+        };
         // The rows of a group weigh much more than the values they are made from, so they are made batch by batch.
-        let mut rows = taken.rows.iter().flat_map(|(id, p)| p.writes(*id));
+        let may_write = unreserved.is_none();
+        let writable = taken.rows.iter().filter(|_| may_write);
+        let mut rows = writable.flat_map(|(id, p)| p.writes(*id));
         let batches = std::iter::from_fn(|| {
             let batch: Vec<_> = rows.by_ref().take(BATCH_ROWS).collect();
             counter!("chat_inbox_rows_written_total").increment(batch.len() as u64);
@@ -225,7 +272,7 @@ impl InboxWriter {
         let failed = stream::iter(batches)
             .map(|batch| self.store.write_inbox(batch))
             .buffer_unordered(BATCHES_IN_FLIGHT_MAX)
-            .fold(None, async |failed, written| failed.or(written.err()))
+            .fold(unreserved, async |failed, written| failed.or(written.err()))
             .await;
         self.behind.store(failed.is_some(), Ordering::Release);
         if let Some(error) = failed {

@@ -17,6 +17,7 @@ mod open;
 mod operation;
 mod participants;
 mod publish;
+mod ranks;
 mod recent;
 mod repair;
 mod states;
@@ -35,4 +36,5 @@ pub use publish::{
     MembershipNotice, Publication, Publish, Reacted, ReactedBy, Receipt, Recipients,
     RedeliveryGuard,
 };
+pub use ranks::RankClock;
 pub use versions::Versions;

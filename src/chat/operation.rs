@@ -12,8 +12,8 @@ use uuid::{Uuid, uuid};
 use super::{error::Error, publish::ChangedItem};
 use crate::model::{
     AttachmentId, ClientId, ConsumerName, ConversationId, DeletedSeqs, Details, Draft,
-    EditedContent, Entry, EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rev,
-    Role, Seq, UserId,
+    EditedContent, Entry, EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rank,
+    Rev, Role, Seq, UserId,
 };
 
 /// An operation on one conversation with a typed output. The enums [`Operation`] and [`Outcome`] are its form in mailboxes
@@ -483,10 +483,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// Returns the time of the newest entry.
+    /// Returns the rank of the newest entry.
     #[must_use]
-    pub fn at(&self) -> Millis {
-        self.last.as_ref().map_or(0, |last| last.at)
+    pub fn rank(&self) -> Rank {
+        self.last.as_ref().map_or(0, |last| last.message_id.rank())
     }
 }
 

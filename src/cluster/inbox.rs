@@ -144,7 +144,7 @@ fn choose(
     limit: usize,
 ) -> (Vec<Position>, Option<String>) {
     let mut page = newest;
-    let channels = heads.iter().map(|(&channel, head)| (head.at(), channel));
+    let channels = heads.iter().map(|(&channel, head)| (head.rank(), channel));
     page.extend(channels.filter(|position| before.is_none_or(|before| *position < before)));
     let is_last = page.len() <= limit;
     if !is_last {
@@ -152,18 +152,21 @@ fn choose(
         page.truncate(limit);
     }
     let last = page.iter().min().filter(|_| !is_last);
-    let next = last.map(|(at, id)| format!("{at}:{id}"));
+    let next = last.map(|(rank, id)| format!("{rank}:{id}"));
     (page, next)
 }
 
 fn position(item: &InboxItem) -> Position {
     let last = item.last_message.as_ref();
-    (last.map_or(0, |last| last.at), item.conversation)
+    (
+        last.map_or(0, |last| last.message_id.rank()),
+        item.conversation,
+    )
 }
 
 fn parse_position(text: &str) -> Result<Position, Error> {
     text.split_once(':')
-        .and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)))
+        .and_then(|(rank, id)| Some((rank.parse().ok()?, id.parse().ok()?)))
         .ok_or_else(|| Error::Invalid("before is not the next of an earlier page".into()))
 }
 
@@ -244,7 +247,7 @@ mod tests {
         let mut heads = Heads::default();
         for n in 0..15 {
             let mut last = last(1, false);
-            last.at = n / 2 * 13;
+            last.message_id = clock::message_id_at(n / 2 * 13);
             heads.insert(id(100 + n as u128), Arc::new(head(1, Some(last))));
         }
         heads.insert(id(200), Arc::new(head(0, None)));

@@ -22,8 +22,9 @@ use super::{
     },
 };
 use crate::{
-    chat::Error,
+    chat::{Error, RankClock},
     model::{Epoch, GatewayId, Topic},
+    mutation::{Mutation, broken},
 };
 
 /// Bytes queued for one peer above which optional messages are dropped, and operations are refused.
@@ -108,6 +109,8 @@ pub(super) struct Link {
     pub peer: GatewayId,
     /// The id of the stream of messages to the peer. Their numbers count within it.
     stream_id: u64,
+    /// Rule [rank-told]: each batch has the highest rank that this gateway knows.
+    ranks: RankClock,
     state: Mutex<State>,
     /// Wakes the writer when there is something to send.
     pub wake: Notify,
@@ -193,12 +196,18 @@ impl Link {
         Self {
             peer,
             stream_id: rand::random(),
+            ranks: RankClock::default(),
             state: Mutex::default(),
             wake: Notify::new(),
             connection: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
             given_up: CancellationToken::new(),
         }
+    }
+
+    /// Tells the peer the ranks of this clock.
+    pub(super) fn telling(self, ranks: RankClock) -> Self {
+        Self { ranks, ..self }
     }
 
     /// Queues a message that must arrive. Its token is kept until the peer acknowledges the message.
@@ -428,7 +437,7 @@ impl Link {
         self.state().connected = false;
     }
 
-    /// Returns the next frame, if there is anything to send.
+    /// Returns the next frame, if there is anything to send. It tells the peer the highest rank that this gateway knows.
     pub(super) fn next_batch(&self, even_if_empty: bool) -> Option<Bytes> {
         let mut state = self.state();
         let skip = usize::try_from(state.sent - state.acknowledged).unwrap_or(usize::MAX);
@@ -444,10 +453,13 @@ impl Link {
         if messages == 0 && !state.owes_acknowledgement && !even_if_empty {
             return None;
         }
+        let is_told = !broken(Mutation::RankTold);
+        let rank = if is_told { self.ranks.highest() } else { 0 };
         let batch = Batch {
             first: state.sent + 1,
             acknowledged: state.received,
             messages,
+            rank,
         };
         state.sent += u64::from(messages);
         state.owes_acknowledgement = false;

@@ -227,7 +227,7 @@ impl LocalSockets {
                     unknown.push(channel);
                     continue;
                 };
-                let position = (head.at(), channel);
+                let position = (head.rank(), channel);
                 if before.is_none_or(|before| position < before) {
                     heads.push((position, head.clone()));
                 }

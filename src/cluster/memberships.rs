@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::lock;
 use crate::{
     model::{
-        ConversationId, Kind, Millis, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX,
+        ConversationId, Kind, Rank, Rev, Seq, UserId, limits::USER_ID_BYTES_MAX,
         weight::ALLOCATION_BYTES,
     },
     store::{InboxKey, InboxRow, InboxSummary},
@@ -36,8 +36,8 @@ pub struct InboxRef {
     pub rev: Rev,
 }
 
-/// The position of a conversation in an inbox: the time of its newest entry, and its id, so that the order is total.
-pub(super) type Position = (Millis, ConversationId);
+/// The position of a conversation in an inbox: the rank of its newest entry, and its id, so that the order is total.
+pub(super) type Position = (Rank, ConversationId);
 
 /// The conversations from which a page of an inbox is chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub(super) struct Rows {
 enum Place {
     Channel(ConversationId),
     /// The position of a dm or group.
-    At(Millis, ConversationId),
+    At(Rank, ConversationId),
 }
 
 /// The fields of an inbox row that decide whether the user is in the conversation, and how far it has come. Late and
@@ -113,8 +113,8 @@ pub(super) struct SummaryVersion {
     pub seq: Seq,
     pub kind: Kind,
     pub joined_seq: Seq,
-    /// The newest entry of a dm or group, and its time.
-    pub last: Option<(Seq, Millis)>,
+    /// The newest entry of a dm or group, and its rank.
+    pub last: Option<(Seq, Rank)>,
     /// Whether it has the number of texts.
     pub has_texts: bool,
 }
@@ -317,7 +317,7 @@ impl Rows {
             .places
             .split_at(self.places.partition_point(is_channel));
         let end = match before {
-            Some((at, id)) => others.partition_point(|other| *other < Place::At(at, id)),
+            Some((rank, id)) => others.partition_point(|other| *other < Place::At(rank, id)),
             None => others.len(),
         };
         let newest = others[..end].iter().rev().take(limit.saturating_add(1));
@@ -386,10 +386,10 @@ impl Row {
 
     fn place(&self) -> Option<Place> {
         let summary = self.joined()?;
-        let at = summary.last.map_or(0, |(_, at)| at);
+        let rank = summary.last.map_or(0, |(_, rank)| rank);
         Some(match summary.kind {
             Kind::Channel => Place::Channel(self.conversation),
-            Kind::Dm | Kind::Group => Place::At(at, self.conversation),
+            Kind::Dm | Kind::Group => Place::At(rank, self.conversation),
         })
     }
 }
@@ -398,7 +398,7 @@ impl Place {
     fn position(&self) -> Option<Position> {
         match *self {
             Self::Channel(_) => None,
-            Self::At(at, conversation) => Some((at, conversation)),
+            Self::At(rank, conversation) => Some((rank, conversation)),
         }
     }
 
@@ -416,7 +416,10 @@ impl SummaryVersion {
             seq: summary.seq,
             kind: summary.kind,
             joined_seq: summary.joined_seq,
-            last: summary.last.as_ref().map(|last| (last.seq, last.at)),
+            last: summary
+                .last
+                .as_ref()
+                .map(|last| (last.seq, last.message_id.rank())),
             has_texts: summary.texts.is_some(),
         }
     }

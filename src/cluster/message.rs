@@ -19,7 +19,8 @@ use super::{
 use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{
-        ConversationId, Cursor, Device, Epoch, GatewayId, Rev, Seq, SettingsChange, Topic, UserId,
+        ConversationId, Cursor, Device, Epoch, GatewayId, Rank, Rev, Seq, SettingsChange, Topic,
+        UserId,
     },
     msgpack::{self, Decoder},
     protocol::{DeviceItem, PresenceItem},
@@ -29,7 +30,7 @@ use crate::{
 /// The version of the protocol. Gateways with different ones refuse each other.
 pub(super) const PROTOCOL: u32 = 2;
 
-/// The bytes of a batch's start, at most: three numbers and their names.
+/// The bytes of a batch's start, at most: four numbers and their names.
 const BATCH_START_BYTES_MAX: usize = 128;
 /// The bytes of one message, at most: with the start of its batch it fits into a frame. Only answers may be longer; they
 /// are sent in parts. All other messages are bounded by their contents:
@@ -419,6 +420,9 @@ pub(super) struct Batch {
     /// The messages up to this number were received and handled.
     pub acknowledged: u64,
     pub messages: u32,
+    /// The highest rank that the sender knows. Zero from gateways of earlier builds.
+    #[serde(default)]
+    pub rank: Rank,
 }
 
 /// Encodes bytes as bytes instead of a list of numbers.

@@ -110,15 +110,18 @@ impl Cluster {
         let ring = members.ring();
         let sockets = Arc::new(LocalSockets::new(hub.clone()));
         let interests = Arc::new(interests::Interests::default());
-        let peers = peer_settings
-            .map(|s| peers::Peers::new(me, &s.secret, s.network.clone(), tasks.clone()));
+        let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
+        let ranks = inbox.ranks();
+        let peers = peer_settings.map(|s| {
+            let network = s.network.clone();
+            peers::Peers::new(me, &s.secret, network, ranks.clone(), tasks.clone())
+        });
         let view = ring.load().as_ref().clone();
         let (here, others, known) = (sockets.clone(), peers.clone(), interests.clone());
         let home = Home::new(me, store.clone(), here, others, known, view, memory);
         let home = Arc::new(home);
         let (here, at_home, others) = (sockets.clone(), home.clone(), peers.clone());
         let delivery = Delivery::new(me, ring.clone(), here, at_home, interests, others);
-        let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
         let others = peers.clone().map(|peers| router::Others {

@@ -177,7 +177,7 @@ impl Overlay {
                 seq: last.seq,
                 kind: recipients.kind,
                 joined_seq: *joined_seq,
-                last: Some((last.seq, last.at)),
+                last: Some((last.seq, last.message_id.rank())),
                 has_texts: newest.texts.is_some(),
             };
             index.record(user, conversation, Some(summary), None, 0);

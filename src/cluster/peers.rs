@@ -30,7 +30,7 @@ use super::{
     unproven::Unproven,
 };
 use crate::{
-    chat::Error,
+    chat::{Error, RankClock},
     model::{Epoch, GatewayId, Topic},
     tasks::Tasks,
 };
@@ -60,6 +60,7 @@ pub(super) struct Peers {
     me: GatewayId,
     key: hmac::Key,
     network: Arc<dyn Network>,
+    ranks: RankClock,
     links: Mutex<BTreeMap<GatewayId, Known>>,
     /// Weak, because the receiver refers to the peers.
     receive: OnceLock<Weak<dyn Receive>>,
@@ -82,12 +83,14 @@ impl Peers {
         me: GatewayId,
         secret: &str,
         network: Arc<dyn Network>,
+        ranks: RankClock,
         tasks: Tasks,
     ) -> Arc<Self> {
         Arc::new(Self {
             me,
             key: hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()),
             network,
+            ranks,
             links: Mutex::default(),
             receive: OnceLock::new(),
             tasks,
@@ -194,7 +197,7 @@ impl Peers {
         if let Some(known) = links.get(&peer) {
             return known.link.clone();
         }
-        let link = Arc::new(Link::new(peer));
+        let link = Arc::new(Link::new(peer).telling(self.ranks.clone()));
         let (answering, work) = mpsc::channel(ASKS_MAX);
         self.tasks.spawn_until_drained(answer(link.clone(), work));
         links.insert(
@@ -387,6 +390,8 @@ impl Peers {
     fn received(&self, link: &Arc<Link>, frame: &Bytes) -> io::Result<()> {
         let invalid = |e| io::Error::new(io::ErrorKind::InvalidData, e);
         let (batch, messages) = decode_batch(frame).map_err(invalid)?;
+        // Before the messages: what they make this gateway append is above what their sender knew.
+        self.ranks.observe(batch.rank);
         link.acknowledge(batch.acknowledged);
         if messages.is_empty() {
             return Ok(());

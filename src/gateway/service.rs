@@ -3,11 +3,12 @@
 use std::{
     borrow::Cow,
     marker::PhantomData,
+    str::FromStr,
     sync::{Arc, OnceLock},
 };
 
 use axum::{
-    extract::{FromRequestParts, MatchedPath, Request},
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request},
     http::{HeaderMap, HeaderValue, header, request::Parts},
     middleware::Next,
     response::Response,
@@ -25,7 +26,7 @@ use super::{
 };
 use crate::{
     auth,
-    model::{ConversationId, UserId},
+    model::{AttachmentId, ConversationId, UserId},
     protocol::{Answer, ErrorCode, Refusal},
 };
 
@@ -276,26 +277,33 @@ fn percent_decoded(value: &HeaderValue) -> Option<Cow<'_, str>> {
     whole.then(|| percent_decode(bytes).decode_utf8().ok())?
 }
 
+/// Returns what the path of a request names in this place.
+fn named<T: FromStr>(path: Option<&RawPathParams>, place: &str) -> Option<T> {
+    let (_, value) = path?.iter().find(|(name, _)| *name == place)?;
+    value.parse().ok()
+}
+
 /// Logs each request with a valid service token: the service, the user, the route and the result, but never the
 /// content.
-pub(super) async fn audit(mut request: Request, next: Next) -> Response {
+pub(super) async fn audit(request: Request, next: Next) -> Response {
     let record = Record::default();
-    request.extensions_mut().insert(record.clone());
-    let method = request.method().clone();
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    // Finds the conversation in /v1/conversations/{conversation}/…
-    let mut parts = request.uri().path().split('/').skip(2);
-    let named = (parts.next() == Some("conversations"))
-        .then(|| parts.next())
-        .flatten()
-        .and_then(|text| text.parse::<uuid::Uuid>().ok())
-        .map(ConversationId);
-    let response = next.run(request).await;
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(record.clone());
+    let method = parts.method.clone();
+    let route = parts.extensions.get::<MatchedPath>().cloned();
+    let path = RawPathParams::from_request_parts(&mut parts, &()).await;
+    let path = path.ok();
+    let conversation = named::<ConversationId>(path.as_ref(), "conversation");
+    let (about, file) = (
+        named::<UserId>(path.as_ref(), "user"),
+        named::<AttachmentId>(path.as_ref(), "file"),
+    );
+    let response = next.run(Request::from_parts(parts, body)).await;
     let Some(who) = record.0.get() else {
         return response;
     };
     let said = response.extensions().get::<Said>();
-    let conversation = named.or(said.and_then(|said| said.conversation));
+    let conversation = conversation.or(said.and_then(|said| said.conversation));
     tracing::info!(
         target: "audit",
         service = %who.service,
@@ -305,6 +313,8 @@ pub(super) async fn audit(mut request: Request, next: Next) -> Response {
         scope = who.scope,
         request = %format_args!("{method} {}", route.as_ref().map_or("", MatchedPath::as_str)),
         conversation = conversation.as_ref().map(tracing::field::display),
+        about = about.as_ref().map(tracing::field::display),
+        file = file.as_ref().map(tracing::field::display),
         result = said.and_then(|said| said.error).map_or("ok", super::requests::code_label),
         "a service acted"
     );

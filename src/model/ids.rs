@@ -41,6 +41,13 @@ impl UserId {
         Self("gateway".into())
     }
 
+    /// Returns the name under which the store keeps which ranks the gateways have reserved. No user can have it, because it
+    /// has a space.
+    #[must_use]
+    pub fn of_ranks() -> Self {
+        Self("reserved ranks".into())
+    }
+
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -169,7 +176,8 @@ uuid_id! {
     ClientId
 }
 uuid_id! {
-    /// The id of a message for people and other systems: a time UUID (version 1). Order never depends on it.
+    /// The id of a message for people and other systems: a time UUID (version 1). Its time is the [`Rank`] of the message, which
+    /// orders inboxes. The order within a conversation never depends on it.
     MessageId
 }
 uuid_id! {
@@ -207,6 +215,22 @@ impl ConversationId {
     #[must_use]
     pub fn may_be_chosen(self) -> bool {
         matches!(self.0.get_version_num(), 4 | 7)
+    }
+}
+
+/// What inboxes are ordered by: the rank of a conversation's newest entry. It is a time of a hybrid logical clock, in the unit
+/// of time UUIDs: 100 ns since 15 October 1582. So it may be ahead of every wall clock.
+pub type Rank = u64;
+
+impl MessageId {
+    /// Returns the rank of the message. Zero if the id is no time UUID.
+    #[must_use]
+    pub fn rank(self) -> Rank {
+        if self.0.get_version_num() != 1 {
+            return 0;
+        }
+        let (low, middle, high, _) = self.0.as_fields();
+        u64::from(high & 0xfff) << 48 | u64::from(middle) << 32 | u64::from(low)
     }
 }
 

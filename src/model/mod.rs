@@ -23,8 +23,8 @@ pub use consumer::ConsumerName;
 pub use conversation::{Details, Kind, Participant, Posting, Role};
 pub use device::{Device, PushContent, PushProvider, SettingsChange};
 pub use ids::{
-    AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, SessionId, Topic,
-    UserId,
+    AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, Rank, SessionId,
+    Topic, UserId,
 };
 pub use level::{
     CurrentLevel, LEVEL_CHANGES, LEVEL_CONSUMERS, LEVEL_FILES, LEVEL_MAX, LEVEL_STATED, Level,

@@ -229,6 +229,10 @@ pub(super) const GAUGES: &[Help] = &[
         "chat_inbox_conversations_pending",
         "Conversations whose inbox rows waited for the last flush",
     ),
+    (
+        "chat_ranks_ahead_seconds",
+        "Time by which the order of inboxes is ahead of this gateway's clock, as of the last flush: some clock was ahead",
+    ),
     // cluster
     (
         "chat_cluster_level",

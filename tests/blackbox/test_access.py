@@ -110,6 +110,9 @@ async def test_every_route_takes_the_tokens_that_the_docs_name(start):
             assert (entry["result"], entry["service"], entry["scope"]) == ("forbidden", "backend", scope), where
             answer, [entry] = await asked(method, path, token("backend", role="service", scope=scope))
             assert accepted(answer) and entry["request"] == where and line == "yes", (where, answer.text)
+            # Whatever the path names is in the line.
+            for field, place in (("conversation", "conversation"), ("about", "user"), ("file", "file")):
+                assert entry.get(field) == (filled[place] if f"{{{place}}}" in path else None), where
     assert set(scopes) <= seen, "an operation is in no row"
     assert {route for route in named if route[1].startswith("/v1/attachments")} > {("PATCH", "/v1/attachments/{file}/upload")}
     await http.aclose()

@@ -1,8 +1,13 @@
 """Inbox, unread counts, receipts, typing, presence, and reconnecting with cursors."""
 import asyncio
 import random
+import time
+import uuid
 
-from support import eventually, uuid4
+import pytest
+
+from files import time_shift
+from support import Gateway, eventually, uuid4
 from test_messages import refused
 
 
@@ -27,7 +32,7 @@ async def test_inbox_is_newest_first_with_preview_and_unread(people):
 
 
 async def later(client):
-    """Waits until the clock is past the newest message, because inboxes are ordered by milliseconds."""
+    """Waits until the clock is past the newest message, so that the next one has another `at`."""
     newest = (await client.inbox())[0]["last_message"]["at"]
     while (await client.ask("ping"))["time"] <= newest:
         pass
@@ -295,3 +300,64 @@ async def test_what_a_home_remembers_of_a_user_follows_every_change(people, gate
     await both_send("for bob again")
     await gets(client, "for bob again")
     await client.close()
+
+
+# Wrong clocks.
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+async def test_a_clock_that_was_fast_keeps_no_conversation_on_top(start, tmp_path, ends):
+    """A gateway's clock is two hours ahead for a while. After that it is right."""
+    data = str(tmp_path / "data")
+    fast = Gateway(data)
+    fast.prefix = time_shift("+2h", speed=1)
+    fast.start()
+    try:
+        alice = await fast.connect("alice")
+        ids = {name: await alice.create("channel" if name == "channel" else "group", "bob", name=name) for name in ("old", "channel", "group")}
+        ahead = await alice.send(ids["old"], "from the future")
+        assert ahead["at"] > (time.time() + 3600) * 1000
+        await alice.send(ids["channel"], "from the future too")
+        await alice.send(ids["group"], "the newest so far")
+        assert [i["name"] for i in await alice.inbox()] == ["group", "channel", "old"]
+        await alice.close()
+        assert ends == "kill" or fast.stop() == 0
+    finally:
+        fast.close()
+    right = start(data)
+    # Nobody has read anything yet when Bob's friend writes to him.
+    carol = await right.connect("carol")
+    dm = await carol.create("dm", "bob")
+    sent = await carol.send(dm, "later")
+    assert abs(sent["at"] / 1000 - time.time()) < 3600, "the time that people see is right at once"
+    bob = await right.connect("bob")
+    wanted = ["carol", "group", "channel", "old"]
+    assert [i["name"] for i in await bob.inbox()] == wanted
+    for name in ("old", "channel", "group", "old"):
+        await bob.send(ids[name], "now")
+        wanted = [name, *(other for other in wanted if other != name)]
+        assert [i["name"] for i in await bob.inbox()] == wanted
+    # Pages are in the same order, and so is what another process reads from the store.
+    for gateway in (right, None):
+        if gateway is None:
+            assert right.stop() == 0
+            gateway = start(data)
+            bob = await gateway.connect("bob")
+        seen, before = [], None
+        while True:
+            page = await bob.ask("inbox", limit=1, **({"before": before} if before else {}))
+            seen += [i["name"] for i in page["items"]]
+            before = page.get("next")
+            if not before:
+                break
+        assert seen == wanted
+    ranks = [uuid_time(i["last_message"]["message_id"]) for i in await bob.inbox()]
+    assert ranks == sorted(ranks, reverse=True), "docs/protocol.md: by the time in message_id"
+    for client in (bob, carol):
+        await client.close()
+
+
+def uuid_time(text):
+    assert uuid.UUID(text).version == 1
+    return uuid.UUID(text).time

@@ -577,5 +577,6 @@ async def test_each_request_of_a_service_is_in_the_audit_log(start):
     first = audit[0]
     assert (first["service"], first["user"], first["token"], first["conversation"]) == ("backend", "alice", "token-7", group)
     assert audit[1]["conversation"] == group
+    assert [line.get("about") for line in audit] == [None] * 4 + ["alice"] * 2
     text = open(gateway.log_path).read()
     assert secret_text not in text and used not in text

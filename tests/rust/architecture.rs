@@ -372,6 +372,8 @@ fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
         "order",
         "sends-epoch",
         "settle-sends",
+        "rank-above",
+        "rank-reserved",
     ] {
         let tag = format!("Rule [{rule}]");
         assert_eq!(

@@ -18,6 +18,7 @@
 
 mod changed;
 mod quiet;
+mod ranks;
 mod week;
 mod world;
 mod writers;

@@ -199,14 +199,18 @@ impl Owner {
 
     /// Appends a draft as the next entry. Its row is written at the end of this round.
     fn append(&mut self, draft: Draft, reply: Reply) {
-        let at = draft.at.unwrap_or_else(clock::wall);
+        let now = clock::wall();
+        let at = draft.at.unwrap_or(now);
+        // An imported entry has the rank of its time, unless it is ahead of all others.
+        let rank = self.environment.inbox.ranks().next(now);
+        let rank = draft.at.map_or(rank, |at| rank.min(clock::rank(at)));
         let is_text = matches!(draft.content, Content::Text { .. });
         let texts = self.has_changes().then(|| self.texts + u64::from(is_text));
         let (id, participants) = (self.id, &mut self.participants);
         let appended = self.log.append(|seq| {
             let entry = Arc::new(Entry {
                 seq,
-                message_id: clock::message_id(at),
+                message_id: clock::message_id_at(rank),
                 client_id: draft.client_id,
                 sender: draft.sender,
                 at,

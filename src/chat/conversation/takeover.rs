@@ -102,9 +102,20 @@ impl Owner {
             typing: HashMap::new(),
             failed: None,
         };
+        owner.note_rank();
         owner.settle_both(settle, settle_changes, loading).await?;
         counter!("chat_takeovers_total").increment(1);
         Ok(owner)
+    }
+
+    /// Notes the rank of the newest entry, so that those of the next ones are above it.
+    fn note_rank(&self) {
+        if let Some(newest) = self.recent.newest() {
+            self.environment
+                .inbox
+                .ranks()
+                .observe(newest.message_id.rank());
+        }
     }
 
     /// Settles the ends of both logs, and begins to follow them.

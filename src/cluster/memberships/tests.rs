@@ -110,7 +110,7 @@ fn who_is_forgotten_while_the_store_is_read_stays_forgotten() {
 fn the_order_follows_the_newest_entries() {
     const GROUPS: u64 = 40;
     let (index, mut random) = (InboxIndex::new(1 << 20), StdRng::seed_from_u64(1));
-    let mut newest: BTreeMap<ConversationId, (Seq, Millis)> = BTreeMap::new();
+    let mut newest: BTreeMap<ConversationId, (Seq, Rank)> = BTreeMap::new();
     let mut left: BTreeMap<ConversationId, Seq> = BTreeMap::new();
     let known = index.begin(&user());
     for step in 1..2_000 {
@@ -124,22 +124,22 @@ fn the_order_follows_the_newest_entries() {
             let before = left.entry(id).or_default();
             *before = seq.max(*before);
         } else {
-            // The time of an entry follows from its seq, and does not rise with it.
-            let at = Millis::try_from(seq * 7 % 500).unwrap();
+            // The rank of an entry follows from its seq, and does not rise with it.
+            let rank = seq * 7 % 500;
             let summary = SummaryVersion {
-                last: Some((seq, at)),
+                last: Some((seq, rank)),
                 ..summary(seq, seq)
             };
             index.record(&user(), id, Some(summary), None, 0);
             let before = newest.entry(id).or_default();
-            *before = (*before).max((seq, at));
+            *before = (*before).max((seq, rank));
         }
         if step < 500 {
             continue;
         }
         let is_in = |id: &ConversationId, seq| left.get(id).is_none_or(|left| *left < seq);
         let all = newest.iter().filter(|(id, (seq, _))| is_in(id, *seq));
-        let mut all: Vec<Position> = all.map(|(&id, &(_, at))| (at, id)).collect();
+        let mut all: Vec<Position> = all.map(|(&id, &(_, rank))| (rank, id)).collect();
         all.sort_unstable_by_key(|position| Reverse(*position));
         let limit = random.random_range(1..10);
         let before = all.get(random.random_range(0..all.len() * 2)).copied();

@@ -250,6 +250,7 @@ fn the_largest_message_of_each_kind_fits_into_a_frame() {
         first: u64::MAX,
         acknowledged: u64::MAX,
         messages: u32::MAX,
+        rank: u64::MAX,
     };
     assert!(encode(&start).len() <= BATCH_START_BYTES_MAX);
 }
@@ -438,6 +439,7 @@ fn an_unknown_message_is_skipped() {
         first: 1,
         acknowledged: 0,
         messages: 3,
+        rank: 0,
     };
     let mut frame = encode(&batch).to_vec();
     newer

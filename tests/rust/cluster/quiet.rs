@@ -229,8 +229,11 @@ fn check_inbox(
     heads: &[Seq; 3],
     round: usize,
 ) {
-    let at = |item: &InboxItem| item.last_message.as_ref().map_or(0, |last| last.at);
-    if !items.is_sorted_by(|a, b| at(a) >= at(b)) {
+    let rank = |item: &InboxItem| {
+        let last = item.last_message.as_ref();
+        last.map_or(0, |last| last.message_id.rank())
+    };
+    if !items.is_sorted_by(|a, b| rank(a) >= rank(b)) {
         let text = format!(
             "round {round}: the inbox of user {} is not in order",
             device.user

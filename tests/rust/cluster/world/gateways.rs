@@ -88,6 +88,9 @@ impl Gateway {
             },
         );
         let cluster = Arc::new(cluster);
+        while cluster.inbox.recall_ranks().await.is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
         let seed = u64::try_from(self.number).unwrap();
         consumers.start(
             &cluster.router,
@@ -280,7 +283,7 @@ impl World {
     }
 
     /// Lets a gateway leave in good order. As in `Node::stop`, its clients leave first.
-    fn let_leave(self: &Arc<Self>, gateway: &Arc<Gateway>) {
+    pub(crate) fn let_leave(self: &Arc<Self>, gateway: &Arc<Gateway>) {
         let Some((cluster, members, _)) = gateway.up.lock().unwrap().take() else {
             return;
         };
