@@ -247,7 +247,7 @@ impl Changes {
         if let Some((at, content)) = self.edited {
             let edit = EditMessage {
                 seq,
-                content,
+                content: content.into(),
                 // So an edit that was imported before, or made since, is not repeated or undone.
                 base_rev: Some(0),
                 at: Some(at),

@@ -114,7 +114,7 @@ export function keysOf(change: OutboxChange): (string | Seq)[] {
 
 function optimistic<M extends ChatMessage>(message: M, change: OutboxChange, user: UserId, at: Millis): M {
   if (message.deleted) return message;
-  if (change.type === 'edit') return withText(message, change.body, change.attachments, at);
+  if (change.type === 'edit') return withText(message, change.body, change.attachments ?? message.attachments, at);
   if (change.type === 'delete') return withReactions({ ...withText(message, '', [], undefined), deleted: { by: user, at } }, {}, []);
   const { emoji } = change;
   const counts = new Map(Object.entries(message.reactions ?? {}));

@@ -237,13 +237,18 @@ export class Conversation extends List<ConversationEvents> {
     return this.#host.upload(this.id, blob, options);
   }
 
-  /** Replaces the text and the attachments of a message of the user. It is shown at once, and sent when there is a connection.
+  /** Replaces the text of a message of the user, and its attachments if they are passed: without them it keeps those that it
+   * has, and `[]` removes all. It is shown at once, and sent when there is a connection.
    * Resolves when the gateway acknowledged it; rejects, and is undone, when it failed for good: with `conflict` if another
    * device, or another tab, changed the text after the one in `from`.
    * @param message The seq, or the key of a message that is not stored yet. */
   edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
     const baseRev = this.#contentRev(message, from);
-    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev }, from);
+    return this.#host.outbox.change(
+      this.id,
+      { type: 'edit', ...this.#target(message), body, ...(attachments && { attachments }), baseRev },
+      from,
+    );
   }
 
   /** Deletes messages for everybody: at most 256 at once. Resolves, rejects and is undone as `edit`. */

@@ -91,8 +91,12 @@ export class Outbox {
   #editBefore(conversation: ConversationId, change: OutboxChange, from?: Text): string | undefined {
     if (change.type !== 'edit') return;
     const [key] = keysOf(change);
+    // An edit without attachments kept those of the message.
     const isBefore = ({ failed, change: other }: Pending) =>
-      !failed && other?.type === 'edit' && keysOf(other)[0] === key && (!from || sameText(other, from));
+      !failed &&
+      other?.type === 'edit' &&
+      keysOf(other)[0] === key &&
+      (!from || sameText({ attachments: from.attachments, ...other }, from));
     return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId ?? '';
   }
 

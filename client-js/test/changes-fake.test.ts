@@ -213,6 +213,23 @@ describe('an edit that began before the text changed', () => {
 });
 
 describe('several own changes', () => {
+  test('that name no attachments keep those of the message', async () => {
+    const client = await connect();
+    const list = await open(client);
+    const link = { url: 'https://example.org/a.png' };
+    await list.edit(1, 'with a link', [link]);
+    const first = list.edit(1, 'again');
+    expect(list.message(1)).toMatchObject({ body: 'again', attachments: [link] });
+    const second = list.edit(1, 'and again', undefined, { from: list.message(1)! });
+    expect(list.message(1)).toMatchObject({ body: 'and again', attachments: [link] });
+    await Promise.all([first, second]);
+    expect(server.entries[0]).toMatchObject({ body: 'and again', attachments: [link] });
+    expect(list.message(1)).toMatchObject({ body: 'and again', attachments: [link] });
+    await list.edit(1, 'bare', []);
+    expect(list.message(1)!.attachments).toBeUndefined();
+    expectSame(client);
+  });
+
   test('are kept while the list jumps, also those of a message that is not in the list any more', async () => {
     const client = await connect();
     const list = await open(client);

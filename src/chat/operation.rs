@@ -11,7 +11,7 @@ use uuid::{Uuid, uuid};
 
 use super::{error::Error, publish::ChangedItem};
 use crate::model::{
-    AttachmentId, ClientId, ConsumerName, ConversationId, DeletedSeqs, Details, Draft,
+    Attachment, AttachmentId, ClientId, ConsumerName, ConversationId, DeletedSeqs, Details, Draft,
     EditedContent, Entry, EntryState, Kind, Last, MessageId, Millis, Participant, Posting, Rank,
     Rev, Role, Seq, UserId,
 };
@@ -229,12 +229,30 @@ pub struct MarkDelivered {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EditMessage {
     pub seq: Seq,
-    pub content: EditedContent,
+    pub content: NewContent,
     /// The rev of the content that the editor has seen. If the content changed after it, the edit is refused
     /// (rule [base-rev]).
     pub base_rev: Option<Rev>,
     /// The time at which an imported message was edited. `None` means now.
     pub at: Option<Millis>,
+}
+
+/// What an edit makes of a message.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NewContent {
+    pub body: String,
+    /// All attachments that the message has afterwards. `None` keeps those that it has. A gateway of an earlier build cannot
+    /// read `None`, so the edit fails there, and erases no file.
+    pub attachments: Option<Vec<Attachment>>,
+}
+
+impl From<EditedContent> for NewContent {
+    fn from(EditedContent { body, attachments }: EditedContent) -> Self {
+        Self {
+            body,
+            attachments: Some(attachments),
+        }
+    }
 }
 
 /// The deletion of messages.

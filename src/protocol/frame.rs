@@ -13,7 +13,7 @@ use super::{
     codes::ErrorCode,
     device::{Away, DeviceList, DeviceSet, NamedDevice, SettingsEvent, SettingsSet, Switch},
     file::{AttachmentUrls, FileUrl},
-    list::at_most,
+    list::{at_most, given_at_most},
     message::Message,
 };
 use crate::model::{
@@ -237,8 +237,9 @@ pub struct Edit {
     pub conversation: ConversationId,
     pub seq: Seq,
     pub body: String,
-    #[serde(default, deserialize_with = "at_most::<_, _, ATTACHMENTS_MAX>")]
-    pub attachments: Vec<Attachment>,
+    /// All attachments that the message has afterwards. `None` keeps those that it has.
+    #[serde(default, deserialize_with = "given_at_most::<_, _, ATTACHMENTS_MAX>")]
+    pub attachments: Option<Vec<Attachment>>,
     /// The rev of the content that the client has seen.
     #[serde(default)]
     pub base_rev: Option<Rev>,

@@ -17,6 +17,39 @@ where
     deserializer.deserialize_seq(AtMost::<T, MAX>(PhantomData))
 }
 
+/// Reads a list as [`at_most`] does. `None` if the request names none.
+pub(crate) fn given_at_most<'de, D, T, const MAX: usize>(
+    deserializer: D,
+) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_option(Given::<T, MAX>(PhantomData))
+}
+
+struct Given<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Given<T, MAX> {
+    type Value = Option<Vec<T>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence or nothing")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        at_most::<_, _, MAX>(deserializer).map(Some)
+    }
+}
+
 struct AtMost<T, const MAX: usize>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for AtMost<T, MAX> {

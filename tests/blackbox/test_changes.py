@@ -61,6 +61,21 @@ async def test_an_edit_of_an_older_message_does_not_change_the_preview(group):
     assert [m["body"] for m in (await bob.history(conversation, after=1))["messages"]] == ["one, edited", "two"]
 
 
+async def test_an_edit_that_names_no_attachments_keeps_them(group):
+    """In both encodings: a field that is missing, or null, is not named."""
+    conversation, alice, bob = await group("alice", "bob", messages=())
+    await alice.send(conversation, "look", attachments=[LINK])
+    for rev, (body, fields) in enumerate([("look again", {}), ("and again", {"attachments": None}), ("", {})], 1):
+        assert await edit(alice, conversation, 2, body, **fields) == rev
+        assert (await changed(bob, conversation, 2, lambda i: i["rev"] == rev))["attachments"] == [LINK]
+        message = await entry(bob, conversation, 2)
+        assert (message["body"], message["attachments"]) == (body, [LINK])
+    assert await edit(alice, conversation, 2, "", base_rev=3) == 3, "the same content is no change"
+    await edit(alice, conversation, 2, "bare", attachments=[])
+    assert (await changed(bob, conversation, 2, lambda i: i["rev"] == 4))["attachments"] == []
+    await refused(alice.ask("edit", conversation=conversation, seq=2, body=""), INVALID)
+
+
 async def test_an_edit_replaces_the_attachments(group):
     conversation, alice, bob = await group("alice", "bob", messages=())
     await alice.send(conversation, "look", attachments=[LINK])
@@ -69,7 +84,7 @@ async def test_an_edit_replaces_the_attachments(group):
     assert (await changed(bob, conversation, 2))["attachments"] == [LINK, other]
     message = await entry(bob, conversation, 2)
     assert (message["body"], message["attachments"]) == ("", [LINK, other])
-    await edit(alice, conversation, 2, "no more pictures")
+    await edit(alice, conversation, 2, "no more pictures", attachments=[])
     assert (await changed(bob, conversation, 2, lambda i: i["rev"] == 2))["attachments"] == []
     assert not (await entry(bob, conversation, 2)).get("attachments")
     await refused(alice.ask("edit", conversation=conversation, seq=2, body=""), INVALID)

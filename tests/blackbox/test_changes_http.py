@@ -5,7 +5,8 @@ import httpx
 import pytest
 
 from changes import INVALID, changed, entry
-from support import PATIENCE, uuid4
+from files import Uploader
+from support import PATIENCE, eventually, uuid4
 from test_misuse_http import service, with_keys
 
 pytestmark = pytest.mark.embedded
@@ -57,7 +58,7 @@ async def test_a_back_end_edits_for_a_user(house):
         assert rev_of(await http.patch(message, json={"body": "see", "attachments": [LINK], "base_rev": 1})) == 2
         assert (await entry(house.bob, house.group, 2))["attachments"] == [LINK]
         is_refused(await http.patch(message, json={"body": "again", "base_rev": 1}), "conflict")
-        for wrong in ({}, {"body": 7}, {"body": ""}, {"body": "x", "attachments": [{"url": "javascript:alert(1)"}]}):
+        for wrong in ({}, {"body": 7}, {"body": "", "attachments": []}, {"body": "x", "attachments": [{"url": "javascript:alert(1)"}]}):
             is_refused(await http.patch(message, json=wrong), INVALID)
         is_refused(await http.patch(message, json={"body": "x" * 16_385}), "too_large")
         is_refused(await http.patch(f"{house.at}/messages/3", json={"body": "not mine"}), "forbidden")
@@ -71,6 +72,32 @@ async def test_a_back_end_edits_for_a_user(house):
         assert (await http.patch(f"{house.at}/messages/x", json={"body": "x"})).status_code == 400
     async with service(house.gateway, "messages:write", "mallory") as http:
         is_refused(await http.patch(message, json={"body": "x"}), "not_found")
+
+
+async def test_an_edit_of_a_back_end_keeps_what_it_does_not_name(house):
+    up = Uploader(house.gateway, "alice")
+    file = await up.upload(house.group, b"irreplaceable", "plan.txt")
+    sent = await house.alice.send(house.group, "the plan", attachments=[{"id": file}, LINK])
+    before = (await entry(house.bob, house.group, sent["seq"]))["attachments"]
+    assert [a.get("id") for a in before] == [file, None]
+    message = f"{house.at}/messages/{sent['seq']}"
+    async with service(house.gateway, "messages:write messages:read", "alice") as http:
+        # As docs/application.md shows it.
+        assert rev_of(await http.patch(message, json={"body": "the new plan", "base_rev": 0})) == 1
+        item = await changed(house.bob, house.group, sent["seq"])
+        assert (item["body"], item["attachments"]) == ("the new plan", before)
+        assert rev_of(await http.patch(message, json={"body": "the same plan", "attachments": None})) == 2
+        assert (await entry(house.bob, house.group, sent["seq"]))["attachments"] == before
+        assert rev_of(await http.patch(message, json={"body": ""})) == 3, "the files are content enough"
+        assert (await up.download(file)).content == b"irreplaceable"
+        assert rev_of(await http.patch(message, json={"body": "no plan", "attachments": []})) == 4
+        assert not (await entry(house.bob, house.group, sent["seq"])).get("attachments")
+
+        async def is_erased():
+            return (await up.find(file)).status_code == 404
+
+        await eventually(is_erased)
+        is_refused(await http.patch(message, json={"body": ""}), INVALID)
 
 
 async def test_a_back_end_deletes_for_a_user(house):

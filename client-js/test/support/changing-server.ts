@@ -212,7 +212,7 @@ export class ChangingServer extends FakeServer {
     } else if (entry.deleted) return 'conflict';
     else if (op.type === 'edit') {
       if (entry.sender !== user) return 'forbidden';
-      const { body = '', attachments = [] } = op;
+      const { body = '', attachments = entry.attachments } = op;
       if (entry.body === body && JSON.stringify(entry.attachments) === JSON.stringify(attachments)) return false;
       if (base_rev !== undefined && entry.contentRev > base_rev) return 'conflict';
       Object.assign(entry, { body, attachments, edited_at: this.now++, rev, contentRev: rev });

@@ -261,6 +261,18 @@ impl Owner {
         else {
             return Ok(());
         };
+        self.check_body(body, attachments)?;
+        self.check_attachments(attachments)?;
+        if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
+            return Err(Error::invalid(
+                "reply_to is no message of this conversation",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks the text of a message with these attachments.
+    pub(super) fn check_body(&self, body: &str, attachments: &[Attachment]) -> Result<(), Error> {
         if self.environment.inbox.is_full() {
             return Err(Error::BUSY);
         }
@@ -274,7 +286,11 @@ impl Owner {
         if body.is_empty() && attachments.is_empty() {
             return Err(Error::invalid("a message has a body or an attachment"));
         }
-        text::check_body(body).map_err(|wrong| Error::invalid(format!("the body {wrong}")))?;
+        text::check_body(body).map_err(|wrong| Error::invalid(format!("the body {wrong}")))
+    }
+
+    /// Checks the attachments that a request names.
+    pub(super) fn check_attachments(&self, attachments: &[Attachment]) -> Result<(), Error> {
         if attachments.len() > ATTACHMENTS_MAX {
             return Err(Error::TooLarge {
                 what: "attachments of a message".into(),
@@ -282,13 +298,7 @@ impl Owner {
             });
         }
         let check = |attachment| check_attachment(attachment, self.has_files());
-        attachments.iter().try_for_each(check)?;
-        if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
-            return Err(Error::invalid(
-                "reply_to is no message of this conversation",
-            ));
-        }
-        Ok(())
+        attachments.iter().try_for_each(check)
     }
 
     fn change(&mut self, actor: UserId, operation: &Operation, reply: Reply) {

@@ -14,7 +14,8 @@ use crate::{
     chat::{
         error::Error,
         operation::{
-            DeleteMessages, EditMessage, GetReactors, Operation, Outcome, React, Reactors,
+            DeleteMessages, EditMessage, GetReactors, NewContent, Operation, Outcome, React,
+            Reactors,
         },
         states::KnownEntry,
     },
@@ -192,13 +193,9 @@ impl Owner {
         } else {
             participants.check_in(actor)?;
         }
-        self.check_edited(&edit.content)?;
         let window = self.environment.settings.edit_window;
         let before = self.attachments_of(edit.seq)?;
-        let new = EditedContent {
-            body: edit.content.body.clone(),
-            attachments: kept(&edit.content.attachments, &before)?,
-        };
+        let new = self.edited(&edit.content, &before)?;
         let known = self.entry_to_change(edit.seq)?;
         if known.entry.sender != *actor {
             return Err(Error::Forbidden(
@@ -245,12 +242,19 @@ impl Owner {
         Ok(self.entry_to_change(seq)?.attachments().to_vec())
     }
 
-    fn check_edited(&self, content: &EditedContent) -> Result<(), Error> {
-        let EditedContent { body, attachments } = content.clone();
-        self.check_content(&Content::Text {
-            body,
+    /// Returns the content of a message after an edit. What the edit does not name stays.
+    fn edited(&self, edit: &NewContent, before: &[Attachment]) -> Result<EditedContent, Error> {
+        let attachments = match &edit.attachments {
+            Some(given) => {
+                self.check_attachments(given)?;
+                kept(given, before)?
+            }
+            None => before.to_vec(),
+        };
+        self.check_body(&edit.body, &attachments)?;
+        Ok(EditedContent {
+            body: edit.body.clone(),
             attachments,
-            reply_to: None,
         })
     }
 

@@ -189,7 +189,7 @@ fn largest() -> Vec<PeerMessage> {
         },
         Operation::Edit(EditMessage {
             seq: Seq::MAX,
-            content: EditedContent { body, attachments },
+            content: EditedContent { body, attachments }.into(),
             base_rev: Some(Rev::MAX),
             at: Some(i64::MAX),
         }),

@@ -25,6 +25,7 @@ use crate::{
     },
     protocol::{
         ChangesRequest, Delete, Edit, Reaction, ReactionsRequest, Refusal, Request, at_most,
+        given_at_most,
     },
 };
 
@@ -55,15 +56,16 @@ pub(super) fn routes() -> Router<Arc<Gateway>> {
 #[derive(Deserialize, ToSchema)]
 pub(in crate::gateway) struct EditBody {
     body: String,
-    /// All attachments that the message has afterwards.
-    #[serde(default, deserialize_with = "at_most::<_, _, ATTACHMENTS_MAX>")]
-    attachments: Vec<Attachment>,
+    /// All attachments that the message has afterwards. Without this field it keeps those that it has; an empty list removes
+    /// them.
+    #[serde(default, deserialize_with = "given_at_most::<_, _, ATTACHMENTS_MAX>")]
+    attachments: Option<Vec<Attachment>>,
     /// The rev of the content that the caller has seen. If the content changed after it, the edit is refused.
     #[serde(default)]
     base_rev: Option<Rev>,
 }
 
-/// Replaces the body and attachments of a message of the acting user.
+/// Replaces the body of a message of the acting user, and its attachments if the request names them.
 #[utoipa::path(patch, path = "/v1/conversations/{conversation}/messages/{seq}", request_body = EditBody,
     params(("conversation" = uuid::Uuid, Path), ("seq" = u64, Path)), security(("service" = ["messages:write"])),
     responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]

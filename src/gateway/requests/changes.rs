@@ -4,9 +4,9 @@ use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{Gateway, items};
 use crate::{
-    chat::{self, DeleteMessages, EditMessage, GetChanges, GetReactors},
+    chat::{self, DeleteMessages, EditMessage, GetChanges, GetReactors, NewContent},
     model::{
-        ConversationId, EditedContent, Rev, Seq, UserId,
+        ConversationId, Rev, Seq, UserId,
         limits::{CHANGES_PAGE_MAX, DELETE_SEQS_MAX, EMOJI_BYTES_MAX},
         text,
     },
@@ -21,7 +21,7 @@ type Answered<'a> = BoxFuture<'a, Result<Answer, chat::Error>>;
 pub(super) fn edit(gateway: &Gateway, user: UserId, r: Edit) -> Answered<'_> {
     let edit = EditMessage {
         seq: r.seq,
-        content: EditedContent {
+        content: NewContent {
             body: r.body,
             attachments: r.attachments,
         },

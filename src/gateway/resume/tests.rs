@@ -155,7 +155,8 @@ impl Fixture {
             content: EditedContent {
                 body: "new".into(),
                 attachments: Vec::new(),
-            },
+            }
+            .into(),
             base_rev: None,
             at: None,
         };

@@ -24,7 +24,8 @@ impl Wish {
                 content: EditedContent {
                     body,
                     attachments: Vec::new(),
-                },
+                }
+                .into(),
                 base_rev: Some(base),
                 at: None,
             }),

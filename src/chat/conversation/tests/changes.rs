@@ -172,7 +172,7 @@ fn edit(seq: Seq, body: &str, base_rev: Option<Rev>) -> EditMessage {
     };
     EditMessage {
         seq,
-        content,
+        content: content.into(),
         base_rev,
         at: None,
     }
