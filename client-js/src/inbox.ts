@@ -33,6 +33,12 @@ export const INBOX_LOADED = 1_000;
 /** The rev of an item whose state is not known any more. */
 const NO_STATE = -1;
 
+/** Returns what inboxes are ordered by (docs/protocol.md): the time in the id of the newest entry, a UUID of version 1, as text. */
+function rankOf({ lastMessage }: InboxItem): string {
+  const [, low = '', mid = '', high = ''] = /^(.{8})-(.{4})-1(.{3})-/.exec(lastMessage?.messageId ?? '') ?? [];
+  return high + mid + low;
+}
+
 /** What the inbox needs of its client. */
 export interface InboxHost {
   readonly feed: Feed;
@@ -83,7 +89,8 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   /** The loaded items, the one with the newest message first. A new array after each change. */
   get items(): readonly InboxItem[] {
     const at = (item: InboxItem) => item.lastMessage?.at ?? 0;
-    const order = (a: InboxItem, b: InboxItem) => at(b) - at(a) || (a.conversation < b.conversation ? 1 : -1);
+    const byId = (a: string, b: string) => (a === b ? 0 : a < b ? 1 : -1);
+    const order = (a: InboxItem, b: InboxItem) => byId(rankOf(a), rankOf(b)) || at(b) - at(a) || byId(a.conversation, b.conversation);
     return (this.#sorted ??= [...this.#items.values()].sort(order));
   }
 

@@ -254,6 +254,22 @@ test('a conversation is one object while it is held, and has its properties', as
   expect(held.canSend).toBe(false);
 });
 
+test('the inbox is in the order of the ids of its newest entries, not of their times', async () => {
+  const server = new FakeServer();
+  // The times in these ids rise by 100 ns each, beyond the first and the second part of the id.
+  const ids = ['fffffffe-ffff-11f0-8000-000000000001', 'ffffffff-ffff-11f0-8000-000000000000', '00000000-0000-11f1-8000-000000000000'];
+  const last = (n: number, at: number) => ({ last_message: { seq: 1, message_id: ids[n], at, sender: 'bob', kind: 'text', preview: 'x' } });
+  const fast = 9_000_000_000_000;
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('b', 1, last(1, 5)), item('a', 1, last(0, fast))] });
+  const client = await connect(server);
+  await until(() => client.inbox.loaded);
+  const order = () => client.inbox.items.map(({ conversation }) => conversation);
+  expect(order()).toEqual(['b', 'a']);
+  server.socket.say({ ...message('a', 2), message_id: ids[2], at: 4 });
+  await until(() => order()[0] === 'a');
+  expect(order()).toEqual(['a', 'b']);
+});
+
 test('conversations without a holder are collected', async () => {
   const server = new FakeServer();
   log(server, 'c', () => 30);

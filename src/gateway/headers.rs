@@ -7,7 +7,7 @@ use crate::protocol::ErrorCode;
 
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
 /// checked the other.
-const SINGLE: [header::HeaderName; 15] = [
+static SINGLE: [header::HeaderName; 15] = [
     header::AUTHORIZATION,
     header::CONTENT_TYPE,
     header::HOST,

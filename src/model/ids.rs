@@ -230,7 +230,7 @@ impl MessageId {
             return 0;
         }
         let (low, middle, high, _) = self.0.as_fields();
-        u64::from(high & 0xfff) << 48 | u64::from(middle) << 32 | u64::from(low)
+        (u64::from(high & 0xfff) << 48) | (u64::from(middle) << 32) | u64::from(low)
     }
 }
 
