@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Json, RequestExt as _,
+    body::HttpBody as _,
     extract::{FromRequest, FromRequestParts, rejection::JsonRejection},
     http::{StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
@@ -101,10 +102,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-        let length = request.headers().get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > gateway.limits.frame_bytes) {
-            let text = format!("a body has at most {} bytes", gateway.limits.frame_bytes);
+        // The limit of the route shortens the body that the head announces.
+        let announced = request.body().size_hint().lower();
+        let request = request.with_limited_body();
+        let limit = request.body().size_hint().lower();
+        if limit < announced {
+            let text = format!("a body has at most {limit} bytes");
             return Err(unread(refused(ErrorCode::TooLarge, text)));
         }
         let body = timeout(BODY_TIMEOUT, Json::<T>::from_request(request, gateway));
