@@ -110,12 +110,7 @@ impl Node {
             tracing::warn!("not all gateways of the ring are reachable yet");
         }
 
-        let client = bind("client.listen", config.client.listen)?;
-        let client_address = client.local_addr()?;
-        let (routes, admission) = (gateway.public(), gateway.admission.clone());
-        let leave_within = config.drain.leave_within();
-        let serving = gateway::serve(client, routes, admission, edge.clone(), leave_within);
-        edge.spawn(serving);
+        let client_address = serve_clients(config, &gateway, &edge)?;
         admin.ready(gateway.clone());
         Ok(Self {
             client_address,
@@ -312,6 +307,21 @@ fn control(
 
 fn bind(setting: &str, listen: SocketAddr) -> anyhow::Result<TcpListener> {
     gateway::bind(listen).map_err(|e| anyhow::anyhow!("{setting} {listen}: {e}"))
+}
+
+/// Opens the port of the clients and returns its address.
+fn serve_clients(
+    config: &Config,
+    gateway: &Arc<Gateway>,
+    edge: &Tasks,
+) -> anyhow::Result<SocketAddr> {
+    let listener = bind("client.listen", config.client.listen)?;
+    let address = listener.local_addr()?;
+    let (routes, admission) = (gateway.public(), gateway.admission.clone());
+    let (tasks, leave_within) = (edge.clone(), config.drain.leave_within());
+    let serving = gateway::serve(listener, routes, admission, tasks, leave_within);
+    edge.spawn(serving);
+    Ok(address)
 }
 
 /// Opens the internal port and returns its address. The port answers from the start to the end, so that it can say what

@@ -250,7 +250,6 @@ impl Tasks {
     }
 
     /// Completes like [`draining`](Self::draining), without borrowing.
-    #[must_use]
     pub fn draining_owned(&self) -> WaitForCancellationFutureOwned {
         self.draining.clone().cancelled_owned()
     }

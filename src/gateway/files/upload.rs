@@ -1,7 +1,7 @@
 //! Uploads by the protocol tus 1.0.0 (<https://tus.io/protocols/resumable-upload>): core, creation, termination,
 //! expiration. A client whose connection breaks asks for the offset and continues from there.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use axum::{
     Json,
@@ -511,6 +511,12 @@ async fn may_append(
     Ok((row, writing, upload))
 }
 
+/// Refuses the rest of a body if the gateway drains. What came before `offset` is kept.
+fn stopped(tasks: &Tasks, offset: u64) -> Option<Response> {
+    let refused = || ([("upload-offset", number(offset))], stopping()).into_response();
+    tasks.is_draining().then(refused)
+}
+
 /// Writes the body as it comes. What has come counts, even if the rest does not.
 async fn received(
     files: &Arc<Files>,
@@ -523,8 +529,7 @@ async fn received(
 ) -> Result<Response, Response> {
     let size = row.facts.size;
     // A drain does not wait for the rest.
-    let parts = body.into_data_stream().take_until(tasks.draining_owned());
-    let mut parts = std::pin::pin!(parts);
+    let mut parts = pin!(body.into_data_stream().take_until(tasks.draining_owned()));
     let mut unchecked = 0;
     let broken = loop {
         let mut next = parts.next();
@@ -562,9 +567,7 @@ async fn received(
     };
     upload.flush().await.map_err(|error| disk_failed(&error))?;
     let offset = upload.len;
-    if offset < size && tasks.is_draining() {
-        return Err(([("upload-offset", number(offset))], stopping()).into_response());
-    }
+    let broken = stopped(tasks, offset).or(broken);
     // Nothing is missing if the body broke off after its last byte.
     if let Some(response) = broken.filter(|_| offset < size) {
         return Err(response);
