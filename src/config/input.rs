@@ -133,10 +133,7 @@ impl Input<'_> {
         }
     }
 
-    fn number<T: TryFrom<i64> + FromStr>(&self, max: Option<T>) -> Result<T, Wrong>
-    where
-        T: fmt::Display,
-    {
+    fn number<T: TryFrom<i64> + FromStr + fmt::Display>(&self, max: Option<T>) -> Result<T, Wrong> {
         let number = match self {
             Self::Text(text) => text.trim().parse().ok(),
             Self::Toml(value) => value.as_integer().and_then(|value| value.try_into().ok()),
