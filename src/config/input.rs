@@ -3,7 +3,7 @@
 //!
 //! Errors say what is wanted and never what is there, because that may be a secret.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{
     Deserializer,
@@ -14,7 +14,36 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-use super::sources::Section;
+/// A setting, or a section of settings, with its source.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) origin: String,
+    pub(super) content: Content,
+}
+
+#[derive(Clone)]
+pub(super) enum Content {
+    /// From the environment.
+    Text(String),
+    Toml(toml::Value),
+    Section(Section),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Section(pub(super) BTreeMap<String, Node>);
+
+impl Section {
+    fn entries(&self) -> impl Iterator<Item = (&str, Input<'_>)> {
+        self.0.iter().map(|(key, node)| {
+            let input = match &node.content {
+                Content::Text(text) => Input::Text(text),
+                Content::Toml(value) => Input::Toml(value),
+                Content::Section(section) => Input::Section(section),
+            };
+            (key.as_str(), input)
+        })
+    }
+}
 
 /// A value of the file or the environment.
 #[derive(Clone, Copy)]
@@ -104,10 +133,7 @@ impl Input<'_> {
         }
     }
 
-    fn number<T: TryFrom<i64> + FromStr>(&self, max: Option<T>) -> Result<T, Wrong>
-    where
-        T: fmt::Display,
-    {
+    fn number<T: TryFrom<i64> + FromStr + fmt::Display>(&self, max: Option<T>) -> Result<T, Wrong> {
         let number = match self {
             Self::Text(text) => text.trim().parse().ok(),
             Self::Toml(value) => value.as_integer().and_then(|value| value.try_into().ok()),

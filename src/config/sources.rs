@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::{
     Config, Error,
-    input::{Input, Wrong},
+    input::{Content, Input, Node, Section, Wrong},
 };
 
 /// Variables of the environment that begin with this are settings.
@@ -16,37 +16,6 @@ const PREFIX: &str = "CHAT__";
 const MISSPELT_PREFIX: &str = "CHAT_";
 /// A setting whose keys the operator chooses.
 const FREE: &str = "store.cassandra.replication";
-
-/// A setting, or a section of settings, with its source.
-#[derive(Clone)]
-struct Node {
-    origin: String,
-    content: Content,
-}
-
-#[derive(Clone)]
-enum Content {
-    /// From the environment.
-    Text(String),
-    Toml(toml::Value),
-    Section(Section),
-}
-
-#[derive(Clone, Default)]
-pub(super) struct Section(BTreeMap<String, Node>);
-
-impl Section {
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, Input<'_>)> {
-        self.0.iter().map(|(key, node)| {
-            let input = match &node.content {
-                Content::Text(text) => Input::Text(text),
-                Content::Toml(value) => Input::Toml(value),
-                Content::Section(section) => Input::Section(section),
-            };
-            (key.as_str(), input)
-        })
-    }
-}
 
 /// All settings that are not defaults.
 #[derive(Default)]
