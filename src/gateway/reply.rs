@@ -3,21 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-<<<<<<< HEAD
-    Json,
-    body::Bytes,
+    Json, RequestExt as _,
+    body::{Bytes, HttpBody as _},
     extract::{FromRequest, FromRequestParts},
     http::{HeaderMap, StatusCode, header, request::Parts},
-||||||| 477f37c
-    Json,
-    extract::{FromRequest, FromRequestParts, rejection::JsonRejection},
-    http::{StatusCode, header, request::Parts},
-=======
-    Json, RequestExt as _,
-    body::HttpBody as _,
-    extract::{FromRequest, FromRequestParts, rejection::JsonRejection},
-    http::{StatusCode, header, request::Parts},
->>>>>>> edge
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
@@ -116,29 +105,17 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-<<<<<<< HEAD
         if !is_json(request.headers()) {
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             let text = "the body must be JSON, with content-type: application/json".into();
             return Err(refused_with(status, ErrorCode::BadRequest, text));
         }
-        let length = request.headers().get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > gateway.limits.frame_bytes) {
-            let text = format!("a body has at most {} bytes", gateway.limits.frame_bytes);
-||||||| 477f37c
-        let length = request.headers().get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > gateway.limits.frame_bytes) {
-            let text = format!("a body has at most {} bytes", gateway.limits.frame_bytes);
-=======
         // The limit of the route shortens the body that the head announces.
         let announced = request.body().size_hint().lower();
         let request = request.with_limited_body();
         let limit = request.body().size_hint().lower();
         if limit < announced {
             let text = format!("a body has at most {limit} bytes");
->>>>>>> edge
             return Err(unread(refused(ErrorCode::TooLarge, text)));
         }
         let bytes = timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
