@@ -34,8 +34,7 @@ use crate::{
     },
     mutation::{Mutation, broken},
     protocol::{
-        Answer, Away, BadFrame, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request,
-        Users,
+        Answer, Away, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users,
     },
 };
 
@@ -356,12 +355,6 @@ impl Session {
         }
         self.gateway.rates.charge(&live.rate, bytes);
         self.rest_if_owing(live);
-    }
-
-    /// Notes why a frame is none, and returns the close code.
-    fn bad_frame(&mut self, bad: &BadFrame) -> End {
-        self.bad_frame = Some(bad.to_string());
-        CloseCode::BadFrame
     }
 
     fn rest_if_owing(&self, live: &mut Live) {

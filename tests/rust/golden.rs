@@ -2,22 +2,26 @@
 //! (`client-js/test/golden.test.ts`) read the same file, so neither side can change alone. The SDK writes the requests,
 //! the gateway the replies and events: after an intended change `GOLDEN=write` rewrites a side's own part.
 
+mod files;
+
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
 use chat_gateway::{
     model::{
-        Attachment, ClientId, ConversationId, Details, EntryKind, FileNotice, FileState, Kind,
-        Last, MessageId, Metadata, Posting, PushContent, PushProvider, Role, SystemChange, UserId,
+        Attachment, ClientId, ConversationId, Details, EntryKind, Kind, Last, MessageId, Posting,
+        PushContent, PushProvider, Role, SystemChange, UserId,
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
-        ConversationEvent, Deleted, DeviceItem, DeviceList, ErrorCode, Event, FileUrl, HistoryPage,
+        ConversationEvent, Deleted, DeviceItem, DeviceList, ErrorCode, Event, HistoryPage,
         InboxItem, Item, Limits, Message, Okay, ParticipantItem, PresenceItem, PublicItem,
         ReactionBy, ReactorItem, Refusal, Reply, Sent, SettingsEvent, Switch,
     },
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use files::{file_notices, file_url};
 
 fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/frames.json")
@@ -417,17 +421,6 @@ fn answers() -> Vec<Answer> {
     ]
 }
 
-fn file_url() -> FileUrl {
-    let id = "0199c0de-0000-4000-8000-000000000004";
-    let address = |variant: &str| format!("/v1/files/{id}/{variant}?e=1795000600&s=00");
-    FileUrl {
-        id: id.parse().unwrap(),
-        url: address("original"),
-        thumb: Some(address("thumbnail")),
-        expires_at: 1_795_000_600_000,
-    }
-}
-
 fn changed_events() -> Vec<Event> {
     vec![
         Event::Changed(ChangedEvent {
@@ -454,26 +447,6 @@ fn changed_events() -> Vec<Event> {
             rev: 9,
         },
     ]
-}
-
-fn file_notices() -> [Event; 3] {
-    let file = file_url().id;
-    let ready = FileNotice {
-        file,
-        state: FileState::Ready,
-        mime: Some("image/png".into()),
-        width: Some(800),
-        height: Some(600),
-        metadata: None,
-    };
-    let kept = FileNotice {
-        mime: Some("image/heic".into()),
-        width: None,
-        height: None,
-        metadata: Some(Metadata::Kept),
-        ..ready.clone()
-    };
-    [ready, kept, FileNotice::blocked(file)].map(Event::Attachment)
 }
 
 fn events() -> Vec<Event> {

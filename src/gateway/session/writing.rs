@@ -13,7 +13,7 @@ use super::{End, SILENT_PINGS_MAX, Session};
 use crate::{
     fanout::{Closing, Frame, FrameWriter, Subscriber},
     gateway::Gateway,
-    protocol::CloseCode,
+    protocol::{BadFrame, CloseCode},
 };
 
 /// The time in which a close frame must be sent and answered.
@@ -62,6 +62,12 @@ impl Session {
     ) -> Result<(), End> {
         let ping = self.socket.send(Message::Ping(Default::default()));
         patiently(&self.gateway, &self.writer, subscriber, expires_at, ping).await
+    }
+
+    /// Notes why a frame is none, and returns the close code.
+    pub(super) fn bad_frame(&mut self, bad: &BadFrame) -> End {
+        self.bad_frame = Some(bad.to_string());
+        CloseCode::BadFrame
     }
 
     pub(super) async fn close(&mut self, code: CloseCode) {
