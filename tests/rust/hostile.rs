@@ -46,11 +46,6 @@ impl Gateway {
                 .env("CHAT__LOG__FORMAT", "json");
             command
         };
-        let token = command()
-            .args(["token", "mallory"])
-            .output()
-            .unwrap()
-            .stdout;
         let mut process = command().stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let client = loop {
@@ -63,6 +58,9 @@ impl Gateway {
                 break line["clients"].as_str().unwrap().to_owned();
             }
         };
+        // The gateway has made its key now.
+        let token = command().args(["token", "mallory"]).output();
+        let token = token.unwrap().stdout;
         let log = Arc::new(Mutex::new(String::new()));
         let seen = log.clone();
         std::thread::spawn(move || {
