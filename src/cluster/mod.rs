@@ -34,6 +34,8 @@ mod router;
 mod sessions;
 mod settings;
 mod status;
+mod upload_counts;
+mod uploads;
 mod view;
 mod view_changes;
 

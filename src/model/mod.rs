@@ -11,7 +11,9 @@ pub mod limits;
 mod log;
 pub mod weight;
 
-pub use attachment::{Attachment, FileFacts, FileNotice, FileResult, FileState, file_ids};
+pub use attachment::{
+    Attachment, FileFacts, FileNotice, FileResult, FileState, UploadBegun, UploadLimits, file_ids,
+};
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,
     ReactionState, Reactions, is_emoji, reactions_bytes,
