@@ -11,6 +11,7 @@ mod image;
 mod kind;
 mod metadata;
 mod name;
+mod pace;
 mod parts;
 mod scanner;
 mod signing;
@@ -32,6 +33,7 @@ pub use self::{
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
     name::clean,
+    pace::Pace,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},

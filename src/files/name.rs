@@ -2,6 +2,8 @@
 
 /// Bytes of a name.
 const NAME_BYTES_MAX: usize = 255;
+/// Bytes of an extension with its dot. What is longer is no extension.
+const EXTENSION_BYTES_MAX: usize = 33;
 /// The name of a file whose own name has nothing that may be shown.
 const NAMELESS: &str = "file";
 
@@ -10,19 +12,31 @@ const NAMELESS: &str = "file";
 #[must_use]
 pub fn clean(name: &str) -> String {
     let name = name.rsplit(['/', '\\']).next().unwrap_or_default();
-    let mut clean = String::new();
-    for c in name.chars().filter(|c| !is_misleading(*c)) {
-        if clean.len() + c.len_utf8() > NAME_BYTES_MAX {
-            break;
-        }
-        clean.push(c);
-    }
-    let clean = clean.trim_matches(|c: char| c == '.' || c.is_whitespace());
+    let clean: String = name.chars().filter(|c| !is_misleading(*c)).collect();
+    let clean = shortened(trimmed(&clean));
     if clean.is_empty() {
         NAMELESS.to_owned()
     } else {
-        clean.to_owned()
+        clean
     }
+}
+
+fn trimmed(name: &str) -> &str {
+    name.trim_matches(|c: char| c == '.' || c.is_whitespace())
+}
+
+/// Returns a name of at most [`NAME_BYTES_MAX`] bytes. The stem is cut, so that the extension stays.
+fn shortened(name: &str) -> String {
+    if name.len() <= NAME_BYTES_MAX {
+        return name.to_owned();
+    }
+    let extension = name.rfind('.').map_or("", |dot| &name[dot..]);
+    let is_short =
+        extension.len() <= EXTENSION_BYTES_MAX && !extension.contains(char::is_whitespace);
+    let extension = if is_short { extension } else { "" };
+    let stem = &name[..name.len() - extension.len()];
+    let stem = trimmed(&stem[..stem.floor_char_boundary(NAME_BYTES_MAX - extension.len())]);
+    format!("{stem}{extension}")
 }
 
 fn is_misleading(c: char) -> bool {
@@ -52,6 +66,28 @@ mod tests {
         ] {
             assert_eq!(clean(given), shown);
         }
-        assert_eq!(clean(&"é".repeat(300)).len(), 254);
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_extension() {
+        let long = |stem: &str, count: usize, end: &str| clean(&(stem.repeat(count) + end));
+        assert_eq!(long("n", 276, ".pdf"), "n".repeat(251) + ".pdf");
+        assert_eq!(long("n", 251, ".pdf"), "n".repeat(251) + ".pdf");
+        // At a whole character: 251 bytes are 125 of them and a half.
+        assert_eq!(long("é", 140, ".pdf"), "é".repeat(125) + ".pdf");
+        assert_eq!(long("n", 300, ".tar.gz"), "n".repeat(252) + ".gz");
+        assert_eq!(long("n", 300, ".文書"), "n".repeat(248) + ".文書");
+        assert_eq!(
+            clean(&format!("{} {}.pdf", "n".repeat(250), "m".repeat(20))),
+            "n".repeat(250) + ".pdf"
+        );
+        // Without an extension, or with what is none.
+        assert_eq!(long("é", 300, ""), "é".repeat(127));
+        assert_eq!(
+            long("a.", 1, &"n".repeat(300)),
+            "a.".to_owned() + &"n".repeat(253)
+        );
+        assert_eq!(long("n", 300, ". And so on"), "n".repeat(255));
+        assert_eq!(long("n", 300, ".pdf. ."), "n".repeat(251) + ".pdf");
     }
 }

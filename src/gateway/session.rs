@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use self::{
-    connecting::{Registered, expiry},
+    connecting::Registered,
     reading::{Came, Next, next},
 };
 use super::{
@@ -515,7 +515,7 @@ impl Session {
         assert!(!broken(Mutation::SessionPanic), "as a test wants it");
         match self.gateway.tokens.check(token) {
             Ok(identity) if identity.user == live.subscriber.user => {
-                live.expires_at = expiry(&identity);
+                live.expires_at = identity.expires();
                 let expires_at = identity.expires_at;
                 Answer::Refreshed { expires_at }
             }

@@ -260,6 +260,10 @@ pub(super) const GAUGES: &[Help] = &[
     ),
     ("chat_users_online", "Users with at least one session"),
     // gateway
+    (
+        "chat_downloads",
+        "Files that clients download from this gateway now",
+    ),
     ("chat_sessions", "Open client connections"),
     (
         "chat_sockets",
@@ -269,6 +273,7 @@ pub(super) const GAUGES: &[Help] = &[
         "chat_sockets_unauthenticated",
         "Open sockets of the client listener that have not sent a valid token yet",
     ),
+    ("chat_uploads", "Uploads that clients write to now"),
 ];
 
 pub(super) const HISTOGRAMS: &[Help] = &[
