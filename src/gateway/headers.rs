@@ -7,7 +7,7 @@ use crate::protocol::ErrorCode;
 
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
 /// checked the other.
-static SINGLE: [header::HeaderName; 15] = [
+static SINGLE: [header::HeaderName; 16] = [
     header::AUTHORIZATION,
     header::CONTENT_TYPE,
     header::HOST,
@@ -23,6 +23,7 @@ static SINGLE: [header::HeaderName; 15] = [
     header::HeaderName::from_static("upload-length"),
     header::HeaderName::from_static("upload-metadata"),
     header::HeaderName::from_static("upload-offset"),
+    header::HeaderName::from_static("x-http-method-override"),
 ];
 
 /// Answers a request with 400 if one of [`SINGLE`] occurs more than once.

@@ -15,6 +15,7 @@ use axum::{
 };
 use governor::clock::{Clock as _, DefaultClock};
 use percent_encoding::percent_decode;
+use tokio::time::Instant;
 
 use super::{
     Gateway,
@@ -139,6 +140,8 @@ impl<S: Scope> Service<S> {
 /// A user with a token of their own, or a back end whose token has the scope `S` and that acts for a user.
 pub(super) struct Person<S> {
     pub(super) acting: UserId,
+    /// When the token expires.
+    pub(super) expires_at: Instant,
     scope: PhantomData<S>,
 }
 
@@ -150,17 +153,25 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Person<S> {
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
         let identity = identify(parts, gateway)?;
+        let expires_at = identity.expires();
         if identity.service.is_some() {
             let Service { acting, scope } = Service::<S>::of(identity, parts, gateway)?;
-            return Ok(Self { acting, scope });
+            return Ok(Self {
+                acting,
+                expires_at,
+                scope,
+            });
         }
         let rate = gateway.rates.of(&identity.user);
         if let Err(Wait(wait)) = gateway.rates.request(&rate) {
             let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
             return Err(too_often("too many requests", wait_ms));
         }
-        let (acting, scope) = (identity.user, PhantomData);
-        Ok(Self { acting, scope })
+        Ok(Self {
+            acting: identity.user,
+            expires_at,
+            scope: PhantomData,
+        })
     }
 }
 

@@ -44,7 +44,7 @@ async fn running(me: u128, secret: &str) -> Running {
     let address = listener.local_addr().unwrap();
     let (tasks, network) = (Tasks::default(), Arc::new(WebSockets::new(listener)));
     let me = GatewayId(uuid::Uuid::from_u128(me));
-    let peers = Peers::new(me, secret, network, tasks.clone());
+    let peers = Peers::new(me, secret, network, RankClock::default(), tasks.clone());
     let (tell, received) = mpsc::channel(8);
     let receiver = Arc::new(Receiver(tell));
     let weak: Weak<Receiver> = Arc::downgrade(&receiver);
