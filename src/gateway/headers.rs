@@ -2,7 +2,10 @@
 
 use axum::{extract::Request, http::header, middleware::Next, response::Response};
 
-use super::reply::refused;
+use super::{
+    reply::refused,
+    service::{INVALID_REQUEST, challenged},
+};
 use crate::protocol::ErrorCode;
 
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
@@ -35,7 +38,12 @@ pub(super) async fn single(request: Request, next: Next) -> Response {
             |name: &&header::HeaderName| headers.get_all(*name).iter().nth(1).is_some();
         if let Some(name) = SINGLE.iter().find(is_repeated) {
             let text = format!("the header {name} occurs more than once");
-            return refused(ErrorCode::BadRequest, text);
+            let refused = refused(ErrorCode::BadRequest, text);
+            return if name == header::AUTHORIZATION {
+                challenged(refused, INVALID_REQUEST)
+            } else {
+                refused
+            };
         }
     }
     next.run(request).await

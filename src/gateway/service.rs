@@ -194,11 +194,12 @@ fn too_often(text: &str, retry_after_ms: u64) -> Response {
     }))
 }
 
+pub(super) const INVALID_REQUEST: &str = ", error=\"invalid_request\"";
 const INVALID_TOKEN: &str = ", error=\"invalid_token\"";
 const INSUFFICIENT_SCOPE: &str = ", error=\"insufficient_scope\"";
 
 /// Adds which token is needed (RFC 6750, section 3). `error` is nothing if the client sent none.
-fn challenged(mut response: Response, error: &str) -> Response {
+pub(super) fn challenged(mut response: Response, error: &str) -> Response {
     let challenge = HeaderValue::from_str(&format!("Bearer realm=\"chat\"{error}"));
     let challenge = challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge));
     response.headers_mut().extend(challenge);
@@ -228,7 +229,7 @@ fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response
     if sent.next().is_some() {
         let text = "there is more than one header Authorization";
         let refused = refused(ErrorCode::BadRequest, text);
-        return Err(challenged(refused, ", error=\"invalid_request\""));
+        return Err(challenged(refused, INVALID_REQUEST));
     }
     // The name of the scheme may have capitals.
     let token = first
