@@ -12,6 +12,7 @@ use jsonwebtoken::{
     encode, errors::ErrorKind,
 };
 use serde::{Deserialize, Serialize};
+use tokio::time::{Duration, Instant};
 
 use crate::{
     clock,
@@ -32,6 +33,16 @@ pub struct Identity {
     /// The claims of a back end, which uses only the HTTP interface, and there may act for any user.
     pub service: Option<Box<Service>>,
     pub expires_at: Millis,
+}
+
+impl Identity {
+    /// Returns when the token expires, on the monotonic clock.
+    #[must_use]
+    pub fn expires(&self) -> Instant {
+        const FAR: u64 = 365 * 86_400_000;
+        let left_ms = u64::try_from(self.expires_at - clock::wall()).unwrap_or_default();
+        Instant::now() + Duration::from_millis(left_ms.min(FAR))
+    }
 }
 
 /// The claims of a token with `role: service` besides its user.

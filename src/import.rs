@@ -22,8 +22,6 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use files::{FileKeeper, FileLine};
-
 use crate::{
     chat::{
         self, Confirmation, Conversations, Creation, DeleteMessages, EditMessage, GetHistory,
@@ -43,6 +41,7 @@ use crate::{
     protocol::body,
     tasks::Tasks,
 };
+use files::{FileKeeper, FileLine};
 
 /// Messages that are in progress at once.
 const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;

@@ -85,7 +85,8 @@ impl Devices {
     }
 }
 
-struct Locks(Vec<Arc<Mutex<()>>>);
+/// Locks of keys, some of which share one.
+pub(super) struct Locks(Vec<Arc<Mutex<()>>>);
 
 impl Default for Locks {
     fn default() -> Self {
@@ -94,7 +95,7 @@ impl Default for Locks {
 }
 
 impl Locks {
-    async fn lock(&self, key: &[u8]) -> OwnedMutexGuard<()> {
+    pub(super) async fn lock(&self, key: &[u8]) -> OwnedMutexGuard<()> {
         let index = xxh3_64(key) as usize % self.0.len();
         self.0[index].clone().lock_owned().await
     }

@@ -23,6 +23,7 @@ use super::{
     overlay::Overlay,
     peers::Peers,
     presence::Presence,
+    upload_counts::UploadCounts,
     view::View,
 };
 use crate::{
@@ -41,6 +42,7 @@ pub struct Home {
     interests: Arc<Interests>,
     pub(super) presence: Presence,
     pub(super) devices: Devices,
+    pub(super) uploads: UploadCounts,
     rings: Mutex<Rings>,
     /// Whether every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
@@ -112,6 +114,7 @@ impl Home {
             interests,
             presence,
             devices: Devices::new(memory.devices()),
+            uploads: UploadCounts::default(),
             rings: Mutex::new(Rings {
                 now: ring,
                 since: Vec::new(),

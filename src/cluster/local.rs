@@ -52,6 +52,11 @@ impl Router {
             PeerRequest::Disconnect { user } => {
                 PeerResponse::Disconnected(self.sockets.disconnect(&user))
             }
+            PeerRequest::BeginUpload {
+                user,
+                bytes,
+                limits,
+            } => PeerResponse::Upload(Box::pin(self.begin_upload_here(&user, bytes, limits)).await),
             ask => self.answer_for_consumers(ask).await,
         }
     }

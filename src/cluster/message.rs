@@ -20,7 +20,7 @@ use crate::{
     chat::{Error, Operation, Outcome, Publication},
     model::{
         ConversationId, Cursor, Device, Epoch, GatewayId, Rank, Rev, Seq, SettingsChange, Topic,
-        UserId,
+        UploadBegun, UploadLimits, UserId,
     },
     msgpack::{self, Decoder},
     protocol::{DeviceItem, PresenceItem},
@@ -243,6 +243,13 @@ pub(super) enum PeerRequest {
         conversation: ConversationId,
         change: SettingsChange,
     },
+    /// A user begins to upload so many bytes. For the user's home. A gateway of an earlier build cannot read it, and answers an
+    /// outcome.
+    BeginUpload {
+        user: UserId,
+        bytes: u64,
+        limits: UploadLimits,
+    },
     /// Users are to be notified of messages. For their home, which answers at once for whom it has not decided yet.
     Push {
         conversation: ConversationId,
@@ -290,6 +297,7 @@ impl PeerRequest {
             | Self::Devices { .. }
             | Self::Token { .. }
             | Self::Settings { .. }
+            | Self::BeginUpload { .. }
             | Self::Push { .. } => None,
         }
     }
@@ -305,6 +313,7 @@ impl PeerRequest {
             // An answer of another kind decides nothing.
             | Self::Push { .. } => |error| PeerResponse::Outcome(Err(error)),
             Self::Settings { .. } => |error| PeerResponse::Settings(Err(error)),
+            Self::BeginUpload { .. } => |error| PeerResponse::Upload(Err(error)),
             Self::Register { .. } => |error| PeerResponse::Places(Err(error)),
             Self::Inbox { .. } => |error| PeerResponse::Inbox(Err(error)),
             Self::Watch { .. } | Self::Presence { .. } => {
@@ -332,6 +341,7 @@ pub(super) enum PeerResponse {
     /// The answer to [`DevicesAsk::List`]. The other answers about devices are outcomes.
     Devices(Vec<DeviceItem>),
     Settings(Result<InboxSettings, Error>),
+    Upload(Result<UploadBegun, Error>),
     /// The users for whom nothing is decided yet.
     Push(Vec<UserId>),
 }
@@ -345,7 +355,8 @@ impl PeerResponse {
             | Self::Places(Err(error))
             | Self::Presence(Err(error))
             | Self::Head(Err(error))
-            | Self::Settings(Err(error)) => *error == Error::Moved,
+            | Self::Settings(Err(error))
+            | Self::Upload(Err(error)) => *error == Error::Moved,
             Self::Outcome(Ok(_))
             | Self::Inbox(Ok(_))
             | Self::InboxOrder(_)
@@ -356,7 +367,8 @@ impl PeerResponse {
             | Self::Disconnected(_)
             | Self::Devices(_)
             | Self::Push(_)
-            | Self::Settings(Ok(_)) => false,
+            | Self::Settings(Ok(_))
+            | Self::Upload(Ok(_)) => false,
         }
     }
 

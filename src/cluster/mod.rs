@@ -35,6 +35,8 @@ mod sessions;
 mod settings;
 mod status;
 mod unproven;
+mod upload_counts;
+mod uploads;
 mod view;
 mod view_changes;
 

@@ -8,9 +8,12 @@ use crate::{
     consumers::push,
     files::{BucketSettings, ImageLimits, Scanner},
     memory,
-    model::limits::{
-        ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX, PAGE_ENTRIES_MAX,
-        WATCHED_MAX,
+    model::{
+        UploadLimits,
+        limits::{
+            ATTACHMENTS_MAX, CONNECT_BYTES, CURSORS_MAX, DELETE_SEQS_MAX, EMOJI_MAX,
+            PAGE_ENTRIES_MAX, WATCHED_MAX,
+        },
     },
     protocol, store,
 };
@@ -93,6 +96,15 @@ impl Attachments {
     #[must_use]
     pub fn size_max(&self) -> u64 {
         self.size_max_mib << 20
+    }
+
+    /// Returns what a user may begin to upload.
+    #[must_use]
+    pub fn upload_limits(&self) -> UploadLimits {
+        UploadLimits {
+            bytes_per_day: self.user_mib_per_day << 20,
+            per_minute: self.uploads_per_minute,
+        }
     }
 
     /// Returns the time after which a file that no message has is erased.

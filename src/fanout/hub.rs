@@ -22,6 +22,7 @@ use super::{
     outbox::Outbox,
     pace::Pace,
     passes::{Fate, Pass, Passes, Sockets},
+    requests::{LongRequest, LongRequests},
 };
 use crate::{
     model::{SessionId, Topic, UserId},
@@ -136,6 +137,7 @@ pub struct Hub {
     /// [`AT_ONCE_MAX`], or less in a simulation.
     at_once_max: usize,
     sessions: AtomicUsize,
+    requests: LongRequests,
     frames_queued: Counter,
     frames_sent: Counter,
     events_held: Counter,
@@ -160,6 +162,7 @@ impl Hub {
             frames_queued: counter!("chat_frames_queued_total"),
             frames_sent: counter!("chat_frames_sent_total"),
             events_held: counter!("chat_events_held_total"),
+            requests: LongRequests::default(),
             began: Instant::now(),
             tasks,
         }
@@ -305,8 +308,15 @@ impl Hub {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or_default()
     }
 
-    /// Closes all sessions of a user on this gateway. Returns their number.
+    /// Notes a request that ends when the sessions of its user are closed.
+    #[must_use]
+    pub fn begin_request(&self, user: &UserId) -> LongRequest {
+        self.requests.begin(user)
+    }
+
+    /// Closes all sessions of a user on this gateway, and ends long requests. Returns the number of sessions.
     pub fn disconnect(&self, user: &UserId, code: CloseCode) -> usize {
+        self.requests.close(user);
         let sessions = self.sessions_of(user);
         for session in &sessions {
             session.outbox.close(code);

@@ -6,11 +6,13 @@ mod hub;
 mod outbox;
 mod pace;
 mod passes;
+mod requests;
 mod shared_stream;
 
 pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber, TooMany};
 pub use outbox::{Closing, Outbox};
+pub use requests::LongRequest;
 pub use shared_stream::{FrameWriter, SharedStream};
 
 use crate::tasks::lock;

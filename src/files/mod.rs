@@ -10,6 +10,7 @@ mod directory;
 mod image;
 mod kind;
 mod metadata;
+mod pace;
 mod parts;
 mod scanner;
 mod signing;
@@ -34,6 +35,7 @@ pub use self::{
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
+    pace::Pace,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{NotScanned, Scanner, Verdict},
     signing::{Signature, Signer, hexadecimal},

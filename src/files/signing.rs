@@ -9,6 +9,9 @@ use crate::model::AttachmentId;
 /// The label of the key. It is derived from a secret that may have other uses.
 const LABEL: &[u8] = b"chat-gateway attachments v1";
 
+/// Bytes of the name of a reader. They are random enough that no two users share one.
+const READER_BYTES: usize = 8;
+
 /// The key of signed addresses.
 pub struct Signer {
     key: hmac::Key,
@@ -26,6 +29,8 @@ impl std::fmt::Debug for Signer {
 pub struct Signature {
     /// Seconds since 1970.
     pub expires_s: u64,
+    /// Who got the address, under a name that tells nothing: see [`Signer::reader`].
+    pub reader: String,
     pub text: String,
 }
 
@@ -45,14 +50,30 @@ impl Signer {
         }
     }
 
-    /// Signs the address of a file. It is valid for one to two windows. All signatures of one window are equal, so that
-    /// browsers can cache the file.
+    /// Returns the name of a reader in addresses, so that the downloads of one reader can be counted.
     #[must_use]
-    pub fn sign(&self, file: AttachmentId, variant: Variant, now_s: u64) -> Signature {
+    pub fn reader(&self, reader: &str) -> String {
+        let tag = hmac::sign(&self.key, &[b"reader ", reader.as_bytes()].concat());
+        hexadecimal(&tag.as_ref()[..READER_BYTES])
+    }
+
+    /// Signs the address of a file for a reader. It is valid for one to two windows. All signatures of one window are equal,
+    /// so that browsers can cache the file.
+    #[must_use]
+    pub fn sign(
+        &self,
+        file: AttachmentId,
+        variant: Variant,
+        reader: &str,
+        now_s: u64,
+    ) -> Signature {
         let expires_s = (now_s / self.window_s + 2) * self.window_s;
-        let tag = hmac::sign(&self.key, &message(file, variant, expires_s));
-        let text = hexadecimal(tag.as_ref());
-        Signature { expires_s, text }
+        let tag = hmac::sign(&self.key, &message(file, variant, expires_s, reader));
+        Signature {
+            expires_s,
+            reader: reader.to_owned(),
+            text: hexadecimal(tag.as_ref()),
+        }
     }
 
     /// Returns whether a signature is valid now.
@@ -67,7 +88,10 @@ impl Signer {
         let Some(tag) = bytes_of(&signature.text) else {
             return false;
         };
-        let message = message(file, variant, signature.expires_s);
+        let Signature {
+            expires_s, reader, ..
+        } = signature;
+        let message = message(file, variant, *expires_s, reader);
         now_s < signature.expires_s && hmac::verify(&self.key, &message, &tag).is_ok()
     }
 }
@@ -82,10 +106,11 @@ pub fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-fn message(file: AttachmentId, variant: Variant, expires_s: u64) -> Vec<u8> {
+fn message(file: AttachmentId, variant: Variant, expires_s: u64, reader: &str) -> Vec<u8> {
     let mut message = file.0.as_bytes().to_vec();
     message.extend_from_slice(&expires_s.to_be_bytes());
     message.extend_from_slice(variant.name().as_bytes());
+    message.extend_from_slice(reader.as_bytes());
     message
 }
 
@@ -110,9 +135,14 @@ mod tests {
             AttachmentId(uuid::Uuid::new_v4()),
         );
         let now = 1_000_000_100;
-        let signed = signer.sign(file, Variant::Original, now);
+        let reader = signer.reader("alice");
+        assert_eq!(reader.len(), 2 * READER_BYTES);
+        let signed = signer.sign(file, Variant::Original, &reader, now);
         assert!((300..=600).contains(&(signed.expires_s - now)));
-        assert_eq!(signed, signer.sign(file, Variant::Original, now + 99));
+        assert_eq!(
+            signed,
+            signer.sign(file, Variant::Original, &reader, now + 99)
+        );
         let valid = |signer: &Signer, file, variant, signed: &Signature, at| {
             signer.is_valid(file, variant, signed, at)
         };
@@ -127,6 +157,13 @@ mod tests {
             ..signed.clone()
         };
         assert!(!valid(&signer, file, Variant::Original, &later, now));
+        for reader in [signer.reader("bob"), String::new()] {
+            let of_another = Signature {
+                reader,
+                ..signed.clone()
+            };
+            assert!(!valid(&signer, file, Variant::Original, &of_another, now));
+        }
         for text in ["", "zz", &"é".repeat(32), &"0".repeat(64)] {
             let text = text.to_owned();
             let forged = Signature {

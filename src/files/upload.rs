@@ -88,11 +88,9 @@ impl Upload {
     /// The error of the file system, maybe of earlier bytes. A part of the bytes may have been written.
     pub async fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            if self.part.capacity() == 0 {
-                self.part.reserve_exact(PART_BYTES);
-            }
             let room = PART_BYTES - self.part.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.make_room(self.part.len() + now.len());
             self.part.extend_from_slice(now);
             self.len += now.len() as u64;
             bytes = later;
@@ -101,6 +99,15 @@ impl Upload {
             }
         }
         Ok(())
+    }
+
+    /// Makes the part large enough. It grows with what comes, so that a client that sends little takes little memory.
+    fn make_room(&mut self, needed: usize) {
+        let now = self.part.capacity();
+        if needed > now {
+            let wanted = (2 * now).clamp(needed, PART_BYTES);
+            self.part.reserve_exact(wanted - self.part.len());
+        }
     }
 
     /// Hands everything to the operating system, so that the length of the file counts it.

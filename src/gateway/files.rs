@@ -1,5 +1,6 @@
 //! Uploaded files: who may upload and download them, over HTTP (docs/attachments.md).
 
+pub(super) mod append;
 mod bucket;
 pub(super) mod download;
 mod eraser;
@@ -7,13 +8,16 @@ mod inspect;
 mod local;
 pub(super) mod parts;
 mod picture;
+mod places;
+mod rights;
 mod scan;
 mod storage;
 mod turns;
+mod tus;
 pub(super) mod upload;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     io,
     sync::{Arc, Mutex},
 };
@@ -24,10 +28,10 @@ use axum::{
     http::{HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse as _, Response},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::{
     Gateway,
@@ -41,23 +45,19 @@ use crate::{
     model::{AttachmentId, FileFacts, FileNotice, Metadata, UserId},
     protocol::ErrorCode,
     store::{self, FileRow, Store},
-    tasks::{Tasks, lock},
+    tasks::Tasks,
 };
 
 pub use eraser::Eraser;
 use storage::Storage;
 use turns::Turns;
 
-/// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
-const UPLOADS_OPEN_MAX: usize = 64;
 /// Parts of files that are read at the same time. Reads of the embedded store use the same threads.
 const READS_MAX: usize = 32;
 /// Files that are made durable or erased at the same time.
 const FINISHING_MAX: usize = 4;
 /// Files that are scanned at the same time. clamd has ten threads by default, and other gateways ask it too.
 const SCANS_MAX: usize = 4;
-/// Locks of users who begin uploads, so that two at once are counted one after the other.
-const USAGE_LOCKS: usize = 64;
 
 /// The uploads and downloads of this gateway.
 pub struct Files {
@@ -67,15 +67,12 @@ pub struct Files {
     /// It signs the addresses of files in a directory.
     signer: Signer,
     settings: config::Attachments,
-    /// How often users may begin an upload.
+    /// How often users may ask this gateway to begin an upload, or to give one up. Their home counts what they begin.
     begins: DefaultKeyedRateLimiter<UserId>,
-    /// Users with the number of their uploads to which something is being written.
-    writing: Arc<Mutex<HashMap<UserId, usize>>>,
-    /// Places of uploads that are written to: each is an open file.
-    places: Arc<Semaphore>,
+    uploads: places::Uploads,
+    downloads: places::Downloads,
     reads: Arc<Semaphore>,
     finishing: Semaphore,
-    usage: Vec<tokio::sync::Mutex<()>>,
     scanner: Option<Scanner>,
     scans: Turns,
     /// Files that were not scanned because the scanner was away.
@@ -88,25 +85,6 @@ pub struct Files {
     tasks: Tasks,
     /// The tasks of connections. When they end, pictures are not decoded any more.
     edge: Tasks,
-}
-
-/// One upload that counts among those of its user, and among all that are written to.
-pub(super) struct Counted {
-    _place: OwnedSemaphorePermit,
-    user: UserId,
-    all: Arc<Mutex<HashMap<UserId, usize>>>,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut all = lock(&self.all);
-        if let Some(count) = all.get_mut(&self.user) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.user);
-            }
-        }
-    }
 }
 
 impl Files {
@@ -141,17 +119,14 @@ impl Files {
             publish,
             signer: Signer::new(&secret, settings.url_window_s),
             begins: RateLimiter::keyed(Quota::per_minute(per_minute)),
-            writing: Arc::default(),
-            usage: (0..USAGE_LOCKS)
-                .map(|_| tokio::sync::Mutex::default())
-                .collect(),
+            uploads: places::Uploads::new(settings.uploads_at_once),
+            downloads: places::Downloads::new(),
             scanner: settings.scanner(),
             scans: Turns::new("scan", SCANS_MAX),
             unscanned: Mutex::default(),
             pictures: Turns::new("picture", pictures),
             hashes: Turns::new("hash", FINISHING_MAX),
             unlooked: Mutex::default(),
-            places: Arc::new(Semaphore::new(UPLOADS_OPEN_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             finishing: Semaphore::new(FINISHING_MAX),
             tasks,
@@ -184,22 +159,6 @@ impl Files {
         self.begins.shrink_to_fit();
         self.scan_again();
         self.look_again();
-    }
-
-    /// Counts an upload to which a user writes. `None` if there are too many.
-    fn count(&self, user: &UserId) -> Option<Counted> {
-        let place = self.places.clone().try_acquire_owned().ok()?;
-        let mut all = lock(&self.writing);
-        let count = all.entry(user.clone()).or_default();
-        if *count >= self.settings.uploads_at_once {
-            return None;
-        }
-        *count += 1;
-        Some(Counted {
-            _place: place,
-            user: user.clone(),
-            all: self.writing.clone(),
-        })
     }
 
     /// Tells the sessions of a file's uploader that the gateway has looked at it.
@@ -257,18 +216,13 @@ fn storage_failed(error: &io::Error) -> Response {
 
 /// Returns the routes of files. Pages of other origins may use them as they may use the WebSocket.
 pub(super) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
-    let one = get(upload::offset)
-        .head(upload::offset)
-        .patch(upload::append)
-        .delete(upload::give_up)
-        .options(upload::options);
     Router::new()
         .route(
             "/v1/attachments",
             post(upload::begin).options(upload::options),
         )
         .route("/v1/attachments/{file}", get(download::redirect))
-        .route("/v1/attachments/{file}/upload", one)
+        .route("/v1/attachments/{file}/upload", any(tus::one))
         .route(
             "/v1/attachments/{file}/parts",
             post(parts::list).options(upload::options),

@@ -2,12 +2,15 @@
 
 use axum::{extract::Request, http::header, middleware::Next, response::Response};
 
-use super::reply::refused;
+use super::{
+    reply::refused,
+    service::{INVALID_REQUEST, challenged},
+};
 use crate::protocol::ErrorCode;
 
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
 /// checked the other.
-static SINGLE: [header::HeaderName; 15] = [
+static SINGLE: [header::HeaderName; 16] = [
     header::AUTHORIZATION,
     header::CONTENT_TYPE,
     header::HOST,
@@ -23,6 +26,7 @@ static SINGLE: [header::HeaderName; 15] = [
     header::HeaderName::from_static("upload-length"),
     header::HeaderName::from_static("upload-metadata"),
     header::HeaderName::from_static("upload-offset"),
+    header::HeaderName::from_static("x-http-method-override"),
 ];
 
 /// Answers a request with 400 if one of [`SINGLE`] occurs more than once.
@@ -34,7 +38,12 @@ pub(super) async fn single(request: Request, next: Next) -> Response {
             |name: &&header::HeaderName| headers.get_all(*name).iter().nth(1).is_some();
         if let Some(name) = SINGLE.iter().find(is_repeated) {
             let text = format!("the header {name} occurs more than once");
-            return refused(ErrorCode::BadRequest, text);
+            let refused = refused(ErrorCode::BadRequest, text);
+            return if name == header::AUTHORIZATION {
+                challenged(refused, INVALID_REQUEST)
+            } else {
+                refused
+            };
         }
     }
     next.run(request).await

@@ -28,7 +28,7 @@ use super::{consumers, development, files, http};
         http::changes::unreact, http::changes::reactions, http::changes::changes,
         http::devices::list, http::devices::set, http::devices::remove,
         consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::replay, consumers::skipped,
-        files::upload::begin, files::upload::options, files::upload::offset, files::upload::append,
+        files::upload::begin, files::upload::options, files::upload::offset, files::append::append,
         files::upload::give_up, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
     modifiers(&Bearer, &Descriptions),

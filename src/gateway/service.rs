@@ -15,6 +15,7 @@ use axum::{
 };
 use governor::clock::{Clock as _, DefaultClock};
 use percent_encoding::percent_decode;
+use tokio::time::Instant;
 
 use super::{
     Gateway,
@@ -139,6 +140,8 @@ impl<S: Scope> Service<S> {
 /// A user with a token of their own, or a back end whose token has the scope `S` and that acts for a user.
 pub(super) struct Person<S> {
     pub(super) acting: UserId,
+    /// When the token expires.
+    pub(super) expires_at: Instant,
     scope: PhantomData<S>,
 }
 
@@ -150,17 +153,25 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Person<S> {
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
         let identity = identify(parts, gateway)?;
+        let expires_at = identity.expires();
         if identity.service.is_some() {
             let Service { acting, scope } = Service::<S>::of(identity, parts, gateway)?;
-            return Ok(Self { acting, scope });
+            return Ok(Self {
+                acting,
+                expires_at,
+                scope,
+            });
         }
         let rate = gateway.rates.of(&identity.user);
         if let Err(Wait(wait)) = gateway.rates.request(&rate) {
             let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
             return Err(too_often("too many requests", wait_ms));
         }
-        let (acting, scope) = (identity.user, PhantomData);
-        Ok(Self { acting, scope })
+        Ok(Self {
+            acting: identity.user,
+            expires_at,
+            scope: PhantomData,
+        })
     }
 }
 
@@ -183,11 +194,12 @@ fn too_often(text: &str, retry_after_ms: u64) -> Response {
     }))
 }
 
+pub(super) const INVALID_REQUEST: &str = ", error=\"invalid_request\"";
 const INVALID_TOKEN: &str = ", error=\"invalid_token\"";
 const INSUFFICIENT_SCOPE: &str = ", error=\"insufficient_scope\"";
 
 /// Adds which token is needed (RFC 6750, section 3). `error` is nothing if the client sent none.
-fn challenged(mut response: Response, error: &str) -> Response {
+pub(super) fn challenged(mut response: Response, error: &str) -> Response {
     let challenge = HeaderValue::from_str(&format!("Bearer realm=\"chat\"{error}"));
     let challenge = challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge));
     response.headers_mut().extend(challenge);
@@ -217,7 +229,7 @@ fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response
     if sent.next().is_some() {
         let text = "there is more than one header Authorization";
         let refused = refused(ErrorCode::BadRequest, text);
-        return Err(challenged(refused, ", error=\"invalid_request\""));
+        return Err(challenged(refused, INVALID_REQUEST));
     }
     // The name of the scheme may have capitals.
     let token = first

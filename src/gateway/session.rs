@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use self::{
-    connecting::{Registered, expiry},
+    connecting::Registered,
     reading::{Came, Next, next},
 };
 use super::{
@@ -296,33 +296,6 @@ impl Session {
         self.gateway.tasks.drain_began() + after
     }
 
-    /// Completes the requests in progress and writes their replies before the session ends.
-    async fn finish_requests(&mut self, live: &mut Live) -> End {
-        let gateway = self.gateway.clone();
-        let mut frames = VecDeque::new();
-        loop {
-            let finished = select! {
-                finished = live.replies.next() => finished,
-                () = gateway.tasks.abandoned() => return CloseCode::Restart,
-            };
-            let none_left = finished.is_none();
-            if let Some(finished) = finished {
-                self.finished(live, finished);
-            }
-            if none_left || !self.takes_replies(live) {
-                while let Some(Ok(())) = live.subscriber.outbox.take(&mut frames).now_or_never() {
-                    let written = self.write(&live.subscriber, live.expires_at, &mut frames);
-                    if let Err(code) = written.await {
-                        return code;
-                    }
-                }
-            }
-            if none_left {
-                return CloseCode::Restart;
-            }
-        }
-    }
-
     /// Handles a frame from the client.
     fn came(&mut self, live: &mut Live, state: &mut LoopState, frame: Came) -> Result<(), End> {
         state.silent_pings = 0;
@@ -523,7 +496,7 @@ impl Session {
         assert!(!broken(Mutation::SessionPanic), "as a test wants it");
         match self.gateway.tokens.check_user(token) {
             Ok(identity) if identity.user == live.subscriber.user => {
-                live.expires_at = expiry(&identity);
+                live.expires_at = identity.expires();
                 let expires_at = identity.expires_at;
                 Answer::Refreshed { expires_at }
             }

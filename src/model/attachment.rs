@@ -201,3 +201,21 @@ impl FileState {
         self as u64
     }
 }
+/// What a user may begin to upload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UploadLimits {
+    pub bytes_per_day: u64,
+    /// Uploads in a minute.
+    pub per_minute: u32,
+}
+
+/// Whether a user may begin an upload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum UploadBegun {
+    /// It counts among those of the day.
+    Counted,
+    /// The user has begun too many in the last minute.
+    TooOften,
+    /// It would be more than the user may upload in a day.
+    TooMuch,
+}

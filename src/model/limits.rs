@@ -99,6 +99,32 @@ pub const ATTACHMENTS_MAX: usize = 10;
 /// Files for whose addresses one request may ask.
 pub const FILES_ASKED_MAX: usize = 50;
 
+/// Uploads that are written to at the same time. Each is an open file, of those that connections never use.
+pub const UPLOADS_OPEN_MAX: usize = 64;
+
+/// The least rate of the body of an upload, in bytes per second on average over [`UPLOAD_WINDOW`]. A slower body is refused,
+/// so that nobody holds a place with a byte now and then. What has come counts, and the client continues.
+pub const UPLOAD_BYTES_PER_SECOND_MIN: u64 = 4 << 10;
+pub const UPLOAD_WINDOW: Duration = Duration::from_secs(30);
+
+/// Time after the head of an upload's request in which the first bytes of its body must come.
+pub const UPLOAD_BEGIN_MAX: Duration = Duration::from_secs(10);
+
+/// Time between two checks whether a running request may still upload: it costs a read, and a question to the owner.
+pub const UPLOAD_CHECKED_EVERY: Duration = Duration::from_secs(5);
+
+/// The longest request that uploads or downloads. The client continues with another one.
+pub const UPLOAD_REQUEST_MAX: Duration = Duration::from_secs(3_600);
+pub const DOWNLOAD_REQUEST_MAX: Duration = Duration::from_secs(3_600);
+
+/// Files that clients download from this gateway at the same time. Each has a part of 128 KiB in memory, and another one on
+/// its way, so these are 256 MiB.
+pub const DOWNLOADS_MAX: usize = 1_024;
+
+/// One user's part of [`DOWNLOADS_MAX`]. A page with many pictures waits for [`DOWNLOAD_WAIT`].
+pub const DOWNLOADS_OF_USER_MAX: usize = 16;
+pub const DOWNLOAD_WAIT: Duration = Duration::from_secs(10);
+
 /// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 

@@ -13,7 +13,8 @@ pub mod text;
 pub mod weight;
 
 pub use attachment::{
-    Attachment, FileFacts, FileNotice, FileResult, FileState, Metadata, file_ids,
+    Attachment, FileFacts, FileNotice, FileResult, FileState, Metadata, UploadBegun, UploadLimits,
+    file_ids,
 };
 pub use change::{
     Change, ChangeOp, ContentState, DeletedEntry, DeletedSeqs, EditedContent, EntryState,

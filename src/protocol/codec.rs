@@ -404,7 +404,7 @@ mod tests {
                         Request::Watch(users) => users.users.len(),
                         Request::Create(create) => create.participants.len(),
                         Request::Send(send) => send.attachments.len(),
-                        Request::Edit(edit) => edit.attachments.map_or(0, |list| list.len()),
+                        Request::Edit(edit) => edit.attachments.unwrap().len(),
                         Request::Delete(delete) => {
                             assert!(!delete.as_moderator, "no client is a moderator");
                             delete.seqs.len()

@@ -279,6 +279,10 @@ pub(super) const GAUGES: &[Help] = &[
         "Messages for which it is not decided whether a user is notified",
     ),
     // gateway
+    (
+        "chat_downloads",
+        "Files that clients download from this gateway now",
+    ),
     ("chat_sessions", "Open client connections"),
     (
         "chat_sockets",
@@ -288,6 +292,7 @@ pub(super) const GAUGES: &[Help] = &[
         "chat_sockets_unauthenticated",
         "Open sockets of the client listener that have not sent a valid token yet",
     ),
+    ("chat_uploads", "Uploads that clients write to now"),
 ];
 
 pub(super) const HISTOGRAMS: &[Help] = &[

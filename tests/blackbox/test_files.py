@@ -210,7 +210,6 @@ async def test_limits_and_wrong_requests(start):
         answer = await answer
         return answer.status_code, answer.json()["code"]
 
-    assert await status(up.begin(dm, 0), 413) == (413, "too_large")
     assert await status(up.begin(dm, (1 << 20) + 1), 413) == (413, "too_large")
     assert await status(up.begin(uuid4(), 1), 404) == (404, "not_found")
     assert await status(up.begin(dm, 1, "n" * 3_000), 413) == (413, "too_large")
@@ -272,7 +271,7 @@ async def test_nothing_hostile_is_shown(start):
         assert found.content == data
         headers = found.headers
         assert headers["content-type"] == "application/octet-stream", name
-        assert headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
+        assert headers["content-disposition"].startswith(f"attachment; filename=\"{name}\"; filename*=UTF-8''")
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["content-security-policy"] == "sandbox; default-src 'none'"
         assert (await up.find(file, variant="thumbnail")).status_code == 404
@@ -320,7 +319,66 @@ async def test_ranges_and_caching(start):
     assert await part("bytes=0-9", **{"if-range": '"other"'}) == (200, None, data)
     etag = (await up.http.get(url)).headers["etag"]
     assert (await part("bytes=0-9", **{"if-range": etag}))[0] == 206
+    assert (await part("bytes=0-9", **{"if-range": f"W/{etag}"}))[0] == 200, "a weak tag does not say that the bytes are the same"
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        for headers in ({}, {"range": "bytes=0-9"}, {"range": "bytes=0-9", "if-range": etag}):
+            answer = await up.http.get(url, headers={"if-none-match": known, **headers})
+            assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag), (known, headers)
+            assert answer.headers["cache-control"] == "private, max-age=300, immutable" and "content-type" not in answer.headers
+    assert (await up.http.get(url, headers={"if-none-match": '"other"'})).content == data
+    assert (await part("bytes=0-9", **{"if-none-match": '"other"'}))[0] == 206
+    # Not without a valid address.
+    assert (await up.http.get(url.replace("e=", "e=1"), headers={"if-none-match": "*"})).status_code == 403
     assert (await up.find(file)).headers["location"] == url, "the address stays the same for some minutes"
+    await closed(alice, bob)
+
+
+@pytest.mark.embedded
+async def test_names_are_kept_as_far_as_they_can_be(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    for given, name in (("n" * 276 + ".pdf", "n" * 251 + ".pdf"), ("é" * 138 + ".pdf", "é" * 125 + ".pdf"), ("n" * 300, "n" * 255)):
+        file = await up.upload(dm, b"some bytes", given)
+        sent = await alice.send(dm, "", attachments=[{"id": file}])
+        assert (await entry(bob, dm, sent["seq"]))["attachments"][0]["name"] == name
+        told = (await up.download(file)).headers["content-disposition"]
+        assert told.startswith('attachment; filename="' + name.replace("é", "_") + '"; filename*=UTF-8\'\'')
+        assert told.endswith(".pdf".replace(".", "%2E") if name.endswith(".pdf") else "n")
+    await closed(alice, bob)
+
+
+@pytest.mark.embedded
+async def test_a_file_without_bytes_is_ready_at_once(start):
+    gateway, alice, bob, dm = await two(start)
+    up = Uploader(gateway, "alice")
+    begun = await up.begin(dm, 0, "empty.txt")
+    assert (begun.status_code, begun.headers["file-state"]) == (201, "ready")
+    file = begun.json()["id"]
+    assert (await alice.event("attachment"))["state"] == "ready"
+    await alice.send(dm, "", attachments=[{"id": file}])
+    [shown] = (await bob.message(dm))["attachments"]
+    assert (shown["name"], shown["size"]) == ("empty.txt", 0)
+    found = await Uploader(gateway, "bob").download(file)
+    assert (found.status_code, found.content) == (200, b"")
+    url = (await up.find(file)).headers["location"]
+    assert (await up.http.get(url, headers={"range": "bytes=0-"})).status_code == 416
+    await closed(alice, bob)
+
+
+@pytest.mark.embedded
+async def test_a_removed_uploader_gets_no_more_addresses(start):
+    gateway = start(**UNLIMITED)
+    alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
+    group = await alice.create("group", "bob", name="G")
+    up = Uploader(gateway, "bob")
+    sent, unsent = await up.upload(group, b"sent", "a.txt"), await up.upload(group, b"not sent", "b.txt")
+    await bob.send(group, "", attachments=[{"id": sent}])
+    assert (await up.download(sent)).content == b"sent"
+    await alice.ask("remove", conversation=group, user="bob")
+    assert (await up.find(sent)).status_code == 404
+    urls = (await bob.ask("attachment_urls", ids=[sent, unsent]))["items"]
+    assert [item["id"] for item in urls] == [unsent], "what nobody else has stays the uploader's"
+    assert (await Uploader(gateway, "alice").download(sent)).content == b"sent"
     await closed(alice, bob)
 
 

@@ -331,6 +331,44 @@ async def test_every_gateway_of_a_cluster_takes_and_gives_files(bucket):
         clean(cluster.directory)
 
 
+@pytest.mark.cassandra
+async def test_what_a_user_may_upload_holds_over_all_gateways(bucket):
+    limits = {"attachments__user_mib_per_day": 8, "attachments__uploads_per_minute": 20}
+    cluster = Three(**UNLIMITED, **bucket.settings(**limits)).start()
+    try:
+        alice = await cluster.connect("alice")
+        dm = await alice.create("dm", "bob")
+        ups = [BucketUploader(node, "alice") for node in cluster.nodes]
+
+        async def statuses(size, count):
+            begun = await asyncio.gather(*(up.begin(dm, size, "data.bin") for up in ups for _ in range(count)))
+            return sorted(answer.status_code for answer in begun)
+
+        assert await statuses(1 << 20, 4) == [201] * 8 + [413] * 4
+        refused = await statuses(1 << 20, 6)
+        assert set(refused) <= {413, 429} and 429 in refused, refused
+        await closed(alice)
+    finally:
+        cluster.close()
+        clean(cluster.directory)
+
+
+@pytest.mark.embedded
+async def test_a_file_without_bytes_is_ready_at_once_in_a_bucket(start, bucket):
+    gateway = start(**UNLIMITED, **bucket.settings())
+    alice = await gateway.connect("alice")
+    dm = await alice.create("dm", "bob")
+    up = BucketUploader(gateway, "alice")
+    begun = await up.begin(dm, 0, "empty.txt")
+    assert (begun.status_code, begun.headers["file-state"]) == (201, "ready")
+    file = begun.json()["id"]
+    assert bucket.objects() == [f"chat/files/{file}/original"]
+    assert (await up.parts(file)).json()["parts"] == []
+    assert (await up.complete(file)).json() == {"state": "ready"}
+    assert (await up.download(file)).content == b""
+    await closed(alice)
+
+
 @pytest.mark.embedded
 async def test_a_scanner_blocks_what_it_finds_in_a_bucket(start, bucket):
     clamd = Clamd().start()

@@ -64,6 +64,26 @@ pub(super) async fn complete(
     Err(storage_failed(&gone))
 }
 
+/// Makes a file ready that has no bytes, and so no parts. Returns its state.
+pub(super) async fn empty(
+    files: &Arc<Files>,
+    bucket: &Arc<Bucket>,
+    file: AttachmentId,
+) -> Result<FileState, Response> {
+    let written = bucket.write(
+        bucket.inspection(),
+        file,
+        Object::ORIGINAL,
+        bytes::Bytes::new(),
+    );
+    written.await.map_err(|error| storage_failed(&error))?;
+    let scanning = files.store.set_file_state(file, FileState::Scanning);
+    scanning.await.map_err(store_failed)?;
+    let sha256 = hexadecimal(digest::digest(&digest::SHA256, &[]).as_ref());
+    let result = plain(sniff(&[]), sha256, 0);
+    finish(files, bucket, file, &result).await
+}
+
 /// Joins the parts of an upload, unless that was done before.
 async fn join(bucket: &Bucket, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
     let Some(upload) = &facts.upload else {

@@ -17,9 +17,17 @@ use tokio::{
     fs::File,
     io::{AsyncReadExt as _, AsyncSeekExt as _},
     sync::Semaphore,
+    time::Instant,
 };
 
-use super::{Files, disk_failed, no_such_file, now_s, refused_by, storage::Storage, store_failed};
+use super::{
+    Files, disk_failed, no_such_file, now_s,
+    places::{Downloading, NoPlace},
+    refused_by,
+    storage::Storage,
+    store_failed,
+    upload::too_many,
+};
 use crate::{
     files::{DOWNLOAD, Signature, Treatment, Variant, is_inline},
     gateway::{
@@ -30,7 +38,7 @@ use crate::{
         requests,
         service::{MessagesRead, Person},
     },
-    model::{AttachmentId, FileState},
+    model::{AttachmentId, FileState, UserId, limits::DOWNLOAD_REQUEST_MAX},
     protocol::{ErrorCode, FileUrl},
     store::FileRow,
 };
@@ -81,12 +89,22 @@ pub(in crate::gateway) async fn redirect(
 }
 
 impl Files {
-    pub(in crate::gateway) fn url(&self, file: AttachmentId, row: &FileRow) -> FileUrl {
+    /// Returns the addresses of a file for a user who may read it.
+    pub(in crate::gateway) fn url(
+        &self,
+        file: AttachmentId,
+        row: &FileRow,
+        user: &UserId,
+    ) -> FileUrl {
+        let reader = self.signer.reader(user.as_str());
         let address = |variant: Variant| match &self.storage {
             Storage::Directory(_) => {
-                let Signature { expires_s, text } = self.signer.sign(file, variant, now_s());
-                let path = format!("/v1/files/{file}/{}?e={expires_s}&s={text}", variant.name());
-                (path, expires_s)
+                let signed = self.signer.sign(file, variant, &reader, now_s());
+                let Signature {
+                    expires_s, text, ..
+                } = signed;
+                let (name, e, r, s) = (variant.name(), expires_s, &reader, text);
+                (format!("/v1/files/{file}/{name}?e={e}&r={r}&s={s}"), e)
             }
             Storage::Bucket(bucket) => {
                 let window = (now_s(), self.settings.url_window_s);
@@ -109,6 +127,9 @@ impl Files {
 pub(in crate::gateway) struct SignatureQuery {
     /// When the address expires, in seconds since 1970.
     e: u64,
+    /// The reader for whom the address was made. Addresses of earlier builds have none.
+    #[serde(default)]
+    r: String,
     /// The signature.
     s: String,
 }
@@ -120,7 +141,7 @@ pub(in crate::gateway) struct SignatureQuery {
 pub(in crate::gateway) async fn file(
     State(gateway): State<Arc<Gateway>>,
     Path((file, variant)): Path<(AttachmentId, String)>,
-    Query(SignatureQuery { e, s }): Query<SignatureQuery>,
+    Query(SignatureQuery { e, r, s }): Query<SignatureQuery>,
     place: Option<Extension<SharedPlace>>,
     method: Method,
     headers: HeaderMap,
@@ -134,6 +155,7 @@ pub(in crate::gateway) async fn file(
     };
     let signature = Signature {
         expires_s: e,
+        reader: r,
         text: s,
     };
     if !files.signer.is_valid(file, variant, &signature, now_s()) {
@@ -160,7 +182,47 @@ pub(in crate::gateway) async fn file(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
         Err(error) => return disk_failed(&error),
     };
-    serve(files, (path, len), &row, variant, (&method, &headers))
+    let found = Found {
+        path,
+        len,
+        etag: etag(&row, variant),
+        treatment: treatment(&row, variant),
+    };
+    match conditions::unmet(&headers, &found.etag) {
+        None => {}
+        Some(StatusCode::NOT_MODIFIED) => return unchanged(found),
+        Some(_) => return conditions::failed(),
+    }
+    match files.downloads.take(&signature.reader).await {
+        Ok(place) => serve(files, found, place, (&method, &headers)),
+        Err(NoPlace::OfReader) => too_many("downloads at once"),
+        Err(NoPlace::OfAll) => refused(ErrorCode::Unavailable, "too many downloads: try again"),
+    }
+}
+
+/// A file that is there, and how it is served.
+struct Found {
+    path: PathBuf,
+    len: u64,
+    etag: String,
+    treatment: Treatment,
+}
+
+fn etag(row: &FileRow, variant: Variant) -> String {
+    let result = row.result.as_ref();
+    let digest = result.map_or("", |result| result.sha256.as_str());
+    format!("\"{}{digest}\"", &variant.name()[..1])
+}
+
+/// Says that a client has this version of a file already.
+fn unchanged(found: Found) -> Response {
+    let mut response = StatusCode::NOT_MODIFIED.into_response();
+    describe(response.headers_mut(), found.treatment, found.etag);
+    // They are about a body, and there is none.
+    for name in [header::CONTENT_TYPE, header::CONTENT_DISPOSITION] {
+        response.headers_mut().remove(name);
+    }
+    response
 }
 
 /// A part of a file that a client wants.
@@ -204,23 +266,16 @@ fn wanted(method: &Method, headers: &HeaderMap, etag: &str, len: u64) -> Wanted 
 
 fn serve(
     files: &Files,
-    (path, len): (PathBuf, u64),
-    row: &FileRow,
-    variant: Variant,
+    found: Found,
+    place: Downloading,
     (method, headers): (&Method, &HeaderMap),
 ) -> Response {
-    let result = row.result.as_ref();
-    let digest = result.map_or("", |result| result.sha256.as_str());
-    let etag = format!("\"{}{digest}\"", &variant.name()[..1]);
-    match conditions::unmet(headers, &etag) {
-        None => {}
-        Some(StatusCode::NOT_MODIFIED) => {
-            let mut response = StatusCode::NOT_MODIFIED.into_response();
-            describe(response.headers_mut(), treatment(row, variant), etag);
-            return response;
-        }
-        Some(_) => return conditions::failed(),
-    }
+    let Found {
+        path,
+        len,
+        etag,
+        treatment,
+    } = found;
     let (status, from, to) = match wanted(method, headers, &etag, len) {
         Wanted::All => (StatusCode::OK, 0, len),
         Wanted::Part { from, to } => (StatusCode::PARTIAL_CONTENT, from, to + 1),
@@ -232,10 +287,10 @@ fn serve(
             return ([(header::CONTENT_RANGE, range)], response).into_response();
         }
     };
-    let mut response = Response::new(body(files.reads.clone(), path, from, to));
+    let mut response = Response::new(body(files.reads.clone(), place, path, from, to));
     *response.status_mut() = status;
     let given = response.headers_mut();
-    describe(given, treatment(row, variant), etag);
+    describe(given, treatment, etag);
     given.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
     if status == StatusCode::PARTIAL_CONTENT {
         let range = HeaderValue::from_str(&format!("bytes {from}-{}/{len}", to - 1));
@@ -256,12 +311,22 @@ fn treatment(row: &FileRow, variant: Variant) -> Treatment {
     } else {
         "attachment"
     };
-    let name = utf8_percent_encode(&row.facts.name, NON_ALPHANUMERIC);
     Treatment {
         content_type: mime.unwrap_or(DOWNLOAD).to_owned(),
-        disposition: format!("{disposition}; filename*=UTF-8''{name}"),
+        disposition: format!("{disposition}; {}", filenames(&row.facts.name)),
         caching: "private, max-age=300, immutable",
     }
+}
+
+/// Returns a name as a header has it: in ASCII for old programs, and whole (RFC 6266, section 4.3 and appendix D).
+fn filenames(name: &str) -> String {
+    let is_plain = |c: char| (c.is_ascii_graphic() || c == ' ') && !matches!(c, '"' | '\\' | '%');
+    let plain: String = name
+        .chars()
+        .map(|c| if is_plain(c) { c } else { '_' })
+        .collect();
+    let whole = utf8_percent_encode(name, NON_ALPHANUMERIC);
+    format!("filename=\"{plain}\"; filename*=UTF-8''{whole}")
 }
 
 /// Adds the headers of a file. Nothing of it is executed, whatever it contains.
@@ -290,11 +355,17 @@ fn describe(headers: &mut HeaderMap, treatment: Treatment, etag: String) {
 }
 
 /// Returns the bytes of a file from `from` up to `to`, read in parts as the client takes them. The file is open only
-/// while a part is read, so slow clients hold no open files.
-fn body(reads: Arc<Semaphore>, path: PathBuf, from: u64, to: u64) -> Body {
-    let parts = stream::try_unfold((reads, path, from), move |(reads, path, at)| async move {
+/// while a part is read, so slow clients hold no open files. The connection ends if a client does not take a part for some
+/// time, and the body ends after [`DOWNLOAD_REQUEST_MAX`]. The place is free when the body is sent or dropped.
+fn body(reads: Arc<Semaphore>, place: Downloading, path: PathBuf, from: u64, to: u64) -> Body {
+    let ends = Instant::now() + DOWNLOAD_REQUEST_MAX;
+    let begin = (reads, path, from, place);
+    let parts = stream::try_unfold(begin, move |(reads, path, at, downloading)| async move {
         if at >= to {
             return Ok(None);
+        }
+        if Instant::now() >= ends {
+            return Err(std::io::ErrorKind::TimedOut.into());
         }
         let place = reads.clone().acquire_owned().await;
         let want = usize::try_from(to - at)
@@ -305,7 +376,7 @@ fn body(reads: Arc<Semaphore>, path: PathBuf, from: u64, to: u64) -> Body {
         opened.seek(SeekFrom::Start(at)).await?;
         opened.read_exact(&mut part).await?;
         drop(place);
-        let next = (reads, path, at + want as u64);
+        let next = (reads, path, at + want as u64, downloading);
         std::io::Result::Ok(Some((bytes::Bytes::from(part), next)))
     });
     Body::from_stream(parts)
@@ -342,5 +413,21 @@ mod tests {
         headers.insert(header::IF_RANGE, HeaderValue::from_static("\"x\""));
         assert_eq!(ask(&Method::GET, &headers), part(0, 9));
         assert_eq!(ask(&Method::HEAD, &headers), Wanted::All);
+        // A weak tag does not say that the bytes are the same.
+        headers.insert(header::IF_RANGE, HeaderValue::from_static("W/\"x\""));
+        assert_eq!(ask(&Method::GET, &headers), Wanted::All);
+    }
+
+    #[test]
+    fn names_are_in_ascii_and_whole() {
+        let plain = filenames("a cat.png");
+        assert_eq!(
+            plain,
+            "filename=\"a cat.png\"; filename*=UTF-8''a%20cat%2Epng"
+        );
+        let hostile = filenames("a\"\\\r\n%41é.png");
+        assert!(hostile.starts_with(
+            "filename=\"a_____41_.png\"; filename*=UTF-8''a%22%5C%0D%0A%2541%C3%A9%2Epng"
+        ));
     }
 }

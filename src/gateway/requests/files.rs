@@ -2,7 +2,7 @@
 
 use crate::{
     chat::{Error, GetFiles},
-    gateway::Gateway,
+    gateway::{Files, Gateway},
     model::{AttachmentId, FileState, UserId, limits::FILES_ASKED_MAX},
     protocol::{Answer, FileUrl},
     store::FileRow,
@@ -55,9 +55,25 @@ pub(in crate::gateway) async fn urls(
             Err(error) => return Err(error),
         }
     }
-    let mine = |row: &FileRow| row.facts.uploader == *user && row.state == FileState::Ready;
-    let rows = rows
-        .into_iter()
-        .filter(|(id, row)| allowed.contains(id) || mine(row));
-    Ok(rows.map(|(id, row)| here.url(id, &row)).collect())
+    let mut urls = Vec::new();
+    for (id, row) in rows {
+        if allowed.contains(&id) || is_own_unsent(here, (id, &row), user).await? {
+            urls.push(here.url(id, &row, user));
+        }
+    }
+    Ok(urls)
+}
+
+/// Whether a file was uploaded by this user, and no message has it yet. Who may read a message decides about its files, also
+/// for the user who uploaded them.
+async fn is_own_unsent(
+    files: &Files,
+    (id, row): (AttachmentId, &FileRow),
+    user: &UserId,
+) -> Result<bool, Error> {
+    if row.facts.uploader != *user || row.state != FileState::Ready {
+        return Ok(false);
+    }
+    let references = files.store.references(id).await?;
+    Ok(!references.iter().any(|reference| reference.on))
 }

@@ -9,7 +9,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     select,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{sleep, sleep_until, timeout},
 };
 
 use super::{End, Live, Session};
@@ -86,12 +86,12 @@ impl Session {
         select! {
             biased;
             Closing(code) = subscriber.outbox.closing() => return Err(code),
-            () = sleep_until(expiry(&accepted.identity)) => return Err(CloseCode::TokenExpired),
+            () = sleep_until(accepted.identity.expires()) => return Err(CloseCode::TokenExpired),
             () = gateway.tasks.draining() => return Err(CloseCode::Restart),
             begun = self.register(&accepted, &subscriber) => begun?,
         }
         Ok(Live {
-            expires_at: expiry(&accepted.identity),
+            expires_at: accepted.identity.expires(),
             rate: accepted.rate,
             subscriber,
             _registered: registered,
@@ -283,7 +283,7 @@ impl Session {
         places: Vec<InboxRef>,
     ) -> Result<(), End> {
         let gateway = self.gateway.clone();
-        let expires_at = expiry(&accepted.identity);
+        let expires_at = accepted.identity.expires();
         let mut missed = resume::Missed::new(&gateway, subscriber, &accepted.cursors, places);
         let (mut frames, mut bytes) = (VecDeque::new(), 0);
         let mut uncounted = MISSED_COUNTED_MAX;
@@ -361,11 +361,4 @@ async fn debt_repaid(rates: &Rates, rate: &UserRate) {
 async fn in_time<T>(limit: Duration, read: impl Future<Output = Result<T, End>>) -> Result<T, End> {
     let read = timeout(limit, read).await;
     read.map_err(|_| CloseCode::ConnectTimeout)?
-}
-
-/// Returns the expiry of the token on the monotonic clock.
-pub(super) fn expiry(identity: &Identity) -> Instant {
-    const FAR: u64 = 365 * 86_400_000;
-    let left_ms = u64::try_from(identity.expires_at - clock::wall()).unwrap_or_default();
-    Instant::now() + Duration::from_millis(left_ms.min(FAR))
 }

@@ -9,7 +9,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{End, SILENT_PINGS_MAX, Session};
+use super::{End, Live, SILENT_PINGS_MAX, Session};
 use crate::{
     fanout::{Closing, Frame, FrameWriter, Subscriber},
     gateway::Gateway,
@@ -68,6 +68,33 @@ impl Session {
     pub(super) fn bad_frame(&mut self, bad: &BadFrame) -> End {
         self.bad_frame = Some(bad.to_string());
         CloseCode::BadFrame
+    }
+
+    /// Completes the requests in progress and writes their replies before the session ends.
+    pub(super) async fn finish_requests(&mut self, live: &mut Live) -> End {
+        let gateway = self.gateway.clone();
+        let mut frames = VecDeque::new();
+        loop {
+            let finished = select! {
+                finished = live.replies.next() => finished,
+                () = gateway.tasks.abandoned() => return CloseCode::Restart,
+            };
+            let none_left = finished.is_none();
+            if let Some(finished) = finished {
+                self.finished(live, finished);
+            }
+            if none_left || !self.takes_replies(live) {
+                while let Some(Ok(())) = live.subscriber.outbox.take(&mut frames).now_or_never() {
+                    let written = self.write(&live.subscriber, live.expires_at, &mut frames);
+                    if let Err(code) = written.await {
+                        return code;
+                    }
+                }
+            }
+            if none_left {
+                return CloseCode::Restart;
+            }
+        }
     }
 
     pub(super) async fn close(&mut self, code: CloseCode) {

@@ -1,9 +1,13 @@
 //! Names of files as people gave them.
 
+use std::borrow::Cow;
+
 use super::{characters::strays, cut_before, normalized, shows_something};
 
 /// Bytes of a name.
 const NAME_BYTES_MAX: usize = 255;
+/// Bytes of an extension with its dot. What is longer is no extension.
+const EXTENSION_BYTES_MAX: usize = 33;
 /// The name of a file whose own name has nothing that may be shown.
 const NAMELESS: &str = "file";
 
@@ -16,14 +20,7 @@ pub fn file_name(name: &str) -> String {
     clean.retain(|c| !"<>:\"|?*".contains(c));
     loop {
         // What a character needed may be gone with the one before it, and the end may have been cut before.
-        let trimmed = clean.trim_matches(|c: char| c == '.' || c.is_whitespace());
-        let end = trimmed.floor_char_boundary(NAME_BYTES_MAX);
-        let cut = if end < trimmed.len() {
-            cut_before(trimmed, end)
-        } else {
-            trimmed
-        };
-        let next = without_strays(&normalized(cut));
+        let next = without_strays(&normalized(&shortened(trimmed(&clean))));
         if next == clean {
             break;
         }
@@ -34,6 +31,25 @@ pub fn file_name(name: &str) -> String {
     } else {
         NAMELESS.to_owned()
     }
+}
+
+fn trimmed(name: &str) -> &str {
+    name.trim_matches(|c: char| c == '.' || c.is_whitespace())
+}
+
+/// Returns a name of at most [`NAME_BYTES_MAX`] bytes. The stem is cut, so that the extension stays.
+fn shortened(name: &str) -> Cow<'_, str> {
+    if name.len() <= NAME_BYTES_MAX {
+        return name.into();
+    }
+    let extension = name.rfind('.').map_or("", |dot| &name[dot..]);
+    let is_short =
+        extension.len() <= EXTENSION_BYTES_MAX && !extension.contains(char::is_whitespace);
+    let extension = if is_short { extension } else { "" };
+    let stem = &name[..name.len() - extension.len()];
+    let end = stem.floor_char_boundary(NAME_BYTES_MAX - extension.len());
+    let stem = trimmed(cut_before(stem, end));
+    format!("{stem}{extension}").into()
 }
 
 fn without_strays(name: &str) -> String {
@@ -74,5 +90,31 @@ mod tests {
         }
         assert_eq!(file_name(&"é".repeat(300)).len(), 254);
         assert_eq!(file_name(&"👩\u{200d}💻".repeat(30)).len(), 253);
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_extension() {
+        let long = |stem: &str, count: usize, end: &str| file_name(&(stem.repeat(count) + end));
+        assert_eq!(long("n", 276, ".pdf"), "n".repeat(251) + ".pdf");
+        assert_eq!(long("n", 251, ".pdf"), "n".repeat(251) + ".pdf");
+        // At a whole character: 251 bytes are 125 of them and a half.
+        assert_eq!(long("é", 140, ".pdf"), "é".repeat(125) + ".pdf");
+        // And at one as people see it: 251 bytes are 22 of them, and a woman.
+        let coder = "👩\u{200d}💻";
+        assert_eq!(long(coder, 30, ".pdf"), coder.repeat(22) + ".pdf");
+        assert_eq!(long("n", 300, ".tar.gz"), "n".repeat(252) + ".gz");
+        assert_eq!(long("n", 300, ".文書"), "n".repeat(248) + ".文書");
+        assert_eq!(
+            file_name(&format!("{} {}.pdf", "n".repeat(250), "m".repeat(20))),
+            "n".repeat(250) + ".pdf"
+        );
+        // Without an extension, or with what is none.
+        assert_eq!(long("é", 300, ""), "é".repeat(127));
+        assert_eq!(
+            long("a.", 1, &"n".repeat(300)),
+            "a.".to_owned() + &"n".repeat(253)
+        );
+        assert_eq!(long("n", 300, ". And so on"), "n".repeat(255));
+        assert_eq!(long("n", 300, ".pdf. ."), "n".repeat(251) + ".pdf");
     }
 }
