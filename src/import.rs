@@ -308,17 +308,9 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     }
     let flushing = inbox.clone();
     let flush = upkeep.spawn(async move { flushing.run().await });
-    let keeper = FileKeeper {
-        files: Files::open(
-            config,
-            store.clone(),
-            nobody,
-            core.clone(),
-            Tasks::default(),
-        )?,
-        folder: file.parent().unwrap_or(Path::new("")).to_owned(),
-        level: members.level().get(),
-    };
+    let pictures = Tasks::default();
+    let files = Files::open(config, store.clone(), nobody, core.clone(), pictures)?;
+    let keeper = FileKeeper::beside(file, files, members.level().get());
     let mut importer = Importer {
         conversations,
         keeper,

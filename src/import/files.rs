@@ -30,13 +30,22 @@ pub(super) struct FileLine {
 
 /// The place of the files of imported messages.
 pub(super) struct FileKeeper {
-    pub(super) files: Option<Arc<Files>>,
+    files: Option<Arc<Files>>,
     /// The folder of the file that is imported.
-    pub(super) folder: PathBuf,
-    pub(super) level: Level,
+    folder: PathBuf,
+    level: Level,
 }
 
 impl FileKeeper {
+    /// Returns the keeper of the files of messages in `imported`.
+    pub(super) fn beside(imported: &Path, files: Option<Arc<Files>>, level: Level) -> Self {
+        Self {
+            files,
+            folder: imported.parent().unwrap_or(Path::new("")).to_owned(),
+            level,
+        }
+    }
+
     /// Keeps the files of a message. Returns its attachments.
     pub(super) async fn keep(
         &self,

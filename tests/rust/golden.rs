@@ -563,7 +563,7 @@ fn golden_requests_are_decoded() {
         let packed = bytes(vector["msgpack"].as_str().unwrap());
         let text = Codec::Json.decode(frame.to_string().as_bytes()).unwrap();
         let packed = Codec::MessagePack.decode(&packed).unwrap();
-        assert_eq!(u64::from(text.id.unwrap()), frame["id"].as_u64().unwrap());
+        assert_eq!(text.id.unwrap(), frame["id"].as_u64().unwrap());
         let request = format!("{:?}", text.request.unwrap());
         assert_eq!(request, format!("{:?}", packed.request.unwrap()));
         let fields = frame.as_object().unwrap().keys();
