@@ -244,8 +244,7 @@ export class Conversation extends List<ConversationEvents> {
    * @param message The seq, or the key of a message that is not stored yet. */
   edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
     const baseRev = this.#contentRev(message, from);
-    const change = { type: 'edit' as const, ...this.#target(message), body, ...(attachments && { attachments }), baseRev };
-    return this.#host.outbox.change(this.id, change, from);
+    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev }, from);
   }
 
   /** Deletes messages for everybody: at most 256 at once. Resolves, rejects and is undone as `edit`. */

@@ -33,11 +33,10 @@ export const INBOX_LOADED = 1_000;
 /** The rev of an item whose state is not known any more. */
 const NO_STATE = -1;
 
-/** Returns what inboxes are ordered by (docs/protocol.md): the time in the id of the newest entry, a UUID of version 1, as text. */
-function rankOf({ lastMessage }: InboxItem): string {
-  const [, low = '', mid = '', high = ''] = /^(.{8})-(.{4})-1(.{3})-/.exec(lastMessage?.messageId ?? '') ?? [];
-  return high + mid + low;
-}
+/** Returns what inboxes are ordered by (docs/protocol.md), as text: the time in the id of the newest entry, a UUID of version 1, and
+ * the conversation. */
+const rank = ({ conversation, lastMessage }: InboxItem) =>
+  [lastMessage?.messageId.replace(/(.{8})-(.{4})-1(.{3})-.*/, '$3$2$1'), conversation].join();
 
 /** What the inbox needs of its client. */
 export interface InboxHost {
@@ -88,10 +87,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 
   /** The loaded items, the one with the newest message first. A new array after each change. */
   get items(): readonly InboxItem[] {
-    const at = (item: InboxItem) => item.lastMessage?.at ?? 0;
-    const byId = (a: string, b: string) => (a === b ? 0 : a < b ? 1 : -1);
-    const order = (a: InboxItem, b: InboxItem) => byId(rankOf(a), rankOf(b)) || at(b) - at(a) || byId(a.conversation, b.conversation);
-    return (this.#sorted ??= [...this.#items.values()].sort(order));
+    return (this.#sorted ??= [...this.#items.values()].sort((a, b) => (rank(a) < rank(b) ? 1 : -1)));
   }
 
   /** Returns the item of a conversation, if it is loaded. */

@@ -96,7 +96,7 @@ export class Outbox {
       !failed &&
       other?.type === 'edit' &&
       keysOf(other)[0] === key &&
-      (!from || sameText({ attachments: from.attachments, ...other }, from));
+      (!from || sameText({ ...other, attachments: other.attachments ?? from.attachments }, from));
     return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId ?? '';
   }
 
