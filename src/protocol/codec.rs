@@ -416,8 +416,11 @@ mod tests {
             }
             for wrong in ["1", "null", r#"{"a":1}"#, r#""a""#] {
                 let json = frame.replace("[LIST]", wrong);
+                // An edit without attachments keeps those of the message.
+                let is_absent = wrong == "null" && frame == edit;
                 for (codec, bytes) in both(&json) {
-                    assert!(codec.decode(&bytes).unwrap().request.is_err(), "{json}");
+                    let decoded = codec.decode(&bytes).unwrap().request;
+                    assert_eq!(decoded.is_ok(), is_absent, "{json}");
                 }
             }
             let unfinished = frame.replace("LIST", &list(item, max + 9));

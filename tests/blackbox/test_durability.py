@@ -196,7 +196,7 @@ async def test_import_is_idempotent_and_names_bad_lines(start, tmp_path, names):
     message = {"type": "message", "dm": ["alice", "bob"], "sender": "alice", "body": "when?"}
     for field, at, why in (
         ("at", -1, "before 1980"), ("at", now // 1000, "looks like seconds"), ("at", now * 1000, "looks like microseconds"),
-        ("at", 4102444800000, "more than a day after now"), ("at", now + 2 * 86_400_000, "more than a day after now"), ("at", 1.5, "invalid type"),
+        ("at", 4102444800000, "more than a day after now"), ("at", now + 2 * 86_400_000, "more than a day after now"), ("at", 1.5, "must be a whole number"),
         ("edited_at", -(1 << 63), "before 1980"), ("deleted", {"by": "bob", "at": (1 << 63) - 1}, "deleted.at"), ("deleted", {"by": "bob", "at": 1 << 63}, ""),
         ("reactions", [{"user": "bob", "emoji": "x", "at": now}, {"user": "bob", "emoji": "y", "at": now * 1000}], "reactions.at"),
     ):
