@@ -50,7 +50,7 @@ async def test_each_text_in_frames(start, codec):
         if may:
             seq = (await bob.message(at, text))["seq"]
             assert (await entry(bob, at, seq))["body"] == text, about
-        assert await allowed(alice.ask("edit", conversation=at, seq=2, body=text), about) == (row["body"] and text != ""), about
+        assert await allowed(alice.ask("edit", conversation=at, seq=2, body=text, attachments=[]), about) == (row["body"] and text != ""), about
         assert await allowed(alice.ask("update", conversation=at, name=text), about) == (row["name"] is not None), about
         if row["name"] is not None:
             assert (await bob.ask("conversation", conversation=at))["name"] == row["name"], about
