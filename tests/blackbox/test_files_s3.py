@@ -63,7 +63,7 @@ async def test_a_picture_is_uploaded_sent_and_seen_by_its_readers_only(start, bu
     before, after = (Image.open(io.BytesIO(bytes)).convert("RGB").tobytes() for bytes in (data, found.content))
     assert before == after
     assert found.headers["content-type"] == "image/jpeg"
-    assert found.headers["content-disposition"] == "inline; filename*=UTF-8''acat%2Ejpg"
+    assert found.headers["content-disposition"] == "inline; filename=\"acat.jpg\"; filename*=UTF-8''acat%2Ejpg"
     assert found.headers["cache-control"] == "private, max-age=300, immutable"
     thumbnail = await down.download(file, variant="thumbnail")
     assert thumbnail.headers["content-type"] == "image/jpeg"
@@ -159,7 +159,7 @@ async def test_nothing_hostile_is_shown(start, bucket):
         found = await up.download(await up.upload(dm, data, name))
         assert found.content == data
         assert found.headers["content-type"] == "application/octet-stream", name
-        assert found.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
+        assert found.headers["content-disposition"].startswith(f"attachment; filename=\"{name}\"; filename*=UTF-8''")
     await closed(alice, bob)
 
 
