@@ -190,8 +190,8 @@ test('an upload that is aborted can be begun again, and the message with it fail
   unused.abort();
   expect(unused.state).toBe('failed');
   // A discarded message gives up its files.
-  const empty = hers.attach(new Blob([]));
-  await expect(hers.send('', { attachments: [empty] })).rejects.toMatchObject({ code: 'too_large' });
+  const refused = hers.attach(new Blob(['x']), { alt: 'a'.repeat(3000) });
+  await expect(hers.send('', { attachments: [refused] })).rejects.toMatchObject({ code: 'too_large' });
   hers.discard(hers.messages.at(-1)!.key);
   expect(hers.messages.every(({ state }) => state !== 'failed')).toBe(true);
 });
