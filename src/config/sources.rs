@@ -250,7 +250,7 @@ fn wrong_at(path: &[String], node: &Node, known: &Json) -> Vec<Refused> {
         }
     };
     let refused = |wrong: Wrong| Refused::new(wrong.key, &node.origin, &wrong.text);
-    // Of a list of tables each is read alone, because only the first error of a read is known.
+    // Each table of a list is read alone, because a read reports only its first error.
     if let Content::Toml(toml::Value::Array(items)) = &node.content
         && items.iter().any(toml::Value::is_table)
     {

@@ -29,7 +29,7 @@ impl std::fmt::Debug for Signer {
 pub struct Signature {
     /// Seconds since 1970.
     pub expires_s: u64,
-    /// Who got the address, under a name that tells nothing: see [`Signer::reader`].
+    /// The user who got the address, as a digest that does not reveal the id: see [`Signer::reader`].
     pub reader: String,
     pub text: String,
 }

@@ -114,7 +114,7 @@ async def test_every_route_takes_the_tokens_that_the_docs_name(start):
             assert (entry["result"], entry["service"], entry["scope"]) == ("forbidden", "backend", scope), where
             answer, [entry] = await asked(method, path, token("backend", role="service", scope=scope))
             assert accepted(answer) and entry["request"] == where and line == "yes", (where, answer.text)
-            # Whatever the path names is in the line.
+            # The line has everything that the path names.
             for field, place in (("conversation", "conversation"), ("about", "user"), ("file", "file")):
                 assert entry.get(field) == (filled[place] if f"{{{place}}}" in path else None), where
     assert set(scopes) <= seen, "an operation is in no row"

@@ -140,7 +140,7 @@ async def test_the_uploader_is_told_of_metadata_that_stays(start, place):
         mime = name if "/" in name else "application/octet-stream"
         assert event == {"type": "attachment", "file": file, "state": "ready", "mime": mime, "metadata": "kept"}
         assert (await up.download(file)).content == data
-    # Of a picture without metadata nothing is said, and of other files neither.
+    # The event says nothing of pictures without metadata, nor of other files.
     for data in (with_secrets(), b"a text", b"%PDF-1.7\n" + SECRET):
         file, told = await uploaded(up, dm, data, "file")
         assert told is None

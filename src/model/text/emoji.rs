@@ -101,7 +101,7 @@ fn part(chars: &mut Peekable<impl Iterator<Item = char>>, stored: &mut String) -
     stored.push(base);
     let selected = chars.next_if(|c| matches!(*c, AS_TEXT | AS_EMOJI));
     if let Some(modifier) = chars.next_if(|c| modifiers.contains(*c)) {
-        // Of a person or a hand. After another emoji it would be a second one.
+        // A skin tone belongs to a person or a hand. After another emoji it would be a second emoji.
         let takes = CodePointSetData::new::<EmojiModifierBase>().contains(base);
         stored.push(modifier);
         return takes.then_some(());
