@@ -24,6 +24,15 @@ use crate::{
     store::Store,
 };
 
+/// By how much the clocks of gateways may differ before a stored time in the future is taken for an error.
+const CLOCKS_DIFFER_MAX: Millis = 60_000;
+
+/// Returns a stored time as it is shown: nothing from the future. A gateway whose clock was fast may have stored one, and
+/// the stored time only rises.
+fn possible(seen: Millis, now: Millis) -> Option<Millis> {
+    (seen <= now.saturating_add(CLOCKS_DIFFER_MAX)).then_some(seen.min(now))
+}
+
 pub(super) struct Presence {
     me: GatewayId,
     store: Arc<dyn Store>,
@@ -184,6 +193,7 @@ impl Presence {
             Some(at) => Some(at),
             None => self.store.last_seen(&user).await?,
         };
+        let last_seen = last_seen.and_then(|at| possible(at, clock::wall()));
         Ok(PresenceItem {
             user,
             online: false,
@@ -243,5 +253,19 @@ impl Presence {
                 pending.remove(&user);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_was_seen_in_the_future() {
+        let now = 1_800_000_000_000;
+        assert_eq!(possible(now - 5, now), Some(now - 5));
+        assert_eq!(possible(now + CLOCKS_DIFFER_MAX, now), Some(now));
+        assert_eq!(possible(now + 7_200_000, now), None);
+        assert_eq!(possible(Millis::MAX, Millis::MAX), Some(Millis::MAX));
     }
 }

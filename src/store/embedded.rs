@@ -115,6 +115,7 @@ fn open_database(path: &Path, cache_bytes: u64) -> Result<(Database, Keyspaces)>
     if !damages.is_empty() {
         return Err(damage::found(path, &damages));
     }
+    journals::record_opening(path).map_err(|e| failed(e.into()))?;
     let folder = path.to_owned();
     let open = move || {
         let database = Database::builder(folder)

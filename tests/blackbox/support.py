@@ -126,7 +126,7 @@ class Gateway:
         self.log_path = os.path.join(self.directory, f"gateway-{time.monotonic_ns()}.log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([*self.prefix, BINARY, *self.arguments], env=self.env(), stderr=log, stdout=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 3 * PATIENCE  # Nodes that agree on each of 25 new tables need a while.
         while time.monotonic() < deadline:
             for line in self.log():
                 if line.get("message") == "ready":

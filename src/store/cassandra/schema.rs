@@ -17,8 +17,11 @@ use super::super::{Error, Result};
 
 /// The definitions of all tables. There are no others.
 const SCHEMA: &str = include_str!("schema.cql");
-/// Seconds after which the lock of a process that died while creating tables expires.
-const LOCK_TTL: i32 = 60;
+/// Seconds after which the lock of a process that died while creating tables expires. The holder renews it before each
+/// statement. It is longer than that, the statement ([`STATEMENT_MAX`] each) and the agreement of all nodes (a minute).
+const LOCK_TTL: i32 = 180;
+/// Creating a table may take a cluster several seconds.
+const STATEMENT_MAX: Duration = Duration::from_secs(30);
 /// The interval at which a process checks whether another one has finished.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Failed attempts to take the lock before the error is returned.
@@ -68,7 +71,7 @@ impl Keyspace {
     }
 }
 
-/// A released version of the schema with its additional statements.
+/// A version of the schema with its additional statements.
 struct Version {
     number: i32,
     statements: Vec<String>,
@@ -135,8 +138,7 @@ fn statement(text: impl Into<String>) -> Statement {
     let mut statement = Statement::new(text);
     statement.set_consistency(Consistency::Quorum);
     statement.set_serial_consistency(Some(SerialConsistency::Serial));
-    // Creating a table may take a cluster several seconds.
-    statement.set_request_timeout(Some(Duration::from_secs(30)));
+    statement.set_request_timeout(Some(STATEMENT_MAX));
     statement
 }
 
@@ -170,12 +172,16 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
             Ok(true) => {
                 // Another process may have finished between the look and the lock.
                 let done = match applied(session, keyspace).await {
-                    Ok(before) if before >= wanted() => Ok(false),
-                    Ok(before) => migrate(session, keyspace, before).await.map(|()| true),
+                    Ok(before) if before >= wanted() => Ok(Some(false)),
+                    Ok(before) => migrate(session, keyspace, me, before)
+                        .await
+                        .map(|done| done.then_some(true)),
                     Err(error) => Err(error),
                 };
                 unlock(session, keyspace, me).await;
-                return done;
+                if let Some(changed) = done? {
+                    return Ok(changed);
+                }
             }
             // Processes that compete for the lock sometimes disturb each other.
             Err(error) if patience == 0 => return Err(error),
@@ -232,7 +238,9 @@ async fn rows(
     result.map_err(failed)?.into_rows_result().map_err(failed)
 }
 
-async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<()> {
+/// Runs the statements of all versions after `before`. Returns false if it lost the lock. Two processes that create one
+/// table at once would give it two ids, so none runs a statement without the lock.
+async fn migrate(session: &Session, keyspace: &Keyspace, me: Uuid, before: i32) -> Result<bool> {
     let name = &keyspace.name;
     session.use_keyspace(name, false).await.map_err(failed)?;
     let scylla = has_table(session, "system_schema", "scylla_tables").await?;
@@ -248,6 +256,10 @@ async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<
             } else {
                 text.clone()
             };
+            if !renew(session, keyspace, me).await? {
+                tracing::warn!(keyspace = %name, "another process took the schema lock; waiting for it");
+                return Ok(false);
+            }
             run(session, &text).await?;
         }
         let number = version.number;
@@ -259,7 +271,7 @@ async fn migrate(session: &Session, keyspace: &Keyspace, before: i32) -> Result<
             .map_err(failed)?;
         tracing::info!(keyspace = %name, version = number, "schema applied");
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Runs a statement that changes the schema, and waits until all nodes agree. It also waits if nothing changed, because
@@ -279,7 +291,27 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
     let text = format!(
         "INSERT INTO {name}.schema_state (name, holder) VALUES ('lock', ?) IF NOT EXISTS USING TTL {LOCK_TTL}"
     );
-    match session.query_unpaged(statement(text), (me,)).await {
+    held(session, keyspace, me, text, (me,)).await
+}
+
+/// Returns false if the process does not have the lock any more.
+async fn renew(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> {
+    let name = &keyspace.name;
+    let text = format!(
+        "UPDATE {name}.schema_state USING TTL {LOCK_TTL} SET holder = ? WHERE name = 'lock' IF holder = ?"
+    );
+    held(session, keyspace, me, text, (me, me)).await
+}
+
+/// Takes or renews the lock with a lightweight transaction, and returns whether this process holds it then.
+async fn held(
+    session: &Session,
+    keyspace: &Keyspace,
+    me: Uuid,
+    text: String,
+    values: impl SerializeRow,
+) -> Result<bool> {
+    match session.query_unpaged(statement(text), values).await {
         Ok(result) => {
             let rows = result.into_rows_result().map_err(failed)?;
             let row: Row = rows.first_row().map_err(failed)?;
@@ -287,6 +319,7 @@ async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> 
         }
         Err(error) => {
             tracing::debug!(%error, "the outcome of taking the schema lock is unknown; reading it back");
+            let name = &keyspace.name;
             let text = format!("SELECT holder FROM {name}.schema_state WHERE name = 'lock'");
             let mut read = statement(text);
             read.set_consistency(Consistency::Serial);
@@ -307,7 +340,7 @@ async fn unlock(session: &Session, keyspace: &Keyspace, me: Uuid) {
     let name = &keyspace.name;
     let text = format!("DELETE FROM {name}.schema_state WHERE name = 'lock' IF holder = ?");
     if let Err(error) = session.query_unpaged(statement(text), (me,)).await {
-        tracing::warn!(%error, "could not release the schema lock; it expires within a minute");
+        tracing::warn!(%error, "could not release the schema lock; it expires within three minutes");
     }
 }
 
@@ -318,8 +351,8 @@ mod tests {
     #[test]
     fn the_schema_is_cut_into_statements() {
         let versions = versions();
-        assert_eq!(versions[0].number, 1);
-        assert_eq!(versions[0].statements.len(), 11);
+        assert_eq!(versions[0].number, 5);
+        assert_eq!(versions[0].statements.len(), 25);
         for statement in versions.iter().flat_map(|v| &v.statements) {
             assert!(
                 statement.starts_with("CREATE TABLE IF NOT EXISTS")
@@ -328,9 +361,9 @@ mod tests {
             );
             assert!(!for_scylla(statement).contains("read_repair"));
         }
-        let added: Vec<_> = versions[1].statements.iter().collect();
-        assert_eq!(added_column(added[0]), Some(("ring", "level")));
-        assert_eq!(for_scylla(added[0]), "ALTER TABLE ring ADD level int");
+        let added = "ALTER TABLE ring ADD IF NOT EXISTS level int";
+        assert_eq!(added_column(added), Some(("ring", "level")));
+        assert_eq!(for_scylla(added), "ALTER TABLE ring ADD level int");
     }
 
     #[test]

@@ -51,13 +51,14 @@ pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
         return Ok(Vec::new());
     };
     let mut damages = Vec::new();
-    if newest < state.active {
+    if newest < state.active && state.stopped.is_empty() {
         let missing = file(directory, state.active);
         damages.push(format!("{} is missing", missing.display()));
     }
     for then in &state.stopped {
-        // One that is gone was removed because all of its writes are in tables, as far as one can know.
         if !numbers.contains(&then.number) {
+            let missing = file(directory, then.number);
+            damages.push(format!("{} is missing", missing.display()));
             continue;
         }
         let now = Journal::read(directory, then.number)?;
@@ -75,6 +76,14 @@ pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
         }
     }
     Ok(damages)
+}
+
+/// Records that a process will open the directory: from then on journals whose writes are in tables may vanish.
+pub(super) fn record_opening(directory: &Path) -> io::Result<()> {
+    if directory.join(VERSION).try_exists()? {
+        record_open(directory)?;
+    }
+    Ok(())
 }
 
 /// Records that a process has the directory open.
@@ -165,4 +174,33 @@ fn write(directory: &Path, state: &State) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&new, directory.join(STATE))?;
     File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_may_vanish_only_while_a_process_has_the_directory_open() {
+        let directory = tempfile::tempdir().expect("creates a directory");
+        let path = directory.path();
+        for name in [VERSION, "3.jnl", "4.jnl"] {
+            fs::write(path.join(name), name).expect("writes");
+        }
+        record_stopped(path).expect("records");
+        assert_eq!(damages(path).expect("looks"), Vec::<String>::new());
+        for number in [3, 4] {
+            let (there, away) = (file(path, number), path.join("away"));
+            fs::rename(&there, &away).expect("moves");
+            let found = damages(path).expect("looks");
+            assert_eq!(found, [format!("{} is missing", there.display())]);
+            fs::rename(&away, &there).expect("moves");
+        }
+        record_opening(path).expect("records");
+        fs::remove_file(file(path, 3)).expect("removes");
+        assert_eq!(damages(path).expect("looks"), Vec::<String>::new());
+        // The one that was written to exists until a later one does.
+        fs::rename(file(path, 4), file(path, 3)).expect("moves");
+        assert_eq!(damages(path).expect("looks").len(), 1);
+    }
 }
