@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from support import (CASSANDRA_NODES, PATIENCE, ROOT, STORE, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
+from support import (BINARY, CASSANDRA_NODES, PATIENCE, ROOT, STORE, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
                      new_keyspace, uuid4)
 from test_durability import Writer
 from test_messages import refused
@@ -363,7 +363,6 @@ def lose_the_lock(keyspace):
     # One may have been on its way.
     assert len(list(session.execute(tables, [keyspace]))) <= created + 1 < 25
     session.execute(f"DELETE FROM {lock} WHERE name = 'lock' IF EXISTS")
-    session.cluster.shutdown()
 
 
 def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):
@@ -371,7 +370,7 @@ def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):
     # Nodes that other tests have just killed answer slowly.
     gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace, store__cassandra__timeout_ms=10000)
     environment = gateway.env()
-    command = [str(ROOT / "target/release/chat-gateway"), "schema", "apply"]
+    command = [BINARY, "schema", "apply"]
     at_once = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     lose_the_lock(keyspace)
     said = sorted(p.communicate(timeout=3 * PATIENCE)[0] for p in at_once)
@@ -455,7 +454,7 @@ def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
     gateway = Gateway(str(tmp_path), internal__listen=internal, store__cassandra__nodes='["127.66.66.66:9042"]')
     log = tmp_path / "log"
     with open(log, "wb") as out:
-        process = subprocess.Popen([str(ROOT / "target/release/chat-gateway")], env=gateway.env(), stdout=out, stderr=out)
+        process = subprocess.Popen([BINARY], env=gateway.env(), stdout=out, stderr=out)
     try:
         gateway.internal = internal
         deadline = time.monotonic() + PATIENCE
@@ -466,7 +465,7 @@ def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
             except OSError:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-        body = subprocess.run([str(ROOT / "target/release/chat-gateway"), "health"], env=gateway.env(), capture_output=True, text=True)
+        body = subprocess.run([BINARY, "health"], env=gateway.env(), capture_output=True, text=True)
         assert body.returncode == 1 and "starting" in body.stdout
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE) == 0
