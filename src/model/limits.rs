@@ -107,6 +107,12 @@ pub const UPLOADS_OPEN_MAX: usize = 64;
 pub const UPLOAD_BYTES_PER_SECOND_MIN: u64 = 4 << 10;
 pub const UPLOAD_WINDOW: Duration = Duration::from_secs(30);
 
+/// Time after which an upload gives its place to another user's if none is free.
+pub const UPLOAD_KEEPS_PLACE: Duration = Duration::from_secs(60);
+
+/// The longest wait of an upload for the place that another gives away.
+pub const UPLOAD_WAIT: Duration = Duration::from_secs(5);
+
 /// Time after the head of an upload's request in which the first bytes of its body must come.
 pub const UPLOAD_BEGIN_MAX: Duration = Duration::from_secs(10);
 

@@ -13,7 +13,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use futures_util::StreamExt as _;
-use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Duration, Instant, sleep, sleep_until, timeout},
+};
 
 use super::{
     Files, disk_failed, inspect, no_such_file,
@@ -117,9 +120,10 @@ async fn begin(
     row: &FileRow,
     (user, file): (&UserId, AttachmentId),
     headers: &HeaderMap,
-) -> Result<(Writing, Upload), Response> {
-    let counted = files.uploads.count(user);
-    let counted = counted.ok_or_else(|| too_many("uploads at once"))?;
+) -> Result<(Writing, Upload, Arc<Notify>), Response> {
+    let counted = files.uploads.count(user).await;
+    let counted = counted.map_err(|_| too_many("uploads at once"))?;
+    let gives_way = counted.gives_way();
     let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();
         refused_with(StatusCode::LOCKED, ErrorCode::Conflict, refusal)
@@ -135,7 +139,7 @@ async fn begin(
         return Err(refused(ErrorCode::Conflict, refusal));
     }
     check_room(directory, row.facts.size.saturating_sub(upload.len))?;
-    Ok((writing, upload))
+    Ok((writing, upload, gives_way))
 }
 
 /// Writes the body as it comes. What has come counts, even if the rest does not.
@@ -158,7 +162,7 @@ async fn receive(
         first = timeout(UPLOAD_BEGIN_MAX, body.next()) => first.map_err(|_| late("no bytes came"))?,
     };
     let of = (&rights.user, file);
-    let (writing, upload) = begin(files, directory, row, of, headers).await?;
+    let (writing, upload, gives_way) = begin(files, directory, row, of, headers).await?;
     let mut receiving = Receiving {
         upload,
         size: row.facts.size,
@@ -167,6 +171,7 @@ async fn receive(
         unchecked: 0,
         is_flushed: true,
         pace: Pace::new(Instant::now()),
+        gives_way,
     };
     let stopped = receiving.read(first, &mut body, ended).await.err();
     let mut upload = receiving.upload;
@@ -216,6 +221,8 @@ struct Receiving<'a> {
     unchecked: usize,
     is_flushed: bool,
     pace: Pace,
+    /// Notified when another user needs the place.
+    gives_way: Arc<Notify>,
 }
 
 impl Receiving<'_> {
@@ -252,6 +259,7 @@ impl Receiving<'_> {
                 // A drain does not wait for the rest.
                 () = self.tasks.draining() => return Err(Stop::Draining),
                 response = ended.as_mut() => return Err(Stop::Refused(response)),
+                () = self.gives_way.notified() => return Err(Stop::Broken(late("others wait for a place"))),
                 part = body.next() => return Ok(part),
                 () = sleep_until(self.pace.ends()) => self.keep_pace()?,
                 // What has come counts, also when the client pauses.

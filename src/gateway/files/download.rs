@@ -195,7 +195,7 @@ pub(in crate::gateway) async fn file(
     }
     match files.downloads.take(&signature.reader).await {
         Ok(place) => serve(files, found, place, (&method, &headers)),
-        Err(NoPlace::OfReader) => too_many("downloads at once"),
+        Err(NoPlace::OfOne) => too_many("downloads at once"),
         Err(NoPlace::OfAll) => refused(ErrorCode::Unavailable, "too many downloads: try again"),
     }
 }
