@@ -3,6 +3,7 @@
 //! new.
 
 mod files;
+mod lines;
 mod times;
 
 use std::{
@@ -18,7 +19,6 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use futures_util::future::BoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Deserialize;
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -32,16 +32,15 @@ use crate::{
     config::Config,
     gateway::Files,
     model::{
-        Attachment, ClientId, Content, ConversationId, Draft, EditedContent, Kind, Millis, Posting,
-        Seq, UserId,
+        ClientId, Content, ConversationId, Draft, EditedContent, Kind, Millis, Seq, UserId,
         limits::{APPENDS_IN_FLIGHT_MAX, PAGE_ENTRIES_MAX},
         text,
     },
     node::open_store,
-    protocol::body,
     tasks::Tasks,
 };
-use files::{FileKeeper, FileLine};
+use files::FileKeeper;
+use lines::{ConversationLine, DeletedLine, Deletion, Line, MessageLine, ReactionLine};
 
 /// Messages that are in progress at once.
 const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
@@ -49,90 +48,6 @@ const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The time in which everything must be stored at the end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Line {
-    Conversation(ConversationLine),
-    Message(MessageLine),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConversationLine {
-    /// The id of a group or channel, a UUID of version 4 or 7. A dm has none.
-    id: Option<ConversationId>,
-    kind: Kind,
-    /// The participants. The first one is the owner.
-    participants: Vec<UserId>,
-    name: Option<String>,
-    #[serde(default)]
-    public: bool,
-    #[serde(default)]
-    posting: Posting,
-    at: Option<Millis>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MessageLine {
-    conversation: Option<ConversationId>,
-    /// The two users of a dm, instead of `conversation`.
-    dm: Option<(UserId, UserId)>,
-    sender: UserId,
-    body: String,
-    #[serde(default)]
-    attachments: Vec<Attachment>,
-    /// Files of this machine. They are attachments after the others.
-    #[serde(default)]
-    files: Vec<FileLine>,
-    reply_to: Option<Seq>,
-    at: Option<Millis>,
-    /// The id of the message. By default it is computed from the message and its number among the
-    /// file's messages of its conversation.
-    client_id: Option<ClientId>,
-    /// The time of the newest edit. `body` and `attachments` are those after it.
-    edited_at: Option<Millis>,
-    #[serde(default)]
-    deleted: DeletedLine,
-    #[serde(default)]
-    reactions: Vec<ReactionLine>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DeletedLine {
-    /// Whether the sender deleted the message. The time of the import is then the time of the deletion.
-    BySender(bool),
-    By(Deletion),
-}
-
-impl DeletedLine {
-    fn is_any(&self) -> bool {
-        !matches!(self, Self::BySender(false))
-    }
-}
-
-impl Default for DeletedLine {
-    fn default() -> Self {
-        Self::BySender(false)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Deletion {
-    by: UserId,
-    at: Option<Millis>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReactionLine {
-    user: UserId,
-    emoji: String,
-    at: Option<Millis>,
-}
 
 /// The changes of an imported message.
 struct Changes {
@@ -381,7 +296,7 @@ impl Importer {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let read: Result<Line, _> = body(&line).map_err(anyhow::Error::msg);
+            let read = Line::read(&line).map_err(anyhow::Error::msg);
             let line = read.with_context(at)?;
             times::check(&line, clock::wall()).with_context(at)?;
             let imported = match line {
@@ -531,7 +446,7 @@ mod tests {
 
     fn parts(fields: &str) -> anyhow::Result<(Draft, Option<Changes>)> {
         let text = format!(r#"{{"type": "message", "sender": "alice", "body": "hi"{fields}}}"#);
-        match serde_json::from_str(&text)? {
+        match Line::read(text.as_bytes()).map_err(anyhow::Error::msg)? {
             Line::Message(line) => line.parts(ClientId(Uuid::nil())),
             Line::Conversation(_) => bail!("a conversation"),
         }

@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 
-use super::{ConversationLine, DeletedLine, Line, MessageLine};
+use super::lines::{ConversationLine, DeletedLine, Line, MessageLine};
 use crate::model::{
     Millis,
     limits::{IMPORT_AHEAD_MAX_MS, IMPORT_TIME_MIN},

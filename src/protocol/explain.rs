@@ -310,7 +310,11 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         };
         (self.entries, self.value) = (rest, Some(entry));
         let key = seed.deserialize(self.place.at(&entry.0));
-        key.map(Some).map_err(|wrong| wrong.below("(key)"))
+        key.map(Some).map_err(|wrong| match wrong.field.is_empty() {
+            true => wrong.below("(key)"),
+            // There is no such field.
+            false => wrong,
+        })
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Wrong> {
