@@ -112,7 +112,7 @@ impl InboxWriter {
 
     /// Rule [rank-reserved]: before rows are written, the store knows a time above their ranks.
     async fn reserve_ranks(&self) -> store::Result<()> {
-        if let Some(until) = self.ranks.unreserved() {
+        if let Some(until) = self.ranks.unreserved(clock::wall()) {
             self.store
                 .set_last_seen(&[(UserId::of_ranks(), until)])
                 .await?;
@@ -255,11 +255,8 @@ impl InboxWriter {
         gauge!("chat_inbox_conversations_pending").set(taken.rows.len() as f64);
         let ahead = clock::time_of(self.ranks.highest()).saturating_sub(clock::wall());
         gauge!("chat_ranks_ahead_seconds").set(ahead.max(0) as f64 / 1_000.0);
-        let unreserved = if taken.rows.is_empty() {
-            None
-        } else {
-            self.reserve_ranks().await.err()
-        };
+        // Also without rows: those of memberships and edits are written elsewhere.
+        let unreserved = self.reserve_ranks().await.err();
         // The rows of a group weigh much more than the values they are made from, so they are made batch by batch.
         let may_write = unreserved.is_none();
         let writable = taken.rows.iter().filter(|_| may_write);

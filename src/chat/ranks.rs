@@ -15,9 +15,11 @@ use crate::{
 
 /// The ranks are in units of 100 ns: ten thousand in a millisecond.
 const IN_A_MILLISECOND: u64 = 10_000;
-/// The ranks that are reserved in the store at once: those of ten seconds. So the store is written to at most every ten
-/// seconds.
-const RESERVED: u64 = 10_000 * IN_A_MILLISECOND;
+/// How far ahead of the wall clock ranks are reserved in the store, so that it is written to at most every ten seconds.
+const RESERVED: Millis = 10_000;
+/// The same for ranks that are ahead of the wall clock. It is less, because a restart begins above what is reserved: many
+/// restarts one after the other do not run far ahead.
+const RESERVED_AHEAD: u64 = 1_000 * IN_A_MILLISECOND;
 /// The highest rank that the clock takes from a wall clock or an entry: the year 4000. It fits into a time UUID.
 const HIGHEST: Millis = 64_060_588_800_000;
 
@@ -61,11 +63,11 @@ impl RankClock {
 
     /// Returns up to where ranks must be reserved in the store before the next inbox rows are written. `None` if that is
     /// so already.
-    pub(super) fn unreserved(&self) -> Option<Millis> {
+    pub(super) fn unreserved(&self, wall: Millis) -> Option<Millis> {
         let highest = self.highest();
         let is_reserved = highest <= self.0.reserved.load(Ordering::Acquire);
-        let wanted = clock::time_of(highest.saturating_add(RESERVED)).saturating_add(1);
-        (!is_reserved).then_some(wanted)
+        let ahead = clock::time_of(highest.saturating_add(RESERVED_AHEAD)).saturating_add(1);
+        (!is_reserved).then(|| ahead.max(wall.min(HIGHEST).saturating_add(RESERVED)))
     }
 
     /// Notes that the store has this time as a reservation.
@@ -110,14 +112,30 @@ mod tests {
     #[test]
     fn a_reservation_covers_what_was_given() {
         let clock = RankClock::default();
-        assert_eq!(clock.unreserved(), None, "nothing was given");
+        assert_eq!(clock.unreserved(NOW), None, "nothing was given");
         clock.next(NOW);
-        let until = clock.unreserved().unwrap();
-        assert!((NOW + 10_000..NOW + 10_002).contains(&until), "{until}");
+        let until = clock.unreserved(NOW).unwrap();
+        assert_eq!(until, NOW + 10_000);
         clock.reserved(until);
         clock.next(NOW + 9_999);
-        assert_eq!(clock.unreserved(), None);
+        assert_eq!(clock.unreserved(NOW + 9_999), None);
         clock.next(NOW + 10_100);
-        assert!(clock.unreserved().is_some());
+        assert_eq!(clock.unreserved(NOW + 10_100), Some(NOW + 20_100));
+        // Behind a clock that was fast.
+        let until = clock.unreserved(NOW).unwrap();
+        assert!((NOW + 11_100..NOW + 11_102).contains(&until), "{until}");
+    }
+
+    #[test]
+    fn restarts_do_not_run_ahead() {
+        let mut until = NOW;
+        for restart in 0..100 {
+            let (clock, wall) = (RankClock::default(), NOW + restart);
+            clock.observe(clock::rank(until));
+            clock.reserved(until);
+            clock.next(wall);
+            until = clock.unreserved(wall).unwrap_or(until);
+        }
+        assert!(until < NOW + 110_000, "{until}");
     }
 }

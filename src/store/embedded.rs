@@ -16,25 +16,28 @@ use std::{
     cell::RefCell,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
-    thread,
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
+    thread::{self, JoinHandle},
 };
 
 use async_trait::async_trait;
 pub use check::{Checked, accept, check};
-use compaction::Compactor;
 pub use compaction::compact;
+use compaction::{CLOSE_PATIENCE, Compactor};
 use damage::Damage;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot};
 use memtables::Memtables;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 use writer::{Command, Writer};
 
 use super::{
     Error, Result,
     cells::{Cell, CellStore, Cells, LOG, Range},
 };
-use crate::private;
+use crate::{private, tasks::lock};
 
 /// Writes that wait for the writer thread. Above this, callers wait.
 const WRITES_QUEUED_MAX: usize = 4_096;
@@ -44,13 +47,16 @@ pub type Embedded = CellStore<Fjall>;
 
 /// A fjall database with its writer thread.
 pub struct Fjall {
-    database: Database,
+    /// `None` when it is closed.
+    database: RwLock<Option<Database>>,
     keyspaces: Keyspaces,
     writes: mpsc::Sender<Command>,
     poisoned: Arc<OnceLock<String>>,
     damage: Arc<Damage>,
     path: PathBuf,
     compactor: Compactor,
+    /// The thread that writes. It has the database too.
+    writer: Mutex<Option<JoinHandle<()>>>,
     /// Ends its thread when it is dropped.
     _memtables: Memtables,
 }
@@ -74,20 +80,22 @@ impl Embedded {
         let memtables = Memtables::start(keyspaces.clone()).map_err(|e| failed(e.into()))?;
         let fjall = Fjall {
             damage: Arc::new(Damage::new(keyspaces.clone())),
-            database,
+            database: RwLock::new(None),
             keyspaces,
             writes,
             poisoned: Arc::new(OnceLock::new()),
             path: path.to_owned(),
             compactor,
+            writer: Mutex::default(),
             _memtables: memtables,
         };
-        let writer = fjall.writer();
-        thread::Builder::new()
+        let writer = fjall.writer(database.clone());
+        let writer = thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || writer.run(commands))
-            .map_err(|e| failed(e.into()))?;
-        Ok(CellStore(fjall))
+            .spawn(move || writer.run(commands));
+        *lock(&fjall.writer) = Some(writer.map_err(|e| failed(e.into()))?);
+        let database = RwLock::new(Some(database));
+        Ok(CellStore(Fjall { database, ..fjall }))
     }
 }
 
@@ -111,6 +119,7 @@ impl Keyspaces {
 /// Opens or creates the database, unless it is damaged.
 fn open_database(path: &Path, cache_bytes: u64) -> Result<(Database, Keyspaces)> {
     let failed = |e: fjall::Error| damage::not_opened(path, &e);
+    journals::clear_beginnings(path).map_err(|e| failed(e.into()))?;
     let damages = journals::damages(path).map_err(|e| failed(e.into()))?;
     if !damages.is_empty() {
         return Err(damage::found(path, &damages));
@@ -141,9 +150,9 @@ fn open_database(path: &Path, cache_bytes: u64) -> Result<(Database, Keyspaces)>
 
 impl Fjall {
     /// Returns a writer of this database.
-    fn writer(&self) -> Writer {
+    fn writer(&self, database: Database) -> Writer {
         Writer {
-            database: self.database.clone(),
+            database,
             keyspaces: self.keyspaces.clone(),
             poisoned: self.poisoned.clone(),
             damage: self.damage.clone(),
@@ -152,8 +161,31 @@ impl Fjall {
     }
 
     /// Returns the keyspace of a key and a snapshot. Without one, a read might see a part of a batch that is being written.
-    fn snapshot(&self, key: &[u8]) -> (Keyspace, Snapshot) {
-        (self.keyspaces.of(key).clone(), self.database.snapshot())
+    fn snapshot(&self, operation: &'static str, key: &[u8]) -> Result<(Keyspace, Snapshot)> {
+        let database = self.database.read();
+        let database = database.unwrap_or_else(PoisonError::into_inner);
+        let snapshot = database.as_ref().map(Database::snapshot);
+        let snapshot = snapshot.ok_or_else(|| closed(operation))?;
+        Ok((self.keyspaces.of(key).clone(), snapshot))
+    }
+
+    /// Ends the threads of the database, which still write to journals after the last write, and records the clean stop.
+    /// No other process can have opened the directory: the keyspaces have its lock.
+    async fn stop(&self) {
+        let database = self.database.write();
+        let database = database.unwrap_or_else(PoisonError::into_inner).take();
+        let (writer, path) = (lock(&self.writer).take(), self.path.clone());
+        let stop = move || {
+            if let Some(writer) = writer {
+                drop(writer.join());
+            }
+            drop(database);
+            journals::record_stopped(&path)
+        };
+        let stopped = timeout(CLOSE_PATIENCE, tokio::task::spawn_blocking(stop)).await;
+        if let Ok(Ok(Err(error))) = stopped {
+            tracing::warn!(%error, "could not record the clean stop; the next start cannot tell whether journals changed");
+        }
     }
 
     /// Reads cells outside the runtime's threads, because that may touch the disk.
@@ -182,12 +214,16 @@ impl Fjall {
         command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command + Send,
     ) -> Result<T> {
         let (done, result) = oneshot::channel();
-        let gone = || Error::Unavailable {
-            operation,
-            reason: "the store is closed".into(),
-        };
-        self.writes.send(command(done)).await.map_err(|_| gone())?;
-        result.await.map_err(|_| gone())?
+        let sent = self.writes.send(command(done)).await;
+        sent.map_err(|_| closed(operation))?;
+        result.await.map_err(|_| closed(operation))?
+    }
+}
+
+fn closed(operation: &'static str) -> Error {
+    Error::Unavailable {
+        operation,
+        reason: "the store is closed".into(),
     }
 }
 
@@ -203,7 +239,7 @@ impl Cells for Fjall {
     }
 
     async fn scan(&self, range: Range, limit: usize, newest_first: bool) -> Result<Vec<Cell>> {
-        let (keyspace, snapshot) = self.snapshot(&range.from);
+        let (keyspace, snapshot) = self.snapshot("scan", &range.from)?;
         if let Some(range) = packed::range(&range) {
             let scan = move || packed::scan(&snapshot, &keyspace, range, limit, newest_first);
             return self.read(scan).await;
@@ -223,7 +259,7 @@ impl Cells for Fjall {
         let Some(first) = keys.first() else {
             return Ok(Vec::new());
         };
-        let (keyspace, snapshot) = self.snapshot(first);
+        let (keyspace, snapshot) = self.snapshot("get", first)?;
         if packed::row_and_column(first).is_some() {
             let get = move || packed::get(&snapshot, &keyspace, keys);
             return self.read(get).await;
@@ -262,8 +298,11 @@ impl Cells for Fjall {
     }
 
     fn measure(&self) {
-        metrics::gauge!("chat_store_journal_bytes")
-            .set(self.database.journal_disk_space().unwrap_or_default() as f64);
+        let database = self.database.read();
+        let database = database.unwrap_or_else(PoisonError::into_inner);
+        let bytes = database.as_ref().map(|d| d.journal_disk_space());
+        let bytes = bytes.and_then(fjall::Result::ok).unwrap_or_default();
+        metrics::gauge!("chat_store_journal_bytes").set(bytes as f64);
         metrics::gauge!("chat_store_damaged").set(f64::from(u8::from(self.damage.is_found())));
     }
 
@@ -280,11 +319,7 @@ impl Cells for Fjall {
         let closed = self.command("close", |done| Command::Close { done }).await;
         let is_still = self.compactor.stop().await;
         if closed.is_ok() && is_still {
-            let path = self.path.clone();
-            let recorded = tokio::task::spawn_blocking(move || journals::record_stopped(&path));
-            if let Ok(Err(error)) = recorded.await {
-                tracing::warn!(%error, "could not record the clean stop; the next start cannot tell whether journals changed");
-            }
+            self.stop().await;
         }
         closed
     }

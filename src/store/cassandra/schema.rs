@@ -8,7 +8,7 @@ use scylla::{
     response::query_result::QueryRowsResult,
     serialize::row::SerializeRow,
     statement::{Consistency, SerialConsistency, unprepared::Statement},
-    value::Row,
+    value::{CqlValue, Row},
 };
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -18,8 +18,12 @@ use super::super::{Error, Result};
 /// The definitions of all tables. There are no others.
 const SCHEMA: &str = include_str!("schema.cql");
 /// Seconds after which the lock of a process that died while creating tables expires. The holder renews it before each
-/// statement. It is longer than that, the statement ([`STATEMENT_MAX`] each) and the agreement of all nodes (a minute).
+/// statement. It is longer than that statement ([`STATEMENT_MAX`]) and the agreement of all nodes (a minute).
 const LOCK_TTL: i32 = 180;
+/// Seconds for which the lock stays when a statement has failed.
+const FAILED_TTL: i32 = 30;
+/// How often the lock is tried for while the outcome is unknown.
+const HOLD_ATTEMPTS: usize = 3;
 /// Creating a table may take a cluster several seconds.
 const STATEMENT_MAX: Duration = Duration::from_secs(30);
 /// The interval at which a process checks whether another one has finished.
@@ -170,6 +174,8 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
         }
         match lock(session, keyspace, me).await {
             Ok(true) => {
+                // What the holder before it began may still be under way.
+                session.await_schema_agreement().await.map_err(failed)?;
                 // Another process may have finished between the look and the lock.
                 let done = match applied(session, keyspace).await {
                     Ok(before) if before >= wanted() => Ok(Some(false)),
@@ -178,6 +184,11 @@ async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool
                         .map(|done| done.then_some(true)),
                     Err(error) => Err(error),
                 };
+                if let Err(error) = done {
+                    // Its statement may still be under way.
+                    drop(renew(session, keyspace, me, FAILED_TTL).await);
+                    return Err(error);
+                }
                 unlock(session, keyspace, me).await;
                 if let Some(changed) = done? {
                     return Ok(changed);
@@ -256,7 +267,7 @@ async fn migrate(session: &Session, keyspace: &Keyspace, me: Uuid, before: i32) 
             } else {
                 text.clone()
             };
-            if !renew(session, keyspace, me).await? {
+            if !renew(session, keyspace, me, LOCK_TTL).await? {
                 tracing::warn!(keyspace = %name, "another process took the schema lock; waiting for it");
                 return Ok(false);
             }
@@ -286,54 +297,48 @@ async fn run(session: &Session, text: &str) -> Result<()> {
     Ok(())
 }
 
+/// Takes the lock. Returns false if another process has it.
 async fn lock(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> {
-    let name = &keyspace.name;
-    let text = format!(
-        "INSERT INTO {name}.schema_state (name, holder) VALUES ('lock', ?) IF NOT EXISTS USING TTL {LOCK_TTL}"
-    );
-    held(session, keyspace, me, text, (me,)).await
+    hold(session, keyspace, me, "null", LOCK_TTL).await
 }
 
-/// Returns false if the process does not have the lock any more.
-async fn renew(session: &Session, keyspace: &Keyspace, me: Uuid) -> Result<bool> {
-    let name = &keyspace.name;
-    let text = format!(
-        "UPDATE {name}.schema_state USING TTL {LOCK_TTL} SET holder = ? WHERE name = 'lock' IF holder = ?"
-    );
-    held(session, keyspace, me, text, (me, me)).await
+/// Holds the lock for so many seconds more. Returns false if the process does not have it any more.
+async fn renew(session: &Session, keyspace: &Keyspace, me: Uuid, seconds: i32) -> Result<bool> {
+    hold(session, keyspace, me, &me.to_string(), seconds).await
 }
 
-/// Takes or renews the lock with a lightweight transaction, and returns whether this process holds it then.
-async fn held(
+/// Sets the holder of the lock with a lightweight transaction, if it is still the one before, and returns whether this process
+/// holds the lock then. It repeats what has an unknown outcome, which changes nothing more.
+async fn hold(
     session: &Session,
     keyspace: &Keyspace,
     me: Uuid,
-    text: String,
-    values: impl SerializeRow,
+    before: &str,
+    seconds: i32,
 ) -> Result<bool> {
-    match session.query_unpaged(statement(text), values).await {
-        Ok(result) => {
-            let rows = result.into_rows_result().map_err(failed)?;
-            let row: Row = rows.first_row().map_err(failed)?;
-            Ok(was_applied(&row))
+    let name = &keyspace.name;
+    let text = format!(
+        "UPDATE {name}.schema_state USING TTL {seconds} SET holder = ? WHERE name = 'lock' IF holder = {before}"
+    );
+    let mut attempts = HOLD_ATTEMPTS;
+    let result = loop {
+        match session.query_unpaged(statement(text.as_str()), (me,)).await {
+            Ok(result) => break result,
+            Err(error) if attempts == 1 => return Err(failed(error)),
+            Err(error) => tracing::debug!(%error, "whether the schema lock is held is unknown"),
         }
-        Err(error) => {
-            tracing::debug!(%error, "the outcome of taking the schema lock is unknown; reading it back");
-            let name = &keyspace.name;
-            let text = format!("SELECT holder FROM {name}.schema_state WHERE name = 'lock'");
-            let mut read = statement(text);
-            read.set_consistency(Consistency::Serial);
-            let rows = rows(session, read, ()).await?;
-            let row = rows.maybe_first_row::<(Option<Uuid>,)>().map_err(failed)?;
-            Ok(row.is_some_and(|(holder,)| holder == Some(me)))
-        }
-    }
+        attempts -= 1;
+    };
+    let rows = result.into_rows_result().map_err(failed)?;
+    let row: Row = rows.first_row().map_err(failed)?;
+    let holder = row.columns.get(1).and_then(Option::as_ref);
+    Ok(was_applied(&row) || holder.and_then(CqlValue::as_uuid) == Some(me))
 }
 
 /// Whether a lightweight transaction was applied, from its first column, `[applied]`.
 pub(super) fn was_applied(row: &Row) -> bool {
     let first = row.columns.first().and_then(Option::as_ref);
-    first.and_then(scylla::value::CqlValue::as_boolean) == Some(true)
+    first.and_then(CqlValue::as_boolean) == Some(true)
 }
 
 async fn unlock(session: &Session, keyspace: &Keyspace, me: Uuid) {

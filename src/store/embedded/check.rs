@@ -70,8 +70,9 @@ pub fn check(path: &Path) -> Result<Checked> {
         let snapshot = database.snapshot();
         check_cells(&snapshot, &keyspaces, &mut checked);
     }
-    drop((database, keyspaces));
+    drop(database);
     journals::record_stopped(path).map_err(|e| failed(e.into()))?;
+    drop(keyspaces);
     Ok(checked)
 }
 

@@ -30,7 +30,7 @@ const COMPACT_AFTER_START: Duration = Duration::from_secs(20);
 const COMPACT_PAUSE: u32 = 19;
 /// The time for which closing the store waits for a compaction in progress. The end of the process breaks it off without
 /// harm.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// A file in the directory: there are erasures after the last compaction. It makes a restart compact too.
 const MARK: &str = "erased";
 /// The keyspace of the bytes that fill the journal.
@@ -58,7 +58,8 @@ pub fn compact(path: &Path) -> Result<()> {
         compact_all(&database, &keyspaces).map_err(failed)?;
     }
     // Files of tables that were replaced are removed when the directory is opened.
-    drop(open_database(path, CACHE_BYTES)?);
+    let (database, _locked) = open_database(path, CACHE_BYTES)?;
+    drop(database);
     journals::record_stopped(path).map_err(|e| failed(e.into()))?;
     remove_mark(path).map_err(|e| failed(e.into()))
 }
@@ -246,10 +247,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{Embedded, Fjall},
-        *,
-    };
+    use super::{super::Embedded, *};
     use crate::store::{Store as _, conformance};
 
     /// Returns the files below a folder that contain a text.
@@ -292,15 +290,13 @@ mod tests {
         let store = Embedded::open(folder.path(), 1 << 20).unwrap();
         let marker = "qZ7kWv3XnE9s";
         conformance::write_and_erase(&store, marker).await.unwrap();
-        let Fjall {
-            database,
-            keyspaces,
-            ..
-        } = &store.0;
-        compact_all(database, keyspaces).unwrap();
+        let keyspaces = &store.0.keyspaces;
+        let database = store.0.database.read().unwrap().clone().unwrap();
+        compact_all(&database, keyspaces).unwrap();
         assert_eq!(files_with(folder.path(), marker), Vec::<PathBuf>::new());
         // The next one finds everything in place.
-        compact_all(database, keyspaces).unwrap();
+        compact_all(&database, keyspaces).unwrap();
+        drop(database);
         store.close().await.unwrap();
     }
 

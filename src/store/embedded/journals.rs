@@ -16,6 +16,9 @@ const STATE: &str = "journals.json";
 /// The file that fjall makes last in a new directory.
 const VERSION: &str = "version";
 const EXTENSION: &str = "jnl";
+/// The file that a process with the directory open has locked, and the directory of the tables.
+const LOCK: &str = "lock";
+const KEYSPACES: &str = "keyspaces";
 const CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -31,6 +34,37 @@ struct Journal {
     number: u64,
     bytes: u64,
     xxh3: String,
+}
+
+/// Removes what a process left that died while it made the directory. fjall makes the lock, `keyspaces`, a journal and the
+/// version, in this order, and everything else later; it cannot open a directory with only some of them.
+pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
+    let version = directory.join(VERSION);
+    let is_made = fs::metadata(&version).is_ok_and(|version| version.len() > 0);
+    let lock = match File::open(directory.join(LOCK)) {
+        Ok(lock) if !is_made => lock,
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // The lock ends with the file. Who has it is making the directory.
+    let is_abandoned = lock.try_lock().is_ok();
+    let has_tables = match fs::read_dir(directory.join(KEYSPACES)) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(error),
+    };
+    let first = file(directory, 0);
+    if !is_abandoned || has_tables || numbers(directory)?.iter().any(|&n| n > 0) {
+        return Ok(());
+    }
+    for path in [version, first] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Returns what is wrong with the journals, with their files.
@@ -93,7 +127,7 @@ pub(super) fn record_open(directory: &Path) -> io::Result<()> {
     write(directory, &State { active, stopped })
 }
 
-/// Records a clean stop. Nothing may be written after it.
+/// Records a clean stop. The database must be closed: its threads change journals after the last write.
 pub(super) fn record_stopped(directory: &Path) -> io::Result<()> {
     let numbers = numbers(directory)?;
     let active = numbers.last().copied().unwrap_or_default();
@@ -157,8 +191,8 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Returns the recorded state. `None` if an earlier build had the directory open last, or if the file is damaged: it
-/// protects nothing then, but nothing else is lost.
+/// Returns the recorded state. `None` if there is none, or if the file is damaged: it protects nothing then, but nothing else
+/// is lost.
 fn read(directory: &Path) -> io::Result<Option<State>> {
     match fs::read(directory.join(STATE)) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -179,6 +213,33 @@ fn write(directory: &Path, state: &State) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_first_start_left_is_removed() {
+        let directory = tempfile::tempdir().expect("creates a directory");
+        let path = directory.path();
+        for name in [LOCK, "0.jnl"] {
+            fs::write(path.join(name), "").expect("writes");
+        }
+        let making = File::open(path.join(LOCK)).expect("opens");
+        making.lock().expect("locks");
+        clear_beginnings(path).expect("looks");
+        assert_eq!(
+            numbers(path).expect("looks"),
+            [0],
+            "another process makes it"
+        );
+        drop(making);
+        fs::create_dir_all(path.join(KEYSPACES).join("0")).expect("creates");
+        clear_beginnings(path).expect("looks");
+        assert_eq!(numbers(path).expect("looks"), [0], "there are tables");
+        fs::remove_dir(path.join(KEYSPACES).join("0")).expect("removes");
+        fs::write(path.join(VERSION), "").expect("writes");
+        clear_beginnings(path).expect("looks");
+        let left = [LOCK, KEYSPACES].map(|name| path.join(name).exists());
+        assert!(numbers(path).expect("looks").is_empty() && left == [true, true]);
+        assert!(!path.join(VERSION).exists());
+    }
 
     #[test]
     fn a_journal_may_vanish_only_while_a_process_has_the_directory_open() {

@@ -7,7 +7,8 @@ use crate::{
 /// Returns a writer that runs on this thread, because a broken rule applies to one thread only.
 fn writer(folder: &Path) -> (Writer, Embedded) {
     let store = Embedded::open(folder, 1 << 20).unwrap();
-    (store.0.writer(), store)
+    let database = store.0.database.read().unwrap().clone();
+    (store.0.writer(database.unwrap()), store)
 }
 
 fn cell(key: &[u8], timestamp: u64) -> Cell {
