@@ -99,6 +99,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("abuse", &common.outputs);
     let mut data = Data::new(common)?;
     data.default_limits = true;
+    // So that the addresses of files are valid for the whole run.
+    data.more_settings = "attachments.url_window_s = 3600\n".to_owned();
     let servers = Server::gateways(common, &data, options.people.gateways)?;
     // Each user connects from an address of their own, as in reality.
     let connect = |server: &str, user: &str, number: usize| {

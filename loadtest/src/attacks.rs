@@ -20,6 +20,10 @@ pub(crate) struct Hostile {
     pub(crate) busy: String,
     /// Private channels of other users.
     pub(crate) private: Vec<String>,
+    /// An upload of [`UPLOAD_BYTES`] that has begun. `None` if the gateways have no uploads.
+    pub(crate) upload: Option<String>,
+    /// The address of a file of [`DOWNLOAD_BYTES`].
+    pub(crate) download: Option<String>,
 }
 
 /// How a connection begins.
@@ -89,7 +93,7 @@ const LINKS: usize = 10;
 type Build = fn(&Hostile) -> Attack;
 
 /// All kinds of misuse, with their names.
-pub(crate) const KINDS: [(&str, Build); 27] = [
+pub(crate) const KINDS: [(&str, Build); 30] = [
     ("create with 16,000 ids", |_| {
         lists("create", "participants", 16_000)
     }),
@@ -121,13 +125,24 @@ pub(crate) const KINDS: [(&str, Build); 27] = [
     ("watching the same again", |_| watching_again()),
     ("removing invented users", removing),
     ("what was missed, read slowly", missed_slowly),
+    ("uploads that hardly come", slow_uploads),
+    ("halves of uploads", half_uploads),
+    ("downloads unread", unread_downloads),
 ];
 
+/// The size of the file that hostile sessions say they upload, and of the one that they download. The latter does not fit into
+/// the buffers of a socket.
+pub(crate) const UPLOAD_BYTES: usize = 64 << 20;
+pub(crate) const DOWNLOAD_BYTES: usize = 16 << 20;
+
 /// Kinds whose connections the gateway must end by its time-outs.
-pub(crate) const TIMED_OUT: [&str; 3] = [
+pub(crate) const TIMED_OUT: [&str; 6] = [
     "bodies that never come",
     "chunks without end",
     "sockets without connect",
+    "uploads that hardly come",
+    "halves of uploads",
+    "downloads unread",
 ];
 
 impl Piece {
@@ -458,6 +473,36 @@ fn chunks(who: &Hostile) -> Attack {
     );
     let pieces = vec![Piece::plain(head.into_bytes())];
     Attack::kept(Opening::Socket, pieces, 20, SILENT)
+}
+
+/// The head of a request that uploads. Without uploads it is answered at once.
+fn upload_head(who: &Hostile) -> String {
+    let file = who.upload.as_deref().unwrap_or(&who.group);
+    format!(
+        "PATCH /v1/attachments/{file}/upload HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ntus-resumable: 1.0.0\r\n\
+         upload-offset: 0\r\ncontent-type: application/offset+octet-stream\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n",
+        who.server, who.token
+    )
+}
+
+/// Uploads that stop after a byte. The first one holds a place; the others are refused, because it has the file.
+fn slow_uploads(who: &Hostile) -> Attack {
+    let pieces = vec![Piece::plain((upload_head(who) + "x").into_bytes())];
+    Attack::kept(Opening::Socket, pieces, 50, SILENT)
+}
+
+/// Uploads of which only the head comes.
+fn half_uploads(who: &Hostile) -> Attack {
+    let pieces = vec![Piece::plain(upload_head(who).into_bytes())];
+    Attack::kept(Opening::Socket, pieces, 50, SILENT)
+}
+
+/// Downloads of which nothing is read.
+fn unread_downloads(who: &Hostile) -> Attack {
+    let path = who.download.as_deref().unwrap_or("/v1/files/none");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", who.server);
+    let pieces = vec![Piece::plain(head.into_bytes())];
+    Attack::kept(Opening::Socket, pieces, 50, SILENT)
 }
 
 fn head_in_bytes(who: &Hostile) -> Attack {

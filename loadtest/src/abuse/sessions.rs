@@ -12,7 +12,8 @@ use serde_json::json;
 
 use super::Options;
 use crate::{
-    attacks::{Hostile, KINDS, LINKED, linked},
+    attachments::http::Http,
+    attacks::{DOWNLOAD_BYTES, Hostile, KINDS, LINKED, UPLOAD_BYTES, linked},
     client::Client,
     ending,
     hostile::{Done, Orders},
@@ -153,6 +154,8 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
             group,
             busy: String::new(),
             private: Vec::new(),
+            upload: None,
+            download: None,
         };
         anyhow::Ok((who, client))
     };
@@ -172,6 +175,10 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
             client.ask_patiently(&linked(&who.group, number))?;
         }
         (who.busy, who.private) = (writer.busy.clone(), writer.private.clone());
+        // Several gateways have no uploads without a bucket.
+        if servers.len() == 1 {
+            add_files(&mut who, &mut client)?;
+        }
         hostiles.push(who);
     }
     Ok(Orders {
@@ -180,6 +187,16 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
         turn_ms: options.turn,
         only: options.only.as_deref().map(numbered).transpose()?,
     })
+}
+
+/// Begins an upload of a hostile session, and uploads the file that it downloads.
+fn add_files(who: &mut Hostile, client: &mut Client) -> anyhow::Result<()> {
+    let mut http = Http::connect(&who.server.to_string(), &who.token)?;
+    who.upload = Some(http.begin(&who.group, UPLOAD_BYTES)?);
+    let file = http.upload(&who.group, &vec![b'x'; DOWNLOAD_BYTES])?;
+    let found = client.ask_patiently(&json!({"type": "attachment_urls", "ids": [file]}))?;
+    who.download = found["items"][0]["url"].as_str().map(str::to_owned);
+    Ok(())
 }
 
 /// The number of a kind of misuse.
