@@ -1,6 +1,10 @@
 //! The kinds of misuse. Each is a function that encodes everything that a hostile session will send.
 
+mod files;
+
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+
+pub(crate) use files::{BOMBS_AT_ONCE, DOWNLOAD_BYTES, UPLOAD_BYTES};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -24,6 +28,10 @@ pub(crate) struct Hostile {
     pub(crate) upload: Option<String>,
     /// The address of a file of [`DOWNLOAD_BYTES`].
     pub(crate) download: Option<String>,
+    /// Uploads that have begun, one for each picture that the session sends, each with the number of the picture.
+    pub(crate) bombs: Vec<(usize, String)>,
+    /// Pictures that the session may still send in this piece.
+    pub(crate) bombs_left: usize,
 }
 
 /// How a connection begins.
@@ -90,10 +98,13 @@ const WINDOW: usize = 64;
 const LONG_LINK_BYTES: usize = 2_000;
 const LINKS: usize = 10;
 
+/// The kind of misuse that uploads pictures which are small to send and large to decode.
+pub(crate) const PICTURE_BOMBS: &str = "picture bombs";
+
 type Build = fn(&Hostile) -> Attack;
 
 /// All kinds of misuse, with their names.
-pub(crate) const KINDS: [(&str, Build); 30] = [
+pub(crate) const KINDS: [(&str, Build); 32] = [
     ("create with 16,000 ids", |_| {
         lists("create", "participants", 16_000)
     }),
@@ -125,23 +136,21 @@ pub(crate) const KINDS: [(&str, Build); 30] = [
     ("watching the same again", |_| watching_again()),
     ("removing invented users", removing),
     ("what was missed, read slowly", missed_slowly),
-    ("uploads that hardly come", slow_uploads),
-    ("halves of uploads", half_uploads),
-    ("downloads unread", unread_downloads),
+    ("uploads that hardly come", files::slow_uploads),
+    ("halves of uploads", files::half_uploads),
+    ("heads that never end", files::half_heads),
+    ("downloads unread", files::unread_downloads),
+    (PICTURE_BOMBS, files::picture_bombs),
 ];
 
-/// The size of the file that hostile sessions say they upload, and of the one that they download. The latter does not fit into
-/// the buffers of a socket.
-pub(crate) const UPLOAD_BYTES: usize = 64 << 20;
-pub(crate) const DOWNLOAD_BYTES: usize = 16 << 20;
-
 /// Kinds whose connections the gateway must end by its time-outs.
-pub(crate) const TIMED_OUT: [&str; 6] = [
+pub(crate) const TIMED_OUT: [&str; 7] = [
     "bodies that never come",
     "chunks without end",
     "sockets without connect",
     "uploads that hardly come",
     "halves of uploads",
+    "heads that never end",
     "downloads unread",
 ];
 
@@ -473,36 +482,6 @@ fn chunks(who: &Hostile) -> Attack {
     );
     let pieces = vec![Piece::plain(head.into_bytes())];
     Attack::kept(Opening::Socket, pieces, 20, SILENT)
-}
-
-/// The head of a request that uploads. Without uploads it is answered at once.
-fn upload_head(who: &Hostile) -> String {
-    let file = who.upload.as_deref().unwrap_or(&who.group);
-    format!(
-        "PATCH /v1/attachments/{file}/upload HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ntus-resumable: 1.0.0\r\n\
-         upload-offset: 0\r\ncontent-type: application/offset+octet-stream\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n",
-        who.server, who.token
-    )
-}
-
-/// Uploads that stop after a byte. The first one holds a place; the others are refused, because it has the file.
-fn slow_uploads(who: &Hostile) -> Attack {
-    let pieces = vec![Piece::plain((upload_head(who) + "x").into_bytes())];
-    Attack::kept(Opening::Socket, pieces, 50, SILENT)
-}
-
-/// Uploads of which only the head comes.
-fn half_uploads(who: &Hostile) -> Attack {
-    let pieces = vec![Piece::plain(upload_head(who).into_bytes())];
-    Attack::kept(Opening::Socket, pieces, 50, SILENT)
-}
-
-/// Downloads of which nothing is read.
-fn unread_downloads(who: &Hostile) -> Attack {
-    let path = who.download.as_deref().unwrap_or("/v1/files/none");
-    let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", who.server);
-    let pieces = vec![Piece::plain(head.into_bytes())];
-    Attack::kept(Opening::Socket, pieces, 50, SILENT)
 }
 
 fn head_in_bytes(who: &Hostile) -> Attack {
