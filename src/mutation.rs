@@ -85,8 +85,6 @@ pub enum Mutation {
     PushOffset,
     /// Each gateway counts the uploads that begin there, instead of the home of the user.
     UploadHome,
-    /// A gateway counts uploads although it is no longer the home of the user.
-    UploadMoved,
 }
 
 /// A step of a change's way, after which a test lets the owner die.

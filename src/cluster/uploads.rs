@@ -50,8 +50,7 @@ impl Router {
     ) -> Result<UploadBegun, Error> {
         let epoch = self.at_home_since(user).await?;
         let begun = self.count_upload(user, bytes, limits).await?;
-        let is_home = self.may_serve() && self.home.version() == epoch;
-        if is_home || broken(Mutation::UploadMoved) {
+        if self.may_serve() && self.home.version() == epoch {
             Ok(begun)
         } else {
             Err(Error::Moved)

@@ -25,16 +25,16 @@ use super::{
 
 /// Bytes of each upload.
 const BYTES: u64 = 1 << 20;
-/// Uploads that the limit of a day allows.
-const ALLOWED: u64 = 100;
+/// Uploads that the limit of a day allows: so many that users begin them during most of a run.
+const ALLOWED: u64 = 1_000;
 const LIMITS: UploadLimits = UploadLimits {
     bytes_per_day: ALLOWED * BYTES,
     per_minute: 1_000_000,
 };
 /// Clients of the user, each of which begins one upload after the other.
 const CLIENTS: usize = 8;
-/// Seeds within which a broken rule must be found.
-const SEEDS_TO_FIND: u64 = 40;
+/// Seeds within which the broken rule must be found.
+const SEEDS_TO_FIND: u64 = 5;
 
 async fn begin(world: Arc<World>, counted: Arc<AtomicU64>) {
     loop {
@@ -111,13 +111,11 @@ fn uploads_are_counted_while_homes_change() {
 }
 
 #[test]
-fn each_broken_rule_of_uploads_is_found() {
-    for mutation in [Mutation::UploadHome, Mutation::UploadMoved] {
-        break_rule(Some(mutation));
-        let found = (0..SEEDS_TO_FIND)
-            .find_map(|seed| violation(paused(seed, run(seed, Faults::BAD_DAY, true))));
-        break_rule(None);
-        println!("broken rule {mutation:?}: {found:?}");
-        assert!(found.is_some(), "the broken rule {mutation:?} is not found");
-    }
+fn gateways_that_count_for_themselves_are_found() {
+    break_rule(Some(Mutation::UploadHome));
+    let found = (0..SEEDS_TO_FIND)
+        .find_map(|seed| violation(paused(seed, run(seed, Faults::BAD_DAY, true))));
+    break_rule(None);
+    println!("{found:?}");
+    assert!(found.is_some(), "the broken rule is not found");
 }
