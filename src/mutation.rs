@@ -83,6 +83,8 @@ pub enum Mutation {
     ConsumerOrder,
     /// The offset of pushing is raised although a home has not decided.
     PushOffset,
+    /// Each gateway counts the uploads that begin there, instead of the home of the user.
+    UploadHome,
 }
 
 /// A step of a change's way, after which a test lets the owner die.

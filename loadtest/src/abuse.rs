@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdrhistogram::Histogram;
-use held::Held;
+use held::{Held, Most, decoders};
 use indicatif::ProgressBar;
 use sessions::{Hostiles, address, orders};
 
 use crate::{
     Common,
+    attacks::PICTURE_BOMBS,
     client::Client,
     data::Data,
     fanout::{WARM_UP, spinner},
@@ -66,11 +67,17 @@ const ACCEPTED_WITHIN: Duration = Duration::from_secs(1);
 /// Minimum time between two pieces, so that the work one leaves behind does not count for the next.
 const CALM: Duration = Duration::from_secs(1);
 /// Maximum number of times that `CALM` is waited for.
-const CALMS_MAX: usize = 20;
+const CALMS_MAX: usize = 60;
 /// CPU below which a gateway has finished the work of the previous piece.
 const QUIET_CORES: f64 = 0.1;
 /// Time between two samples of memory and descriptors.
 const LOOK: Duration = Duration::from_millis(250);
+/// Time between two samples of the processes that decode pictures, which can be short.
+const DECODERS_LOOK: Duration = Duration::from_millis(50);
+/// Memory of all processes that decode pictures for one gateway with default settings, in MiB: `image_threads` × 768.
+const DECODERS_MIB: f64 = 768.0;
+/// Default of `attachments.image_threads`.
+const DECODERS: usize = 1;
 
 /// Waiting times of ordinary users in each piece, in milliseconds, and the CPU of all pieces.
 #[derive(Default)]
@@ -99,6 +106,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("abuse", &common.outputs);
     let mut data = Data::new(common)?;
     data.default_limits = true;
+    // So that the addresses of files are valid for the whole run.
+    data.more_settings = "attachments.url_window_s = 3600\n".to_owned();
     let servers = Server::gateways(common, &data, options.people.gateways)?;
     // Each user connects from an address of their own, as in reality.
     let connect = |server: &str, user: &str, number: usize| {
@@ -139,6 +148,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         options.memory_mib * servers.len() as f64,
         "MiB",
     );
+    judge_decoders(&servers, options, &most, &mut report)?;
     judge_descriptors(
         &Descriptors {
             before,
@@ -185,7 +195,8 @@ struct Descriptors {
 }
 
 impl Run<'_> {
-    /// Lets people talk until the gateways need about as little CPU as `quiet`, in cores. Returns the last measurement.
+    /// Lets people talk until the gateways decode no picture and need about as little CPU as `quiet`, in cores. Returns the last
+    /// measurement.
     fn calm(&mut self, quiet: f64) -> anyhow::Result<f64> {
         let mut cores = 0.0;
         for _ in 0..CALMS_MAX {
@@ -194,7 +205,8 @@ impl Run<'_> {
             self.people.settle()?;
             let used = total_cpu(self.servers)?.saturating_sub(before);
             cores = used.as_secs_f64() / begin.elapsed().as_secs_f64();
-            if cores <= quiet.max(QUIET_CORES) * 1.5 {
+            let mut decoders = self.servers.iter().flat_map(|server| decoders(server.id()));
+            if cores <= quiet.max(QUIET_CORES) * 1.5 && decoders.next().is_none() {
                 break;
             }
         }
@@ -284,6 +296,48 @@ impl Run<'_> {
             self.people.talk(LOOK, &self.progress)?;
         }
     }
+}
+
+/// Judges the memory of the processes that decode pictures, and tells what came of the pictures.
+fn judge_decoders(
+    servers: &[Server],
+    options: &Options,
+    most: &Most,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let count = servers.len();
+    report.at_most(
+        "memory of the picture decoders, most",
+        most.decoders_kib / 1024.0,
+        DECODERS_MIB * count as f64,
+        "MiB",
+    );
+    report.at_most(
+        "picture decoders at once, most",
+        most.decoders as f64,
+        (DECODERS * count) as f64,
+        "",
+    );
+    let mut all = 0.0;
+    for outcome in ["shown", "refused", "failed"] {
+        let name = format!("chat_pictures_total{{outcome=\"{outcome}\"}}");
+        let pictures = servers
+            .iter()
+            .map(|server| Ok(server.metrics()?.get(&name).copied().unwrap_or(0.0)))
+            .sum::<anyhow::Result<f64>>()?;
+        report.figure(&format!("pictures {outcome}"), pictures, "");
+        all += pictures;
+    }
+    // Without decoded pictures their memory would prove nothing.
+    let sent = options
+        .only
+        .as_deref()
+        .is_none_or(|kind| kind == PICTURE_BOMBS);
+    report.must(
+        all > 0.0 || !sent || count > 1,
+        "no picture was decoded".to_owned(),
+    );
+    Ok(())
 }
 
 fn judge_descriptors(descriptors: &Descriptors, options: &Options, report: &mut Report) {

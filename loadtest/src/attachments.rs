@@ -2,7 +2,7 @@
 //! people who talk meanwhile, and whether anything is left of files that are deleted.
 
 mod bare;
-mod http;
+pub(crate) mod http;
 
 use std::{
     fs,

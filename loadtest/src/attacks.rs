@@ -1,6 +1,10 @@
 //! The kinds of misuse. Each is a function that encodes everything that a hostile session will send.
 
+mod files;
+
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+
+pub(crate) use files::{BOMBS_AT_ONCE, DOWNLOAD_BYTES, UPLOAD_BYTES};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -20,6 +24,14 @@ pub(crate) struct Hostile {
     pub(crate) busy: String,
     /// Private channels of other users.
     pub(crate) private: Vec<String>,
+    /// An upload of [`UPLOAD_BYTES`] that has begun. `None` if the gateways have no uploads.
+    pub(crate) upload: Option<String>,
+    /// The address of a file of [`DOWNLOAD_BYTES`].
+    pub(crate) download: Option<String>,
+    /// Uploads that have begun, one for each picture that the session sends, each with the number of the picture.
+    pub(crate) bombs: Vec<(usize, String)>,
+    /// Pictures that the session may still send in this piece.
+    pub(crate) bombs_left: usize,
 }
 
 /// How a connection begins.
@@ -86,10 +98,13 @@ const WINDOW: usize = 64;
 const LONG_LINK_BYTES: usize = 2_000;
 const LINKS: usize = 10;
 
+/// The kind of misuse that uploads pictures which are small to send and large to decode.
+pub(crate) const PICTURE_BOMBS: &str = "picture bombs";
+
 type Build = fn(&Hostile) -> Attack;
 
 /// All kinds of misuse, with their names.
-pub(crate) const KINDS: [(&str, Build); 27] = [
+pub(crate) const KINDS: [(&str, Build); 32] = [
     ("create with 16,000 ids", |_| {
         lists("create", "participants", 16_000)
     }),
@@ -121,13 +136,22 @@ pub(crate) const KINDS: [(&str, Build); 27] = [
     ("watching the same again", |_| watching_again()),
     ("removing invented users", removing),
     ("what was missed, read slowly", missed_slowly),
+    ("uploads that hardly come", files::slow_uploads),
+    ("halves of uploads", files::half_uploads),
+    ("heads that never end", files::half_heads),
+    ("downloads unread", files::unread_downloads),
+    (PICTURE_BOMBS, files::picture_bombs),
 ];
 
 /// Kinds whose connections the gateway must end by its time-outs.
-pub(crate) const TIMED_OUT: [&str; 3] = [
+pub(crate) const TIMED_OUT: [&str; 7] = [
     "bodies that never come",
     "chunks without end",
     "sockets without connect",
+    "uploads that hardly come",
+    "halves of uploads",
+    "heads that never end",
+    "downloads unread",
 ];
 
 impl Piece {

@@ -7,6 +7,7 @@ mod abuse;
 mod attachments;
 mod attacks;
 mod bare;
+mod bombs;
 mod celebrity;
 mod chaos;
 mod client;

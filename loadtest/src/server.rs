@@ -377,16 +377,21 @@ pub(crate) fn descriptors(process: u32) -> anyhow::Result<usize> {
 
 /// Resident memory of a process in KiB.
 pub(crate) fn resident_kib(process: u32) -> anyhow::Result<f64> {
+    status_kib(process, "VmRSS:")
+}
+
+/// The most resident memory that a process had, in KiB.
+pub(crate) fn peak_resident_kib(process: u32) -> anyhow::Result<f64> {
+    status_kib(process, "VmHWM:")
+}
+
+fn status_kib(process: u32, name: &str) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status
-        .lines()
-        .find(|l| l.starts_with("VmRSS:"))
-        .context("/proc/…/status has no VmRSS")?;
-    let kib = line
-        .split_whitespace()
-        .nth(1)
-        .context("VmRSS has no value")?;
-    Ok(kib.parse()?)
+    let value = status.lines().find_map(|line| line.strip_prefix(name));
+    let kib = value.and_then(|value| value.split_whitespace().next());
+    Ok(kib
+        .with_context(|| format!("/proc/…/status has no {name}"))?
+        .parse()?)
 }
 
 impl Drop for Server {

@@ -1,6 +1,7 @@
-//! Memory and descriptors of the gateways.
+//! Memory and descriptors of the gateways, and the processes in which they decode pictures.
 
 use std::{
+    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -8,7 +9,7 @@ use std::{
     thread::{self, JoinHandle, sleep},
 };
 
-use super::LOOK;
+use super::{DECODERS_LOOK, LOOK};
 use crate::server::{self, Server};
 
 /// Maxima of the gateways together.
@@ -16,6 +17,9 @@ use crate::server::{self, Server};
 pub(super) struct Most {
     pub(super) memory_kib: f64,
     pub(super) descriptors: usize,
+    /// Processes that decode at the same time, and their memory.
+    pub(super) decoders: usize,
+    pub(super) decoders_kib: f64,
 }
 
 /// A thread that samples memory and descriptors of the gateways.
@@ -32,19 +36,15 @@ impl Held {
             servers.iter().map(Server::id).collect::<Vec<_>>(),
         );
         let thread = thread::spawn(move || {
+            let each = (LOOK.as_millis() / DECODERS_LOOK.as_millis()) as usize;
             let mut most = Most::default();
+            let mut looks = (0..each).cycle();
             while goes_on.load(Ordering::Relaxed) {
-                let kib = ids
-                    .iter()
-                    .filter_map(|&id| server::resident_kib(id).ok())
-                    .sum();
-                most.memory_kib = most.memory_kib.max(kib);
-                let open = ids
-                    .iter()
-                    .filter_map(|&id| server::descriptors(id).ok())
-                    .sum();
-                most.descriptors = most.descriptors.max(open);
-                sleep(LOOK);
+                most.look_at_decoders(&ids);
+                if looks.next() == Some(0) {
+                    most.look_at_gateways(&ids);
+                }
+                sleep(DECODERS_LOOK);
             }
             most
         });
@@ -55,4 +55,41 @@ impl Held {
         self.running.store(false, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }
+}
+
+impl Most {
+    fn look_at_gateways(&mut self, ids: &[u32]) {
+        let kib = ids.iter().filter_map(|&id| server::resident_kib(id).ok());
+        self.memory_kib = self.memory_kib.max(kib.sum());
+        let open = ids.iter().filter_map(|&id| server::descriptors(id).ok());
+        self.descriptors = self.descriptors.max(open.sum());
+    }
+
+    fn look_at_decoders(&mut self, ids: &[u32]) {
+        let found: Vec<_> = ids.iter().flat_map(|&id| decoders(id)).collect();
+        self.decoders = self.decoders.max(found.len());
+        let kib = found
+            .iter()
+            .filter_map(|&id| server::peak_resident_kib(id).ok());
+        self.decoders_kib = self.decoders_kib.max(kib.sum());
+    }
+}
+
+/// The processes in which a gateway decodes pictures.
+pub(super) fn decoders(gateway: u32) -> Vec<u32> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{gateway}/task")) else {
+        return Vec::new();
+    };
+    let children = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
+        .collect::<String>();
+    let ids = children.split_whitespace().filter_map(|id| id.parse().ok());
+    ids.filter(|id| is_decoder(*id)).collect()
+}
+
+/// Whether a process decodes, and is not about to become one that does: until then it is the gateway once more.
+fn is_decoder(process: u32) -> bool {
+    let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    line.ends_with(b"\0decode-picture\0")
 }

@@ -12,7 +12,9 @@ use serde_json::json;
 
 use super::Options;
 use crate::{
-    attacks::{Hostile, KINDS, LINKED, linked},
+    attachments::http::Http,
+    attacks::{BOMBS_AT_ONCE, DOWNLOAD_BYTES, Hostile, KINDS, LINKED, UPLOAD_BYTES, linked},
+    bombs,
     client::Client,
     ending,
     hostile::{Done, Orders},
@@ -153,6 +155,10 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
             group,
             busy: String::new(),
             private: Vec::new(),
+            upload: None,
+            download: None,
+            bombs: Vec::new(),
+            bombs_left: BOMBS_AT_ONCE,
         };
         anyhow::Ok((who, client))
     };
@@ -172,6 +178,10 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
             client.ask_patiently(&linked(&who.group, number))?;
         }
         (who.busy, who.private) = (writer.busy.clone(), writer.private.clone());
+        // Several gateways have no uploads without a bucket.
+        if servers.len() == 1 {
+            add_files(&mut who, &mut client, options.rounds)?;
+        }
         hostiles.push(who);
     }
     Ok(Orders {
@@ -180,6 +190,24 @@ pub(super) fn orders(servers: &[Server], options: &Options) -> anyhow::Result<Or
         turn_ms: options.turn,
         only: options.only.as_deref().map(numbered).transpose()?,
     })
+}
+
+/// Begins the uploads of a hostile session, and uploads the file that it downloads.
+fn add_files(who: &mut Hostile, client: &mut Client, rounds: usize) -> anyhow::Result<()> {
+    /// A user may begin 60 uploads in a minute.
+    const BOMBS_MAX: usize = 48;
+    let mut http = Http::connect(&who.server.to_string(), &who.token)?;
+    who.upload = Some(http.begin(&who.group, UPLOAD_BYTES)?);
+    let pictures = bombs::pictures();
+    for number in 0..(rounds * BOMBS_AT_ONCE).min(BOMBS_MAX) {
+        let picture = number % pictures.len();
+        let file = http.begin(&who.group, pictures[picture].len())?;
+        who.bombs.push((picture, file));
+    }
+    let file = http.upload(&who.group, &vec![b'x'; DOWNLOAD_BYTES])?;
+    let found = client.ask_patiently(&json!({"type": "attachment_urls", "ids": [file]}))?;
+    who.download = found["items"][0]["url"].as_str().map(str::to_owned);
+    Ok(())
 }
 
 /// The number of a kind of misuse.

@@ -15,7 +15,7 @@ const PART_BYTES: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One user's connection.
-pub(super) struct Http {
+pub(crate) struct Http {
     stream: BufReader<TcpStream>,
     host: String,
     token: String,
@@ -29,7 +29,7 @@ struct Response {
 }
 
 impl Http {
-    pub(super) fn connect(address: &str, token: &str) -> anyhow::Result<Self> {
+    pub(crate) fn connect(address: &str, token: &str) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -76,7 +76,7 @@ impl Http {
     }
 
     /// Begins an upload. Returns the id of the file.
-    pub(super) fn begin(&mut self, conversation: &str, size: usize) -> anyhow::Result<String> {
+    pub(crate) fn begin(&mut self, conversation: &str, size: usize) -> anyhow::Result<String> {
         let body = json!({"conversation": conversation, "name": "data.bin", "size": size});
         let body = body.to_string();
         let json = "content-type: application/json\r\n";
@@ -127,7 +127,7 @@ impl Http {
     }
 
     /// Uploads a file as one part. Returns its id.
-    pub(super) fn upload(&mut self, conversation: &str, data: &[u8]) -> anyhow::Result<String> {
+    pub(crate) fn upload(&mut self, conversation: &str, data: &[u8]) -> anyhow::Result<String> {
         let file = self.begin(conversation, data.len())?;
         self.send(&file, data, data.len())?;
         self.ready()?;

@@ -13,7 +13,10 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{Activity, TICK, Tally};
 use crate::{
-    attacks::{Attack, Hostile, KINDS, Opening, Piece, Reading, TIMED_OUT, Then, opening},
+    attacks::{
+        Attack, BOMBS_AT_ONCE, Hostile, KINDS, Opening, PICTURE_BOMBS, Piece, Reading, TIMED_OUT,
+        Then, opening,
+    },
     client::{Frame, Frames, pong_frame},
 };
 
@@ -125,6 +128,7 @@ impl Session {
         if length >= turn {
             kinds[self.kind].milliseconds += length.as_millis() as u64;
             kinds[self.kind].held += self.held();
+            self.forget_picture();
             self.kind = only.unwrap_or((self.kind + 1) % KINDS.len());
             self.kind_began = now;
             self.prepare();
@@ -137,8 +141,20 @@ impl Session {
         kinds[self.kind].held += self.held();
         let idle = (now - self.last_act).as_millis() as u64;
         self.activity.idle_ms = self.activity.idle_ms.max(idle);
+        self.forget_picture();
+        self.who.bombs_left = BOMBS_AT_ONCE;
         self.restart(now);
         self.kept.clear();
+    }
+
+    /// Takes the picture that was sent from those that may be sent. The last one stays, to be asked for.
+    fn forget_picture(&mut self) {
+        if KINDS[self.kind].0 == PICTURE_BOMBS && self.who.bombs_left > 0 {
+            self.who.bombs_left -= 1;
+            if self.who.bombs.len() > 1 {
+                self.who.bombs.pop();
+            }
+        }
     }
 
     /// 1 if the gateway has not answered the session's `connect` yet.

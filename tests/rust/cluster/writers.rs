@@ -80,7 +80,10 @@ fn device(id: &str, token: String, full: bool) -> Device {
 }
 
 /// Asks through some gateway. `None` if the outcome is unknown.
-async fn ask<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
+pub(super) async fn ask<
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+>(
     world: &World,
     ask: impl FnOnce(Arc<Cluster>) -> F,
 ) -> Option<T> {
