@@ -1,5 +1,6 @@
 /** The row of files above the field to write in: previews, progress, and descriptions of pictures. */
 import { useEffect, useRef, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { Upload } from '../../src/index.js';
 import { numberOf, useUploads } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
@@ -7,6 +8,8 @@ import { Icon } from './parts.js';
 
 /** The longer side of a preview in pixels of the canvas. */
 const PREVIEW_PX = 128;
+/** Code points of a description. */
+const ALT_MAX = 300;
 
 interface Props {
   files: readonly Upload[];
@@ -49,10 +52,10 @@ function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Uploa
             aria-label={`Description of ${name}`}
             placeholder="Description"
             value={alt}
-            maxLength={300}
             onChange={({ target: { value } }) => {
-              setAlt(value);
-              file.alt = value.trim() || undefined;
+              const short = cut(value, ALT_MAX);
+              setAlt(short);
+              file.alt = short.trim() || undefined;
             }}
             // Enter would send the message.
             onKeyDown={(event) => event.key === 'Enter' && event.preventDefault()}
