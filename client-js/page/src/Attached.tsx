@@ -4,6 +4,7 @@ import { cut } from '../../src/cut.js';
 import type { Upload } from '../../src/index.js';
 import { numberOf, useUploads } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
+import { KeptNote } from './kept.js';
 import { Icon } from './parts.js';
 
 /** The longer side of a preview in pixels of the canvas. */
@@ -30,7 +31,7 @@ export function Attached({ files, onRemove }: Props) {
 function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Upload) => void }) {
   const [only] = useState(() => [file]);
   useUploads(only);
-  const { name, size, sent, state, error } = file;
+  const { name, size, sent, state, error, metadata } = file;
   const isPicture = isPictureType(file.blob.type);
   const [alt, setAlt] = useState(file.alt ?? '');
   return (
@@ -47,6 +48,7 @@ function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Uploa
         ) : (
           <progress aria-label={`Upload of ${name}`} max={Math.max(1, size)} value={state === 'ready' ? Math.max(1, size) : sent} />
         )}
+        <div role="status">{metadata === 'kept' && <KeptNote name={name} />}</div>
         {isPicture && (
           <input
             aria-label={`Description of ${name}`}

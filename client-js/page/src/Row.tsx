@@ -68,7 +68,7 @@ export const Row = memo(function Row(props: Props) {
             {bodyOf(body)}
           </div>
         )}
-        {attachments && <Files files={attachments} actions={actions} />}
+        {attachments && <Files files={attachments} actions={actions} own={own} />}
         <Meta message={message} />
         <Failures conversation={conversation} message={message} />
       </div>
