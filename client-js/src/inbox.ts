@@ -2,6 +2,7 @@
 import { backoff } from './backoff.js';
 import type { ChangeFeed } from './change-feed.js';
 import type { ChatError } from './codes.js';
+import { cut } from './cut.js';
 import { Emitter } from './emitter.js';
 import type { Feed } from './feed.js';
 import { gathered, isSame } from './gather.js';
@@ -29,6 +30,9 @@ const FIRST_PAGE = 50;
 const PAGE = 200;
 /** The number of conversations that are loaded by themselves, and so have cursors. `loadMore()` loads more. */
 export const INBOX_LOADED = 1_000;
+
+/** The number of code points in a preview, as at the gateway. */
+const PREVIEW_CHARS = 100;
 
 /** The rev of an item whose state is not known any more. */
 const NO_STATE = -1;
@@ -334,7 +338,5 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
 /** Returns the beginning of a text, or without text the name, or else the URL, of the first attachment. */
 function previewOf({ body, attachments }: { body: string; attachments?: Attachment[] | undefined }): LastMessage['preview'] {
   const [first] = attachments ?? [];
-  const text = body || first?.name || first?.url || '';
-  // A character has at most two UTF-16 units.
-  return [...text.slice(0, 200)].slice(0, 100).join('');
+  return cut(body || first?.name || first?.url || '', PREVIEW_CHARS);
 }

@@ -127,7 +127,7 @@ export class Transfers implements Sender {
     const sent = await this.#inTurn(signal, () => this.#sendAll(upload, signal));
     const id = upload.id!;
     // Other files have their turn meanwhile.
-    const state = isUnseen(sent) ? await this.#looked(id, signal, tries) : sent;
+    const state = isUnseen(sent) ? await this.#looked(upload, id, signal, tries) : sent;
     if (state === 'ready') return id;
     // A retry sends it anew.
     upload.id = undefined;
@@ -137,12 +137,13 @@ export class Transfers implements Sender {
   }
 
   /** Waits until the gateway has looked at a file. Returns its state. */
-  async #looked(id: AttachmentId, signal: AbortSignal, tries: Tries): Promise<string> {
+  async #looked(upload: Upload, id: AttachmentId, signal: AbortSignal, tries: Tries): Promise<string> {
     let told: string | undefined;
     let wake = () => {};
-    const off = this.#host.on('attachment', ({ file, state }) => {
+    const off = this.#host.on('attachment', ({ file, state, metadata }) => {
       if (file !== id) return;
       told = state;
+      upload.metadata = metadata;
       wake();
     });
     try {
@@ -154,7 +155,7 @@ export class Transfers implements Sender {
           const timer = setTimeout(resolve, ms);
           return () => clearTimeout(timer);
         });
-        const state = told ?? (await this.#progress(id, signal))?.state ?? 'erased';
+        const state = told ?? (await this.#progress(upload, id, signal))?.state ?? 'erased';
         tries.attempt = tries.refusals = 0;
         if (!isUnseen(state)) return state;
       }
@@ -177,7 +178,7 @@ export class Transfers implements Sender {
 
   /** Sends what the gateway does not have yet. Returns the state of the file. */
   async #sendAll(upload: Upload, signal: AbortSignal): Promise<string> {
-    const known = upload.id && (await this.#progress(upload.id, signal));
+    const known = upload.id && (await this.#progress(upload, upload.id, signal));
     // An upload expires, also a complete one that no message has. It then begins anew.
     const isKept = known && !/^eras/.test(known.state);
     const { offset, state } = isKept ? known : { offset: 0, state: 'pending' };
@@ -199,7 +200,7 @@ export class Transfers implements Sender {
         'upload-offset': `${offset}`,
       };
       const body = upload.blob.slice(offset, offset + PART_BYTES);
-      ({ offset, state } = progressOf(await this.#send('PATCH', placeOf(upload.id!), headers, signal, body)));
+      ({ offset, state } = progressOf(upload, await this.#send('PATCH', placeOf(upload.id!), headers, signal, body)));
       upload.progress(offset);
     }
     return state;
@@ -229,7 +230,9 @@ export class Transfers implements Sender {
     }
     upload.progress(upload.size);
     const answer = await this.#send('POST', `/v1/attachments/${upload.id}/complete`, {}, signal);
-    return ((await answer.json()) as { state: string }).state;
+    const { state, metadata } = (await answer.json()) as Pick<Inspected, 'metadata'> & { state: string };
+    upload.metadata = metadata;
+    return state;
   }
 
   /** Has the gateway note the file. It answers where the bytes go. */
@@ -243,9 +246,9 @@ export class Transfers implements Sender {
   }
 
   /** Returns how much of a file the gateway has, and its state; undefined if it does not know the file any more. */
-  async #progress(id: AttachmentId, signal: AbortSignal) {
+  async #progress(upload: Upload, id: AttachmentId, signal: AbortSignal) {
     try {
-      return progressOf(await this.#send('HEAD', placeOf(id), { 'tus-resumable': '1.0.0' }, signal));
+      return progressOf(upload, await this.#send('HEAD', placeOf(id), { 'tus-resumable': '1.0.0' }, signal));
     } catch (error) {
       if ((error as Refused).status === 404) return undefined;
       throw error;
@@ -302,7 +305,9 @@ async function checkReadable(blob: Blob, offset: number): Promise<void> {
   }
 }
 
-/** Returns the offset and the state in an answer. */
-function progressOf({ headers }: Response): { offset: number; state: string } {
+/** Returns the offset and the state in an answer, and notes what it says of the metadata. */
+function progressOf(upload: Upload, { headers }: Response): { offset: number; state: string } {
+  // An answer from before the gateway looked at the file may come after the event that said it.
+  if (headers.get('file-metadata') === 'kept') upload.metadata = 'kept';
   return { offset: Number(headers.get('upload-offset')), state: headers.get('file-state') ?? 'ready' };
 }

@@ -148,7 +148,8 @@ export interface LastMessage {
   at: Millis;
   sender: UserId;
   kind: 'text' | 'system';
-  /** The first 100 characters of the text, or without text the name, or else the URL, of the first attachment. */
+  /** The beginning of the text: at most 100 code points, and whole grapheme clusters. Without text, it is that of the name, or
+   * else the URL, of the first attachment. */
   preview: string;
   /** Whether it was deleted. `preview` is then empty. */
   deleted?: boolean;

@@ -42,6 +42,9 @@ export class Upload extends Emitter<UploadEvents> {
   /** A description for people who cannot see the file. It may be changed until the message is sent. */
   alt: string | undefined;
   state: UploadState = 'waiting';
+  /** `kept`: the file stayed as it was, and may say where and with what it was made. Tell the user before it is sent. Known once
+   * the state is `ready`. */
+  declare metadata?: 'kept' | undefined;
   /** The number of bytes that the gateway has. */
   sent = 0;
   /** Why it failed. */

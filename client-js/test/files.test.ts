@@ -51,6 +51,14 @@ const follow = (upload: Upload) => {
   return states;
 };
 
+test('an upload says whether the gateway could remove the metadata', async () => {
+  const { hers } = await pair();
+  const heic = Buffer.from('\0\0\0\x18ftypheic\0\0\0\0mif1heic', 'latin1');
+  const [photo, picture] = [hers.attach(new Blob([heic]), { name: 'a.heic' }), hers.attach(new Blob([png(8, 8)]), { name: 'a.png' })];
+  await Promise.all([photo.done, picture.done]);
+  expect([photo.metadata, picture.metadata]).toEqual(['kept', undefined]);
+});
+
 test('a picture is uploaded and sent, and the other user downloads the same bytes', async () => {
   const { alice, bob, hers, heard } = await pair();
   hers.open();

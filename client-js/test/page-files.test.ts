@@ -125,6 +125,37 @@ test('files are pasted and dropped, removed, and sent while they are uploaded', 
   expect(await bob.locator('.attachment').allTextContents()).toEqual(['dropped.bin 3 KiB', 'large.bin 20 MiB']);
 });
 
+test('a file that keeps its metadata says so to its uploader, before and after it is sent', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const [alice, bob] = [await people.signIn(await people.person(), a), await people.signIn(await people.person(), b)];
+  const phone = await people.signIn(await people.person({ viewport: { width: 360, height: 640 }, colorScheme: 'dark' }), a);
+  await openDm(alice, b);
+  await openDm(phone, b);
+  await openDm(bob, a);
+  const heic = Buffer.from('\0\0\0\x18ftypheic\0\0\0\0mif1heic', 'latin1');
+  await alice.locator('input[type=file]').setInputFiles([
+    { name: 'beach.heic', mimeType: 'image/heic', buffer: heic },
+    { name: 'cat.png', mimeType: 'image/png', buffer: png(300, 200) },
+  ]);
+  await until(async () => (await alice.locator('.attached li[data-state="ready"]').count()) === 2);
+  const note = 'May say where it was made: its metadata could not be removed.';
+  // Screen readers announce it with the name.
+  expect(await alice.locator('.attached [role=status]').allTextContents()).toEqual([`beach.heic: ${note}`, '']);
+  const found = await violations(alice, 'a file with metadata is attached');
+  await picture(alice, 'files-kept-composer');
+  await send(alice);
+  for (const page of [alice, phone]) {
+    await page.locator('.message.own .kept').waitFor();
+    expect(await page.locator('.message.own .kept').allTextContents()).toEqual([note]);
+  }
+  found.push(...(await violations(alice, 'a file with metadata is sent')), ...(await violations(phone, 'on a phone in the dark')));
+  await picture(alice, 'files-kept-sent');
+  await picture(phone, 'files-kept-phone');
+  await bob.locator('.attachment', { hasText: 'beach.heic' }).waitFor();
+  expect(await bob.getByText(note).count()).toBe(0);
+  expect(found).toEqual([]);
+});
+
 test('an upload that fails is tried again or removed', async () => {
   const [alice] = await two();
   await alice.route(

@@ -44,6 +44,8 @@ function attach(data = noise(4_500)): { file: Upload; data: Uint8Array; states: 
   file.on('progress', (progress) => sent.push(progress.sent));
   return { file, data, states, sent };
 }
+/** Returns what an upload says of its metadata as soon as it is ready. */
+const metadataOf = (file: Upload) => new Promise((resolve) => file.on('state', (state) => state === 'ready' && resolve(file.metadata)));
 /** Has retries wait for no time. */
 const hurry = () => vi.spyOn(Math, 'random').mockReturnValue(0);
 
@@ -386,6 +388,18 @@ test('an event says when a file was scanned', async () => {
   expect(heard).toEqual([ready, { type: 'attachment', file: expect.any(String), state: 'blocked' }]);
   expect(scanned[2]!.state).toBe('uploading');
   expect(storage.count('HEAD', 'upload')).toBe(3);
+});
+
+test('the answer, the event or a later question says that a file has its metadata', async () => {
+  expect(await metadataOf(attach().file)).toBeUndefined();
+  storage.metadata = 'kept';
+  expect(await metadataOf(attach().file)).toBe('kept');
+  storage.completeState = 'scanning';
+  const [told, asked] = [attach().file, attach().file];
+  await until(() => storage.count('HEAD', 'upload') === 2);
+  server.sockets.at(-1)!.say({ type: 'attachment', file: told.id, state: 'ready', metadata: 'kept' });
+  storage.uploads.get(asked.id!)!.state = 'ready';
+  expect(await Promise.all([told, asked].map(metadataOf))).toEqual(['kept', 'kept']);
 });
 
 test('a file that is being scanned is asked for until it is ready, and holds up no other', async () => {

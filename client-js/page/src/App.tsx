@@ -1,6 +1,7 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
+import { watchKept } from './kept.js';
 import { isMuted, useMuting } from './muting.js';
 import { type Notifying, useNotifications } from './notify.js';
 import { useDevices } from './pushing.js';
@@ -75,6 +76,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     chat.connect().catch(() => {});
     return () => chat.disconnect();
   }, [chat]);
+  useEffect(() => watchKept(chat), [chat]);
 
   const signingOut = useSignOut({
     chat,

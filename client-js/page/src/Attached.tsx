@@ -1,12 +1,16 @@
 /** The row of files above the field to write in: previews, progress, and descriptions of pictures. */
 import { useEffect, useRef, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { Upload } from '../../src/index.js';
 import { numberOf, useUploads } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
+import { KeptNote } from './kept.js';
 import { Icon } from './parts.js';
 
 /** The longer side of a preview in pixels of the canvas. */
 const PREVIEW_PX = 128;
+/** Code points of a description. */
+const ALT_MAX = 300;
 
 interface Props {
   files: readonly Upload[];
@@ -27,7 +31,7 @@ export function Attached({ files, onRemove }: Props) {
 function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Upload) => void }) {
   const [only] = useState(() => [file]);
   useUploads(only);
-  const { name, size, sent, state, error } = file;
+  const { name, size, sent, state, error, metadata } = file;
   const isPicture = isPictureType(file.blob.type);
   const [alt, setAlt] = useState(file.alt ?? '');
   return (
@@ -44,15 +48,16 @@ function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Uploa
         ) : (
           <progress aria-label={`Upload of ${name}`} max={Math.max(1, size)} value={state === 'ready' ? Math.max(1, size) : sent} />
         )}
+        <div role="status">{metadata === 'kept' && <KeptNote name={name} />}</div>
         {isPicture && (
           <input
             aria-label={`Description of ${name}`}
             placeholder="Description"
             value={alt}
-            maxLength={300}
             onChange={({ target: { value } }) => {
-              setAlt(value);
-              file.alt = value.trim() || undefined;
+              const short = cut(value, ALT_MAX);
+              setAlt(short);
+              file.alt = short.trim() || undefined;
             }}
             // Enter would send the message.
             onKeyDown={(event) => event.key === 'Enter' && event.preventDefault()}

@@ -1,4 +1,5 @@
 import { type ClipboardEvent, type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { ChatMessage, Conversation, Upload } from '../../src/index.js';
 import { Attached } from './Attached.js';
 import { type Attaching, useUploads } from './attaching.js';
@@ -138,7 +139,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
           <Icon name="pen" />
           <span>
             {isChanged ? 'Changed on another device meanwhile: ' : 'Edit: '}
-            <bdi>{editing.body.slice(0, 100)}</bdi>
+            <bdi>{cut(editing.body, 100)}</bdi>
           </span>
           <button type="button" className="quiet" aria-label="Do not edit" onClick={() => onEdit(undefined)}>
             <Icon name="close" />
@@ -148,7 +149,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       {replyTo && !editing && (
         <p className="replying">
           <span>
-            Reply to <Name of={replyTo.sender} />: <bdi>{replyTo.body.slice(0, 100) || 'an attachment'}</bdi>
+            Reply to <Name of={replyTo.sender} />: <bdi>{cut(replyTo.body, 100) || 'an attachment'}</bdi>
           </span>
           <button type="button" className="quiet" aria-label="Do not reply" onClick={onCancelReply}>
             <Icon name="close" />

@@ -124,7 +124,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
           <form onSubmit={submit((name) => conversation.update({ name }))} key={details.name}>
             <label>
               Name
-              <input name="value" defaultValue={details.name} maxLength={100} required />
+              <input name="value" defaultValue={details.name} required />
             </label>
             <button type="submit">Rename</button>
           </form>

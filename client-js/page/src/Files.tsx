@@ -1,6 +1,7 @@
 /** The files of a message: pictures as thumbnails, which open in a window, and others as links. */
-import { useEffect, useState } from 'react';
+import { Fragment, useEffect, useState } from 'react';
 import type { Attachment, AttachmentUrl } from '../../src/index.js';
+import { KeptNoteOf } from './kept.js';
 import { Dialog } from './parts.js';
 
 /** The largest thumbnail in CSS pixels. */
@@ -30,13 +31,19 @@ export interface FileActions {
   show: (picture: Attachment) => void;
 }
 
-export function Files({ files, actions }: { files: readonly Attachment[]; actions: FileActions }) {
+/** @param own Whether the user uploaded them. */
+export function Files({ files, actions, own }: { files: readonly Attachment[]; actions: FileActions; own: boolean }) {
   return files.map((file, i) => {
     const { id, url, name, mime, width, height } = file;
     const key = `${id ?? url ?? name} ${i}`;
     if (id) {
       const isPicture = isPictureType(mime) && width && height;
-      return isPicture ? <Picture key={key} file={file} actions={actions} /> : <FileLink key={key} file={file} actions={actions} />;
+      return (
+        <Fragment key={key}>
+          {isPicture ? <Picture file={file} actions={actions} /> : <FileLink file={file} actions={actions} />}
+          {own && <KeptNoteOf id={id} />}
+        </Fragment>
+      );
     }
     return (
       <a

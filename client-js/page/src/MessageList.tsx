@@ -1,6 +1,7 @@
 /** The list of messages. It loads ten at a time in both directions and keeps some hundreds in the document. The messages in
  * sight do not move when others are added or removed above them. */
 import { Fragment, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { ConversationView } from '../../src/react.js';
 import { Icon, Skeleton } from './parts.js';
 import { type Actions, Row } from './Row.js';
@@ -211,7 +212,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       </div>
       {/* Screen readers announce new messages, but not those that the user scrolls through. */}
       <p className="sr-only" aria-live="polite">
-        {conversation.atEnd && last && last.sender !== user && last.kind === 'text' && `${last.sender}: ${last.body.slice(0, 200)}`}
+        {conversation.atEnd && last && last.sender !== user && last.kind === 'text' && `${last.sender}: ${cut(last.body, 200)}`}
       </p>
       {unreadFrom !== undefined && !lineInList && (
         <button type="button" className="float top" onClick={() => jump(unreadFrom)}>

@@ -45,7 +45,7 @@ export function NewConversation({ chat, onOpen, onClose }: { chat: ChatClient; o
         {kind !== 'dm' && (
           <label>
             Name
-            <input name="name" maxLength={100} required autoComplete="off" />
+            <input name="name" required autoComplete="off" />
           </label>
         )}
         <label>

@@ -1,5 +1,6 @@
 /** One entry of the list: a message with its menu and its reactions, a deleted one, or a system entry. */
 import { memo, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
 import { type FileActions, Files } from './Files.js';
@@ -67,7 +68,7 @@ export const Row = memo(function Row(props: Props) {
             {bodyOf(body)}
           </div>
         )}
-        {attachments && <Files files={attachments} actions={actions} />}
+        {attachments && <Files files={attachments} actions={actions} own={own} />}
         <Meta message={message} />
         <Failures conversation={conversation} message={message} />
       </div>
@@ -214,7 +215,7 @@ function Quote({ conversation, seq }: { conversation: Conversation; seq: number 
       <b>
         <Name of={message.sender} />
       </b>
-      {message.deleted ? <i>a deleted message</i> : <bdi>{message.body.slice(0, 200) || 'an attachment'}</bdi>}
+      {message.deleted ? <i>a deleted message</i> : <bdi>{cut(message.body, 200) || 'an attachment'}</bdi>}
     </>
   );
 }

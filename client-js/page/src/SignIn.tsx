@@ -54,7 +54,6 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
             autoComplete="username"
             autoCapitalize="none"
             spellCheck={false}
-            maxLength={withToken ? 8192 : 64}
             aria-describedby="sign-in-help"
             aria-invalid={error !== undefined}
           />

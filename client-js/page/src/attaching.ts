@@ -1,6 +1,7 @@
 /** The files that the user attaches to the next message of a conversation. They are kept while the page is open. */
 import { type DragEvent, useCallback, useEffect, useReducer, useState } from 'react';
 import type { Conversation, Upload } from '../../src/index.js';
+import { noteKept } from './kept.js';
 
 /** The files of messages that are being written, by user and conversation. */
 const attached = new Map<string, readonly Upload[]>();
@@ -29,6 +30,15 @@ export interface Attaching {
   notice: string | undefined;
 }
 
+/** Begins to upload a file. */
+function attachTo(conversation: Conversation, file: File): Upload {
+  const upload = conversation.attach(file);
+  // The gateway tells it by an event too, which may be missed.
+  const note = (id: string) => upload.metadata === 'kept' && noteKept(id);
+  upload.on('state', (state) => state === 'ready' && void upload.done.then(note));
+  return upload;
+}
+
 /** Returns the files that the user attaches.
  * @param max The number of files that a message may have. */
 export function useAttaching(user: string, conversation: Conversation, max: number): Attaching {
@@ -47,7 +57,7 @@ export function useAttaching(user: string, conversation: Conversation, max: numb
   const attach = (added: Iterable<File>) => {
     const all = [...added];
     const room = Math.max(0, max - files.length);
-    keep([...files, ...all.slice(0, room).map((file) => conversation.attach(file))]);
+    keep([...files, ...all.slice(0, room).map((file) => attachTo(conversation, file))]);
     if (all.length > room) setNotice(`A message has at most ${max} files.`);
   };
   const remove = (file: Upload) => {

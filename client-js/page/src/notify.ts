@@ -1,5 +1,6 @@
 /** Desktop notifications of messages that come while the page is hidden. */
 import { useCallback, useEffect, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { ChatClient, Message } from '../../src/index.js';
 import { isMuted } from './muting.js';
 import { usePushing } from './pushing.js';
@@ -7,6 +8,7 @@ import { base } from './session.js';
 
 /** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
 const GATHER_MS = 1_000;
+/** Code points of a text in a notification. */
 const BODY_MAX = 150;
 
 const keyOf = (user: string) => `chat-notify ${base.pathname} ${user}`;
@@ -112,7 +114,7 @@ export function useNotifications(
         const item = chat.inbox.get(message.conversation);
         if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') continue;
         const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
-        const body = [...(message.body || message.attachments?.[0]?.name || 'an attachment')].slice(0, BODY_MAX).join('');
+        const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
         // The tag makes a later notification of a conversation replace the earlier one.
         const notification = show(title, { body, tag: message.conversation }, message);
         notification.onclick = () => {

@@ -1,5 +1,6 @@
 /** Texts for names, times and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
+import { firstOf } from '../../src/cut.js';
 import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
@@ -196,17 +197,8 @@ export function hueOf(name: string): number {
   return Math.abs(hash) % 8;
 }
 
-const graphemes = typeof Intl.Segmenter === 'function' ? new Intl.Segmenter() : undefined;
-
 /** Returns one or two letters for the avatar of a name. An emoji is never cut in half. */
 export function initialsOf(name: string): string {
-  const letters = (word: string) => (graphemes ? [...graphemes.segment(word)].map((s) => s.segment) : [...word]);
   const words = name.split(/[\s._-]+/u).filter((word) => /[\p{L}\p{N}\p{Emoji}]/u.test(word));
-  return (
-    words
-      .slice(0, 2)
-      .map((word) => letters(word)[0] ?? '')
-      .join('')
-      .toUpperCase() || '#'
-  );
+  return words.slice(0, 2).map(firstOf).join('').toUpperCase() || '#';
 }

@@ -24,6 +24,8 @@ export class FileStorage {
   validMs = 60_000;
   /** The state of a file that was completed. */
   completeState = 'ready';
+  /** What the gateway says of the metadata of a file that is ready. */
+  metadata: string | undefined;
   /** What goes wrong with the next requests whose method and path match. `true` means that the answer was given. */
   faults: { on: RegExp; times: number; fault: (response: ServerResponse, request: IncomingMessage) => void }[] = [];
   seen: Seen[] = [];
@@ -96,10 +98,16 @@ export class FileStorage {
     if (path === 'complete') {
       if (this.#missing(id, known).length) return void say(409, { code: 'conflict', message: 'parts are missing' });
       known.state = this.completeState;
-      return void say(200, { state: known.state });
+      return void say(200, { state: known.state, ...this.#said(known) });
     }
     if (method === 'DELETE') known.state = 'erasing';
-    response.writeHead(method === 'HEAD' ? 200 : 204, { 'file-state': known.state, 'upload-offset': '0' }).end();
+    const { metadata } = this.#said(known);
+    const more = metadata && { 'file-metadata': metadata };
+    response.writeHead(method === 'HEAD' ? 200 : 204, { 'file-state': known.state, 'upload-offset': '0', ...more }).end();
+  }
+
+  #said({ state }: Known): { metadata?: string | undefined } {
+    return state === 'ready' ? { metadata: this.metadata } : {};
   }
 
   #put(known: Known, query: URLSearchParams, body: Buffer, response: ServerResponse): void {
