@@ -28,6 +28,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
     select,
+    task::yield_now,
     time::{sleep, timeout},
 };
 use tower_service::Service as _;
@@ -40,7 +41,7 @@ use super::{
 };
 use crate::{
     clock,
-    fanout::{FrameWriter, SharedStream},
+    fanout::{FrameWriter, SharedStream, WriteProgress},
     model::limits::LAST_REQUEST,
     protocol::{Answer, ErrorCode},
     tasks::Tasks,
@@ -48,8 +49,13 @@ use crate::{
 
 /// The time in which a client must send a request's head, counted from its connection or its last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval at which a response must make progress. A client that takes nothing for one to two intervals is closed.
+/// The interval at which a response must make progress. A client that takes too little for one to two intervals is closed.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a response that are progress, if it is not written whole. A system frees the memory of what was sent in pieces
+/// of up to 64 KiB, so who takes twice as many is never closed.
+const RESPONSE_PROGRESS: u32 = 64 << 10;
+/// The time before the end of an interval in which the gateway writes what the socket accepts.
+const RESPONSE_TRIED: Duration = Duration::from_secs(1);
 /// The time in which a proxy must send the PROXY header.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time that a client has to read its answer, if the gateway closes before it has read the whole request.
@@ -390,16 +396,25 @@ async fn identify(
     Some((peer, place))
 }
 
-/// Returns when the client took nothing of a response for [`RESPONSE_TIMEOUT`].
+/// Returns when the client took less than [`RESPONSE_PROGRESS`] of a response in [`RESPONSE_TIMEOUT`].
 async fn stalled(writer: &FrameWriter) {
-    let mut before = None;
+    let mut before: Option<WriteProgress> = None;
     loop {
-        sleep(RESPONSE_TIMEOUT).await;
-        let writing = writer.writing_since();
-        if writing.is_some() && writing == before {
+        sleep(RESPONSE_TIMEOUT - RESPONSE_TRIED).await;
+        if before.is_some() {
+            writer.try_soon();
+            // So that the connection, which is part of this task, is polled and writes.
+            yield_now().await;
+        }
+        sleep(RESPONSE_TRIED).await;
+        let now = writer.unflushed();
+        if let (Some(before), Some(now)) = (before, now)
+            && now.flushes == before.flushes
+            && now.bytes.wrapping_sub(before.bytes) < RESPONSE_PROGRESS
+        {
             return;
         }
-        before = writing;
+        before = now;
     }
 }
 
