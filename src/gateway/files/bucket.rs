@@ -139,7 +139,7 @@ async fn look_at(
                 Some(bytes) => Some(bucket.read(file, object, bytes).await?),
                 None => None,
             };
-            let looked = files.look(bytes, kind, format).await?;
+            let looked = files.look(file, bytes, kind, format).await?;
             if let Some(result) = keep(bucket, inspection, file, &looked).await? {
                 return Ok(result);
             }
