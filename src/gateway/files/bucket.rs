@@ -34,6 +34,9 @@ pub(super) async fn complete(
     facts: &FileFacts,
     patience: Patience,
 ) -> Result<FileState, Response> {
+    if facts.size == 0 {
+        return empty(files, bucket, file).await;
+    }
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
