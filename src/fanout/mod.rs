@@ -13,6 +13,6 @@ pub use encoded::{Encoded, Frame};
 pub use hub::{Admitted, Hub, Subscriber, TooMany};
 pub use outbox::{Closing, Outbox};
 pub use requests::LongRequest;
-pub use shared_stream::{FrameWriter, SharedStream};
+pub use shared_stream::{FrameWriter, SharedStream, WriteProgress};
 
 use crate::tasks::lock;

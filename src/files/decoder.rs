@@ -14,7 +14,7 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
-use rustix::process::Signal;
+use rustix::{io::Errno, process::Signal};
 use thiserror::Error;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -57,6 +57,21 @@ pub enum DecoderError {
     /// Someone ended the process with a signal, as when the machine stops. It says nothing of the picture.
     #[error("the decoder was told to end")]
     Interrupted,
+}
+
+impl DecoderError {
+    /// Returns whether the machine had no room for the process: no memory, processes or descriptors. That says nothing of
+    /// the picture, and may be over soon.
+    #[must_use]
+    pub fn is_of_machine(&self) -> bool {
+        let Self::NotStarted(error) = self else {
+            return false;
+        };
+        let Some(errno) = Errno::from_io_error(error) else {
+            return false;
+        };
+        [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE].contains(&errno)
+    }
 }
 
 /// Decodes a picture and makes its thumbnail in a process of its own, which ends with this future.

@@ -82,6 +82,8 @@ pub struct Files {
     hashes: Turns,
     /// Files that were not looked at because too many were waiting.
     unlooked: Mutex<BTreeSet<AttachmentId>>,
+    /// Pictures that are decoded again, because the machine had no room for their decoder.
+    undecoded: Mutex<BTreeSet<AttachmentId>>,
     tasks: Tasks,
     /// The tasks of connections. When they end, pictures are not decoded any more.
     edge: Tasks,
@@ -127,6 +129,7 @@ impl Files {
             pictures: Turns::new("picture", pictures),
             hashes: Turns::new("hash", FINISHING_MAX),
             unlooked: Mutex::default(),
+            undecoded: Mutex::default(),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             finishing: Semaphore::new(FINISHING_MAX),
             tasks,

@@ -28,6 +28,8 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
     select,
+    sync::Notify,
+    task::yield_now,
     time::{sleep, timeout},
 };
 use tower_service::Service as _;
@@ -40,7 +42,7 @@ use super::{
 };
 use crate::{
     clock,
-    fanout::{FrameWriter, SharedStream},
+    fanout::{FrameWriter, SharedStream, WriteProgress},
     model::limits::LAST_REQUEST,
     protocol::{Answer, ErrorCode},
     tasks::Tasks,
@@ -48,8 +50,13 @@ use crate::{
 
 /// The time in which a client must send a request's head, counted from its connection or its last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval at which a response must make progress. A client that takes nothing for one to two intervals is closed.
+/// The interval at which a response must make progress. A client that takes too little for one to two intervals is closed.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a response that are progress, if it is not written whole. A system frees the memory of what was sent in pieces
+/// of up to 64 KiB, so who takes twice as many is never closed.
+const RESPONSE_PROGRESS: u32 = 64 << 10;
+/// The time before the end of an interval in which the gateway writes what the socket accepts.
+const RESPONSE_TRIED: Duration = Duration::from_secs(1);
 /// The time in which a proxy must send the PROXY header.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time that a client has to read its answer, if the gateway closes before it has read the whole request.
@@ -98,6 +105,11 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
+
+/// Notified when a connection has to end, because another user needs the place of its download. Its client may take so little
+/// that the body of the response is not asked for more.
+#[derive(Clone, Default)]
+pub(super) struct GivesWay(pub(super) Arc<Notify>);
 
 /// What all connections of a listener share.
 #[derive(Clone)]
@@ -235,6 +247,7 @@ async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared:
         place: SharedPlace::new(place),
         writer: stream.writer().clone(),
         progress: Arc::default(),
+        gives_way: GivesWay::default(),
     };
     let (answering, routes) = (client.clone(), shared.routes.clone());
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -269,6 +282,7 @@ struct Client {
     place: SharedPlace,
     writer: Arc<FrameWriter>,
     progress: Arc<Progress>,
+    gives_way: GivesWay,
 }
 
 impl Client {
@@ -281,6 +295,7 @@ impl Client {
                 extensions.insert(self.peer);
                 extensions.insert(self.place);
                 extensions.insert(self.writer);
+                extensions.insert(self.gives_way);
                 let answered = routes.call(request).await;
                 answered.unwrap_or_else(|never| match never {})
             }
@@ -297,7 +312,8 @@ impl Client {
 
 type Http<S> = http1::UpgradeableConnection<TokioIo<SharedStream>, S>;
 
-/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, or a drain does not wait for it.
+/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, a drain does
+/// not wait for it, or its download gives way.
 async fn until_ended<S>(
     mut connection: Pin<&mut Http<S>>,
     client: &Client,
@@ -332,6 +348,12 @@ where
                 cutting = true;
             }
             () = stalled.as_mut() => return None,
+            () = client.gives_way.0.notified() => {
+                // If it ended meanwhile, a request that changes something is not cut for it.
+                if client.progress.is(Progress::REPEATABLE) {
+                    return None;
+                }
+            }
             () = tasks.abandoned() => return None,
         }
     }
@@ -390,16 +412,25 @@ async fn identify(
     Some((peer, place))
 }
 
-/// Returns when the client took nothing of a response for [`RESPONSE_TIMEOUT`].
+/// Returns when the client took less than [`RESPONSE_PROGRESS`] of a response in [`RESPONSE_TIMEOUT`].
 async fn stalled(writer: &FrameWriter) {
-    let mut before = None;
+    let mut before: Option<WriteProgress> = None;
     loop {
-        sleep(RESPONSE_TIMEOUT).await;
-        let writing = writer.writing_since();
-        if writing.is_some() && writing == before {
+        sleep(RESPONSE_TIMEOUT - RESPONSE_TRIED).await;
+        if before.is_some() {
+            writer.try_soon();
+            // So that the connection, which is part of this task, is polled and writes.
+            yield_now().await;
+        }
+        sleep(RESPONSE_TRIED).await;
+        let now = writer.unflushed();
+        if let (Some(before), Some(now)) = (before, now)
+            && now.flushes == before.flushes
+            && now.bytes.wrapping_sub(before.bytes) < RESPONSE_PROGRESS
+        {
             return;
         }
-        before = writing;
+        before = now;
     }
 }
 

@@ -226,6 +226,8 @@ async def test_users_and_back_ends_have_the_same_over_http(start):
         preflight = await alice.options("/v1/devices/d", headers=asks)
         assert preflight.headers["access-control-allow-origin"] == "https://app.example.org"
         assert "PUT" in preflight.headers["access-control-allow-methods"]
+        asked = await alice.get("/v1/devices", headers={"origin": asks["origin"]})
+        assert "retry-after" in asked.headers["access-control-expose-headers"].split(", ")
     service = token("backend", role="service", scope="devices:read")
     async with http(gateway, service, chat_user="alice") as reader:
         assert [item["device"] for item in (await reader.get("/v1/devices")).json()["items"]] == ["my phone"]

@@ -2,6 +2,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 
 import pytest
@@ -73,6 +74,7 @@ async def test_a_process_that_decodes_has_nothing_of_the_gateway(start):
         assert sorted(os.listdir(f"/proc/{child}/fd")) == ["0", "1", "2"]
         with open(f"/proc/{child}/environ", "rb") as environment:
             assert [of.split(b"=")[0] for of in environment.read().split(b"\0") if of] == [b"_RJEM_MALLOC_CONF"]
+        assert "NoNewPrivs:\t1\n" in open(f"/proc/{child}/status").read()
         limits = open(f"/proc/{child}/limits").read().splitlines()
         limits = {line[:26].strip(): line[26:].split()[:2] for line in limits[1:]}
         assert limits["Max address space"] == [str(DECODER_MAX << 20)] * 2
@@ -84,6 +86,27 @@ async def test_a_process_that_decodes_has_nothing_of_the_gateway(start):
     finally:
         os.kill(child, signal.SIGCONT)
     await uploading
+    await closed(alice, bob)
+
+
+async def test_a_picture_is_decoded_later_if_its_decoder_cannot_be_started(start):
+    gateway, alice, bob, dm = await two(start)
+    up = uploader(gateway, "alice")
+    data = picture()
+    file = (await up.begin(dm, len(data))).json()["id"]
+    pid = gateway.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = {int(descriptor) for descriptor in os.listdir(f"/proc/{pid}/fd")}
+    # Files are read and written one at a time. The pipes to a process need more.
+    some = [n for n in range(max(taken) + 4) if n not in taken][2] + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (some, before[1]))
+    try:
+        assert (await up.append(file, 0, data)).headers["file-state"] == "scanning"
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    told = await alice.event("attachment", lambda event: event["file"] == file)
+    assert (told["state"], told.get("width")) == ("ready", 800)
+    assert await shown(up, file)
     await closed(alice, bob)
 
 

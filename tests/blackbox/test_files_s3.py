@@ -363,6 +363,7 @@ async def test_a_file_without_bytes_is_ready_at_once_in_a_bucket(start, bucket):
     assert (begun.status_code, begun.headers["file-state"]) == (201, "ready")
     file = begun.json()["id"]
     assert bucket.objects() == [f"chat/files/{file}/original"]
+    assert bucket.uploads() == [], "nothing would end it"
     assert (await up.parts(file)).json()["parts"] == []
     assert (await up.complete(file)).json() == {"state": "ready"}
     assert (await up.download(file)).content == b""

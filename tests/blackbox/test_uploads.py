@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from files import Uploader
+from files import Uploader, sha256
 from support import PATIENCE, UNLIMITED, eventually, uuid4
 from test_misuse_http import service, token, with_keys
 
@@ -217,6 +217,25 @@ async def test_a_download_that_is_hardly_read_is_ended(start):
         await eventually(are_open)
     sipping.cancel()
     slow.socket.close()
+
+
+async def test_a_download_over_a_slow_line_is_not_ended(start):
+    gateway, alice, _, dm = await two(start)
+    data = bytes(range(256)) * (1 << 16)
+    file = await alice.upload(dm, data, "data.bin")
+    path = (await alice.find(file)).headers["location"]
+    host, port = gateway.client.rsplit(":", 1)
+    # It takes three times as much as it must, for longer than the gateway waits for one that takes nothing.
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 14)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    head, body = await reader.readuntil(b"\r\n\r\n"), bytearray()
+    until = time.monotonic() + 35
+    while time.monotonic() < until:
+        body += await reader.readexactly(40 << 10)
+        await asyncio.sleep(1)
+    body += await reader.read()
+    assert head.startswith(b"HTTP/1.1 200 ") and sha256(body) == sha256(data)
+    writer.close()
 
 
 async def test_the_address_of_a_reader_is_for_that_reader(start):

@@ -7,7 +7,10 @@ use std::{
 };
 
 use rlimit::{Resource, setrlimit};
-use rustix::process::{Signal, nice, set_parent_process_death_signal};
+use rustix::{
+    process::{Signal, nice, set_parent_process_death_signal},
+    thread::set_no_new_privs,
+};
 
 use super::wire::{self, Job};
 use crate::{
@@ -27,10 +30,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Takes from this process what it does not need: memory, time, files, and other processes.
+/// Takes from this process what it does not need: memory, time, files, rights, and other processes.
 fn confine() -> io::Result<()> {
     // If the machine or the container has no memory left, the system ends this process, not the gateway.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    // No program that it could start gets rights that it has not.
+    set_no_new_privs(true)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let _ = nice(NICE);
     let limits = [

@@ -34,6 +34,9 @@ pub(super) async fn complete(
     facts: &FileFacts,
     patience: Patience,
 ) -> Result<FileState, Response> {
+    if facts.size == 0 {
+        return empty(files, bucket, file).await;
+    }
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
@@ -139,7 +142,7 @@ async fn look_at(
                 Some(bytes) => Some(bucket.read(file, object, bytes).await?),
                 None => None,
             };
-            let looked = files.look(bytes, kind, format).await?;
+            let looked = files.look(file, bytes, kind, format).await?;
             if let Some(result) = keep(bucket, inspection, file, &looked).await? {
                 return Ok(result);
             }

@@ -223,7 +223,7 @@ async fn inspect(
         Some(bytes) => Some(on_disk(move || read(&path, bytes)).await?),
         None => None,
     };
-    let looked = files.look(bytes, kind, format).await?;
+    let looked = files.look(file, bytes, kind, format).await?;
     let directory = directory.clone();
     Ok(on_disk(move || keep(&directory, file, &looked, uploaded)).await?)
 }

@@ -37,7 +37,7 @@ impl Files {
     ) -> io::Result<AttachmentId> {
         let mut source = File::open(path).await?;
         let id = AttachmentId(uuid::Uuid::new_v4());
-        facts.upload = self.storage.begin(id).await?;
+        facts.upload = self.storage.begin(id, facts.size).await?;
         // Rule [upload-work]: if the import ends here, a sweep erases the file.
         let created = self.store.create_file(id, &facts, clock::today());
         created.await.map_err(io::Error::other)?;

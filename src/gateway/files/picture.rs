@@ -12,8 +12,12 @@ use super::{
 };
 use crate::{
     files::{DOWNLOAD, DecoderError, Format, Kind, Processed, decode, is_inline, strip},
-    model::{AttachmentId, FileResult, FileState, Metadata, UserId, limits::PICTURE_BYTES_MAX},
+    model::{
+        AttachmentId, FileResult, FileState, Metadata, UserId,
+        limits::{FILES_LATER_MAX, PICTURE_BYTES_MAX},
+    },
     protocol::ErrorCode,
+    tasks::lock,
 };
 
 /// Describes a file that is no picture.
@@ -55,7 +59,7 @@ pub(super) enum NotLooked {
     Failed(io::Error),
     /// The gateway stops. Whoever asks for the state of the file later has it looked at again.
     Stopping,
-    /// Too many files wait.
+    /// Too many files wait, or the machine had no room for a decoder.
     Busy,
 }
 
@@ -134,6 +138,7 @@ impl Files {
     /// turn.
     pub(super) async fn look(
         &self,
+        file: AttachmentId,
         bytes: Option<Bytes>,
         kind: Kind,
         format: Format,
@@ -147,14 +152,19 @@ impl Files {
             None => None,
         };
         let shown = match &clean {
-            Some(clean) => self.show(clean, format).await?,
+            Some(clean) => self.show(file, clean, format).await?,
             None => None,
         };
         Ok(Looked { kind, clean, shown })
     }
 
     /// Decodes a picture. `None` if browsers may not show it.
-    async fn show(&self, clean: &Bytes, format: Format) -> Result<Option<Processed>, NotLooked> {
+    async fn show(
+        &self,
+        file: AttachmentId,
+        clean: &Bytes,
+        format: Format,
+    ) -> Result<Option<Processed>, NotLooked> {
         let Some(limits) = self.settings.image_limits() else {
             return Ok(None);
         };
@@ -169,12 +179,23 @@ impl Files {
                 ("refused", None)
             }
             Err(DecoderError::Interrupted) => return Err(NotLooked::Stopping),
+            Err(error) if error.is_of_machine() && self.is_first_failure(file) => {
+                crate::seldom::seldom!(WARN, "a picture is decoded later, because its decoder could not be started", %error);
+                return Err(NotLooked::Busy);
+            }
             Err(error) => {
                 crate::seldom::seldom!(WARN, "a picture is a download, because its decoder failed", %error);
                 ("failed", None)
             }
         };
+        lock(&self.undecoded).remove(&file);
         counter!("chat_pictures_total", "outcome" => outcome).increment(1);
         Ok(shown)
+    }
+
+    /// Returns whether the decoder of a picture has not failed before, and notes that it has now.
+    fn is_first_failure(&self, file: AttachmentId) -> bool {
+        let mut undecoded = lock(&self.undecoded);
+        undecoded.len() < FILES_LATER_MAX && undecoded.insert(file)
     }
 }

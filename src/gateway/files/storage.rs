@@ -51,11 +51,13 @@ impl Storage {
         }
     }
 
-    /// Begins an upload. Returns the id of an upload to a bucket.
-    pub(super) async fn begin(&self, id: AttachmentId) -> io::Result<Option<String>> {
+    /// Begins an upload of so many bytes. Returns the id of an upload to a bucket, if parts are to be sent there.
+    pub(super) async fn begin(&self, id: AttachmentId, size: u64) -> io::Result<Option<String>> {
         match self {
             // Rule [incoming-once]: nothing else creates the file in the directory.
             Self::Directory(directory) => directory.begin(id).await.map(|()| None),
+            // It has no parts, so nothing would end it.
+            Self::Bucket(_) if size == 0 => Ok(None),
             Self::Bucket(bucket) => bucket.begin(id).await.map(Some),
         }
     }

@@ -43,7 +43,7 @@ pub(super) const REQUEST_HEADERS: &str = "authorization, content-type, range, if
     upload-offset, upload-metadata, x-http-method-override";
 pub(super) const RESPONSE_HEADERS: &str = "location, content-range, etag, tus-resumable, tus-version, tus-extension, tus-max-size, \
     upload-offset, upload-length, upload-metadata, upload-expires, file-state, \
-    file-metadata";
+    file-metadata, retry-after";
 /// Bytes that an upload costs at least in what its user may upload in a day.
 const UPLOAD_COST_MIN: u64 = 64 << 10;
 
@@ -257,7 +257,7 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
         return with_tus(response);
     }
     let id = AttachmentId(uuid::Uuid::new_v4());
-    let upload = match files.storage.begin(id).await {
+    let upload = match files.storage.begin(id, asked.size).await {
         Ok(upload) => upload,
         Err(error) => return with_tus(files.storage.failed(&error)),
     };

@@ -6,6 +6,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use tokio::{
     select,
+    task::yield_now,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -179,6 +180,9 @@ async fn no_progress(gateway: &Gateway, writer: &FrameWriter) {
     loop {
         let before = writer.writes();
         sleep(patience).await;
+        writer.try_soon();
+        // The write of this session is polled, and then this.
+        yield_now().await;
         if writer.writes() == before {
             return;
         }
