@@ -12,8 +12,8 @@ const MEDIA: [&str; 3] = ["video/mp4", "video/webm", "audio/mpeg"];
 /// The types of Ogg files.
 const OGG: [&str; 2] = ["audio/ogg", "video/ogg"];
 
-/// How files of cameras begin that `infer` does not know in every case: TIFF, and raw files that are nearly TIFF.
-const CAMERA: [&[u8]; 8] = [
+/// How pictures, videos and sounds begin that `infer` does not know in every case. First TIFF, and raw files of cameras.
+const SIGNATURES: [&[u8]; 29] = [
     b"II\x2A\0",
     b"MM\0\x2A",
     b"II\x2B\0",
@@ -22,7 +22,44 @@ const CAMERA: [&[u8]; 8] = [
     b"IIRS",
     b"IIU\0",
     b"FUJIFILM",
+    b"\0MRM",
+    b"FOVb",
+    // JPEG 2000 without a container, OpenEXR, Radiance, GIMP.
+    b"\xFF\x4F\xFF\x51",
+    b"\x76\x2F\x31\x01",
+    b"#?RADIANCE",
+    b"#?RGBE",
+    b"gimp xcf",
+    // Matroska and WebM, RealMedia.
+    b"\x1A\x45\xDF\xA3",
+    b".RMF",
+    b".ra\xFD",
+    // Sounds: CAF, 64-bit WAVE, WavPack, Sun, DSD.
+    b"caff\0",
+    b"RF64",
+    b"wvpk",
+    b".snd",
+    b"FRM8",
+    // MPEG layers II and III without ID3. `FF FE` and `FF FF` are not here: texts in UTF-16 begin with the former.
+    b"\xFF\xE3",
+    b"\xFF\xF3",
+    b"\xFF\xF4",
+    b"\xFF\xFA",
+    b"\xFF\xFC",
+    b"\xFF\xFD",
 ];
+
+/// The types of the first box of MP4, HEIC, AVIF, QuickTime and their relatives.
+const BOXES: [&[u8]; 7] = [
+    b"ftyp", b"moov", b"mdat", b"wide", b"skip", b"free", b"pnot",
+];
+
+/// The packets of MPEG transport streams: where the first one begins, and how long each is. Cameras write a time before each,
+/// and broadcasters a checksum after it.
+const PACKETS: [(usize, usize); 3] = [(0, 188), (4, 192), (0, 204)];
+const PACKET_BEGINS: u8 = 0x47;
+/// Packets that are looked at.
+const PACKETS_MAX: usize = 8;
 
 /// The media type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,8 +198,7 @@ pub fn sniff(head: &[u8]) -> Kind {
     if head.starts_with(b"OggS\0") {
         return Kind::inline(ogg_mime(head));
     }
-    // MP4, HEIC, AVIF and all their relatives begin with this box.
-    let is_media = head.get(4..8) == Some(b"ftyp") || CAMERA.iter().any(|c| head.starts_with(c));
+    let is_media = is_media(head);
     let unknown = Kind {
         is_media,
         ..Kind::UNKNOWN
@@ -182,6 +218,37 @@ pub fn sniff(head: &[u8]) -> Kind {
         inline: false,
         is_media,
     }
+}
+
+/// Whether a file of a kind that `infer` may not know begins like a picture, a video or a sound.
+fn is_media(head: &[u8]) -> bool {
+    let first = head.get(4..8).unwrap_or_default();
+    // The length of a box begins with 0 below 16 MiB. Without that, a text could begin with "The free".
+    let is_box = BOXES.contains(&first) && head.starts_with(b"\0") || first == b"ftyp";
+    is_box
+        || SIGNATURES.iter().any(|begin| head.starts_with(begin))
+        || head.starts_with(b"FORM") && head.get(8..12) == Some(b"AIFC")
+        || is_transport_stream(head)
+        || is_svg(head)
+}
+
+/// Whether at least two packets are there, and each begins as it must.
+fn is_transport_stream(head: &[u8]) -> bool {
+    PACKETS.iter().any(|&(first, len)| {
+        let mut begins = head.iter().skip(first).step_by(len).take(PACKETS_MAX);
+        begins.clone().count() > 1 && begins.all(|&byte| byte == PACKET_BEGINS)
+    })
+}
+
+/// Whether a text begins like SVG: with its element, or with what may be before it in XML.
+fn is_svg(head: &[u8]) -> bool {
+    let text = head.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(head);
+    let text = text.trim_ascii_start();
+    let element = b"<svg";
+    let before = [&b"<?xml"[..], b"<!--", b"<!DOCTYPE svg"];
+    text.starts_with(element)
+        || before.iter().any(|begin| text.starts_with(begin))
+            && text.windows(element.len()).any(|window| window == element)
 }
 
 /// Returns the type of an Ogg file: video if one of its streams, which all begin in the first pages, is Theora.
@@ -287,13 +354,55 @@ mod tests {
             b"OggS\0\x02",
             b"\x1A\x45\xDF\xA3\x01\x42\x82\x88matroska",
             b"ID3\x04",
+            b"\0\0\0\x08wide\0\0\0\0mdat",
+            b"\0\0\0\x08skip",
+            b"\0\0\x10\0free",
+            b"\0\0\0\x14pnot",
+            b"\0\0\0\x08moov",
+            b"\0MRM",
+            b"FOVb",
+            b"\xFF\x4F\xFF\x51",
+            b"\x76\x2F\x31\x01",
+            b"#?RADIANCE\n",
+            b".RMF",
+            b"caff\0\x01",
+            b"FORM\0\0\0\0AIFC",
+            b"\xFF\xFA\x90",
+            b"<svg xmlns=\"http://www.w3.org/2000/svg\"/>",
+            b"\xEF\xBB\xBF <?xml version=\"1.0\"?><!-- by a program --><svg/>",
         ];
         for head in heads {
             assert!(sniff(&padded(head)).is_media(), "{head:?}");
         }
-        for head in [&b""[..], b"hello", b"%PDF-1.7", b"PK\x03\x04", b"<svg"] {
+        for head in [
+            &b""[..],
+            b"hello",
+            b"%PDF-1.7",
+            b"PK\x03\x04",
+            b"The free world",
+            b"G",
+            b"\xFF\xFEh\0e\0",
+            b"<?xml version=\"1.0\"?><feed/>",
+            b"<!DOCTYPE html><svg/>",
+        ] {
             assert!(!sniff(&padded(head)).is_media(), "{head:?}");
         }
+    }
+
+    #[test]
+    fn transport_streams_are_media() {
+        for (first, len) in [(0, 188), (4, 192), (0, 204)] {
+            for packets in [2, 3, 40] {
+                let mut stream = vec![1; packets * len];
+                for n in 0..packets {
+                    stream[first + n * len] = b'G';
+                }
+                assert!(sniff(&stream).is_media(), "{packets} of {len}");
+                stream[first + len] = b'H';
+                assert!(!sniff(&stream).is_media());
+            }
+        }
+        assert!(!sniff(b"G").is_media());
     }
 
     #[test]

@@ -8,6 +8,9 @@ use super::{
 };
 use crate::protocol::ErrorCode;
 
+/// The header that may replace the method of a request for an upload (tus 1.0.0).
+pub(super) const METHOD_OVERRIDE: &str = "x-http-method-override";
+
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
 /// checked the other.
 static SINGLE: [header::HeaderName; 16] = [
@@ -26,7 +29,7 @@ static SINGLE: [header::HeaderName; 16] = [
     header::HeaderName::from_static("upload-length"),
     header::HeaderName::from_static("upload-metadata"),
     header::HeaderName::from_static("upload-offset"),
-    header::HeaderName::from_static("x-http-method-override"),
+    header::HeaderName::from_static(METHOD_OVERRIDE),
 ];
 
 /// Answers a request with 400 if one of [`SINGLE`] occurs more than once.

@@ -37,6 +37,7 @@ use tower_service::Service as _;
 use super::{
     address,
     admission::{Admission, Full, Place, SharedPlace},
+    headers::METHOD_OVERRIDE,
     host,
     reply::{refused, refused_with},
 };
@@ -288,7 +289,7 @@ struct Client {
 impl Client {
     /// Carries out a request.
     async fn answer(self, mut request: Request<Body>, mut routes: Router) -> Response<Body> {
-        let is_safe = request.method().is_safe();
+        let is_safe = is_safe(&request);
         let response = match checked(&mut request) {
             Ok(()) => {
                 let extensions = request.extensions_mut();
@@ -357,6 +358,11 @@ where
             () = tasks.abandoned() => return None,
         }
     }
+}
+
+/// Whether a request changes nothing, so that its client may repeat it. A header may replace the method.
+fn is_safe(request: &Request<Body>) -> bool {
+    request.method().is_safe() && !request.headers().contains_key(METHOD_OVERRIDE)
 }
 
 /// Checks what holds for requests to any route (RFC 9110 and 9112).
@@ -444,4 +450,23 @@ async fn proxied(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     let mut rest = vec![0; rest];
     stream.read_exact(&mut rest).await?;
     address::proxy_source(&head, &rest).map_err(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_another_method_replaces_is_not_repeated() {
+        let request = |method: Method| Request::builder().method(method);
+        for (method, safe) in [
+            (Method::GET, true),
+            (Method::HEAD, true),
+            (Method::POST, false),
+        ] {
+            assert_eq!(is_safe(&request(method).body(Body::empty()).unwrap()), safe);
+        }
+        let deletes = request(Method::GET).header(METHOD_OVERRIDE, "DELETE");
+        assert!(!is_safe(&deletes.body(Body::empty()).unwrap()));
+    }
 }

@@ -6,7 +6,7 @@ use axum::{
     Json, RequestExt as _,
     body::{Bytes, HttpBody as _},
     extract::{FromRequest, FromRequestParts},
-    http::{HeaderMap, StatusCode, header, request::Parts},
+    http::{HeaderMap, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
@@ -30,6 +30,10 @@ pub(super) struct Said {
     pub(super) error: Option<ErrorCode>,
     pub(super) conversation: Option<ConversationId>,
 }
+
+/// The method by which a request was handled, if a header replaced it.
+#[derive(Clone)]
+pub(super) struct Acted(pub(super) Method);
 
 pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
     respond(Answer::Error(Refusal {

@@ -23,7 +23,7 @@ use super::{
     admission::SharedPlace,
     listener::Peer,
     rates::Wait,
-    reply::{Said, refused, respond},
+    reply::{Acted, Said, refused, respond},
 };
 use crate::{
     auth,
@@ -313,6 +313,10 @@ pub(super) async fn audit(request: Request, next: Next) -> Response {
     let response = next.run(Request::from_parts(parts, body)).await;
     let Some(who) = record.0.get() else {
         return response;
+    };
+    let method = match response.extensions().get::<Acted>() {
+        Some(Acted(method)) => method,
+        None => &method,
     };
     let said = response.extensions().get::<Said>();
     let conversation = conversation.or(said.and_then(|said| said.conversation));

@@ -116,6 +116,12 @@ pub const UPLOAD_WAIT: Duration = Duration::from_secs(5);
 /// Time after the head of an upload's request in which the first bytes of its body must come.
 pub const UPLOAD_BEGIN_MAX: Duration = Duration::from_secs(10);
 
+/// Time after the last byte of a file in which its body must end. Then the file is completed anyway.
+pub const UPLOAD_END_MAX: Duration = Duration::from_secs(2);
+
+/// The longest time for which the request that completes a file waits until the gateway has looked at it.
+pub const FILE_ANSWER_MAX: Duration = Duration::from_secs(30);
+
 /// Time between two checks whether a running request may still upload: it costs a read, and a question to the owner.
 pub const UPLOAD_CHECKED_EVERY: Duration = Duration::from_secs(5);
 

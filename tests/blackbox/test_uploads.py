@@ -1,12 +1,14 @@
-"""Uploads and downloads that last: places, the least rate, and rights that end meanwhile."""
+"""Uploads and downloads that last: places, the least rate, rights that end meanwhile, and connections that break."""
 import asyncio
 import json
+import os
+import signal
 import socket
 import time
 
 import pytest
 
-from files import Uploader, sha256
+from files import TUS, Decoders, Uploader, picture, sha256
 from support import PATIENCE, UNLIMITED, eventually, uuid4
 from test_misuse_http import service, token, with_keys
 
@@ -53,6 +55,11 @@ class Patch:
         head, body = answer.split(b"\r\n\r\n", 1)
         return int(head.split(b" ")[1]), json.loads(body or b"{}").get("code")
 
+    def cut(self):
+        """Closes the connection without reading the answer."""
+        self.answer.cancel()
+        self.writer.close()
+
 
 async def two(start, **settings):
     gateway = start(**{**MANY, **settings})
@@ -74,7 +81,7 @@ async def test_slow_uploads_do_not_hold_their_places(start):
     [other] = await begun(bob, dm, 4)
 
     async def are_taken():
-        return (await bob.append(other, 0, b"four")).status_code == 429
+        return (await bob.append(other, 0, b"four")).status_code == 503
 
     await eventually(are_taken)
     # A byte per second each: the gateway gives them up, and says so.
@@ -104,6 +111,95 @@ async def test_the_head_of_an_upload_holds_no_place(start):
     first, *others = await asyncio.gather(*(half.end() for half in halves))
     assert first == (409, "conflict"), "the file is complete"
     assert set(others) == {(503, "unavailable")}, set(others)
+
+
+async def test_a_body_without_an_end_is_answered(start):
+    """All bytes of the file have come, but more of the body is announced: it is not waited for."""
+    _, alice, _, dm = await two(start)
+    [file] = await begun(alice, dm, 10)
+    assert await (await Patch(alice, file, 20).open(b"0123456789")).end() == (204, None)
+    assert (await alice.head(file)).headers["file-state"] == "ready"
+    # More than the file has is refused, as before.
+    [file] = await begun(alice, dm, 10)
+    assert await (await Patch(alice, file, 20).open(b"0123456789a")).end() == (413, "too_large")
+
+
+async def test_a_connection_that_breaks_loses_nothing_that_has_come(start):
+    gateway, alice, _, dm = await two(start)
+    data = os.urandom(1_000_000)
+    # Several times, because it is a race: the connection ends with the last byte, or in the middle.
+    for _ in range(5):
+        whole, part = await begun(alice, dm, len(data), 2)
+        (await Patch(alice, whole, len(data)).open(data)).cut()
+        (await Patch(alice, part, len(data)).open(data[:100_000])).cut()
+
+        async def has_come():
+            return (await alice.head(part)).headers["upload-offset"] == "100000"
+
+        await eventually(has_come)
+
+        async def is_ready():
+            return (await alice.head(whole)).headers["file-state"] == "ready"
+
+        await eventually(is_ready)
+        assert (await alice.download(whole)).content == data
+        # Nobody writes to the other one any more, and it goes on.
+        done = await alice.append(part, 100_000, data[100_000:])
+        assert (done.status_code, done.headers["file-state"]) == (204, "ready")
+        assert (await alice.download(part)).content == data
+    assert gateway.metrics().get("chat_uploads", 0) == 0
+
+
+async def test_an_upload_that_is_given_up_is_no_fault_of_the_disk(start):
+    gateway, alice, _, dm = await two(start)
+    [file] = await begun(alice, dm, 1_000)
+    patch = await Patch(alice, file, 1_000).open(b"x" * 500)
+
+    async def has_come():
+        return (await alice.head(file)).headers["upload-offset"] == "500"
+
+    await eventually(has_come)
+    assert (await alice.delete(file)).status_code == 204
+
+    async def is_gone():
+        return (await alice.head(file)).status_code == 404
+
+    await eventually(is_gone)
+    patch.writer.write(b"x" * 500)
+    assert await patch.end() == (409, "conflict")
+    assert not [line for line in gateway.log() if line.get("level") == "ERROR"]
+
+
+async def test_the_last_part_is_answered_before_a_long_look_ends(start):
+    gateway, alice, _, dm = await two(start)
+    client = await gateway.connect("alice")
+    data = picture(2_000, 2_000)
+    file = (await alice.begin(dm, len(data))).json()["id"]
+    uploading = asyncio.create_task(alice.append(file, 0, data))
+    # It is stopped, as on a machine that is busy.
+    child = await Decoders(gateway).next()
+    try:
+        done = await uploading
+        assert (done.status_code, done.headers["file-state"]) == (204, "scanning")
+    finally:
+        os.kill(child, signal.SIGCONT)
+    told = await client.event("attachment", lambda event: event["file"] == file)
+    assert told["state"] == "ready"
+    await client.close()
+
+
+async def test_the_audit_log_has_the_method_of_the_header(start):
+    gateway = with_keys(start, **MANY)
+    alice, up = await gateway.connect("alice"), Uploader(gateway, "alice")
+    [file] = await begun(up, await alice.create("dm", "bob"), 1_000)
+    async with service(gateway, "messages:write", user="alice") as http:
+        for method, override in (("POST", "HEAD"), ("GET", "DELETE")):
+            headers = {**TUS, "x-http-method-override": override}
+            await http.request(method, f"/v1/attachments/{file}/upload", headers=headers)
+            audit = [line for line in gateway.log() if line.get("target") == "audit"]
+            assert audit[-1]["request"] == f"{override} /v1/attachments/{{file}}/upload"
+            assert audit[-1]["file"] == file
+    await alice.close()
 
 
 async def test_an_upload_ends_with_the_right_to_upload(start):

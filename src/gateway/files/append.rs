@@ -20,6 +20,7 @@ use tokio::{
 
 use super::{
     Files, disk_failed, inspect, no_such_file,
+    places::NoPlace,
     rights::{Rights, given_up, late},
     turns::Patience,
     upload::{
@@ -30,10 +31,13 @@ use crate::{
     files::{Directory, Pace, Upload, Writing},
     gateway::{
         Gateway,
-        reply::{Path, refused, refused_with, stopping},
+        reply::{Path, refused, refused_with, stopping, unread},
         service::{MessagesWrite, Person},
     },
-    model::{AttachmentId, FileState, UserId, limits::UPLOAD_BEGIN_MAX},
+    model::{
+        AttachmentId, FileState, UserId,
+        limits::{UPLOAD_BEGIN_MAX, UPLOAD_END_MAX},
+    },
     protocol::ErrorCode,
     store::FileRow,
     tasks::Tasks,
@@ -54,6 +58,8 @@ enum Stop {
     Broken(Response),
     /// The gateway drains, which does not matter after the last byte either.
     Draining,
+    /// All bytes of the file have come, and nothing after them: neither more bytes nor the end of the body.
+    Silent,
     Refused(Response),
 }
 
@@ -86,7 +92,9 @@ pub(in crate::gateway) async fn append(
             conversation: row.facts.conversation,
             expires_at: person.expires_at,
         };
-        receive(&directory, &row, &rights, &head.headers, body).await
+        // It goes on if the client's connection breaks: the bytes that have come are written.
+        let received = async move { receive(&directory, &row, &rights, &head.headers, body).await };
+        files.run(received).await
     };
     appended.await.unwrap_or_else(|response| response)
 }
@@ -122,7 +130,10 @@ async fn begin(
     headers: &HeaderMap,
 ) -> Result<(Writing, Upload, Arc<Notify>), Response> {
     let counted = files.uploads.count(user).await;
-    let counted = counted.map_err(|_| too_many("uploads at once"))?;
+    let counted = counted.map_err(|why| match why {
+        NoPlace::OfOne => too_many("uploads at once"),
+        NoPlace::OfAll => refused(ErrorCode::Unavailable, "too many uploads: try again"),
+    })?;
     let gives_way = counted.gives_way();
     let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();
@@ -180,7 +191,7 @@ async fn receive(
     match stopped {
         Some(Stop::Refused(response)) => return Err(response),
         Some(Stop::Broken(response)) if offset < row.facts.size => return Err(response),
-        Some(Stop::Broken(_) | Stop::Draining) | None => {
+        Some(Stop::Broken(_) | Stop::Draining | Stop::Silent) | None => {
             flushed.map_err(|error| disk_failed(&error))?;
         }
     }
@@ -188,9 +199,27 @@ async fn receive(
         // What came before it is kept.
         return Err(([("upload-offset", number(offset))], stopping()).into_response());
     }
+    let response = complete(directory, row, rights, writing, upload).await?;
+    // Its body may not have been read to its end.
+    Ok(if stopped.is_some() {
+        unread(response)
+    } else {
+        response
+    })
+}
+
+/// Completes the file if all of it has come. Returns the answer to a body that was written.
+async fn complete(
+    directory: &Arc<Directory>,
+    row: &FileRow,
+    rights: &Rights,
+    writing: Writing,
+    upload: Upload,
+) -> Result<Response, Response> {
+    let (files, file, offset) = (&rights.files, rights.file, upload.len);
     let (mut state, mut metadata) = (row.state, None);
     if offset == row.facts.size {
-        // It goes on if the client's connection breaks.
+        // It goes on if the answer does not wait for it.
         let (here, facts) = (files.clone(), row.facts.clone());
         let directory = directory.clone();
         let inspected = async move {
@@ -247,12 +276,15 @@ impl Receiving<'_> {
         }
     }
 
-    /// Waits for the next bytes, as long as the user may upload and enough came before.
+    /// Waits for the next bytes, as long as the user may upload and enough came before. After the last byte of the file it
+    /// waits a while for the end of the body.
     async fn next(
         &mut self,
         body: &mut BodyDataStream,
         mut ended: Pin<&mut impl Future<Output = Response>>,
     ) -> Result<Part, Stop> {
+        let is_whole = self.upload.len == self.size;
+        let ends_by = is_whole.then(|| Instant::now() + UPLOAD_END_MAX);
         loop {
             tokio::select! {
                 biased;
@@ -261,7 +293,11 @@ impl Receiving<'_> {
                 response = ended.as_mut() => return Err(Stop::Refused(response)),
                 () = self.gives_way.notified() => return Err(Stop::Broken(late("others wait for a place"))),
                 part = body.next() => return Ok(part),
-                () = sleep_until(self.pace.ends()) => self.keep_pace()?,
+                // Each of these moves the time, or ends the loop.
+                () = sleep_until(ends_by.unwrap_or_else(|| self.pace.ends())) => match ends_by {
+                    Some(_) => return Err(Stop::Silent),
+                    None => self.keep_pace()?,
+                },
                 // What has come counts, also when the client pauses.
                 () = sleep(FLUSHED_AFTER), if !self.is_flushed => {
                     let flushed = self.upload.flush().await;

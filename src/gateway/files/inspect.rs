@@ -10,10 +10,12 @@ use std::{
 use aws_lc_rs::digest;
 use axum::response::Response;
 use bytes::Bytes;
+use tokio::time::timeout;
 
 use super::{
     Files, bucket, disk_failed, no_such_file,
     picture::{Looked, NotLooked, plain, readable},
+    rights::given_up,
     scan::{Scanned, scan},
     storage::Storage,
     store_failed,
@@ -23,7 +25,7 @@ use crate::{
     files::{Directory, HEAD_BYTES, Upload, Variant, Writing, hexadecimal, sniff},
     model::{
         AttachmentId, FileFacts, FileNotice, FileResult, FileState,
-        limits::{FILES_LATER_AT_ONCE, FILES_LATER_MAX},
+        limits::{FILE_ANSWER_MAX, FILES_LATER_AT_ONCE, FILES_LATER_MAX},
     },
     protocol::ErrorCode,
     tasks::lock,
@@ -109,15 +111,25 @@ impl Files {
         }
     }
 
-    /// Runs `inspection` to its end, also if the caller goes away. A drain ends it when conversations are stored: the
-    /// client's next request for the offset continues it.
+    /// Runs `inspection` to its end, also if the caller goes away. Returns the state of the file, which is `Scanning` if the
+    /// inspection takes longer than [`FILE_ANSWER_MAX`].
     pub(super) async fn finish(
         &self,
         inspection: impl Future<Output = Result<FileState, Response>> + Send + 'static,
     ) -> Result<FileState, Response> {
+        let inspected = timeout(FILE_ANSWER_MAX, self.run(inspection));
+        inspected.await.unwrap_or(Ok(FileState::Scanning))
+    }
+
+    /// Runs `work` to its end, also if the caller goes away. A drain ends it when conversations are stored: the client's next
+    /// request for the offset continues it.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Response>> + Send + 'static,
+    ) -> Result<T, Response> {
         let (done, finished) = tokio::sync::oneshot::channel();
         self.tasks.spawn_until_drained(async move {
-            let _ = done.send(inspection.await);
+            let _ = done.send(work.await);
         });
         let gone = "the gateway is stopping";
         match finished.await {
@@ -140,7 +152,7 @@ pub(super) async fn complete(
     let sha256 = {
         let _place = files.finishing.acquire().await;
         let moved = directory.complete(writing, facts.size, upload).await;
-        moved.map_err(|error| disk_failed(&error))?
+        moved.map_err(|error| failed(&error))?
     };
     // Its file is closed, so others may write while it waits.
     writing.release();
@@ -149,7 +161,16 @@ pub(super) async fn complete(
     match scan(files, file, facts, patience).await? {
         Scanned::Passed => look_at(files, directory, file, facts, sha256, patience).await,
         Scanned::Stopped(state) => Ok(state),
-        Scanned::Missing => Err(no_such_file()),
+        Scanned::Missing => Err(given_up()),
+    }
+}
+
+/// Returns the answer to a request whose file could not be moved or read.
+fn failed(error: &io::Error) -> Response {
+    match error.kind() {
+        // Its bytes were erased meanwhile.
+        io::ErrorKind::NotFound => given_up(),
+        _ => disk_failed(error),
     }
 }
 
@@ -195,6 +216,7 @@ async fn look_at(
 ) -> Result<FileState, Response> {
     match inspect(files, directory, (file, facts), sha256, patience).await {
         Ok(result) => files.make_ready(file, &result).await,
+        Err(NotLooked::Failed(error)) => Err(failed(&error)),
         Err(why) => files.not_looked(file, &why),
     }
 }

@@ -382,9 +382,9 @@ mod tests {
         let newcomer = newcomer.ok().unwrap();
         assert_eq!(lock(&uploads.0.open).len(), UPLOADS_OPEN_MAX);
         // User 0 gives its other places too, and then users who have one give it to one who has no more.
-        for n in 0..4 {
+        for held in open.iter().take(4) {
             assert!(uploads.0.ask(&none_yet));
-            assert!(open[n].gives_way().notified().now_or_never().is_some());
+            assert!(held.gives_way().notified().now_or_never().is_some());
         }
         let second = uploads.0.list(&none_yet, Arc::default()).ok().unwrap();
         assert!(!uploads.0.ask(&none_yet), "nobody has two");

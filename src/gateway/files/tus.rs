@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
+    Extension,
     body::HttpBody as _,
     extract::{Request, State},
     handler::Handler as _,
@@ -17,7 +18,8 @@ use super::{
 use crate::{
     gateway::{
         Gateway,
-        reply::{refused_with, unread},
+        headers::METHOD_OVERRIDE,
+        reply::{Acted, refused_with, unread},
     },
     protocol::ErrorCode,
 };
@@ -36,7 +38,7 @@ pub(super) async fn one(State(gateway): State<Arc<Gateway>>, request: Request) -
 
 async fn answer(gateway: Arc<Gateway>, request: Request) -> Response {
     let headers = request.headers();
-    let method = match headers.get("x-http-method-override") {
+    let method = match headers.get(METHOD_OVERRIDE) {
         Some(method) => Method::from_bytes(method.as_bytes()).ok(),
         None => Some(request.method().clone()),
     };
@@ -48,6 +50,7 @@ async fn answer(gateway: Arc<Gateway>, request: Request) -> Response {
     {
         return with_tus(response);
     }
+    let acted = method.clone().map(Acted).map(Extension);
     let has_tus = gateway
         .files
         .as_ref()
@@ -64,6 +67,7 @@ async fn answer(gateway: Arc<Gateway>, request: Request) -> Response {
             ([(header::ALLOW, "HEAD, PATCH, DELETE, OPTIONS")], response).into_response()
         }
     };
+    let response = (acted, response).into_response();
     if has_tus {
         with_tus(response)
     } else {
