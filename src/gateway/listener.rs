@@ -15,7 +15,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::{Response, header},
+    http::{HeaderValue, Response, header},
     response::IntoResponse as _,
     serve::Listener,
 };
@@ -40,6 +40,7 @@ use super::{
     headers::METHOD_OVERRIDE,
     host,
     reply::{refused, refused_with},
+    unread,
 };
 use crate::{
     clock,
@@ -290,7 +291,9 @@ impl Client {
     /// Carries out a request.
     async fn answer(self, mut request: Request<Body>, mut routes: Router) -> Response<Body> {
         let is_safe = is_safe(&request);
-        let response = match checked(&mut request) {
+        let checked = checked(&mut request);
+        let (mut request, is_read) = unread::note(request);
+        let mut response = match checked {
             Ok(()) => {
                 let extensions = request.extensions_mut();
                 extensions.insert(self.peer);
@@ -302,6 +305,10 @@ impl Client {
             }
             Err(refused) => refused,
         };
+        if is_read.is_some_and(|is_read| !is_read.load(Ordering::Relaxed)) {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
         self.progress.set(match response.status() {
             StatusCode::SWITCHING_PROTOCOLS => Progress::UPGRADED,
             _ if is_safe => Progress::REPEATABLE,

@@ -22,6 +22,7 @@ mod requests;
 mod resume;
 mod service;
 mod session;
+mod unread;
 mod upgrade;
 
 use std::sync::{Arc, atomic::AtomicU64};

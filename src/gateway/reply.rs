@@ -52,11 +52,6 @@ pub(super) fn stopping() -> Response {
     }))
 }
 
-/// Marks the answer to a request whose body was not read to its end. The connection closes after it.
-pub(super) fn unread(response: Response) -> Response {
-    ([(header::CONNECTION, "close")], response).into_response()
-}
-
 /// Returns an error like [`refused`], with a status that is more precise than that of the code.
 pub(super) fn refused_with(status: StatusCode, code: ErrorCode, message: String) -> Response {
     let mut response = refused(code, message);
@@ -120,14 +115,14 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         let limit = request.body().size_hint().lower();
         if limit < announced {
             let text = format!("a body has at most {limit} bytes");
-            return Err(unread(refused(ErrorCode::TooLarge, text)));
+            return Err(refused(ErrorCode::TooLarge, text));
         }
         let bytes = timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
         let bytes = tokio::select! {
             bytes = bytes => bytes,
             // Nothing has begun, so the client can repeat the request elsewhere.
             () = gateway.tasks.drained_for(LAST_REQUEST) => {
-                return Err(unread(stopping()));
+                return Err(stopping());
             }
         };
         match bytes {
@@ -140,13 +135,13 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
                     // It broke off, or its chunks are malformed.
                     _ => ErrorCode::BadRequest,
                 };
-                Err(unread(refused(code, rejection.body_text())))
+                Err(refused(code, rejection.body_text()))
             }
             Err(_) => {
                 let seconds = BODY_TIMEOUT.as_secs();
                 let text = format!("the body did not come within {seconds} s");
-                let late = refused_with(StatusCode::REQUEST_TIMEOUT, ErrorCode::BadRequest, text);
-                Err(unread(late))
+                let status = StatusCode::REQUEST_TIMEOUT;
+                Err(refused_with(status, ErrorCode::BadRequest, text))
             }
         }
     }

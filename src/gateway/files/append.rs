@@ -31,7 +31,7 @@ use crate::{
     files::{Directory, Pace, Upload, Writing},
     gateway::{
         Gateway,
-        reply::{Path, refused, refused_with, stopping, unread},
+        reply::{Path, refused, refused_with, stopping},
         service::{MessagesWrite, Person},
     },
     model::{
@@ -199,13 +199,7 @@ async fn receive(
         // What came before it is kept.
         return Err(([("upload-offset", number(offset))], stopping()).into_response());
     }
-    let response = complete(directory, row, rights, writing, upload).await?;
-    // Its body may not have been read to its end.
-    Ok(if stopped.is_some() {
-        unread(response)
-    } else {
-        response
-    })
+    complete(directory, row, rights, writing, upload).await
 }
 
 /// Completes the file if all of it has come. Returns the answer to a body that was written.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    body::HttpBody as _,
     extract::{Request, State},
     handler::Handler as _,
     http::{Method, StatusCode, header},
@@ -19,7 +18,7 @@ use crate::{
     gateway::{
         Gateway,
         headers::METHOD_OVERRIDE,
-        reply::{Acted, refused_with, unread},
+        reply::{Acted, refused_with},
     },
     protocol::ErrorCode,
 };
@@ -27,16 +26,6 @@ use crate::{
 /// Handles a request of tus for an upload, whose method `X-HTTP-Method-Override` may replace: some networks let only `GET`
 /// and `POST` pass.
 pub(super) async fn one(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let has_body = !request.body().is_end_stream();
-    let response = answer(gateway, request).await;
-    if has_body && !response.status().is_success() {
-        unread(response)
-    } else {
-        response
-    }
-}
-
-async fn answer(gateway: Arc<Gateway>, request: Request) -> Response {
     let headers = request.headers();
     let method = match headers.get(METHOD_OVERRIDE) {
         Some(method) => Method::from_bytes(method.as_bytes()).ok(),
