@@ -28,6 +28,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
     select,
+    sync::Notify,
     task::yield_now,
     time::{sleep, timeout},
 };
@@ -104,6 +105,11 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
+
+/// Notified when a connection has to end, because another user needs the place of its download. Its client may take so little
+/// that the body of the response is not asked for more.
+#[derive(Clone, Default)]
+pub(super) struct GivesWay(pub(super) Arc<Notify>);
 
 /// What all connections of a listener share.
 #[derive(Clone)]
@@ -241,6 +247,7 @@ async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared:
         place: SharedPlace::new(place),
         writer: stream.writer().clone(),
         progress: Arc::default(),
+        gives_way: GivesWay::default(),
     };
     let (answering, routes) = (client.clone(), shared.routes.clone());
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -275,6 +282,7 @@ struct Client {
     place: SharedPlace,
     writer: Arc<FrameWriter>,
     progress: Arc<Progress>,
+    gives_way: GivesWay,
 }
 
 impl Client {
@@ -287,6 +295,7 @@ impl Client {
                 extensions.insert(self.peer);
                 extensions.insert(self.place);
                 extensions.insert(self.writer);
+                extensions.insert(self.gives_way);
                 let answered = routes.call(request).await;
                 answered.unwrap_or_else(|never| match never {})
             }
@@ -303,7 +312,8 @@ impl Client {
 
 type Http<S> = http1::UpgradeableConnection<TokioIo<SharedStream>, S>;
 
-/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, or a drain does not wait for it.
+/// Waits until a connection ends by itself. `None` if it is closed: its client stalls, a drain does
+/// not wait for it, or its download gives way.
 async fn until_ended<S>(
     mut connection: Pin<&mut Http<S>>,
     client: &Client,
@@ -338,6 +348,12 @@ where
                 cutting = true;
             }
             () = stalled.as_mut() => return None,
+            () = client.gives_way.0.notified() => {
+                // If it ended meanwhile, a request that changes something is not cut for it.
+                if client.progress.is(Progress::REPEATABLE) {
+                    return None;
+                }
+            }
             () = tasks.abandoned() => return None,
         }
     }

@@ -131,6 +131,9 @@ pub const DOWNLOADS_MAX: usize = 1_024;
 pub const DOWNLOADS_OF_USER_MAX: usize = 16;
 pub const DOWNLOAD_WAIT: Duration = Duration::from_secs(10);
 
+/// Time after which a download gives its place to another user's if none is free. Its client asks for the rest.
+pub const DOWNLOAD_KEEPS_PLACE: Duration = Duration::from_secs(60);
+
 /// Bytes of an attachment's link, and of its name and media type together.
 pub const ATTACHMENT_BYTES_MAX: usize = 2_048;
 

@@ -34,6 +34,7 @@ use crate::{
         Gateway,
         admission::SharedPlace,
         conditions,
+        listener::GivesWay,
         reply::{Path, Query, refused, refused_with},
         requests,
         service::{MessagesRead, Person},
@@ -143,6 +144,7 @@ pub(in crate::gateway) async fn file(
     Path((file, variant)): Path<(AttachmentId, String)>,
     Query(SignatureQuery { e, r, s }): Query<SignatureQuery>,
     place: Option<Extension<SharedPlace>>,
+    gives_way: Option<Extension<GivesWay>>,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
@@ -193,7 +195,11 @@ pub(in crate::gateway) async fn file(
         Some(StatusCode::NOT_MODIFIED) => return unchanged(found),
         Some(_) => return conditions::failed(),
     }
-    match files.downloads.take(&signature.reader).await {
+    let gives_way = gives_way.map(|Extension(GivesWay(notify))| notify);
+    let taken = files
+        .downloads
+        .take(&signature.reader, gives_way.unwrap_or_default());
+    match taken.await {
         Ok(place) => serve(files, found, place, (&method, &headers)),
         Err(NoPlace::OfOne) => too_many("downloads at once"),
         Err(NoPlace::OfAll) => refused(ErrorCode::Unavailable, "too many downloads: try again"),
