@@ -63,6 +63,8 @@ pub struct Report {
     pub conversations: u64,
     pub messages: u64,
     pub files: u64,
+    /// Names of links that were left out, because they show another address.
+    pub names: u64,
     /// Messages that were stored before.
     pub skipped: u64,
 }
@@ -73,20 +75,38 @@ impl fmt::Display for Report {
             conversations,
             messages,
             files,
+            names,
             skipped,
         } = self;
         write!(
             f,
             "{conversations} conversations and {messages} messages imported, {skipped} messages were there already"
         )?;
-        match files {
-            0 => Ok(()),
-            files => write!(f, ", {files} files kept"),
+        if *files > 0 {
+            write!(f, ", {files} files kept")?;
         }
+        if *names > 0 {
+            write!(f, ", {names} names of links left out")?;
+        }
+        Ok(())
     }
 }
 
 impl MessageLine {
+    /// Removes the names of links that show another address than the link's, and returns how many they were. The links
+    /// remain, and show where they lead.
+    fn remove_misleading_names(&mut self) -> u64 {
+        let mut removed = 0;
+        for link in self.attachments.iter_mut().filter(|a| a.id.is_none()) {
+            let name = link.name.as_deref().unwrap_or_default();
+            if text::link_name(name, &link.url) == Err(text::Wrong::OtherAddress) {
+                link.name = None;
+                removed += 1;
+            }
+        }
+        removed
+    }
+
     /// Returns the message as it is sent, and its changes if it has any.
     fn parts(self, client_id: ClientId) -> anyhow::Result<(Draft, Option<Changes>)> {
         let Self {
@@ -173,8 +193,13 @@ impl Changes {
             )?;
         }
         for ReactionLine { user, emoji, at } in self.reactions {
-            let on = true;
-            let react = React { seq, emoji, on, at };
+            let react = React {
+                seq,
+                emoji,
+                on: true,
+                // Reactions with a time are imported ones, to which fewer limits apply.
+                at: at.or_else(|| Some(clock::wall())),
+            };
             applied(conversations.ask(conversation, user, react).await)?;
         }
         if let Some(Deletion { by, at }) = self.deleted {
@@ -359,7 +384,9 @@ impl Importer {
         };
         let client_id = line.client_id.unwrap_or_else(computed);
         let before = seen.before.get(&client_id).copied();
+        let removed = line.remove_misleading_names();
         if before.is_none() && !line.deleted.is_any() {
+            self.report.names += removed;
             let (keeper, sender) = (&self.keeper, &line.sender);
             let kept = keeper.keep(conversation, sender, &line.files).await?;
             self.report.files += kept.len() as u64;

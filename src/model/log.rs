@@ -142,7 +142,13 @@ impl Entry {
     /// and whole grapheme clusters.
     #[must_use]
     pub fn preview(&self) -> String {
-        let whole = match &self.content {
+        cut(self.shown(), PREVIEW_CHARS).to_owned()
+    }
+
+    /// Returns the text that shows this entry: its body, or the name of its first attachment.
+    #[must_use]
+    pub fn shown(&self) -> &str {
+        match &self.content {
             Content::Text {
                 body, attachments, ..
             } if body.is_empty() => attachments
@@ -150,8 +156,7 @@ impl Entry {
                 .map_or("", |a| a.name.as_ref().unwrap_or(&a.url)),
             Content::Text { body, .. } => body,
             Content::System(_) => "",
-        };
-        cut(whole, PREVIEW_CHARS).to_owned()
+        }
     }
 
     /// Returns the entry as inboxes show it, with the changes in `state`.

@@ -9,6 +9,8 @@ import pytest
 from push_fakes import APNS, FCM, WEB, PushFakes
 from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, Three, clean, eventually, uuid4
 
+FAMILY = "👨\u200d👩\u200d👧\u200d👦"
+
 
 def settings(fakes):
     lists = {"push.allow", "push.web.hosts"}
@@ -109,6 +111,10 @@ async def test_whoever_is_not_there_is_notified_on_all_devices(pushing, people):
     sent = await alice.send(dm, "x" * 300)
     note = await pushing.gets(android, conversation=dm)
     assert note["body"] == "x" * 99 + "…" and "name" not in note and note["badge"] == 2
+    # A long character is left out as a whole. What is not cut has no dots.
+    for body, shown in (("y" * 97 + FAMILY + " and more", "y" * 97 + "…"), ("z" * 97, "z" * 97)):
+        sent = await alice.send(dm, body)
+        assert (await pushing.gets(android, seq=sent["seq"]))["body"] == shown
 
 
 async def test_nobody_is_notified_who_looks_or_has_read(pushing, people):

@@ -118,7 +118,7 @@ async def test_each_text_as_the_name_of_a_file(start):
 
 
 @pytest.mark.parametrize("line, why", [
-    ({"body": "\u200b"}, "shows nothing"), ({"body": "x", "attachments": [{"url": LINK, "name": "bank.example"}]}, "another address"),
+    ({"body": "\u200b"}, "shows nothing"), ({"body": "x", "attachments": [{"url": "https://example.org/a cat.png"}]}, "no address"),
     ({"body": "x", "attachments": [{"url": LINK, "alt": "a\u202eb"}]}, "direction"), ({"body": "x", "reactions": [{"user": "bob", "emoji": "https://evil.example"}]}, "emoji"),
     ({"body": "x", "files": [{"path": "a.txt", "alt": "\u2800"}]}, "shows nothing"),
 ])
@@ -129,6 +129,35 @@ def test_an_import_refuses_what_the_gateway_refuses(tmp_path, line, why):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = Gateway(str(tmp_path / "data"), attachments__store="local").command("import", str(file), check=False)
     assert done.returncode == 1 and "wrong.jsonl:2" in done.stderr and why in done.stderr, done.stderr
+
+
+async def test_an_import_takes_what_was_valid_elsewhere(tmp_path, start):
+    links = [{"url": LINK, "name": "bank.example"}, {"url": LINK, "name": "example.org"}, {"url": LINK}]
+    emoji = [f":e{n}:" for n in range(32)]
+    lines = [{"type": "conversation", "kind": "dm", "participants": ["alice", "bob"]},
+             {"type": "message", "dm": ["alice", "bob"], "sender": "alice", "body": "x", "attachments": links, "edited_at": 1795000000000,
+              "at": 1795000000000, "reactions": [{"user": "bob", "emoji": one} for one in emoji]}]
+    file = tmp_path / "valid.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    directory = tmp_path / "data"
+    done = Gateway(str(directory)).command("import", str(file))
+    assert "1 names of links left out" in done.stdout + done.stderr
+    gateway = start(str(directory))
+    bob = await gateway.connect("bob")
+    at = await bob.create("dm", "alice")
+    [message] = [m for m in (await bob.ask("history", conversation=at))["messages"] if m.get("body") == "x"]
+    assert [link.get("name") for link in message["attachments"]] == [None, "example.org", None]
+    assert message["reactions"] == {one: 1 for one in emoji}
+    await refused(bob.ask("react", conversation=at, seq=message["seq"], emoji=":e32:"), "too_large")
+    await bob.close()
+
+
+async def test_the_path_of_a_link_says_nothing_of_its_name(people):
+    alice, bob = await people("alice", "bob")
+    at = await alice.create("dm", bob.user)
+    for name, url in (("paypal.com", "https://evil.example/paypal.com"), ("bank.de", "https://evil.example/x.de"), ("see:paypal.com", "https://evil.example/x")):
+        await refused(alice.send(at, "", attachments=[{"url": url, "name": name}]), INVALID)
+    await alice.send(at, "", attachments=[{"url": "https://evil.example/paypal.com", "name": "https://evil.example/paypal.com"}])
 
 
 async def test_the_address_of_a_link_shows_where_it_leads(people):

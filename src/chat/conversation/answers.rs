@@ -262,7 +262,7 @@ impl Owner {
             return Ok(());
         };
         self.check_body(body, attachments)?;
-        self.check_attachments(attachments)?;
+        self.check_attachments(attachments, &[])?;
         if reply_to.is_some_and(|seq| seq == 0 || seq >= self.log.next()) {
             return Err(Error::invalid(
                 "reply_to is no message of this conversation",
@@ -289,16 +289,20 @@ impl Owner {
         text::check_body(body).map_err(|wrong| Error::invalid(format!("the body {wrong}")))
     }
 
-    /// Checks the attachments that a request names.
-    pub(super) fn check_attachments(&self, attachments: &[Attachment]) -> Result<(), Error> {
+    /// Checks the attachments that a request names, without those that the message had before, maybe under other rules.
+    pub(super) fn check_attachments(
+        &self,
+        attachments: &[Attachment],
+        before: &[Attachment],
+    ) -> Result<(), Error> {
         if attachments.len() > ATTACHMENTS_MAX {
             return Err(Error::TooLarge {
                 what: "attachments of a message".into(),
                 max: ATTACHMENTS_MAX,
             });
         }
-        let check = |attachment| check_attachment(attachment, self.has_files());
-        attachments.iter().try_for_each(check)
+        let mut new = attachments.iter().filter(|given| !before.contains(given));
+        new.try_for_each(|attachment| check_attachment(attachment, self.has_files()))
     }
 
     fn change(&mut self, actor: UserId, operation: &Operation, reply: Reply) {

@@ -246,7 +246,7 @@ impl Owner {
     fn edited(&self, edit: &NewContent, before: &[Attachment]) -> Result<EditedContent, Error> {
         let attachments = match &edit.attachments {
             Some(given) => {
-                self.check_attachments(given)?;
+                self.check_attachments(given, before)?;
                 kept(given, before)?
             }
             None => before.to_vec(),
@@ -334,7 +334,8 @@ impl Owner {
             }
             let at_once =
                 toggles.map_or(0, |toggles| toggles.values().filter(|(_, on)| *on).count());
-            if at_once >= EMOJI_OF_USER_AT_ONCE_MAX {
+            // Elsewhere, where imported reactions come from, there may have been no such limit.
+            if at.is_none() && at_once >= EMOJI_OF_USER_AT_ONCE_MAX {
                 let what = "emoji of one user to a message at once";
                 return Err(too_large(what, EMOJI_OF_USER_AT_ONCE_MAX));
             }
@@ -359,11 +360,11 @@ impl Owner {
     }
 
     /// Returns the emoji of a reaction as it is stored. One that is removed may have been stored in another form, or when
-    /// other texts were allowed.
+    /// other texts were allowed. If it was removed before, this is its repetition, which must not remove another form.
     fn stored_emoji(&self, actor: &UserId, react: &React) -> Result<String, Error> {
         let React { seq, emoji, on, .. } = react;
         let own = self.changes.states.reactions_of(*seq, actor);
-        if !on && own.is_some_and(|own| own.get(emoji).is_some_and(|(_, on)| *on)) {
+        if !on && own.is_some_and(|own| own.contains_key(emoji)) {
             return Ok(emoji.clone());
         }
         text::emoji(emoji).map_err(|wrong| Error::invalid(format!("{emoji:?} {wrong}")))

@@ -2,6 +2,7 @@
 
 mod changes;
 mod lifetime;
+mod older_rules;
 mod visibility;
 
 use std::{

@@ -20,6 +20,9 @@ pub(super) fn tag_flag(text: &str) -> Option<&'static str> {
     TAG_FLAGS.into_iter().find(|flag| text.starts_with(flag))
 }
 
+/// Characters beside a joiner among which its letter is looked for: a letter has fewer marks.
+const MARKS_MAX: usize = 16;
+
 /// The reason why a character is not allowed in a short text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stray {
@@ -48,7 +51,10 @@ fn is_visible(c: char) -> bool {
         return c.is_ascii_graphic();
     }
     // Letters and symbols that are blank.
-    let is_empty = matches!(c, '\u{2800}' | '\u{fffc}' | '\u{16fe4}' | '\u{1d159}');
+    let is_empty = matches!(
+        c,
+        '\u{2800}' | '\u{fffc}' | '\u{13441}' | '\u{13442}' | '\u{16fe4}' | '\u{1d159}'
+    );
     let is_hidden = match category(c) {
         GeneralCategory::Control
         | GeneralCategory::LineSeparator
@@ -108,7 +114,7 @@ fn stray(before: &str, c: char, after: &str, turns: bool) -> Option<Stray> {
     (!is_allowed).then_some(stray)
 }
 
-/// Returns whether a joiner, a non-joiner or a space without width has a purpose: after a letter of a script that is
+/// Returns whether a joiner, a non-joiner or a space without width has a purpose: beside a letter of a script that is
 /// written with it, or between the parts of an emoji.
 fn joins(before: &str, c: char, after: &str) -> bool {
     let is_part = |c: char| is_emoji(c) && !c.is_ascii();
@@ -120,16 +126,54 @@ fn joins(before: &str, c: char, after: &str) -> bool {
     if before.ends_with(['\u{200b}', '\u{200c}', '\u{200d}', '\u{180e}']) {
         return false;
     }
-    // The line that makes Arabic words longer belongs to several scripts.
-    let mut scripts = before.chars().rev().filter(|c| *c != '\u{640}').map(script);
-    match scripts.find(|script| *script != Script::Inherited) {
-        // Scripts without spaces, whose words may be separated.
-        Some(Script::Khmer | Script::Lao | Script::Myanmar | Script::Thai | Script::Tibetan) => {
-            true
-        }
-        Some(script) if c != '\u{200b}' => is_joined(script),
-        _ => false,
+    let written_before = letter_script(before.chars().rev());
+    let is_beside = |is_needed: fn(Script) -> bool| {
+        written_before.is_some_and(is_needed) || letter_script(after.chars()).is_some_and(is_needed)
+    };
+    match c {
+        '\u{180e}' => written_before == Some(Script::Mongolian),
+        // It separates words, so there is one before it.
+        '\u{200b}' => !before.is_empty() && is_beside(has_no_spaces),
+        _ => is_beside(is_joined),
     }
+}
+
+/// Returns the script of the first letter, sign or space, with all marks between.
+fn letter_script(chars: impl Iterator<Item = char>) -> Option<Script> {
+    // The line that makes Arabic words longer belongs to several scripts.
+    let scripts = chars
+        .take(MARKS_MAX)
+        .filter(|c| *c != '\u{640}')
+        .map(script);
+    scripts
+        .into_iter()
+        .find(|script| *script != Script::Inherited)
+}
+
+/// Returns whether the words of a script have no spaces between them.
+fn has_no_spaces(script: Script) -> bool {
+    matches!(
+        script,
+        Script::Ahom
+            | Script::Balinese
+            | Script::Batak
+            | Script::Buginese
+            | Script::Cham
+            | Script::Javanese
+            | Script::KayahLi
+            | Script::Khmer
+            | Script::Lao
+            | Script::Makasar
+            | Script::Myanmar
+            | Script::NewTaiLue
+            | Script::Rejang
+            | Script::Sundanese
+            | Script::TaiLe
+            | Script::TaiTham
+            | Script::TaiViet
+            | Script::Thai
+            | Script::Tibetan
+    )
 }
 
 /// Returns whether the letters of a script have forms that depend on their neighbours.
@@ -147,11 +191,13 @@ fn is_joined(script: Script) -> bool {
             | Script::HanifiRohingya
             | Script::Javanese
             | Script::Kannada
+            | Script::Khmer
             | Script::Limbu
             | Script::Malayalam
             | Script::Mandaic
             | Script::Manichaean
             | Script::Mongolian
+            | Script::Myanmar
             | Script::Nko
             | Script::Oriya
             | Script::PhagsPa
@@ -191,6 +237,36 @@ fn is_right_to_left(c: char) -> bool {
     c > '\u{58f}'
         && !matches!(c, '\u{61c}' | '\u{200f}')
         && matches!(class, BidiClass::RightToLeft | BidiClass::ArabicLetter)
+}
+
+/// Returns the places of the marks of direction that turn the parts around a dot, so that `exe.pdf` is shown for what ends
+/// with `pdf.exe`. Such a mark and its dot are in one run of signs between two letters or digits.
+pub(super) fn dots_turned(text: &str, is_sign: fn(char) -> bool) -> impl Iterator<Item = usize> {
+    let is_mark = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}');
+    let turns = move |(at, mark): (usize, &str)| {
+        let before = text[..at].trim_end_matches(is_sign);
+        let after = text[at + mark.len()..].trim_start_matches(is_sign);
+        let signs = &text[before.len()..text.len() - after.len()];
+        let is_between =
+            before.ends_with(char::is_alphanumeric) && after.starts_with(char::is_alphanumeric);
+        (is_between && signs.contains('.')).then_some(at)
+    };
+    text.match_indices(is_mark).filter_map(turns)
+}
+
+/// Returns whether a character is a mark of the letter before it.
+pub(super) fn is_mark(c: char) -> bool {
+    matches!(
+        category(c),
+        GeneralCategory::NonspacingMark
+            | GeneralCategory::SpacingMark
+            | GeneralCategory::EnclosingMark
+    )
+}
+
+/// Returns whether a character may be in a word of Latin letters.
+pub(super) fn is_latin(c: char) -> bool {
+    c.is_ascii() || matches!(script(c), Script::Latin | Script::Inherited)
 }
 
 pub(super) fn is_emoji(c: char) -> bool {

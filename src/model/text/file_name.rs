@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::{characters::strays, cut_before, normalized, shows_something};
+use super::{
+    characters::{dots_turned, strays},
+    cut_before, normalized, shows_something,
+};
 
 /// Bytes of a name.
 const NAME_BYTES_MAX: usize = 255;
@@ -21,6 +24,7 @@ pub fn file_name(name: &str) -> String {
     loop {
         // What a character needed may be gone with the one before it, and the end may have been cut before.
         let next = without_strays(&normalized(&shortened(trimmed(&clean))));
+        let next = without(&next, dots_turned(&next, |c| !c.is_alphanumeric()));
         if next == clean {
             break;
         }
@@ -53,11 +57,16 @@ fn shortened(name: &str) -> Cow<'_, str> {
 }
 
 fn without_strays(name: &str) -> String {
+    without(name, strays(name).map(|(at, ..)| at))
+}
+
+/// Returns a name without the characters at these places.
+fn without(name: &str, places: impl Iterator<Item = usize>) -> String {
     let mut clean = String::with_capacity(name.len());
     let mut end = 0;
-    for (at, c, _) in strays(name) {
+    for at in places {
         clean.push_str(&name[end..at]);
-        end = at + c.len_utf8();
+        end = name.ceil_char_boundary(at + 1);
     }
     clean.push_str(&name[end..]);
     clean
@@ -85,6 +94,11 @@ mod tests {
             ("日本語.pdf", "日本語.pdf"),
             ("نامه\u{200c}ها.pdf", "نامه\u{200c}ها.pdf"),
             ("👩\u{200d}💻.png", "👩\u{200d}💻.png"),
+            // These would be shown as `exe.pdf א`.
+            ("א pdf\u{200f}.\u{200f}exe", "א pdf.exe"),
+            ("א pdf\u{200f} - .exe", "א pdf - .exe"),
+            ("א pdf.\u{61c}\u{200f}exe", "א pdf.exe"),
+            ("שפת C++\u{200f} היא.pdf", "שפת C++\u{200f} היא.pdf"),
         ] {
             assert_eq!(file_name(given), shown);
         }

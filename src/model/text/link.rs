@@ -1,12 +1,18 @@
 //! Links of messages: their addresses, and names that could show another address.
 
+use std::net::Ipv4Addr;
+
 use icu_normalizer::ComposingNormalizerBorrowed;
 use url::Url;
 
-use super::{Wrong, characters::strays, check_short};
+use super::{
+    Wrong,
+    characters::{dots_turned, is_latin, is_mark, strays},
+    check_short,
+    top_level::is_top_level,
+};
 
-/// What names of files end with, among the words that could also be the end of a host. A name with another end is taken
-/// for a host.
+/// What names of files end with. A name that ends so is taken for a file, also if a host could end so.
 const FILE_ENDS: &[&str] = &[
     "aac", "apk", "avi", "avif", "bmp", "bz", "css", "csv", "db", "doc", "docx", "dmg", "eml",
     "eps", "epub", "flac", "gif", "gz", "heic", "htm", "html", "ics", "ico", "ini", "iso", "java",
@@ -25,8 +31,7 @@ pub fn link_url(url: &str) -> Result<(), Wrong> {
     let parsed = parse(url).ok_or(Wrong::Address)?;
     let shows_host =
         strays(url).next().is_none() && !url.contains(|c: char| c == '\\' || c.is_whitespace());
-    let names_user = !parsed.username().is_empty() || parsed.password().is_some();
-    if shows_host && !names_user {
+    if shows_host && !names_user(&parsed) {
         Ok(())
     } else {
         Err(Wrong::Address)
@@ -37,22 +42,19 @@ pub fn link_url(url: &str) -> Result<(), Wrong> {
 ///
 /// # Errors
 /// [`Wrong::OtherAddress`] if it shows an address, and the link does not lead there; if it shows nothing, or has a
-/// character that is not allowed in a short text.
+/// character that is not allowed in a short text, or marks of direction beside a dot.
 pub fn link_name(name: &str, url: &str) -> Result<(), Wrong> {
     check_short(name)?;
     let to = parse(url).ok_or(Wrong::Address)?;
     // Forms of one letter or dot that look alike, such as wide ones, are the same in an address.
-    let name = ComposingNormalizerBorrowed::new_nfkc()
-        .normalize(name)
-        .to_lowercase()
-        .replace('。', ".");
-    let is_file = !name.contains("://") && ends_as_file(&name, &to);
-    let mut words = name.split_whitespace();
-    let misleads = |word: &str| {
-        let shown = shown_address(word, is_file);
-        shown.is_some_and(|shown| !Url::parse(&shown).is_ok_and(|shown| leads_to(&to, &shown)))
-    };
-    if words.any(misleads) {
+    let name = ComposingNormalizerBorrowed::new_nfkc().normalize(name);
+    let is_sign = |c: char| !c.is_alphanumeric() && !c.is_whitespace();
+    if dots_turned(&name, is_sign).next().is_some() {
+        return Err(Wrong::Direction);
+    }
+    let name = name.trim_end_matches(|c: char| !c.is_alphanumeric());
+    let mut words = name.split_whitespace().rev().enumerate();
+    if words.any(|(from_end, word)| word_misleads(word, &to, from_end == 0)) {
         Err(Wrong::OtherAddress)
     } else {
         Ok(())
@@ -69,48 +71,127 @@ fn parse(url: &str) -> Option<Url> {
     parsed.filter(|_| starts("https://") || starts("http://"))
 }
 
-/// Returns whether a name ends like that of a file, or like the path of the link.
-fn ends_as_file(name: &str, to: &Url) -> bool {
-    let Some((_, end)) = name.rsplit_once('.') else {
-        return false;
-    };
-    let path = to.path().to_lowercase();
-    FILE_ENDS.contains(&end) || path.rsplit_once('.').is_some_and(|(_, last)| last == end)
-}
-
-/// Returns the address that a word shows. In the name of a file, a word with dots alone is none.
-fn shown_address(word: &str, is_file: bool) -> Option<String> {
+/// Returns whether a word shows an address to which the link does not lead. `ends_name` if no other word follows.
+fn word_misleads(word: &str, to: &Url, ends_name: bool) -> bool {
     let word =
         word.trim_matches(|c: char| "()[]{}<>\"'.,;!".contains(c) || "«»„“”‘’‹›".contains(c));
-    if let Some((_, rest)) = word.split_once("://") {
-        // Also an address of another scheme, such as ftp.
-        return Some(format!("https://{rest}"));
+    // The scheme may also be another one, such as ftp.
+    let (scheme, address) = word.split_once("://").unwrap_or(("", word));
+    let shows_link = shows(address, to);
+    if shows_link && !scheme.contains('.') {
+        return false;
     }
-    let after_user = word.rsplit_once('@').map(|(_, host)| host);
-    let shown = after_user.unwrap_or(word);
-    let host_end = shown.find(['/', '?', '#', ':']);
-    let host = &shown[..host_end.unwrap_or(shown.len())];
-    let is_explicit = host.starts_with("www.") || host_end.is_some() || after_user.is_some();
-    (looks_like_host(host) && (is_explicit || !is_file)).then(|| format!("https://{word}"))
+    if !shows_link && word.contains("://") {
+        return true;
+    }
+    // No host has two dots in a row, but one may follow them.
+    let word = &word.replace("..", "…");
+    let mut start = 0;
+    word.split_inclusive(|c| !may_be_in_host(c)).any(|part| {
+        let text = part.trim_end_matches(|c| !may_be_in_host(c));
+        let (before, after) = (&word[..start], &word[start + text.len()..]);
+        start += part.len();
+        let is_last = ends_name && after.is_empty();
+        Piece::new(before, text, after, is_last).misleads(to)
+    })
 }
 
-/// Returns whether a word has labels with dots between them, and the last one could be a top-level domain, or is an
-/// address of IPv4.
-fn looks_like_host(word: &str) -> bool {
-    let Some((rest, last)) = word.rsplit_once('.') else {
-        return false;
-    };
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label
-                .chars()
-                .all(|c| c.is_alphanumeric() || c == '-' || !c.is_ascii())
-    };
-    let is_domain = last.chars().count() >= 2
-        && last.chars().all(|c| c.is_alphabetic() || !c.is_ascii())
-        || last.starts_with("xn--");
-    let is_v4 = word.parse::<std::net::Ipv4Addr>().is_ok();
-    is_v4 || (is_domain && is_label(last) && rest.split('.').all(is_label))
+/// Returns whether a character may be in the name of a host: one of a letter, a digit, a hyphen and a dot, or a mark or
+/// joiner of a letter.
+fn may_be_in_host(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '-' | '.' | '。' | '\u{200c}' | '\u{200d}') || is_mark(c)
+}
+
+/// A part of a word that has only characters of hosts.
+struct Piece<'a> {
+    text: &'a str,
+    /// The port and path after it, if there are any.
+    path: &'a str,
+    /// Whether what is around it says that it is a host, such as `//`.
+    is_announced: bool,
+    /// Whether the name ends with it.
+    is_last: bool,
+}
+
+impl<'a> Piece<'a> {
+    fn new(before: &str, text: &'a str, after: &'a str, is_last: bool) -> Self {
+        let text = text.trim_matches(['.', '。', '-']);
+        let has_path = after.starts_with('/');
+        let has_port =
+            after.starts_with(':') && after[1..].starts_with(|c: char| c.is_ascii_digit());
+        let has_user = before.len() > 1 && before.ends_with('@');
+        let is_lower = !text.contains(char::is_uppercase);
+        Self {
+            text,
+            path: if has_path || has_port { after } else { "" },
+            is_announced: has_user
+                || before.ends_with("//")
+                || text.to_lowercase().starts_with("www.")
+                || (is_lower && (has_path || has_port)),
+            is_last,
+        }
+    }
+
+    /// Returns whether it shows a host, and the link does not lead there.
+    fn misleads(&self, to: &Url) -> bool {
+        let host = self.host();
+        if host.as_ref().is_some_and(|host| shows(host, to)) {
+            return false;
+        }
+        // In scripts without spaces, a host may be between other letters.
+        let splits = |c| c != '。' && !is_latin(c);
+        if !self.text.contains(splits) {
+            return host.is_some();
+        }
+        let parts = self.text.split(splits);
+        let parts = parts.map(|text| Piece::new("", text, "", self.is_last));
+        let hosts: Vec<String> = parts.filter_map(|part| part.host()).collect();
+        (hosts.is_empty() && host.is_some()) || hosts.iter().any(|host| !shows(host, to))
+    }
+
+    /// Returns the host that it shows, with its port and path. After the host may be other labels (`example.org.Then`).
+    fn host(&self) -> Option<String> {
+        if self.text.parse::<Ipv4Addr>().is_ok() {
+            return Some(format!("{}{}", self.text, self.path));
+        }
+        let labels: Vec<&str> = self.text.split(['.', '。']).collect();
+        let (last, rest) = labels.split_last().filter(|(_, rest)| !rest.is_empty())?;
+        let lower = last.to_lowercase();
+        let is_file = !self.is_announced && FILE_ENDS.contains(&&*lower);
+        if is_file && (self.is_last || !is_top_level(last)) {
+            return None;
+        }
+        let could_be_domain =
+            last.chars().count() >= 2 && !last.contains(|c: char| c.is_ascii_digit());
+        if self.ends_host(last) || (self.is_announced && could_be_domain) {
+            return Some(format!("{}{}", labels.join("."), self.path));
+        }
+        // `example.org-then` shows a host too.
+        let before_hyphen = last.split('-').next().unwrap_or_default();
+        if self.ends_host(before_hyphen) {
+            return Some(format!("{}.{before_hyphen}", rest.join(".")));
+        }
+        let end = (1..rest.len())
+            .rev()
+            .find(|end| self.ends_host(rest[*end]))?;
+        Some(rest[..=end].join("."))
+    }
+
+    /// Returns whether a host may end with this label. The dot of Chinese and Japanese ends sentences: only a domain in
+    /// Latin after it makes a host.
+    fn ends_host(&self, label: &str) -> bool {
+        is_top_level(label) && (label.is_ascii() || !self.text.contains('。'))
+    }
+}
+
+/// Returns whether a link leads to this address without a scheme.
+fn shows(address: &str, to: &Url) -> bool {
+    let shown = Url::parse(&format!("https://{address}"));
+    shown.is_ok_and(|shown| !names_user(&shown) && leads_to(to, &shown))
+}
+
+fn names_user(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
 }
 
 /// Returns whether a link leads to the address that its name shows: to the same host, and not outside of the path.

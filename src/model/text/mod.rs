@@ -10,6 +10,7 @@ mod cut;
 mod emoji;
 mod file_name;
 mod link;
+mod top_level;
 
 use characters::{Stray, shows_something, strays};
 use icu_normalizer::ComposingNormalizerBorrowed;

@@ -134,6 +134,29 @@ fn a_link_shows_no_other_address() {
         "e.g. this",
         "Fa.Müller 3.pdf",
         "猫.png",
+        "これは猫です。犬もいます",
+        "你好。世界",
+        "今日はWordです。Excelも",
+        "Node.js guide",
+        "Node.js/Express",
+        "ASP.NET tutorial",
+        "report.pdf (draft)",
+        "manual.de.pdf",
+        "main.rs",
+        "notes.md 📎",
+        "Done.See notes",
+        "Done.It works",
+        "St.Gallen map",
+        "St.Gallen/Zürich",
+        "hola.mañana",
+        "wait... what",
+        "@alice.smith",
+        "שפת C++\u{200f}. היא",
+        "*example.org*",
+        "example.org, our docs",
+        "詳細はexample.orgを参照",
+        "「example.org」",
+        "see example.org/docs.",
     ] {
         assert_eq!(link_name(allowed, to), Ok(()), "{allowed:?}");
     }
@@ -156,6 +179,43 @@ fn a_link_shows_no_other_address() {
         "bank.example:443",
         "https:// bank",
         "https://example.org:8443/docs",
+        // Signs in a word do not hide a host.
+        "*paypal.com*",
+        "_paypal.com_",
+        "paypal.com|login",
+        "paypal.com\\login",
+        "paypal.com,login",
+        "login:paypal.com",
+        "see/paypal.com",
+        "url=paypal.com",
+        "paypal.com~",
+        "[paypal.com](x)",
+        "//paypal.com",
+        "my_site.paypal.com",
+        "paypal.com, your invoice.pdf",
+        "paypal.com@example.org",
+        "paypal.com://example.org",
+        "“paypal.com”",
+        "paypal.com…",
+        "paypal.com–login",
+        "wait...paypal.com",
+        "-paypal.com-",
+        "paypal.com-login",
+        "paypal.com.Login",
+        "PAYPAL.COM",
+        "PayPal.com",
+        "paypal。com",
+        "これはpaypal.comです",
+        "これはpaypal.com",
+        "сайтpaypal.comом",
+        "bank.rocks/login",
+        "bank.rocks:443",
+        "me@bank.rocks",
+        "www.bank.rocks",
+        "main.rs, the log",
+        "中文.中国",
+        // The end of the URL's path, which the sender chooses, does not make a name that of a file.
+        "paypal.png/login",
     ] {
         assert_eq!(
             link_name(refused, to),
@@ -167,14 +227,61 @@ fn a_link_shows_no_other_address() {
         (" ", Wrong::Blank),
         ("a\u{202e}b", Wrong::Direction),
         ("a\nb", Wrong::Control),
+        ("א com\u{200f}.\u{200f}paypal", Wrong::Direction),
     ] {
         assert_eq!(link_name(name, to), Err(wrong));
     }
-    let long = "https://example.org/other/a.pdf";
-    assert_eq!(
-        link_name("bank.example/a.pdf", long),
-        Err(Wrong::OtherAddress)
-    );
+    for (name, to) in [
+        ("bank.example/a.pdf", "https://example.org/other/a.pdf"),
+        // The sender chooses the path.
+        ("paypal.com", "https://evil.example/paypal.com"),
+        ("bank.de", "https://evil.example/x.de"),
+    ] {
+        assert_eq!(link_name(name, to), Err(Wrong::OtherAddress), "{name:?}");
+    }
+    // An address is its own name.
+    for url in [
+        "https://my_site.example.org/a..b/paypal.com?c=https://bank.example#d",
+        "https://example.org/@bank.de/x",
+        "http://example.org:8080/",
+        "https://пример.рф/ё",
+    ] {
+        assert_eq!(link_name(url, url), Ok(()), "{url:?}");
+    }
+}
+
+#[test]
+fn a_joiner_is_beside_a_letter_of_its_script() {
+    for allowed in [
+        "PDF\u{200c}ها",
+        "10\u{200c}ها",
+        "«کتاب»\u{200c}ها",
+        "(کتاب)\u{200c}ها",
+        "\u{200d}ه",
+        "ᦀᦁ\u{200b}ᦀ",
+        "ᨠᨡ\u{200b}ᨠ",
+        "10\u{200b}คน",
+        "ᮞᮥ\u{200b}ᮞ",
+    ] {
+        assert_eq!(name(allowed).as_deref(), Ok(allowed));
+        assert_eq!(file_name(allowed), allowed);
+    }
+    for refused in [
+        "PDF\u{200c}\u{200c}ها",
+        "PDF\u{200c}s",
+        "ไทย\u{180e}ไทย",
+        "ไทย\u{200d}ไทย",
+        "\u{200b}ไทย",
+        "a\u{180e}ᠠ",
+        "می\u{200b}خواهم",
+    ] {
+        assert_eq!(name(refused), Err(Wrong::Invisible), "{refused:?}");
+    }
+    // One of two in a row stays.
+    assert_eq!(file_name("PDF\u{200c}\u{200c}ها"), "PDF\u{200c}ها");
+    for blank in ["\u{13441}", "\u{13442}\u{13441}"] {
+        assert!(name(blank).is_err() && check_body(blank).is_err());
+    }
 }
 
 #[test]

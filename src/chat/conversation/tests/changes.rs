@@ -44,9 +44,9 @@ impl Publish for Told {
 }
 
 /// A gateway with a group of alice, bob and carol in a store that others share.
-struct Fixture {
+pub(super) struct Fixture {
     conversations: Conversations,
-    store: Arc<Simulated>,
+    pub(super) store: Arc<Simulated>,
     inbox: Arc<InboxWriter>,
     lease: Lease,
     level: CurrentLevel,
@@ -103,17 +103,17 @@ impl Fixture {
         fixture
     }
 
-    async fn group() -> Self {
+    pub(super) async fn group() -> Self {
         Self::with(Kind::Group).await
     }
 
     /// The next owner of the conversation. The one before has lost its lease.
-    fn successor(&self, epoch: u64) -> Self {
+    pub(super) fn successor(&self, epoch: u64) -> Self {
         self.lease.end_at(tokio::time::Instant::now());
         Self::on(self.store.share(), epoch)
     }
 
-    fn ask<A: crate::chat::Ask>(
+    pub(super) fn ask<A: crate::chat::Ask>(
         &self,
         who: &str,
         ask: A,
@@ -121,7 +121,7 @@ impl Fixture {
         self.conversations.ask(GROUP, user(who), ask)
     }
 
-    async fn say(&self, who: &str, body: &str) -> Seq {
+    pub(super) async fn say(&self, who: &str, body: &str) -> Seq {
         let mut draft = send(who);
         draft.content = Content::text(body);
         self.ask(who, draft).await.unwrap().seq
@@ -135,11 +135,17 @@ impl Fixture {
         self.ask(who, delete(seqs)).await
     }
 
-    async fn react(&self, who: &str, seq: Seq, emoji: &str, on: bool) -> Result<Rev, Error> {
+    pub(super) async fn react(
+        &self,
+        who: &str,
+        seq: Seq,
+        emoji: &str,
+        on: bool,
+    ) -> Result<Rev, Error> {
         self.ask(who, react(seq, emoji, on)).await
     }
 
-    async fn page(&self, who: &str) -> Page {
+    pub(super) async fn page(&self, who: &str) -> Page {
         let range = LogRange::After(0);
         let history = GetHistory { range, limit: 200 };
         self.ask(who, history).await.unwrap()
