@@ -209,6 +209,14 @@ fn config(loaded: &Loaded, command: &ConfigCommand) -> anyhow::Result<ExitCode> 
                 Err(error) => return Err(error.into()),
             }
             push::Keys::read(&loaded.config.push.settings())?;
+            if loaded.config.store.kind == StoreKind::Cassandra {
+                let tls = loaded.config.store.cassandra.settings().tls;
+                tls.map_or(Ok(()), |files| files.check())
+                    .context("store.cassandra")?;
+            }
+            if let Some(bucket) = loaded.config.bucket() {
+                files::Bucket::open(bucket).context("attachments.s3")?;
+            }
             println!("the settings are right");
         }
         ConfigCommand::Show => println!("{}", loaded.show()),

@@ -10,7 +10,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{
         self, DeserializeSeed, EnumAccess, Error as _, Expected, MapAccess, SeqAccess, Unexpected,
-        VariantAccess, Visitor,
+        VariantAccess, Visitor, value::UnitDeserializer,
     },
     forward_to_deserialize_any,
 };
@@ -216,17 +216,21 @@ impl<'de> Decoder<'de> {
         Ok(())
     }
 
+    /// Skips a value of any depth.
     fn skip(&mut self) -> Result<()> {
-        let values = match self.token()? {
-            Token::List(length) => length,
-            Token::Map(length) => 2 * length,
-            _ => return Ok(()),
-        };
-        self.descend()?;
-        for _ in 0..values {
-            self.skip()?;
+        let mut left = 1;
+        while left > 0 {
+            left -= 1;
+            left += match self.token()? {
+                Token::List(length) => length,
+                Token::Map(length) => 2 * length,
+                _ => 0,
+            };
+            // Each of them has at least one byte.
+            if left > self.rest.len() {
+                return Err(Error::End);
+            }
         }
-        self.depth += 1;
         Ok(())
     }
 
@@ -280,7 +284,8 @@ impl<'de> Deserializer<'de> for &mut Decoder<'de> {
             Token::Bytes(bytes) => visitor.visit_borrowed_bytes(bytes),
             Token::List(length) => self.visit_list(length, visitor),
             Token::Map(length) => self.visit_map(length, visitor),
-            other @ Token::Extension => Err(other.unexpected(&visitor)),
+            // No other value is given to a visitor like this.
+            Token::Extension => visitor.visit_newtype_struct(UnitDeserializer::<Error>::new()),
         }
     }
 

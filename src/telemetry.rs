@@ -13,7 +13,7 @@ use tracing_subscriber::{
 
 use crate::{
     config::{Log, LogFormat},
-    gateway::REFUSED_CONNECTS,
+    gateway::{PICTURE_OUTCOMES, REFUSED_CONNECTS},
     protocol::CloseCode,
 };
 
@@ -27,6 +27,7 @@ const COMMANDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1
 const LABELLED: &[&str] = &[
     "chat_connects_refused_total",
     "chat_consumer_events_total",
+    "chat_pictures_total",
     "chat_push_total",
     "chat_requests_total",
     "chat_sessions_closed_total",
@@ -43,7 +44,7 @@ pub fn start_logs(log: &Log) -> Result<(), String> {
     let filter: Targets = log
         .filter
         .parse()
-        .map_err(|e| format!("log.filter: {:?} is invalid: {e}", log.filter))?;
+        .map_err(|_| "log.filter is invalid".to_owned())?;
     let lines = fmt::layer()
         .with_writer(stderr)
         // Its report of a line that could not be written panics if nobody reads stderr any more.
@@ -93,6 +94,9 @@ fn count_from_zero() {
     }
     for code in CloseCode::ALL {
         counter!("chat_sessions_closed_total", "reason" => code.reason()).increment(0);
+    }
+    for outcome in PICTURE_OUTCOMES {
+        counter!("chat_pictures_total", "outcome" => outcome).increment(0);
     }
     for reason in REFUSED_CONNECTS {
         counter!("chat_connects_refused_total", "reason" => reason).increment(0);

@@ -2,7 +2,10 @@
 
 mod push;
 
-use std::ops::RangeInclusive;
+use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
+
+use reqwest::Url;
+use tracing_subscriber::filter::Targets;
 
 use super::{Algorithm, Config, FilesKind, Limits, Loaded, StoreKind};
 use crate::{
@@ -36,12 +39,16 @@ impl<'a> Checks<'a> {
         let mut checks = Self { loaded, wrong };
         checks.auth();
         checks.client();
+        checks.ports();
+        checks.log();
+        checks.files();
         checks.keys();
         checks.limits();
         checks.memory();
         checks.session();
         checks.messages();
         checks.store();
+        checks.nodes();
         checks.cassandra();
         checks.cluster();
         checks.attachments();
@@ -88,23 +95,92 @@ impl<'a> Checks<'a> {
             "development tokens are for loopback only: set auth.keys and auth.development = false, \
              or listen on 127.0.0.1",
         );
-        for kid in &auth.service_keys {
+        for (i, kid) in auth.service_keys.iter().enumerate() {
             self.check(
                 auth.keys.iter().any(|key| key.kid.as_ref() == Some(kid)),
-                "auth.service_keys",
-                &format!("{kid:?} is not the kid of any key in auth.keys"),
+                &format!("auth.service_keys[{i}]"),
+                "must be the kid of a key in auth.keys, not the key itself",
             );
         }
     }
 
     fn client(&mut self) {
         let Config { client, .. } = &self.loaded.config;
-        for origin in &client.origins {
-            let like = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
+        for (i, origin) in client.origins.iter().enumerate() {
             self.check(
-                like,
-                "client.origins",
-                &format!("{origin:?} is not an origin such as https://chat.example.org"),
+                origin == "*" || is_page_origin(origin),
+                &format!("client.origins[{i}]"),
+                "must be an origin such as https://chat.example.org, without a path",
+            );
+        }
+    }
+
+    /// Each port is opened alone.
+    fn ports(&mut self) {
+        let Config {
+            client,
+            internal,
+            cluster,
+            ..
+        } = &self.loaded.config;
+        let mut taken = vec![("client.listen", client.listen)];
+        for (key, listen, is_used) in [
+            ("internal.listen", internal.listen, true),
+            ("cluster.listen", cluster.listen, cluster.enabled),
+        ] {
+            let same = taken
+                .iter()
+                .find(|(_, other)| is_used && meet(*other, listen));
+            let other = same.map(|(other, _)| *other).unwrap_or_default();
+            self.check(same.is_none(), key, &format!("{other} has this port too"));
+            taken.push((key, listen));
+        }
+    }
+
+    fn log(&mut self) {
+        self.check(
+            self.loaded.config.log.filter.parse::<Targets>().is_ok(),
+            "log.filter",
+            "must be levels of the log, such as info or info,fjall=warn",
+        );
+    }
+
+    /// Errors show the paths of files, so a key must not be where its path belongs.
+    fn files(&mut self) {
+        let Config {
+            auth, store, push, ..
+        } = &self.loaded.config;
+        let of_keys = auth.keys.iter().enumerate();
+        let of_keys = of_keys.map(|(i, key)| {
+            (
+                format!("auth.keys[{i}].public_key_file"),
+                &key.public_key_file,
+            )
+        });
+        let cassandra = &store.cassandra;
+        let others = [
+            (
+                "store.cassandra.tls_authority_file",
+                &cassandra.tls_authority_file,
+            ),
+            (
+                "store.cassandra.tls_certificate_file",
+                &cassandra.tls_certificate_file,
+            ),
+            ("store.cassandra.tls_key_file", &cassandra.tls_key_file),
+            ("push.web.key_file", &push.web.key_file),
+            ("push.fcm.key_file", &push.fcm.key_file),
+            ("push.apns.key_file", &push.apns.key_file),
+        ];
+        for (key, path) in of_keys.chain(others.map(|(key, path)| (key.to_owned(), path))) {
+            let text = path
+                .as_deref()
+                .map(Path::to_string_lossy)
+                .unwrap_or_default();
+            self.check(
+                !text.contains("-----BEGIN") && !text.contains(['\n', '{']),
+                &key,
+                "must be the path of a file, not what is in it",
             );
         }
     }
@@ -220,15 +296,26 @@ impl<'a> Checks<'a> {
         );
     }
 
+    fn nodes(&mut self) {
+        let nodes = &self.loaded.config.store.cassandra.nodes;
+        self.check(
+            !nodes.is_empty(),
+            "store.cassandra.nodes",
+            "must name at least one node, such as 10.0.0.1:9042",
+        );
+        for (i, node) in nodes.iter().enumerate() {
+            self.check(
+                !node.is_empty() && node.chars().all(in_hosts),
+                &format!("store.cassandra.nodes[{i}]"),
+                "must be an address such as 10.0.0.1:9042",
+            );
+        }
+    }
+
     fn cassandra(&mut self) {
         let Config { store, .. } = &self.loaded.config;
         let cassandra = &store.cassandra;
         let named = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        self.check(
-            !cassandra.nodes.is_empty(),
-            "store.cassandra.nodes",
-            "must name at least one node, such as 10.0.0.1:9042",
-        );
         self.check(
             cassandra.keyspace.len() <= 48
                 && cassandra
@@ -284,7 +371,9 @@ impl<'a> Checks<'a> {
             let port = address
                 .rsplit_once(':')
                 .map(|(host, port)| (host, port.parse::<u16>()));
-            port.is_some_and(|(host, port)| !host.is_empty() && port.is_ok_and(|port| port > 0))
+            port.is_some_and(|(host, port)| {
+                !host.is_empty() && host.chars().all(in_hosts) && port.is_ok_and(|port| port > 0)
+            })
         };
         self.check(
             !cluster.enabled || cluster.advertise.as_ref().is_some_and(reachable),
@@ -384,7 +473,7 @@ impl<'a> Checks<'a> {
         let hosts = &self.loaded.config.internal.hosts;
         let are_names = hosts
             .iter()
-            .all(|host| !host.is_empty() && !host.contains([':', '/', ' ']));
+            .all(|host| !host.is_empty() && !host.contains([':', '/', ' ', '"', '\'']));
         self.check(
             are_names,
             "internal.hosts",
@@ -408,8 +497,31 @@ fn is_origin(text: &str) -> bool {
         .strip_prefix("https://")
         .or_else(|| text.strip_prefix("http://"));
     let host = host.map(|host| host.strip_suffix('/').unwrap_or(host));
-    let in_hosts = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
     host.is_some_and(|host| !host.is_empty() && host.chars().all(in_hosts))
+        && Url::parse(text).is_ok()
+}
+
+/// Whether a text is the origin of a page. Those of apps may have schemes of their own.
+fn is_page_origin(text: &str) -> bool {
+    let in_schemes = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    text.split_once("://").is_some_and(|(scheme, host)| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(in_schemes)
+            && !host.is_empty()
+            && host.chars().all(in_hosts)
+    })
+}
+
+/// Whether a character may be in a host with its port.
+fn in_hosts(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.:[]".contains(c)
+}
+
+/// Whether two addresses cannot be opened at the same time.
+fn meet(one: SocketAddr, other: SocketAddr) -> bool {
+    let any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    let same_ip = one.ip() == other.ip() || any && one.is_ipv4() == other.is_ipv4();
+    same_ip && one.port() == other.port() && one.port() != 0
 }
 
 /// Returns the limits that must be at least 1, with their names.

@@ -189,14 +189,11 @@ impl Checks<'_> {
     }
 
     fn webhook_lists(&mut self, at: &str, webhook: &Webhook) {
-        for name in &webhook.events {
-            let names = events::EventType::ALL.map(events::EventType::name);
-            let text = format!("{name:?} is none of {}", names.join(", "));
-            self.check(
-                names.contains(&name.as_str()),
-                &format!("{at}.events"),
-                &text,
-            );
+        let names = events::EventType::ALL.map(events::EventType::name);
+        let text = format!("must be one of {}", names.join(", "));
+        for (i, name) in webhook.events.iter().enumerate() {
+            let key = format!("{at}.events[{i}]");
+            self.check(names.contains(&name.as_str()), &key, &text);
         }
         let key = format!("{at}.secrets");
         let count = webhook.secrets.len();

@@ -62,8 +62,25 @@ pub(super) struct Wrong {
     pub(super) text: String,
 }
 
+/// The longest name of a setting that is shown, and its digits. A secret in hexadecimal has more of them.
+const NAME_BYTES_MAX: usize = 40;
+const NAME_DIGITS_MAX: usize = 4;
+
+/// Returns the name of a setting for an error. What is hardly a name may be a secret at the wrong place.
+pub(super) fn shown(name: &str) -> &str {
+    let in_names = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    let digits = name.bytes().filter(u8::is_ascii_digit).count();
+    let is_name = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && digits <= NAME_DIGITS_MAX
+        && name.bytes().all(in_names);
+    if is_name { name } else { HIDDEN }
+}
+
+/// What is shown instead of such a name.
+const HIDDEN: &str = "(a key that is not shown)";
+
 impl Wrong {
-    fn new(text: impl Into<String>) -> Self {
+    pub(super) fn new(text: impl Into<String>) -> Self {
         Self {
             key: String::new(),
             text: text.into(),
@@ -98,7 +115,8 @@ impl de::Error for Wrong {
                 "must be an IP address and a port, such as 127.0.0.1:8080"
             }
             "invalid IP address syntax" => "must be a network, such as 10.0.0.0/8",
-            _ => &text,
+            // Another text of a library may quote the value.
+            _ => "cannot be read",
         })
     }
 
@@ -110,13 +128,13 @@ impl de::Error for Wrong {
         Self::new(format!("must be {wanted}"))
     }
 
-    fn unknown_variant(variant: &str, wanted: &'static [&'static str]) -> Self {
-        Self::new(format!("{variant:?} is none of {}", wanted.join(", ")))
+    fn unknown_variant(_: &str, wanted: &'static [&'static str]) -> Self {
+        Self::new(format!("must be one of {}", wanted.join(", ")))
     }
 
     fn unknown_field(field: &str, wanted: &'static [&'static str]) -> Self {
         let text = format!("there is no such setting, only {}", wanted.join(", "));
-        Self::new(text).below(field)
+        Self::new(text).below(shown(field))
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -152,6 +170,12 @@ impl Input<'_> {
 fn parsed(text: &str) -> Option<toml::Value> {
     let mut table: toml::Table = toml::from_str(&format!("value = {text}")).ok()?;
     table.remove("value")
+}
+
+/// Takes quotation marks off an item of a list.
+fn unquoted(item: &str) -> &str {
+    let within = |mark| item.strip_prefix(mark)?.strip_suffix(mark);
+    within('"').or_else(|| within('\'')).unwrap_or(item)
 }
 
 macro_rules! numbers {
@@ -220,7 +244,7 @@ impl<'de> Deserializer<'de> for Input<'_> {
                     let text = text.trim();
                     let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
                     let items = inner.unwrap_or(text).split(',').map(str::trim);
-                    let items = items.filter(|item| !item.is_empty());
+                    let items = items.filter(|item| !item.is_empty()).map(unquoted);
                     visitor.visit_seq(Items::new(items.map(Input::Text)))
                 }
             },
@@ -261,10 +285,7 @@ impl<'de> Deserializer<'de> for Input<'_> {
         visitor: V,
     ) -> Result<V::Value, Wrong> {
         let Some(text) = self.text() else {
-            return Err(Wrong::new(format!(
-                "must be one of {}",
-                variants.join(", ")
-            )));
+            return Err(de::Error::unknown_variant("", variants));
         };
         let text: StrDeserializer<'_, Wrong> = text.into_deserializer();
         visitor.visit_enum(text)
@@ -341,7 +362,7 @@ impl<'de, 'a, I: Iterator<Item = (&'a str, Input<'a>)>> MapAccess<'de> for Entri
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Wrong> {
         match self.current.take() {
-            Some((key, value)) => seed.deserialize(value).map_err(|e| e.below(key)),
+            Some((key, value)) => seed.deserialize(value).map_err(|e| e.below(shown(key))),
             None => Err(Wrong::new("must have a value")),
         }
     }

@@ -2,20 +2,22 @@
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path};
 
-use serde::{Deserialize as _, de::Error as _};
+use serde::Deserialize as _;
 use serde_json::Value as Json;
 
 use super::{
     Config, Error,
-    input::{Content, Input, Node, Section, Wrong},
+    input::{Content, Input, Node, Section, Wrong, shown},
 };
 
 /// Variables of the environment that begin with this are settings.
 const PREFIX: &str = "CHAT__";
 /// Variables that begin with this are probably meant as settings if their words are those of one.
 const MISSPELT_PREFIX: &str = "CHAT_";
-/// A setting whose keys the operator chooses.
+/// The only setting whose keys the operator chooses: names of datacenters, which differ in case.
 const FREE: &str = "store.cassandra.replication";
+/// The key of it that is no datacenter.
+const EVERYWHERE: &str = "replication_factor";
 
 /// All settings that are not defaults.
 #[derive(Default)]
@@ -67,14 +69,19 @@ impl Sources {
         let variables: BTreeMap<_, _> = variables.filter_map(names).collect();
         let mut refused = Vec::new();
         for (name, value) in variables {
-            let upper = name.to_uppercase();
-            if let Some(key) = upper.strip_prefix(PREFIX) {
-                let path: Vec<_> = key.split("__").map(str::to_lowercase).collect();
-                let origin = format!("environment {upper}");
+            let upper = name.to_ascii_uppercase();
+            if upper.starts_with(PREFIX) {
+                let path = path_of(&name[PREFIX.len()..]);
+                let key = path.iter().map(|name| shown(name));
+                let key = key.collect::<Vec<_>>().join(".");
+                let origin = match key.starts_with(FREE) {
+                    true => format!("environment {name}"),
+                    false => format!("environment {upper}"),
+                };
                 match value.into_string() {
                     Ok(text) => self.root.set(&path, &origin, text),
                     Err(_) => {
-                        refused.push(Refused::new(path.join("."), &origin, "must be UTF-8"));
+                        refused.push(Refused::new(key, &origin, "must be UTF-8"));
                     }
                 }
             } else if let Some(words) = upper.strip_prefix(MISSPELT_PREFIX) {
@@ -205,6 +212,18 @@ fn without_values(text: &str) -> &str {
     text
 }
 
+/// Returns the path of the setting that a variable names. Names of settings have no upper case, and keys that the operator
+/// chooses are as they are.
+fn path_of(variable: &str) -> Vec<String> {
+    let mut path: Vec<String> = Vec::new();
+    for part in variable.splitn(FREE.split('.').count() + 1, "__") {
+        let lower = part.to_ascii_lowercase();
+        let is_free = path.join(".") == FREE && lower != EVERYWHERE;
+        path.push(if is_free { part.to_owned() } else { lower });
+    }
+    path
+}
+
 fn section(table: toml::Table, origin: &str) -> Section {
     let node = |value| Node {
         origin: origin.to_owned(),
@@ -234,7 +253,13 @@ fn wrong_at(path: &[String], node: &Node, known: &Json) -> Vec<Refused> {
             Some(near) => format!("there is no such setting; the nearest is {near}"),
             None => "there is no such setting; config/gateway.toml has all of them".into(),
         };
-        return vec![Refused::new(key, &node.origin, &text)];
+        let names: Vec<_> = path.iter().map(|name| shown(name)).collect();
+        // The name of a variable has the key too.
+        let origin: &str = match from_environment && names != path {
+            true => "environment",
+            false => &node.origin,
+        };
+        return vec![Refused::new(names.join("."), origin, &text)];
     }
     let read = |node: Node| {
         let mut alone = node;
@@ -246,7 +271,7 @@ fn wrong_at(path: &[String], node: &Node, known: &Json) -> Vec<Refused> {
         }
         match alone.content {
             Content::Section(root) => Config::deserialize(Input::Section(&root)).err(),
-            Content::Text(_) | Content::Toml(_) => Some(Wrong::custom("must have a name")),
+            Content::Text(_) | Content::Toml(_) => Some(Wrong::new("must have a name")),
         }
     };
     let refused = |wrong: Wrong| Refused::new(wrong.key, &node.origin, &wrong.text);

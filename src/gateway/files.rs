@@ -49,6 +49,7 @@ use crate::{
 };
 
 pub use eraser::Eraser;
+pub use picture::PICTURE_OUTCOMES;
 use storage::Storage;
 use turns::Turns;
 

@@ -42,7 +42,7 @@ use crate::{
 
 pub use admin::Admin;
 pub use admission::{Admission, REFUSED_CONNECTS};
-pub use files::{Eraser, Files};
+pub use files::{Eraser, Files, PICTURE_OUTCOMES};
 pub use listener::{bind, serve};
 pub use service::SCOPES;
 

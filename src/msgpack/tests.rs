@@ -145,9 +145,8 @@ fn depth_is_bounded_for_every_shape() {
     let read = |bytes: &[u8]| Value::deserialize(&mut Decoder::with_depth(bytes, 32)).err();
     assert_eq!(read(&lists(32)), None);
     assert_eq!(read(&lists(33)), Some(Error::Depth));
-    let skip = |bytes: &[u8]| IgnoredAny::deserialize(&mut Decoder::with_depth(bytes, 32)).err();
-    assert_eq!(skip(&lists(32)), None);
-    assert_eq!(skip(&lists(1_000_000)), Some(Error::Depth));
+    let read = |bytes: &[u8]| Vec::<Value>::deserialize(&mut Decoder::with_depth(bytes, 32)).err();
+    assert_eq!(read(&lists(1_000_000)), Some(Error::Depth));
     let read = |bytes: &[u8]| Nested::deserialize(&mut Decoder::with_depth(bytes, 32)).err();
     assert_eq!(read(&enums(32)), None);
     assert_eq!(read(&enums(1_000_000)), Some(Error::Depth));
@@ -155,6 +154,33 @@ fn depth_is_bounded_for_every_shape() {
     let many = [vec![0xdc, 0, 100], lists(30).repeat(100)].concat();
     let read = Value::deserialize(&mut Decoder::with_depth(&many, 32));
     assert_eq!(read.unwrap().as_array().unwrap().len(), 100);
+}
+
+/// Skipping needs no stack, and a value that is ignored may have any depth.
+#[test]
+fn what_is_skipped_may_have_any_depth() {
+    let skip = |bytes: &[u8]| {
+        let mut decoder = Decoder::with_depth(bytes, 1);
+        let skipped = IgnoredAny::deserialize(&mut decoder).map(drop);
+        (skipped, decoder.rest().len())
+    };
+    let lists = |depth: usize| [vec![0x91; depth], vec![0xc0]].concat();
+    let maps = |depth: usize| [[0x81, 0x07].repeat(depth), vec![0xc0]].concat();
+    let keys = |depth: usize| [vec![0x81; depth], vec![0xc0; depth + 1]].concat();
+    for depth in [0, 1, 2, 33, 1_000_000] {
+        for mut value in [lists(depth), maps(depth), keys(depth)] {
+            value.push(1);
+            assert_eq!(skip(&value), (Ok(()), 1));
+            value.truncate(value.len() - 2);
+            assert_eq!(skip(&value).0, Err(Error::End));
+        }
+    }
+    let wide = [vec![0x93, 0x92, 1, 2, 0x82, 1, 2, 3, 0x90, 0x80], vec![9]].concat();
+    assert_eq!(skip(&wide), (Ok(()), 1));
+    // Extensions too, and lengths that only together are beyond the end.
+    assert_eq!(skip(&[0x92, 0xd4, 1, 2, 0xc7, 0, 5]), (Ok(()), 0));
+    assert_eq!(skip(&[0x92, 0x92, 1, 2]).0, Err(Error::End));
+    assert_eq!(skip(&[0x94, 0x92, 1, 2, 3]).0, Err(Error::End));
 }
 
 #[test]
@@ -167,6 +193,7 @@ fn values_of_another_shape_are_refused() {
     refused(&[0xa1, 0xff], "UTF-8");
     refused(&[0x05], "integer `5`");
     refused(&[0xd4, 1, 2], "extension");
+    assert!(from_slice::<Value>(&[0x91, 0xd4, 1, 2]).is_err());
     // More parts than the type has: written by a newer build, or by an error.
     assert!(from_slice::<(u8, u8)>(&[0x93, 1, 2, 3]).is_err());
     assert!(from_slice::<Kind>(&[0xa3, b'N', b'e', b'w']).is_err());

@@ -137,6 +137,7 @@ impl Codec {
         // The type is read first, then exactly that request. A tagged enum would copy every value into an intermediate
         // tree, and could not name the request in an error.
         let Begun { kind, id, .. } = self.begin(bytes);
+        let is_map = kind.is_some();
         let tried = kind.filter(|_| id.is_some());
         let tried = tried.map(|kind| self.request(&kind, bytes));
         if let Some(Ok(request)) = tried {
@@ -147,6 +148,10 @@ impl Codec {
         }
         // This finds out whether the bytes are a frame with a mistake or no frame at all.
         let Header { kind, id } = self.read(bytes).map_err(BadFrame)?;
+        if !is_map {
+            // The decoders would take the items of a list as the fields.
+            return Err(BadFrame("must be an object".into()));
+        }
         Ok(Incoming {
             id: id.map(|id| id.0),
             request: tried.unwrap_or_else(|| self.request(&kind, bytes)),
@@ -193,7 +198,7 @@ impl Codec {
                     let mut decoder = Decoder::with_depth(bytes, DEPTH_MAX);
                     match Value::deserialize(&mut decoder) {
                         Ok(value) => explained::<T>(&value, false),
-                        Err(_) => "it is not MessagePack, or is nested too deeply".into(),
+                        Err(_) => "it is not MessagePack".into(),
                     }
                 })?;
                 if decoder.rest().is_empty() {
@@ -243,7 +248,14 @@ impl EncodedRequest for Body<'_> {
 /// # Errors
 /// A text that names the field that is wrong, or the position of what is no JSON.
 pub(crate) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(bytes).map_err(|_| {
+    let is_list = bytes.trim_ascii_start().starts_with(b"[");
+    let read = if is_list {
+        // The decoder would take its items as the fields.
+        Err(())
+    } else {
+        serde_json::from_slice(bytes).map_err(drop)
+    };
+    read.map_err(|()| {
         let error = match serde_json::from_slice::<Value>(bytes) {
             Ok(value) => return explained::<T>(&value, true),
             Err(error) => error,
@@ -357,6 +369,7 @@ mod tests {
             "",
             "null",
             "[]",
+            r#"["ping",1]"#,
             "{}",
             r#"{"type":1}"#,
             r#"{"type":"ping","id":-1}"#,
@@ -371,6 +384,9 @@ mod tests {
         }
         let deep = [vec![0x91; 100_000], vec![0xc0]].concat();
         assert!(Codec::MessagePack.decode(&deep).is_err());
+        let deep = [&b"\x82\xa4type\xa4ping\xa1x"[..], &deep].concat();
+        assert!(Codec::MessagePack.decode(&deep).is_ok());
+        assert!(Codec::MessagePack.decode(b"\x92\xa4ping\x01").is_err());
         let deep = format!(
             r#"{{"type":"ping","x":{}{}}}"#,
             "[".repeat(100_000),

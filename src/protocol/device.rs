@@ -7,10 +7,37 @@ use crate::model::{ConversationId, Millis, PushContent, PushProvider};
 
 /// A device that is registered, or registered again.
 #[derive(Debug, Deserialize)]
+#[serde(from = "DeviceSetFields")]
 pub struct DeviceSet {
     pub device: String,
-    #[serde(flatten)]
     pub registration: Registration,
+}
+
+/// The fields of [`DeviceSet`]. A flattened field would keep all that are unknown, instead of ignoring them.
+#[derive(Deserialize)]
+struct DeviceSetFields {
+    device: String,
+    provider: PushProvider,
+    #[serde(default)]
+    token: Option<String>,
+    #[serde(default)]
+    subscription: Option<Subscription>,
+    #[serde(default)]
+    content: PushContent,
+}
+
+impl From<DeviceSetFields> for DeviceSet {
+    fn from(fields: DeviceSetFields) -> Self {
+        Self {
+            device: fields.device,
+            registration: Registration {
+                provider: fields.provider,
+                token: fields.token,
+                subscription: fields.subscription,
+                content: fields.content,
+            },
+        }
+    }
 }
 
 /// How a device is reached.

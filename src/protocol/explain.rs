@@ -6,11 +6,15 @@ use std::fmt;
 use serde::{
     Deserialize, Deserializer,
     de::{
-        self, DeserializeOwned, DeserializeSeed, EnumAccess, IntoDeserializer as _, MapAccess,
-        SeqAccess, Unexpected, VariantAccess, Visitor, value::StrDeserializer,
+        self, DeserializeOwned, DeserializeSeed, EnumAccess, Error as _, IgnoredAny,
+        IntoDeserializer as _, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor,
+        value::StrDeserializer,
     },
     forward_to_deserialize_any,
 };
+
+/// The levels of a value that are kept. No request has so many.
+const DEPTH_MAX: usize = 16;
 
 /// Any value of JSON or MessagePack.
 pub(crate) enum Value {
@@ -23,6 +27,8 @@ pub(crate) enum Value {
     Bytes(Vec<u8>),
     List(Vec<Self>),
     Map(Vec<(Self, Self)>),
+    /// A value that no request has: an extension of MessagePack, or what is below the kept levels.
+    Other,
 }
 
 impl Value {
@@ -38,11 +44,26 @@ impl Value {
 
 impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyValue)
+        AnyValue(DEPTH_MAX).deserialize(deserializer)
     }
 }
 
-struct AnyValue;
+/// Reads a value with so many levels.
+#[derive(Clone, Copy)]
+struct AnyValue(usize);
+
+impl<'de> DeserializeSeed<'de> for AnyValue {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        match self.0 {
+            0 => deserializer
+                .deserialize_ignored_any(IgnoredAny)
+                .map(|_| Value::Other),
+            _ => deserializer.deserialize_any(self),
+        }
+    }
+}
 
 impl<'de> Visitor<'de> for AnyValue {
     type Value = Value;
@@ -79,17 +100,23 @@ impl<'de> Visitor<'de> for AnyValue {
         Ok(Value::Bytes(value.to_owned()))
     }
 
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, _: D) -> Result<Value, D::Error> {
+        Ok(Value::Other)
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let below = Self(self.0 - 1);
         let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
+        while let Some(item) = items.next_element_seed(below)? {
             list.push(item);
         }
         Ok(Value::List(list))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let below = Self(self.0 - 1);
         let mut map = Vec::new();
-        while let Some(entry) = entries.next_entry()? {
+        while let Some(entry) = entries.next_entry_seed(below, below)? {
             map.push(entry);
         }
         Ok(Value::Map(map))
@@ -223,6 +250,44 @@ impl<'de> Deserializer<'de> for Place<'_> {
                 value: None,
                 place: self,
             }),
+            Value::Other => Err(Wrong::invalid_type(Unexpected::Other("value"), &visitor)),
+        }
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        match self.value {
+            // The visitor would take them as a text.
+            Value::Bytes(bytes) => Err(Wrong::invalid_type(Unexpected::Bytes(bytes), &visitor)),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        match self.value {
+            Value::Text(text) => visitor.visit_str(text),
+            // The visitor would take a number as the place of a field.
+            _ => Err(Wrong::new("must be a text")),
+        }
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Wrong> {
+        match self.value {
+            // The visitor would take its items as the fields.
+            Value::List(_) => Err(Wrong::invalid_type(Unexpected::Seq, &visitor)),
+            _ => self.deserialize_any(visitor),
         }
     }
 
@@ -264,8 +329,7 @@ impl<'de> Deserializer<'de> for Place<'_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map struct identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple tuple_struct map
     }
 }
 

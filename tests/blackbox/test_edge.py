@@ -483,7 +483,7 @@ def test_invalid_settings_are_named_with_their_source(tmp_path):
     refused_with("limits.body_bytes", "wrong.toml", file='[limits]\nbody_bytes = "big"\n')
     refused_with("limits.frame_bytes", "CHAT__LIMITS__FRAME_BYTES", limits__frame_bytes="10")
     refused_with("auth.keys[0]", file='[[auth.keys]]\nalgorithm = "HS256"\nsecret = "short"\n')
-    refused_with("auth.keys", "none", file='[[auth.keys]]\nalgorithm = "none"\nsecret = "short"\n')
+    refused_with("auth.keys[0].algorithm", "must be one of HS256, RS256", file='[[auth.keys]]\nalgorithm = "none"\nsecret = "short"\n')
     refused_with("nowhere.pem", file='[[auth.keys]]\nalgorithm = "RS256"\npublic_key_file = "nowhere.pem"\n')
     done = gateway.command("--config", str(tmp_path / "missing.toml"), "config", "check", check=False)
     assert done.returncode != 0 and "missing.toml" in done.stderr

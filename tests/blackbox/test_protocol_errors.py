@@ -88,8 +88,8 @@ WRONG = [
     ("history", {"conversation": GROUP, "limit": 1.5}, "limit: must be a whole number, at least 0"),
     ("read", {"conversation": GROUP, "seq": "7"}, "seq: must be a whole number, at least 0"),
     ("watch", {"users": "bob"}, "users: must be a list"),
-    ("device_set", {"device": "phone", "provider": 1}, ""),
-    ("device_set", {"device": "phone"}, ""),
+    ("device_set", {"device": "phone", "provider": 1}, "provider: must be one of "),
+    ("device_set", {"device": "phone"}, "provider: is missing"),
     ("delete", {"conversation": GROUP, "seqs": [1, "2"]}, "seqs[1]: must be a whole number, at least 0"),
 ]
 
@@ -102,6 +102,82 @@ async def test_a_wrong_field_is_named(people):
         assert refused.value.code == "bad_request", (type, fields, refused.value)
         said = refused.value.error["message"]
         assert said.startswith(message) and not INTERNAL.search(said), (type, fields, said)
+
+
+def deep(levels):
+    value = None
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+async def test_a_list_is_no_frame(gateway, names, codec):
+    for frame in [["ping", 77], ["ping", None], ["ping"], [], [["ping", 77]], ["send", 1, GROUP, GROUP, "x"]]:
+        client = await gateway.connect(*names("alice"), codec=codec)
+        await client.send_raw(json.dumps(frame) if codec == "json" else msgpack.packb(frame))
+        assert await client.closed() == 4500
+        assert client.socket.close_reason == "bad frame: must be an object", frame
+    client = await gateway.open(codec)
+    await client.send_raw(json.dumps(["connect", 1]) if codec == "json" else msgpack.packb(["connect", 1]))
+    assert await client.closed() == 4500
+
+
+async def test_what_is_in_an_unknown_field_does_not_matter(gateway, names, codec):
+    alice = await gateway.connect(*names("alice"), codec=codec)
+    more = [] if codec == "json" else [msgpack.ExtType(5, b"x" * 9), b"bytes", {1: {b"k": None}}, {"x": [msgpack.Timestamp(1)]}]
+    for unknown in [deep(40), deep(100), {"a": deep(40)}, *more]:
+        await alice.ask("ping", later=unknown)
+        group = await alice.create("group", later=unknown)
+        with pytest.raises(Refused) as refused:
+            await alice.ask("device_set", device="phone", provider="fcm", token="", later=unknown)
+        assert "token" in str(refused.value), refused.value
+        # A mistake beside it is still named.
+        for type, fields, message in [("history", {"conversation": group, "limit": "x"}, "limit: must be a whole number, at least 0"),
+                                      ("device_set", {"device": "phone"}, "provider: is missing")]:
+            with pytest.raises(Refused) as refused:
+                await alice.ask(type, later=unknown, **fields)
+            assert refused.value.error["message"] == message, (unknown, refused.value)
+    await alice.close()
+
+
+async def test_thousands_of_levels_are_ignored(gateway, names, codec):
+    levels = 30_000
+    alice = await gateway.connect(*names("alice"), codec=codec)
+    for id in [7, 8]:
+        answer = alice.replies[id] = asyncio.get_running_loop().create_future()
+        if codec == "json":
+            await alice.send_raw('{"later": %s%s, "id": %d, "type": "ping"}' % ("[" * levels, "]" * levels, id))
+        else:
+            await alice.send_raw(b"\x83\xa5later" + b"\x91" * levels + b"\xc0" + b"\xa2id" + bytes([id]) + b"\xa4type\xa4ping")
+        assert (await answer)["type"] == "pong"
+    await alice.close()
+
+
+async def test_a_value_that_only_messagepack_has_is_named(gateway, names):
+    alice = await gateway.connect(*names("alice"), codec="msgpack")
+    extension = msgpack.ExtType(5, b"x" * 9)
+    send = {"conversation": GROUP, "client_id": GROUP}
+    for type, fields, message in [
+        ("send", {**send, "body": b"hi"}, "body: must be a text"),
+        ("send", {**send, "body": extension}, "body: must be a text"),
+        ("send", {**send, "body": "x", "attachments": [{"url": b"https://a"}]}, "attachments[0].url: must be a text"),
+        ("send", {**send, "body": "x", "attachments": extension}, "attachments: must be a list"),
+        ("send", {**send, "body": "x", "reply_to": b"1"}, "reply_to: must be a whole number, at least 0"),
+        ("send", {**send, "body": b"hi", "later": extension}, "body: must be a text"),
+        ("create", {"kind": b"group", "participants": []}, "kind: must be one of dm, group, channel"),
+        ("create", {"kind": extension, "participants": []}, "kind: must be one of dm, group, channel"),
+        ("watch", {"users": [b"bob"]}, "users[0]: must be a user id"),
+    ]:
+        with pytest.raises(Refused) as refused:
+            await alice.ask(type, **fields)
+        said = refused.value.error["message"]
+        assert refused.value.code == "bad_request" and said.startswith(message) and not INTERNAL.search(said), (type, fields, said)
+    for frame, why in [({"type": b"ping", "id": 1}, "type: must be a text"), ({"type": extension}, "type: must be a text"), ({"type": "ping", "id": extension}, "id: must be a whole number"),
+                       ({7: 1, "type": "ping", "id": 1}, "(key): must be a text")]:
+        client = await gateway.connect(*names("alice"), codec="msgpack")
+        await client.send_raw(msgpack.packb(frame))
+        assert await client.closed() == 4500 and client.socket.close_reason.startswith(f"bad frame: {why}"), (frame, client.socket.close_reason)
+    await alice.close()
 
 
 @pytest.mark.parametrize("cursors", [7, {"x": [1, 2]}, {GROUP: 7}, {GROUP: [1]}, {GROUP: ["a", 2]}])
@@ -126,6 +202,8 @@ async def test_a_wrong_field_is_named_over_http(start):
             ({"kind": 1}, "kind: must be one of dm, group, channel"),
             ({"kind": "group", "participants": ["bob", 1]}, "participants[1]: must be a user id"),
             ([], "must be an object"),
+            (["group"], "must be an object"),
+            (["group", "a list", ["bob"]], "must be an object"),
             (1, "must be an object"),
         ]:
             answer = await http.post("/v1/conversations", json=body)

@@ -327,6 +327,36 @@ fn each_metric_has_a_help_text() {
 }
 
 #[test]
+fn each_counter_with_labels_is_listed_as_such() {
+    let calls = |text: &str| -> Vec<(String, bool)> {
+        let calls = text.split("counter!(").skip(1);
+        let named = calls.filter_map(|call| {
+            let (name, after) = call.trim_start().strip_prefix('"')?.split_once('"')?;
+            Some((name.to_owned(), after.trim_start().starts_with(',')))
+        });
+        named.collect()
+    };
+    let modules = modules(Path::new("src"));
+    let counted: Vec<_> = modules.values().flat_map(|code| calls(code)).collect();
+    let of = |labelled: bool| -> BTreeSet<&str> {
+        let of = counted.iter().filter(|(_, is)| *is == labelled);
+        of.map(|(name, _)| name.as_str()).collect()
+    };
+    let (labelled, plain) = (of(true), of(false));
+    assert!(labelled.len() >= 9, "only {labelled:?} were found");
+    let telemetry = fs::read_to_string("src/telemetry.rs").unwrap();
+    let list = telemetry.split("const LABELLED").nth(1).unwrap();
+    let list = list.split("];").next().unwrap();
+    let listed: BTreeSet<&str> = list.split('"').filter(|p| p.starts_with("chat_")).collect();
+    assert_eq!(
+        labelled, listed,
+        "LABELLED in src/telemetry.rs must have each counter with labels, and no other"
+    );
+    let both: Vec<_> = labelled.intersection(&plain).collect();
+    assert!(both.is_empty(), "counted with and without labels: {both:?}");
+}
+
+#[test]
 fn pure_files_neither_await_nor_read_a_clock() {
     for file in [
         "src/chat/log.rs",

@@ -29,13 +29,11 @@ impl Checks<'_> {
             "must be an address such as mailto:admin@example.org or https://example.org/contact",
         );
         self.check(!web.hosts.is_empty(), "push.web.hosts", "must not be empty");
-        for host in &web.hosts {
+        for (i, host) in web.hosts.iter().enumerate() {
             self.check(
                 is_host_pattern(host),
-                "push.web.hosts",
-                &format!(
-                    "{host:?} is not a name such as push.example.org or *.push.example.org, with or without a port"
-                ),
+                &format!("push.web.hosts[{i}]"),
+                "must be a name such as push.example.org or *.push.example.org, with or without a port",
             );
         }
     }

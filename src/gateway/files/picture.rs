@@ -20,6 +20,9 @@ use crate::{
     tasks::lock,
 };
 
+/// What becomes of pictures, as it is counted.
+pub const PICTURE_OUTCOMES: [&str; 3] = ["failed", "refused", "shown"];
+
 /// Describes a file that is no picture.
 pub(super) fn plain(kind: Kind, sha256: String, size: u64) -> FileResult {
     FileResult {

@@ -46,6 +46,16 @@ pub struct TlsFiles {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
+impl TlsFiles {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// The path of a file that cannot be used, and why.
+    pub fn check(&self) -> std::io::Result<()> {
+        tls(self).map(drop)
+    }
+}
+
 /// Connects to a cluster without selecting a keyspace.
 ///
 /// # Errors
@@ -117,6 +127,9 @@ fn tls(files: &TlsFiles) -> std::io::Result<Arc<rustls::ClientConfig>> {
         authorities
             .add(certificate)
             .map_err(|e| wrong(&files.authority, &e))?;
+    }
+    if authorities.is_empty() {
+        return Err(wrong(&files.authority, &"it has no certificate"));
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
