@@ -1,4 +1,4 @@
-/** A client that is generated from the OpenAPI document of a running gateway: it compiles, and works. */
+/** A client that is generated from the OpenAPI document of a running gateway: it compiles, has types, and works. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -45,11 +45,14 @@ export async function run(baseUrl: string, token: string, as: string, other: str
   const messages: api.Message[] = page.data.messages;
   const inbox = await api.getInbox({ throwOnError: true });
   const unread: number | undefined = inbox.data.items[0]?.unread;
+  const begun = await api.postAttachments({ body: { conversation, name: 'a.txt', size: 1 }, throwOnError: true });
+  const { upload } = begun.data;
+  const place: string = 'tus' in upload ? upload.tus : upload.parts;
   const refused = await api.getConversationsConversation({ path: { conversation: crypto.randomUUID() } });
   const code: api.ErrorCode | undefined = refused.error?.code;
   // @ts-expect-error The compiler does look: the path lacks the conversation.
   const wrong = () => api.getConversationsConversation({ path: {} });
-  return { conversation, seq, wrong: typeof wrong, rev: reacted.data.rev, messages, unread, code };
+  return { conversation, seq, place, wrong: typeof wrong, rev: reacted.data.rev, messages, unread, code };
 }
 `;
 
@@ -80,6 +83,7 @@ test('it compiles in strict mode, and works', async () => {
   expect(await run(gateway.page.slice(0, -1), token, alice, bob)).toEqual({
     conversation: expect.stringMatching(/^[0-9a-f-]{36}$/),
     seq: 1,
+    place: expect.stringMatching(/^\/v1\/attachments\/[0-9a-f-]{36}\/upload$/),
     wrong: 'function',
     rev: 1,
     messages: [expect.objectContaining({ seq: 1, sender: alice, body: 'hello', reactions: { '👍': 1 } })],
@@ -88,10 +92,19 @@ test('it compiles in strict mode, and works', async () => {
   });
 });
 
-test('every operation has a function with a name of its own', async () => {
+test('every answer in JSON has a type, every operation a name of its own, and a group', async () => {
+  const types = await readFile(join(folder, 'client/types.gen.ts'), 'utf8');
+  const untyped = [...types.matchAll(/^export type (\w+)Responses = \{([^}]*: unknown;[^}]*)\}/gm)].map(([, name]) => name);
+  // An answer that has headers only, and the bytes of a file.
+  expect(untyped).toEqual(['HeadAttachmentsFileUpload', 'GetFilesFileVariant']);
   const functions = await readFile(join(folder, 'client/sdk.gen.ts'), 'utf8');
-  const document = (await (await fetch(`${gateway.page}openapi.json`)).json()) as { paths: Record<string, object> };
-  const operations = Object.values(document.paths).flatMap((path) => Object.keys(path));
+  const document = (await (await fetch(`${gateway.page}openapi.json`)).json()) as {
+    paths: Record<string, Record<string, { tags: string[] }>>;
+  };
+  const operations = Object.entries(document.paths).flatMap(([path, methods]) =>
+    Object.values(methods).map(({ tags }) => ({ path, tags })),
+  );
+  for (const { path, tags } of operations) expect(tags).toEqual([path.split('/')[2]]);
   const names = [...functions.matchAll(/^export const (\w+) =/gm)].map(([, name]) => name!);
   expect(new Set(names).size).toBe(operations.length);
 });

@@ -51,7 +51,7 @@ impl Modify for Bearer {
 }
 
 /// Describes each response, which the specification requires, and makes the ids of operations unique: the names of generated
-/// functions.
+/// functions. Tags are groups of the interface, not modules of this program.
 struct Descriptions;
 
 impl Modify for Descriptions {
@@ -71,6 +71,7 @@ impl Modify for Descriptions {
                     continue;
                 };
                 operation.operation_id = Some(operation_id(method, path));
+                operation.tags = Some(vec![tag(path)]);
                 for (status, response) in &mut operation.responses.responses {
                     if let RefOr::T(response) = response {
                         description(status).clone_into(&mut response.description);
@@ -79,6 +80,12 @@ impl Modify for Descriptions {
             }
         }
     }
+}
+
+/// Returns the name of the group of an operation, such as `conversations`.
+fn tag(path: &str) -> String {
+    let first = path.split('/').find(|part| !matches!(*part, "" | "v1"));
+    first.unwrap_or_default().to_owned()
 }
 
 /// Returns the name of an operation, such as `post_conversations_conversation_messages`.

@@ -99,7 +99,7 @@ pub struct FileResult {
 }
 
 /// What a picture, video or sound still says of the people who made it: the place, the camera, names.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Metadata {
     /// The file is as it was uploaded, with all its metadata.
@@ -165,7 +165,9 @@ impl FileNotice {
 }
 
 /// The state of a file. It only rises: its number is the write timestamp (rule [state-rises]).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum FileState {
     /// Its bytes are not complete.

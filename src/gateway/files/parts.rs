@@ -9,10 +9,11 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{Files, bucket as inspection, no_such_file, storage_failed, turns::Patience};
+use super::{
+    Files, bucket as inspection, no_such_file, storage_failed, turns::Patience, upload::Destination,
+};
 use crate::{
     files::{Bucket, PART_BYTES, Part, Writing, missing},
     gateway::{
@@ -109,8 +110,8 @@ async fn needed(bucket: &Bucket, file: AttachmentId, row: &FileRow) -> Result<Pa
 }
 
 /// A file whose parts were joined.
-#[derive(serde::Serialize)]
-struct Completed {
+#[derive(serde::Serialize, utoipa::ToSchema)]
+pub(in crate::gateway) struct Completed {
     state: FileState,
     /// What the file still says of people.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +122,7 @@ struct Completed {
 /// gateway.
 #[utoipa::path(post, path = "/v1/attachments/{file}/complete", params(("file" = uuid::Uuid, Path)),
     security(("user" = []), ("service" = ["messages:write"])),
-    responses((status = 200), (status = "default", body = crate::protocol::Refusal)))]
+    responses((status = 200, body = Completed), (status = "default", body = crate::protocol::Refusal)))]
 pub(in crate::gateway) async fn complete(
     State(gateway): State<Arc<Gateway>>,
     person: Person<MessagesWrite>,
@@ -170,6 +171,9 @@ async fn taken(bucket: &Bucket, file: AttachmentId) -> Option<Writing> {
 }
 
 /// Describes a new upload to its client.
-pub(super) fn described(file: AttachmentId) -> Value {
-    json!({"parts": format!("/v1/attachments/{file}/parts"), "part_bytes": PART_BYTES})
+pub(super) fn described(file: AttachmentId) -> Destination {
+    Destination::Bucket {
+        parts: format!("/v1/attachments/{file}/parts"),
+        part_bytes: PART_BYTES,
+    }
 }

@@ -10,8 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use tokio::time::Duration;
 
 use super::{
@@ -60,6 +59,30 @@ pub(in crate::gateway) struct NewFile {
     alt: Option<String>,
 }
 
+/// An upload that began.
+#[derive(Serialize, utoipa::ToSchema)]
+pub(in crate::gateway) struct NewUpload {
+    #[schema(value_type = String, format = Uuid)]
+    id: AttachmentId,
+    upload: Destination,
+}
+
+/// Where the bytes of an upload go.
+#[derive(Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(super) enum Destination {
+    Directory {
+        /// The path that takes them by tus.
+        tus: String,
+    },
+    Bucket {
+        /// The path that returns the addresses of the missing parts.
+        parts: String,
+        /// Bytes of each part but the last.
+        part_bytes: u64,
+    },
+}
+
 pub(super) fn with_tus(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert("tus-resumable", HeaderValue::from_static(VERSION));
@@ -94,7 +117,7 @@ pub(in crate::gateway) async fn options(State(gateway): State<Arc<Gateway>>) -> 
 
 /// Begins an upload: with a body in JSON, or by `Upload-Length` and `Upload-Metadata` of tus.
 #[utoipa::path(post, path = "/v1/attachments", request_body = NewFile, security(("user" = []), ("service" = ["messages:write"])),
-    responses((status = 201), (status = "default", body = crate::protocol::Refusal)))]
+    responses((status = 201, body = NewUpload), (status = "default", body = crate::protocol::Refusal)))]
 pub(in crate::gateway) async fn begin(
     State(gateway): State<Arc<Gateway>>,
     person: Person<MessagesWrite>,
@@ -296,10 +319,10 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
         ),
     ];
     let upload = match files.storage {
-        Storage::Directory(_) => json!({"tus": place}),
+        Storage::Directory(_) => Destination::Directory { tus: place },
         Storage::Bucket(_) => parts::described(id),
     };
-    let body = Json(json!({"id": id, "upload": upload}));
+    let body = Json(NewUpload { id, upload });
     with_tus((StatusCode::CREATED, headers, body).into_response())
 }
 
