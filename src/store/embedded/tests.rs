@@ -27,6 +27,29 @@ async fn it_keeps_the_promises_of_stores() {
     store.0.close().await.unwrap();
 }
 
+/// A flush goes on after the last write. It removes journals and begins others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_during_a_flush_leaves_a_whole_directory() {
+    const WRITES: u64 = 80;
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..2 {
+        let store = Embedded::open(folder.path(), 1 << 20).unwrap();
+        for n in 0..WRITES {
+            let mut cell = cell(&[b'm', round, n as u8], n);
+            cell.value = vec![0; 1 << 20];
+            rand::fill(&mut cell.value[..]);
+            store.0.write("write", vec![cell], false).await.unwrap();
+        }
+        store.0.close().await.unwrap();
+        let damages = journals::damages(folder.path()).unwrap();
+        assert_eq!(damages, Vec::<String>::new());
+        // What still runs would change them now.
+        drop(store);
+        let damages = journals::damages(folder.path()).unwrap();
+        assert_eq!(damages, Vec::<String>::new());
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_read_fails_its_writes_and_poisons_nothing() {
     let folder = tempfile::tempdir().unwrap();
