@@ -3,13 +3,11 @@
 use axum::{extract::Request, http::header, middleware::Next, response::Response};
 
 use super::{
+    listener::METHOD_OVERRIDE,
     reply::refused,
     service::{INVALID_REQUEST, challenged},
 };
 use crate::protocol::ErrorCode;
-
-/// The header that may replace the method of a request for an upload (tus 1.0.0).
-pub(super) const METHOD_OVERRIDE: &str = "x-http-method-override";
 
 /// The headers of which the gateway reads one value. Of two it would choose one, and a proxy in front of it might have
 /// checked the other.

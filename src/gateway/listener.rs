@@ -37,7 +37,6 @@ use tower_service::Service as _;
 use super::{
     address,
     admission::{Admission, Full, Place, SharedPlace},
-    headers::METHOD_OVERRIDE,
     host,
     reply::{refused, refused_with},
     unread,
@@ -107,6 +106,9 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
+
+/// The header that may replace the method of a request for an upload (tus 1.0.0).
+pub(super) const METHOD_OVERRIDE: &str = "x-http-method-override";
 
 /// Notified when a connection has to end, because another user needs the place of its download. Its client may take so little
 /// that the body of the response is not asked for more.

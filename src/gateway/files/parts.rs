@@ -11,9 +11,7 @@ use axum::{
 };
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{
-    Files, bucket as inspection, no_such_file, storage_failed, turns::Patience, upload::Destination,
-};
+use super::{Files, bucket as inspection, no_such_file, storage_failed, turns::Patience};
 use crate::{
     files::{Bucket, PART_BYTES, Part, Writing, missing},
     gateway::{
@@ -107,6 +105,22 @@ async fn needed(bucket: &Bucket, file: AttachmentId, row: &FileRow) -> Result<Pa
         parts: urls.collect(),
         expires_at: bucket.parts_expire_at(),
     })
+}
+
+/// Where the bytes of an upload go.
+#[derive(serde::Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(super) enum Destination {
+    Directory {
+        /// The path that takes them by tus.
+        tus: String,
+    },
+    Bucket {
+        /// The path that returns the addresses of the missing parts.
+        parts: String,
+        /// Bytes of each part but the last.
+        part_bytes: u64,
+    },
 }
 
 /// A file whose parts were joined.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     gateway::{
         Gateway,
-        headers::METHOD_OVERRIDE,
+        listener::METHOD_OVERRIDE,
         reply::{Acted, refused_with},
     },
     protocol::ErrorCode,

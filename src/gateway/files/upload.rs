@@ -64,23 +64,7 @@ pub(in crate::gateway) struct NewFile {
 pub(in crate::gateway) struct NewUpload {
     #[schema(value_type = String, format = Uuid)]
     id: AttachmentId,
-    upload: Destination,
-}
-
-/// Where the bytes of an upload go.
-#[derive(Serialize, utoipa::ToSchema)]
-#[serde(untagged)]
-pub(super) enum Destination {
-    Directory {
-        /// The path that takes them by tus.
-        tus: String,
-    },
-    Bucket {
-        /// The path that returns the addresses of the missing parts.
-        parts: String,
-        /// Bytes of each part but the last.
-        part_bytes: u64,
-    },
+    upload: parts::Destination,
 }
 
 pub(super) fn with_tus(mut response: Response) -> Response {
@@ -319,7 +303,7 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
         ),
     ];
     let upload = match files.storage {
-        Storage::Directory(_) => Destination::Directory { tus: place },
+        Storage::Directory(_) => parts::Destination::Directory { tus: place },
         Storage::Bucket(_) => parts::described(id),
     };
     let body = Json(NewUpload { id, upload });
