@@ -114,7 +114,7 @@ async def test_whoever_is_not_there_is_notified_on_all_devices(pushing, people):
     # A long character is left out as a whole. What is not cut has no dots.
     for body, shown in (("y" * 97 + FAMILY + " and more", "y" * 97 + "…"), ("z" * 97, "z" * 97)):
         sent = await alice.send(dm, body)
-        assert (await pushing.gets(android, seq=sent["seq"]))["body"] == shown
+        assert (await pushing.gets(android, conversation=dm, seq=sent["seq"]))["body"] == shown
 
 
 async def test_nobody_is_notified_who_looks_or_has_read(pushing, people):
