@@ -16,7 +16,7 @@ use std::{
     cell::RefCell,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
     thread::{self, JoinHandle},
 };
 
@@ -162,11 +162,15 @@ impl Fjall {
 
     /// Returns the keyspace of a key and a snapshot. Without one, a read might see a part of a batch that is being written.
     fn snapshot(&self, operation: &'static str, key: &[u8]) -> Result<(Keyspace, Snapshot)> {
-        let database = self.database.read();
-        let database = database.unwrap_or_else(PoisonError::into_inner);
-        let snapshot = database.as_ref().map(Database::snapshot);
+        let snapshot = self.open().as_ref().map(Database::snapshot);
         let snapshot = snapshot.ok_or_else(|| closed(operation))?;
         Ok((self.keyspaces.of(key).clone(), snapshot))
+    }
+
+    /// Returns the database, which stays open meanwhile. `None` if it is closed.
+    fn open(&self) -> RwLockReadGuard<'_, Option<Database>> {
+        let database = self.database.read();
+        database.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the threads of the database, which still write to journals after the last write, and records the clean stop.
@@ -298,9 +302,7 @@ impl Cells for Fjall {
     }
 
     fn measure(&self) {
-        let database = self.database.read();
-        let database = database.unwrap_or_else(PoisonError::into_inner);
-        let bytes = database.as_ref().map(|d| d.journal_disk_space());
+        let bytes = self.open().as_ref().map(|d| d.journal_disk_space());
         let bytes = bytes.and_then(fjall::Result::ok).unwrap_or_default();
         metrics::gauge!("chat_store_journal_bytes").set(bytes as f64);
         metrics::gauge!("chat_store_damaged").set(f64::from(u8::from(self.damage.is_found())));

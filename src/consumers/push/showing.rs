@@ -96,7 +96,7 @@ fn body(preview: &str) -> Option<String> {
         ..CUT_MIN => Some(preview.to_owned()),
         CUT_MIN..PREVIEW_CHARS => None,
         // It may have been cut here.
-        _ => Some(format!("{}…", cut(preview, PREVIEW_CHARS - 1))),
+        _ => Some(dotted(preview)),
     }
 }
 
@@ -105,8 +105,13 @@ fn beginning(text: &str) -> String {
     if cut(text, PREVIEW_CHARS) == text {
         text.to_owned()
     } else {
-        format!("{}…", cut(text, PREVIEW_CHARS - 1))
+        dotted(text)
     }
+}
+
+/// Returns the beginning of a text that goes on.
+fn dotted(text: &str) -> String {
+    format!("{}…", cut(text, PREVIEW_CHARS - 1))
 }
 
 #[cfg(test)]

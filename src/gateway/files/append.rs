@@ -20,11 +20,10 @@ use tokio::{
 
 use super::{
     Files, disk_failed, inspect, no_such_file,
-    places::NoPlace,
     rights::{Rights, given_up, late},
     turns::Patience,
     upload::{
-        check_room, check_version, digits, metadata_header, no_tus, number, state_name, too_many,
+        check_room, check_version, digits, metadata_header, no_place, no_tus, number, state_name,
     },
 };
 use crate::{
@@ -130,10 +129,7 @@ async fn begin(
     headers: &HeaderMap,
 ) -> Result<(Writing, Upload, Arc<Notify>), Response> {
     let counted = files.uploads.count(user).await;
-    let counted = counted.map_err(|why| match why {
-        NoPlace::OfOne => too_many("uploads at once"),
-        NoPlace::OfAll => refused(ErrorCode::Unavailable, "too many uploads: try again"),
-    })?;
+    let counted = counted.map_err(|why| no_place(&why, "uploads"))?;
     let gives_way = counted.gives_way();
     let writing = directory.take(file).ok_or_else(|| {
         let refusal = "something else writes to this upload".to_owned();

@@ -21,12 +21,8 @@ use tokio::{
 };
 
 use super::{
-    Files, disk_failed, no_such_file, now_s,
-    places::{Downloading, NoPlace},
-    refused_by,
-    storage::Storage,
-    store_failed,
-    upload::too_many,
+    Files, disk_failed, no_such_file, now_s, places::Downloading, refused_by, storage::Storage,
+    store_failed, upload::no_place,
 };
 use crate::{
     files::{DOWNLOAD, Signature, Treatment, Variant, is_inline},
@@ -201,8 +197,7 @@ pub(in crate::gateway) async fn file(
         .take(&signature.reader, gives_way.unwrap_or_default());
     match taken.await {
         Ok(place) => serve(files, found, place, (&method, &headers)),
-        Err(NoPlace::OfOne) => too_many("downloads at once"),
-        Err(NoPlace::OfAll) => refused(ErrorCode::Unavailable, "too many downloads: try again"),
+        Err(why) => no_place(&why, "downloads"),
     }
 }
 

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Duration;
 
 use super::{
-    Files, disk_failed, inspect, no_such_file, parts, refused_by, rights::check_participant,
-    storage::Storage, store_failed, turns::Patience,
+    Files, disk_failed, inspect, no_such_file, parts, places::NoPlace, refused_by,
+    rights::check_participant, storage::Storage, store_failed, turns::Patience,
 };
 use crate::{
     chat::GetDetails,
@@ -313,6 +313,17 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
 pub(super) fn too_many(what: &str) -> Response {
     let text = format!("too many {what}");
     with_tus(refused(ErrorCode::RateLimited, text))
+}
+
+/// Refuses an upload or a download that has no place.
+pub(super) fn no_place(why: &NoPlace, what: &str) -> Response {
+    match why {
+        NoPlace::OfOne => too_many(&format!("{what} at once")),
+        NoPlace::OfAll => {
+            let text = format!("too many {what}: try again");
+            refused(ErrorCode::Unavailable, text)
+        }
+    }
 }
 
 /// Checks whether the disk has room for so many bytes more.

@@ -2,7 +2,7 @@
 //! in the journal until that is removed. So texts of deleted messages leave the disk only when everything is compacted.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard},
@@ -94,10 +94,7 @@ fn compact_all(database: &Database, keyspaces: &Keyspaces) -> fjall::Result<()> 
 }
 
 fn remove_mark(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path.join(MARK)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
+    journals::remove(&path.join(MARK))
 }
 
 /// The thread that compacts after erasures.
@@ -247,6 +244,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::{super::Embedded, *};
     use crate::store::{Store as _, conformance};
 

@@ -58,13 +58,8 @@ pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
     if !is_abandoned || has_tables || numbers(directory)?.iter().any(|&n| n > 0) {
         return Ok(());
     }
-    for path in [version, first] {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-    }
-    Ok(())
+    remove(&version)?;
+    remove(&first)
 }
 
 /// Returns what is wrong with the journals, with their files.
@@ -85,14 +80,13 @@ pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
         return Ok(Vec::new());
     };
     let mut damages = Vec::new();
+    let missing = |number| format!("{} is missing", file(directory, number).display());
     if newest < state.active && state.stopped.is_empty() {
-        let missing = file(directory, state.active);
-        damages.push(format!("{} is missing", missing.display()));
+        damages.push(missing(state.active));
     }
     for then in &state.stopped {
         if !numbers.contains(&then.number) {
-            let missing = file(directory, then.number);
-            damages.push(format!("{} is missing", missing.display()));
+            damages.push(missing(then.number));
             continue;
         }
         let now = Journal::read(directory, then.number)?;
@@ -143,10 +137,7 @@ pub(super) fn accept(directory: &Path) -> io::Result<()> {
         let number = read(directory)?.map_or(0, |state| state.active);
         File::create_new(file(directory, number))?.sync_all()?;
     }
-    match fs::remove_file(directory.join(STATE)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    remove(&directory.join(STATE))?;
     File::open(directory)?.sync_all()
 }
 
@@ -169,6 +160,14 @@ impl Journal {
             bytes,
             xxh3: format!("{:016x}", hash.digest()),
         })
+    }
+}
+
+/// Removes a file if it is there.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 
