@@ -60,12 +60,15 @@ pub enum DecoderError {
 }
 
 impl DecoderError {
-    /// Returns whether the machine had no room for the process: no memory, processes or descriptors. That says nothing of
-    /// the picture, and may be over soon.
+    /// Returns whether the machine had no room for the process: no memory, processes, descriptors or CPU time. That says
+    /// nothing of the picture, and may be over soon.
     #[must_use]
     pub fn is_of_machine(&self) -> bool {
-        let Self::NotStarted(error) = self else {
-            return false;
+        let error = match self {
+            Self::NotStarted(error) => error,
+            // A picture that needs long ends its process at the limit of CPU time, which is shorter.
+            Self::Slow => return true,
+            _ => return false,
         };
         let Some(errno) = Errno::from_io_error(error) else {
             return false;

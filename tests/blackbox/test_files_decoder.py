@@ -82,6 +82,7 @@ async def test_a_process_that_decodes_has_nothing_of_the_gateway(start):
         for none in ("Max file size", "Max core file size", "Max open files", "Max processes"):
             assert limits[none] == ["0", "0"], none
         assert open(f"/proc/{child}/oom_score_adj").read() == "1000\n"
+        assert os.sched_getscheduler(child) == os.SCHED_IDLE
         assert os.getpgid(child) == child, "the signals of a terminal do not reach it"
     finally:
         os.kill(child, signal.SIGCONT)

@@ -183,7 +183,7 @@ impl Files {
             }
             Err(DecoderError::Interrupted) => return Err(NotLooked::Stopping),
             Err(error) if error.is_of_machine() && self.is_first_failure(file) => {
-                crate::seldom::seldom!(WARN, "a picture is decoded later, because its decoder could not be started", %error);
+                crate::seldom::seldom!(WARN, "a picture is decoded later, because the machine had no room for its decoder", %error);
                 return Err(NotLooked::Busy);
             }
             Err(error) => {
