@@ -235,6 +235,8 @@ impl Progress {
 /// Serves a connection until it ends or becomes a session.
 async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared: Shared) {
     let identified = select! {
+        // Mostly it is known at once.
+        biased;
         identified = Box::pin(identify(&mut stream, socket, place)) => identified,
         () = shared.tasks.drained_for(LAST_REQUEST) => return,
     };
@@ -337,25 +339,24 @@ where
     S: HttpService<Incoming, ResBody = Body>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let mut last_request = pin!(tasks.drained_for(LAST_REQUEST));
-    let mut cut = pin!(tasks.drained_for(LAST_REQUEST.max(*leave_within)));
-    let mut stalled = pin!(stalled(&client.writer));
+    // A connection waits for one step of a drain at a time: each wait is a place in a list that all connections share.
+    let mut step = pin!(tasks.drained_for(LAST_REQUEST));
     let (mut leaving, mut cutting) = (false, false);
+    let mut stalled = pin!(stalled(&client.writer));
     loop {
         select! {
             ended = connection.as_mut() => return Some(ended),
-            () = last_request.as_mut(), if !leaving => {
-                if client.progress.is(Progress::NO_REQUEST) {
+            () = step.as_mut(), if !cutting => {
+                let ends = if leaving { Progress::REPEATABLE } else { Progress::NO_REQUEST };
+                if client.progress.is(ends) {
                     return None;
                 }
-                leaving = true;
-                connection.as_mut().graceful_shutdown();
-            }
-            () = cut.as_mut(), if !cutting => {
-                if client.progress.is(Progress::REPEATABLE) {
-                    return None;
+                cutting = leaving;
+                if !leaving {
+                    leaving = true;
+                    connection.as_mut().graceful_shutdown();
+                    step.set(tasks.drained_for(LAST_REQUEST.max(*leave_within)));
                 }
-                cutting = true;
             }
             () = stalled.as_mut() => return None,
             () = client.gives_way.0.notified() => {
@@ -364,7 +365,7 @@ where
                     return None;
                 }
             }
-            () = tasks.abandoned() => return None,
+            () = tasks.abandoned(), if leaving => return None,
         }
     }
 }
