@@ -19,6 +19,8 @@ pub enum Mutation {
     RankReserved,
     /// A takeover serves uncertain entries without writing them again.
     Settle,
+    /// A takeover counts the rows of an owner whose settle came to some replicas only, and there in part.
+    SettleWhole,
     /// A takeover does not store the effects of uncertain entries again.
     Apply,
     /// A new owner serves at once instead of waiting until the old one has ended.

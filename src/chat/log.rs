@@ -3,7 +3,7 @@
 //! and acknowledges and publishes the positions that `commit` returns.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt::Debug,
     ops::Range,
     sync::Arc,
@@ -15,6 +15,7 @@ use crate::{
         Epoch,
         limits::{APPENDS_IN_FLIGHT_MAX, TAIL_ENTRIES},
     },
+    mutation::{Mutation, broken},
     store::{Row, Tail},
 };
 
@@ -103,7 +104,8 @@ impl<P: Pending> Log<P> {
         // Rule [epoch]: the epoch is in the key, so rows of several owners stand side by side, and the highest epoch at
         // each position counts.
         let mut best: BTreeMap<u64, &Row<P::Record>> = BTreeMap::new();
-        for row in &tail.rows {
+        let rows = of_owners_that_served::<P>(&tail.rows);
+        for &row in &rows {
             let chosen = best.entry(P::position(&row.record)).or_insert(row);
             if row.epoch > chosen.epoch {
                 *chosen = row;
@@ -128,7 +130,7 @@ impl<P: Pending> Log<P> {
             }
             if position > known
                 && let Some(previous) = previous
-                && !follows::<P>(row, previous, known, &tail.rows)
+                && !follows::<P>(row, previous, known, &rows)
             {
                 break;
             }
@@ -141,10 +143,15 @@ impl<P: Pending> Log<P> {
                     record: row.record.clone(),
                     epoch,
                     settled: known,
+                    settle_end: 0,
                 });
             }
             head = position;
             records.push(row.record.clone());
+        }
+        // An owner that is loaded again, under the epoch under which it has served, adds nothing to its settle.
+        if rows.iter().all(|row| row.epoch != epoch) {
+            settle.iter_mut().for_each(|row| row.settle_end = head);
         }
         if head < known {
             return Err(Incomplete { missing: head + 1 });
@@ -212,6 +219,7 @@ impl<P: Pending> Log<P> {
             record,
             epoch: self.epoch,
             settled: self.settled,
+            settle_end: 0,
         })
     }
 
@@ -294,12 +302,34 @@ impl<P: Pending> Log<P> {
     }
 }
 
+/// Returns the rows without those of an owner whose settle is not whole. Rule [settle-whole]: it never served anything, because
+/// its settle must be stored first, so its rows say nothing. A settle is written as one batch, but a page that somebody reads
+/// may repair a part of it: the epochs of the rows would fall where that part ends, and hide entries that were acknowledged.
+fn of_owners_that_served<P: Pending>(rows: &[Row<P::Record>]) -> Vec<&Row<P::Record>> {
+    let position = |row: &Row<P::Record>| P::position(&row.record);
+    let present: HashSet<_> = rows.iter().map(|row| (row.epoch, position(row))).collect();
+    // What is older was not read. It is certain.
+    let newest = rows.iter().map(position).max().unwrap_or_default();
+    let first = newest.saturating_sub(TAIL_ENTRIES) + 1;
+    let mut has_settled: HashMap<Epoch, bool> = HashMap::new();
+    for row in rows.iter().filter(|row| row.settle_end > 0) {
+        let is_whole = (first.max(row.settled + 1)..=row.settle_end)
+            .all(|position| present.contains(&(row.epoch, position)));
+        // An attempt of the same owner that saw more may have failed.
+        *has_settled.entry(row.epoch).or_default() |= is_whole;
+    }
+    let has_served = |row: &&Row<P::Record>| has_settled.get(&row.epoch).copied().unwrap_or(true);
+    rows.iter()
+        .filter(|row| has_served(row) || broken(Mutation::SettleWhole))
+        .collect()
+}
+
 /// Returns whether an uncertain row was built on the row before it, whose counts its own follow from.
 fn follows<P: Pending>(
     row: &Row<P::Record>,
     previous: &Row<P::Record>,
     known: u64,
-    rows: &[Row<P::Record>],
+    rows: &[&Row<P::Record>],
 ) -> bool {
     // No lower epoch follows (Raft, section 5.4): that is part of rule [prefix]. The higher one may have served the log without
     // this row.
@@ -315,9 +345,9 @@ fn follows<P: Pending>(
 /// Returns the epochs of the owners that wrote this record at its position.
 fn writers<'a, P: Pending>(
     row: &'a Row<P::Record>,
-    rows: &'a [Row<P::Record>],
+    rows: &'a [&Row<P::Record>],
 ) -> impl Iterator<Item = Epoch> + 'a {
-    let is_same = |other: &&Row<P::Record>| {
+    let is_same = |other: &&&Row<P::Record>| {
         P::position(&other.record) == P::position(&row.record)
             && P::is_same(&other.record, &row.record)
     };
@@ -375,6 +405,7 @@ mod tests {
             record: entry(seq, client),
             epoch,
             settled,
+            settle_end: 0,
         }
     }
 
@@ -518,7 +549,78 @@ mod tests {
             record: row.record.clone(),
             epoch,
             settled,
+            settle_end: 0,
         }
+    }
+
+    #[test]
+    fn a_settle_that_is_not_whole_hides_nothing() {
+        let acknowledged: Vec<_> = (1..=140)
+            .map(|seq| row(seq, 4, seq.into(), seq.min(119)))
+            .collect();
+        // Owner 5 settled 120 to 140 on one replica. A page of another gateway copied some of these rows to a second one.
+        let settle = |seqs: Range<u64>| {
+            let rows = acknowledged
+                .iter()
+                .filter(move |row| seqs.contains(&row.record.seq));
+            rows.map(|row| Row {
+                settle_end: 140,
+                ..again(row, 5, 119)
+            })
+        };
+        let of = |part: Range<u64>| {
+            let read = acknowledged.iter().skip(12).cloned();
+            taken(read.chain(settle(part)).collect(), 6)
+        };
+        for part in [120..128, 125..130, 121..141, 140..141, 120..141] {
+            let (head, settled) = of(part.clone());
+            assert_eq!((head, settled.len()), (140, 21), "{part:?}");
+        }
+        // An owner whose settle is whole may have served: what comes after it was not acknowledged.
+        let whole = settle(120..131).map(|row| Row {
+            settle_end: 130,
+            ..row
+        });
+        let read = acknowledged.iter().skip(12).cloned().chain(whole);
+        assert_eq!(taken(read.collect(), 6).0, 130);
+    }
+
+    #[test]
+    fn an_owner_that_is_loaded_again_has_served() {
+        let mut rows: Vec<_> = (1..=5).map(|seq| row(seq, 4, seq.into(), 3)).collect();
+        let settle = |rows: &[Row<Entry>], epoch| {
+            let tail = Tail {
+                rows: rows.to_vec(),
+                settled: 0,
+            };
+            EntryLog::take_over(&tail, epoch).unwrap().settle
+        };
+        // Owner 5 settles 4 and 5, appends 6 and 7, and panics.
+        let first = settle(&rows, 5);
+        assert!(first.iter().all(|row| row.settle_end == 5));
+        rows.extend(first);
+        rows.extend([row(6, 5, 6, 4), row(7, 5, 7, 4)]);
+        let again = settle(&rows, 5);
+        let ends: Vec<_> = again
+            .iter()
+            .map(|row| (row.record.seq, row.settle_end))
+            .collect();
+        assert_eq!(ends, [(5, 0), (6, 0), (7, 0)]);
+        // A part of a settle that failed, of more rows than it found the next time, does not hide what it served then.
+        rows[5].settle_end = 9;
+        assert_eq!(taken(rows, 6).0, 7);
+    }
+
+    #[test]
+    fn a_settle_is_whole_although_its_oldest_rows_are_not_read() {
+        let settled = |seq| Row {
+            settle_end: 140,
+            ..row(seq, 5, seq.into(), 99)
+        };
+        let rows = (123..=140).map(settled);
+        let appended = (141..=250).map(|seq| row(seq, 5, seq.into(), seq - 1));
+        let (head, settle) = taken(rows.chain(appended).collect(), 6);
+        assert_eq!((head, settle.len()), (250, 1));
     }
 
     #[test]

@@ -87,6 +87,7 @@ fn row(seq: Seq, epoch: u64, body: &str) -> LogRow {
         }),
         epoch,
         settled: seq.saturating_sub(1),
+        settle_end: 0,
     }
 }
 
@@ -122,7 +123,10 @@ async fn a_log_is_read_as_it_was_written(store: &dyn Store) -> Checked {
 async fn the_highest_epoch_is_read(store: &dyn Store) -> Checked {
     let id = ConversationId::random();
     let old = [row(1, 1, "old 1"), row(2, 1, "old 2"), row(3, 1, "old 3")];
-    let new = [row(2, 3, "new 2")];
+    let new = [LogRow {
+        settle_end: 2,
+        ..row(2, 3, "new 2")
+    }];
     store.settle(id, &new).await?;
     store.append(id, &old, None).await?;
     let read = store.log(id, 1, 3).await?.rows;
@@ -153,6 +157,7 @@ async fn client_ids_are_found_by_epoch(store: &dyn Store) -> Checked {
     let again = LogRow {
         epoch: 4,
         record: moved,
+        settle_end: 9,
         ..first.clone()
     };
     store.append(id, std::slice::from_ref(&first), None).await?;

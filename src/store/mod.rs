@@ -65,8 +65,7 @@ pub trait Store: FileStore + ConsumerStore {
         activity: Option<Activity>,
     ) -> Result<()>;
 
-    /// Writes rows like `append`, but atomically: neither a reader nor a crash sees a part of them. Rows of two buckets
-    /// are two such writes, the newer bucket first.
+    /// Writes rows like `append`. A takeover finds out by rule \[settle-whole\] whether it sees all of them.
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.
@@ -86,7 +85,7 @@ pub trait Store: FileStore + ConsumerStore {
         activity: Option<Activity>,
     ) -> Result<()>;
 
-    /// Writes rows like `append_changes`, but atomically, as `settle` does.
+    /// Writes rows like `append_changes`, as `settle` does.
     async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()>;
 
     /// Returns the rows of the newest `revs` positions of the log of changes, of all epochs, oldest first.

@@ -17,6 +17,8 @@ pub struct Row<T> {
     pub epoch: Epoch,
     /// The position up to which the owner had settled everything when it wrote this row.
     pub settled: u64,
+    /// The last position that a takeover settled together with this row, all or nothing. 0 if the row was appended.
+    pub settle_end: u64,
 }
 
 // Derived, it would require that the record can be cloned.

@@ -38,7 +38,10 @@ use chat_gateway::{
         SystemChange, UserId,
     },
     mutation::{Mutation, Step, break_rule, die_after},
-    store::simulated::{Faults, Simulated},
+    store::{
+        Store as _,
+        simulated::{Faults, Simulated},
+    },
     tasks::{Process, Tasks},
 };
 use checker::Checker;
@@ -283,6 +286,34 @@ impl World {
         }
     }
 
+    /// Reads parts of both logs at any gateway, as pages do. Read repair copies what such a part covers, and nothing else.
+    async fn pages(self: Arc<Self>) {
+        const LONGEST: u64 = 6;
+        loop {
+            let newest = {
+                let checker = self.checker.lock().unwrap();
+                checker.acknowledged.values().max().copied().unwrap_or(1)
+            };
+            let from = (newest + LONGEST)
+                .saturating_sub(self.random(3 * LONGEST))
+                .max(1);
+            let to = from + self.random(LONGEST);
+            drop(self.store.log(self.conversation, from, to).await);
+            if self.changing {
+                let rev = self.seen.lock().unwrap().newest;
+                let from = (rev + LONGEST)
+                    .saturating_sub(self.random(3 * LONGEST))
+                    .max(1);
+                drop(
+                    self.store
+                        .changes(self.conversation, from, from + self.random(LONGEST))
+                        .await,
+                );
+            }
+            sleep(Duration::from_millis(self.random(60))).await;
+        }
+    }
+
     /// Deposes owners. A lease ends, perhaps with writes in flight, and a new one begins on the same or another
     /// gateway.
     async fn ring(self: Arc<Self>) {
@@ -388,6 +419,7 @@ async fn run(seed: u64, rules: Rules) -> Found {
     let background = [
         tasks.spawn(world.clone().ring()),
         tasks.spawn(world.clone().reader()),
+        tasks.spawn(world.clone().pages()),
         tasks.spawn(world.clone().look()),
     ];
     let mut clients: Vec<_> = (0..CLIENTS)
@@ -515,10 +547,11 @@ fn simulate_as_is(seed: u64, rules: Rules) -> Found {
     runtime.block_on(run(seed, rules))
 }
 
-const BROKEN_RULES_OF_THE_LOG: [Mutation; 4] = [
+const BROKEN_RULES_OF_THE_LOG: [Mutation; 5] = [
     Mutation::Lease,
     Mutation::Epoch,
     Mutation::Settle,
+    Mutation::SettleWhole,
     Mutation::Apply,
 ];
 

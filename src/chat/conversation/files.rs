@@ -163,6 +163,7 @@ impl Owner {
             record: entry.clone(),
             epoch: self.ownership.epoch(),
             settled: 0,
+            settle_end: 0,
         });
         OwnerReply::CheckFile(FileCheck {
             file,

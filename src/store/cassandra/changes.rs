@@ -6,7 +6,9 @@ use scylla::{DeserializeRow, value::CqlTimestamp};
 
 use super::{
     batches::Unit,
-    columns::{STATEMENT_BYTES, big, bucket_of, from_json, json, shard_of, unsigned, user},
+    columns::{
+        STATEMENT_BYTES, big, bucket_of, from_json, json, settle_end, shard_of, unsigned, user,
+    },
     statements::Statements,
 };
 use crate::{
@@ -40,6 +42,7 @@ impl Statements {
             CqlTimestamp(change.at),
             big(row.settled),
             op,
+            settle_end(row.settle_end),
         ));
         Unit::one(&self.insert_change, values, bytes)
     }
@@ -179,6 +182,7 @@ pub(super) struct ChangeColumns {
     at: CqlTimestamp,
     settled: i64,
     change: String,
+    settle_end: Option<i64>,
 }
 
 impl ChangeColumns {
@@ -193,6 +197,7 @@ impl ChangeColumns {
             record: Arc::new(change),
             epoch: unsigned(self.epoch),
             settled: unsigned(self.settled),
+            settle_end: self.settle_end.map_or(0, unsigned),
         })
     }
 }

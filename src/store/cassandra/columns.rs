@@ -85,6 +85,11 @@ pub(super) fn day_column(day: u32) -> i32 {
     i32::try_from(day).unwrap_or(i32::MAX)
 }
 
+/// Leaves the end of a settle unset in a row that was appended.
+pub(super) fn settle_end(position: u64) -> MaybeUnset<i64> {
+    unset((position > 0).then(|| big(position)))
+}
+
 /// Leaves an absent column unset, because writing a null would create a tombstone.
 pub(super) fn unset<T>(value: Option<T>) -> MaybeUnset<T> {
     value.map_or(MaybeUnset::Unset, MaybeUnset::Set)
@@ -134,6 +139,7 @@ impl Statements {
             record: entry,
             epoch,
             settled,
+            settle_end: end,
         } = row;
         let (kind, body, attachments, reply_to) = match &entry.content {
             Content::Text {
@@ -171,6 +177,7 @@ impl Statements {
             CqlTimestamp(entry.at),
             big(*settled),
             unset(entry.texts.map(big)),
+            settle_end(*end),
         ));
         Unit::one(&self.insert_message, values, bytes)
     }
@@ -330,6 +337,7 @@ pub(super) struct MessageColumns {
     at: Option<CqlTimestamp>,
     committed: Option<i64>,
     texts: Option<i64>,
+    settle_end: Option<i64>,
     content_state: Option<String>,
     reaction_state: Option<String>,
 }
@@ -391,6 +399,7 @@ impl MessageColumns {
             record: entry,
             epoch: unsigned(self.epoch),
             settled: unsigned(committed),
+            settle_end: self.settle_end.map_or(0, unsigned),
         }))
     }
 }

@@ -67,11 +67,8 @@ impl Store for Cassandra {
         // Rule [refs-settle]: the message may be the only one that has the file.
         before.extend(s.references_of(rows));
         self.batches.write(OPERATION, before).await?;
-        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
-        for unit in s.messages(conversation, rows) {
-            self.batches.write(OPERATION, vec![unit]).await?;
-        }
-        Ok(())
+        let units = s.messages(conversation, rows);
+        self.batches.write(OPERATION, units).await
     }
 
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
@@ -141,11 +138,8 @@ impl Store for Cassandra {
         const OPERATION: &str = "settle_changes";
         self.open_change_buckets(OPERATION, conversation, rows)
             .await?;
-        // A unit is one batch for one partition, so it is atomic. The newer bucket must be first.
-        for unit in self.statements.changes(conversation, rows) {
-            self.batches.write(OPERATION, vec![unit]).await?;
-        }
-        Ok(())
+        let units = self.statements.changes(conversation, rows);
+        self.batches.write(OPERATION, units).await
     }
 
     async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail> {

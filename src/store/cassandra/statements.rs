@@ -109,10 +109,10 @@ fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> Prepare
 
 statements! {
     write insert_message: "INSERT INTO messages (conversation_id, bucket, seq, epoch, message_id, sender, client_id, kind, body, \
-        attachments, reply_to, at, committed, texts) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+        attachments, reply_to, at, committed, texts, settle_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
     /// The states of entries are in the same partition, so a page with its states is one read.
     read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
-        content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
+        settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
     read newest_seq: "SELECT seq FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
 
     write set_content_state: "UPDATE messages USING TIMESTAMP ? SET content_state = ? \
@@ -122,9 +122,9 @@ statements! {
     write erase_message: "UPDATE messages USING TIMESTAMP 1 SET body = ?, attachments = ? \
         WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = ?",
 
-    write insert_change: "INSERT INTO changes (conversation_id, bucket, rev, epoch, author, at, settled, change) \
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
-    read changes: "SELECT rev, epoch, author, at, settled, change FROM changes \
+    write insert_change: "INSERT INTO changes (conversation_id, bucket, rev, epoch, author, at, settled, change, settle_end) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    read changes: "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes \
         WHERE conversation_id = ? AND bucket = ? AND rev >= ? AND rev <= ?",
     read newest_rev: "SELECT rev FROM changes WHERE conversation_id = ? AND bucket = ? LIMIT 1",
     write erase_change: "UPDATE changes USING TIMESTAMP 1 SET change = ? \

@@ -155,6 +155,7 @@ mod tests {
             }),
             epoch: 1,
             settled,
+            settle_end: 0,
         };
         seqs.iter().map(row).collect()
     }

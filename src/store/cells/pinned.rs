@@ -83,6 +83,22 @@ fn row() -> LogRow {
         record: Arc::new(entry()),
         epoch: 5,
         settled: 298,
+        settle_end: 0,
+    }
+}
+
+/// Without the number of texts, which comes before the end of the settle.
+#[test]
+fn settled_rows_keep_the_end_of_their_settle() {
+    for texts in [None, Some(7)] {
+        let record = Entry { texts, ..entry() };
+        let settled = LogRow {
+            record: Arc::new(record),
+            settle_end: 310,
+            ..row()
+        };
+        let cells = log_cells(ConversationId(id(9)), std::slice::from_ref(&settled));
+        assert_eq!(log_page("test", &cells[..1]).unwrap().rows, [settled]);
     }
 }
 

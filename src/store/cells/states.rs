@@ -8,7 +8,8 @@ use super::{
     Cell,
     keys::{CONTENT, REACTIONS, change_key, log_key},
     values::{
-        StoredAttachment, attachments, decode, encode, log_row, stored_attachments, take_u64,
+        StoredAttachment, attachments, decode, encode, is_zero, log_row, stored_attachments,
+        take_u64,
     },
 };
 use crate::{
@@ -49,6 +50,7 @@ struct StoredChange(
     Millis,
     Rev, // settled
     StoredOp,
+    #[serde(default, skip_serializing_if = "is_zero")] Rev, // end of its settle
 );
 
 #[derive(Serialize, Deserialize)]
@@ -116,7 +118,13 @@ pub(super) fn change_cell(conversation: ConversationId, row: &ChangeRow) -> Cell
             reactions,
         } => StoredOp::React(*seq, emoji.clone(), *on, reactions.clone()),
     };
-    let stored = StoredChange(change.by.clone(), change.at, row.settled, op);
+    let stored = StoredChange(
+        change.by.clone(),
+        change.at,
+        row.settled,
+        op,
+        row.settle_end,
+    );
     change_key(conversation, change.rev)
         .u64(row.epoch)
         .cell(0, encode(&stored))
@@ -125,7 +133,7 @@ pub(super) fn change_cell(conversation: ConversationId, row: &ChangeRow) -> Cell
 pub(super) fn change_row(operation: &'static str, cell: &Cell) -> Result<ChangeRow> {
     let rev = take_u64(operation, &cell.key, 17)?;
     let epoch = take_u64(operation, &cell.key, 25)?;
-    let StoredChange(by, at, settled, op) = decode(operation, &cell.value)?;
+    let StoredChange(by, at, settled, op, settle_end) = decode(operation, &cell.value)?;
     let op = match op {
         StoredOp::Edit(seq, content, edits, dropped) => ChangeOp::Edit {
             seq,
@@ -151,17 +159,18 @@ pub(super) fn change_row(operation: &'static str, cell: &Cell) -> Result<ChangeR
         record: Arc::new(Change { rev, by, at, op }),
         epoch,
         settled,
+        settle_end,
     })
 }
 
 /// Returns the cell that erases the content of an edit. `None` if the row is another change.
 pub(super) fn erased_change(operation: &'static str, cell: &Cell) -> Result<Option<Cell>> {
-    let StoredChange(by, at, settled, op) = decode(operation, &cell.value)?;
+    let StoredChange(by, at, settled, op, settle_end) = decode(operation, &cell.value)?;
     let StoredOp::Edit(seq, _, edits, dropped) = op else {
         return Ok(None);
     };
     let erased = StoredOp::Edit(seq, None, edits, dropped);
-    let stored = StoredChange(by, at, settled, erased);
+    let stored = StoredChange(by, at, settled, erased, settle_end);
     Ok(Some(Cell {
         key: cell.key.clone(),
         timestamp: 1,

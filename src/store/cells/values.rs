@@ -73,6 +73,14 @@ pub(super) fn take_conversation(
     take(operation, bytes, at).map(|id| ConversationId(uuid::Uuid::from_bytes(id)))
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+pub(super) fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 #[derive(Serialize, Deserialize)]
 struct StoredEntry<'a>(
     MessageId,
@@ -81,7 +89,9 @@ struct StoredEntry<'a>(
     Millis,
     Seq, // settled
     #[serde(borrow)] StoredContent<'a>,
-    #[serde(default, skip_serializing_if = "Option::is_none")] Option<u64>, // texts
+    // The texts. `Some(None)` keeps the place when another field follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<Option<u64>>,
+    #[serde(default, skip_serializing_if = "is_zero")] Seq, // end of its settle
 );
 
 #[derive(Serialize, Deserialize)]
@@ -156,6 +166,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
                 StoredContent::System(serde_json::to_string(change).unwrap_or_default())
             }
         };
+        let has_texts = entry.texts.is_some() || row.settle_end > 0;
         let stored = StoredEntry(
             entry.message_id,
             entry.client_id,
@@ -163,7 +174,8 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
             entry.at,
             row.settled,
             content,
-            entry.texts,
+            has_texts.then_some(entry.texts),
+            row.settle_end,
         );
         cells.push(
             log_key(conversation, entry.seq)
@@ -186,7 +198,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
 pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
     let seq = take_u64(operation, &cell.key, 17)?;
     let epoch = take_u64(operation, &cell.key, 25)?;
-    let StoredEntry(message_id, client_id, sender, at, settled, content, texts) =
+    let StoredEntry(message_id, client_id, sender, at, settled, content, texts, settle_end) =
         decode(operation, &cell.value)?;
     let content = match content {
         StoredContent::Text(body, stored, reply_to) => Content::Text {
@@ -205,12 +217,13 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         sender,
         at,
         content,
-        texts,
+        texts: texts.flatten(),
     });
     Ok(LogRow {
         record: entry,
         epoch,
         settled,
+        settle_end,
     })
 }
 

@@ -43,6 +43,7 @@ pub(super) fn change(rev: Rev, epoch: u64, op: ChangeOp) -> ChangeRow {
         }),
         epoch,
         settled: rev.saturating_sub(1),
+        settle_end: 0,
     }
 }
 

@@ -43,6 +43,7 @@ pub(in crate::store) async fn write_marked(store: &dyn Store, marker: &str) -> R
         }),
         epoch,
         settled: 4_000,
+        settle_end: 0,
     };
     let other = LogRow {
         epoch: 2,

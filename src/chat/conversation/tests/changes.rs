@@ -553,6 +553,7 @@ async fn a_successor_carries_out_what_its_predecessor_only_wrote() {
             }),
             epoch: 1,
             settled: 1,
+            settle_end: 0,
         };
         fixture
             .store

@@ -21,6 +21,7 @@ async fn after(fixture: &Fixture, rev: Rev, op: ChangeOp) -> Fixture {
         record: Arc::new(record),
         epoch: 1,
         settled: rev - 1,
+        settle_end: 0,
     }];
     let stored = fixture.store.append_changes(GROUP, &rows, None).await;
     stored.unwrap();
