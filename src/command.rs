@@ -375,7 +375,8 @@ fn check(path: &Path, accept_loss: bool) -> anyhow::Result<ExitCode> {
     }
     let (path, tables, cells) = (path.display(), checked.tables, checked.cells);
     if checked.damages.is_empty() {
-        println!("{path} is whole: {tables} tables and {cells} cells were read");
+        let left = if accept_loss { "what is left of " } else { "" };
+        println!("{left}{path} is whole: {tables} tables and {cells} cells were read");
         return Ok(ExitCode::SUCCESS);
     }
     println!("{path} is damaged: restore a backup, or see \"Damage\" in docs/deployment.md");

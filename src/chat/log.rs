@@ -11,10 +11,7 @@ use std::{
 
 use super::client_ids::Origin;
 use crate::{
-    model::{
-        Epoch,
-        limits::{APPENDS_IN_FLIGHT_MAX, TAIL_ENTRIES},
-    },
+    model::{Epoch, limits::APPENDS_IN_FLIGHT_MAX},
     mutation::{Mutation, broken},
     store::{Row, Tail},
 };
@@ -104,7 +101,7 @@ impl<P: Pending> Log<P> {
         // Rule [epoch]: the epoch is in the key, so rows of several owners stand side by side, and the highest epoch at
         // each position counts.
         let mut best: BTreeMap<u64, &Row<P::Record>> = BTreeMap::new();
-        let rows = of_owners_that_served::<P>(&tail.rows);
+        let rows = of_owners_that_served::<P>(tail);
         for &row in &rows {
             let chosen = best.entry(P::position(&row.record)).or_insert(row);
             if row.epoch > chosen.epoch {
@@ -114,10 +111,8 @@ impl<P: Pending> Log<P> {
         // Every row has the settled position of its owner. Everything up to the highest one is certain.
         let claimed = tail.rows.iter().map(|row| row.settled).max();
         let known = claimed.unwrap_or_default().max(tail.settled);
-        // A log that is shorter than the part that is read must have its first row, because it may begin with a hole.
-        let newest = best.keys().next_back().copied().unwrap_or_default();
-        let first = best.keys().next().copied().unwrap_or(1);
-        let mut head = if newest <= TAIL_ENTRIES { 0 } else { first - 1 };
+        // The row at the first position must be there, because the log may begin with a hole. What is older is certain.
+        let mut head = tail.first.max(1) - 1;
         let mut previous = None;
         let mut origins = HashSet::new();
         let (mut records, mut settle) = (Vec::new(), Vec::new());
@@ -302,25 +297,24 @@ impl<P: Pending> Log<P> {
     }
 }
 
-/// Returns the rows without those of an owner whose settle is not whole. Rule [settle-whole]: it never served anything, because
-/// its settle must be stored first, so its rows say nothing. A settle is written as one batch, but a page that somebody reads
-/// may repair a part of it: the epochs of the rows would fall where that part ends, and hide entries that were acknowledged.
-fn of_owners_that_served<P: Pending>(rows: &[Row<P::Record>]) -> Vec<&Row<P::Record>> {
-    let position = |row: &Row<P::Record>| P::position(&row.record);
-    let present: HashSet<_> = rows.iter().map(|row| (row.epoch, position(row))).collect();
-    // What is older was not read. It is certain.
-    let newest = rows.iter().map(position).max().unwrap_or_default();
-    let first = newest.saturating_sub(TAIL_ENTRIES) + 1;
+/// Returns the rows without those of owners whose settle is not whole. Rule [settle-whole]: they never served anything, because
+/// a settle must be stored before, so their rows say nothing. A page that somebody reads may repair a part of a settle: the
+/// epochs of the rows would fall where that part ends, and hide entries that were acknowledged.
+fn of_owners_that_served<P: Pending>(tail: &Tail<P::Record>) -> Vec<&Row<P::Record>> {
+    let rows = &tail.rows;
+    let position = |row: &Row<P::Record>| (row.epoch, P::position(&row.record));
+    let present: HashSet<_> = rows.iter().map(position).collect();
     let mut has_settled: HashMap<Epoch, bool> = HashMap::new();
     for row in rows.iter().filter(|row| row.settle_end > 0) {
-        let is_whole = (first.max(row.settled + 1)..=row.settle_end)
-            .all(|position| present.contains(&(row.epoch, position)));
-        // An attempt of the same owner that saw more may have failed.
+        // What was not read is older, and certain.
+        let mut settle = tail.first.max(row.settled + 1)..=row.settle_end;
+        let is_whole = settle.all(|position| present.contains(&(row.epoch, position)));
+        // If an owner was loaded twice, the first attempt may have known less to be certain, and left a part of its settle.
         *has_settled.entry(row.epoch).or_default() |= is_whole;
     }
-    let has_served = |row: &&Row<P::Record>| has_settled.get(&row.epoch).copied().unwrap_or(true);
+    let has_served = |epoch| has_settled.get(&epoch) != Some(&false);
     rows.iter()
-        .filter(|row| has_served(row) || broken(Mutation::SettleWhole))
+        .filter(|row| has_served(row.epoch) || broken(Mutation::SettleWhole))
         .collect()
 }
 
@@ -355,326 +349,4 @@ fn writers<'a, P: Pending>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        clock,
-        model::{ClientId, Content, Entry, UserId},
-    };
-
-    impl Pending for Arc<Entry> {
-        type Record = Entry;
-
-        fn record(&self) -> &Self {
-            self
-        }
-
-        fn position(entry: &Entry) -> u64 {
-            entry.seq
-        }
-
-        fn is_same(a: &Entry, b: &Entry) -> bool {
-            a.message_id == b.message_id
-        }
-
-        fn origin(entry: &Entry) -> Option<Origin> {
-            Some((entry.sender.clone(), entry.client_id))
-        }
-
-        fn weight(entry: &Entry) -> usize {
-            entry.weight()
-        }
-    }
-
-    type EntryLog = Log<Arc<Entry>>;
-
-    fn entry(seq: u64, client: u128) -> Arc<Entry> {
-        Arc::new(Entry {
-            seq,
-            message_id: clock::message_id(1),
-            client_id: ClientId(uuid::Uuid::from_u128(client)),
-            sender: UserId::new("alice").unwrap(),
-            at: 1,
-            content: Content::text("hi"),
-            texts: None,
-        })
-    }
-
-    fn row(seq: u64, epoch: Epoch, client: u128, settled: u64) -> Row<Entry> {
-        Row {
-            record: entry(seq, client),
-            epoch,
-            settled,
-            settle_end: 0,
-        }
-    }
-
-    fn append(log: &mut EntryLog) -> Option<Row<Entry>> {
-        log.append(|seq| entry(seq, u128::from(seq)))
-    }
-
-    /// A log with some entries appended.
-    fn log_of(entries: u64) -> EntryLog {
-        let mut log = Log::at(0, 1);
-        for seq in 1..=entries {
-            assert_eq!(append(&mut log).unwrap().record.seq, seq);
-        }
-        log
-    }
-
-    /// The head and the settled rows of a takeover.
-    fn taken(rows: Vec<Row<Entry>>, epoch: Epoch) -> (u64, Vec<(u64, Epoch)>) {
-        let takeover = EntryLog::take_over(&Tail { rows, settled: 0 }, epoch).unwrap();
-        let Takeover {
-            mut log,
-            records,
-            settle,
-        } = takeover;
-        for row in &settle {
-            log.restore(row.record.clone());
-        }
-        assert_eq!(log.head(), records.last().map_or(0, |entry| entry.seq));
-        let settle = settle.iter().map(|row| (row.record.seq, row.epoch));
-        (log.head(), settle.collect())
-    }
-
-    #[test]
-    fn a_log_whose_first_entry_was_never_stored_is_empty() {
-        assert_eq!(taken(vec![row(2, 1, 2, 0)], 2), (0, Vec::new()));
-    }
-
-    #[test]
-    fn no_record_is_committed_across_a_gap() {
-        let mut log = log_of(3);
-        log.written(1..2);
-        log.written(3..4);
-        assert_eq!(log.commit(true), 1..2);
-        assert!(log.commit(true).is_empty());
-        log.written(2..3);
-        assert!(
-            log.commit(false).is_empty(),
-            "a deposed owner commits nothing"
-        );
-        assert_eq!(log.commit(true), 2..4);
-        assert_eq!((log.head(), log.settled()), (3, 0));
-    }
-
-    #[test]
-    fn a_log_weighs_its_uncommitted_records() {
-        let mut log = log_of(2);
-        let each = entry(1, 1).weight();
-        assert_eq!(log.weight(), 2 * each);
-        log.written(1..2);
-        log.commit(true);
-        assert_eq!(log.weight(), each);
-    }
-
-    #[test]
-    fn uncertain_records_are_bounded() {
-        let mut log = log_of(APPENDS_IN_FLIGHT_MAX as u64);
-        assert!(append(&mut log).is_none());
-        log.written(1..2);
-        log.commit(true);
-        assert!(
-            append(&mut log).is_none(),
-            "its effects are not carried out"
-        );
-        log.release(1);
-        assert!(append(&mut log).is_some());
-    }
-
-    #[test]
-    fn an_entry_is_settled_when_it_and_those_before_have_no_holds() {
-        let mut log = log_of(3);
-        log.written(1..4);
-        log.commit(true);
-        log.hold(1);
-        log.release(2);
-        log.release(1);
-        assert_eq!(log.settled(), 0);
-        assert_eq!(log.get(2).map(|entry| entry.seq), Some(2));
-        log.release(1);
-        assert_eq!((log.settled(), log.head()), (2, 3));
-        assert!(log.get_mut(2).is_none() && log.get_mut(3).is_some());
-        log.release(3);
-        assert!(log.is_settled());
-        assert_eq!(append(&mut log).unwrap().settled, 3);
-    }
-
-    #[test]
-    fn records_that_a_takeover_restores_are_committed_and_not_settled() {
-        let tail = Tail {
-            rows: vec![row(1, 1, 1, 0), row(2, 1, 2, 1), row(3, 1, 3, 1)],
-            settled: 0,
-        };
-        let Takeover {
-            mut log, settle, ..
-        } = EntryLog::take_over(&tail, 2).unwrap();
-        for row in &settle {
-            log.restore(row.record.clone());
-        }
-        assert_eq!((log.settled(), log.head(), log.next()), (1, 3, 4));
-        log.release(3);
-        assert_eq!(log.settled(), 1);
-        log.release(2);
-        assert!(log.is_settled());
-    }
-
-    #[test]
-    fn a_takeover_settles_rows_that_are_valid_but_not_certain() {
-        let rows = vec![row(1, 1, 1, 0), row(2, 1, 2, 1), row(3, 1, 3, 1)];
-        assert_eq!(taken(rows, 2), (3, vec![(2, 2), (3, 2)]));
-        assert_eq!(taken(Vec::new(), 2), (0, Vec::new()));
-    }
-
-    #[test]
-    fn a_takeover_ends_at_a_hole_a_lower_epoch_or_a_repetition() {
-        assert_eq!(taken(vec![row(1, 1, 1, 0), row(3, 1, 3, 0)], 2).0, 1);
-        assert_eq!(taken(vec![row(1, 2, 1, 0), row(2, 1, 2, 0)], 3).0, 1);
-        assert_eq!(taken(vec![row(1, 1, 1, 0), row(2, 1, 1, 0)], 3).0, 1);
-        // The highest epoch at each seq counts.
-        assert_eq!(
-            taken(vec![row(1, 1, 1, 0), row(1, 2, 9, 0), row(2, 2, 2, 0)], 3).0,
-            2
-        );
-        assert_eq!(
-            taken(vec![row(1, 2, 9, 0), row(1, 1, 1, 0), row(2, 1, 2, 0)], 3).0,
-            1
-        );
-    }
-
-    /// The same record, settled again by another owner.
-    fn again(row: &Row<Entry>, epoch: Epoch, settled: u64) -> Row<Entry> {
-        Row {
-            record: row.record.clone(),
-            epoch,
-            settled,
-            settle_end: 0,
-        }
-    }
-
-    #[test]
-    fn a_settle_that_is_not_whole_hides_nothing() {
-        let acknowledged: Vec<_> = (1..=140)
-            .map(|seq| row(seq, 4, seq.into(), seq.min(119)))
-            .collect();
-        // Owner 5 settled 120 to 140 on one replica. A page of another gateway copied some of these rows to a second one.
-        let settle = |seqs: Range<u64>| {
-            let rows = acknowledged
-                .iter()
-                .filter(move |row| seqs.contains(&row.record.seq));
-            rows.map(|row| Row {
-                settle_end: 140,
-                ..again(row, 5, 119)
-            })
-        };
-        let of = |part: Range<u64>| {
-            let read = acknowledged.iter().skip(12).cloned();
-            taken(read.chain(settle(part)).collect(), 6)
-        };
-        for part in [120..128, 125..130, 121..141, 140..141, 120..141] {
-            let (head, settled) = of(part.clone());
-            assert_eq!((head, settled.len()), (140, 21), "{part:?}");
-        }
-        // An owner whose settle is whole may have served: what comes after it was not acknowledged.
-        let whole = settle(120..131).map(|row| Row {
-            settle_end: 130,
-            ..row
-        });
-        let read = acknowledged.iter().skip(12).cloned().chain(whole);
-        assert_eq!(taken(read.collect(), 6).0, 130);
-    }
-
-    #[test]
-    fn an_owner_that_is_loaded_again_has_served() {
-        let mut rows: Vec<_> = (1..=5).map(|seq| row(seq, 4, seq.into(), 3)).collect();
-        let settle = |rows: &[Row<Entry>], epoch| {
-            let tail = Tail {
-                rows: rows.to_vec(),
-                settled: 0,
-            };
-            EntryLog::take_over(&tail, epoch).unwrap().settle
-        };
-        // Owner 5 settles 4 and 5, appends 6 and 7, and panics.
-        let first = settle(&rows, 5);
-        assert!(first.iter().all(|row| row.settle_end == 5));
-        rows.extend(first);
-        rows.extend([row(6, 5, 6, 4), row(7, 5, 7, 4)]);
-        let again = settle(&rows, 5);
-        let ends: Vec<_> = again
-            .iter()
-            .map(|row| (row.record.seq, row.settle_end))
-            .collect();
-        assert_eq!(ends, [(5, 0), (6, 0), (7, 0)]);
-        // A part of a settle that failed, of more rows than it found the next time, does not hide what it served then.
-        rows[5].settle_end = 9;
-        assert_eq!(taken(rows, 6).0, 7);
-    }
-
-    #[test]
-    fn a_settle_is_whole_although_its_oldest_rows_are_not_read() {
-        let settled = |seq| Row {
-            settle_end: 140,
-            ..row(seq, 5, seq.into(), 99)
-        };
-        let rows = (123..=140).map(settled);
-        let appended = (141..=250).map(|seq| row(seq, 5, seq.into(), seq - 1));
-        let (head, settle) = taken(rows.chain(appended).collect(), 6);
-        assert_eq!((head, settle.len()), (250, 1));
-    }
-
-    #[test]
-    fn a_takeover_ends_at_a_row_that_was_built_on_another_one() {
-        // Owner 2 did not see row 1 of owner 1. Its own row 1 is lost, but its row 2 is there.
-        assert_eq!(taken(vec![row(1, 1, 1, 0), row(2, 2, 2, 0)], 3).0, 1);
-        // Owner 2 knew that row 1 is certain.
-        let taken_over = taken(vec![row(1, 1, 1, 0), row(2, 2, 2, 1)], 3);
-        assert_eq!(taken_over, (2, vec![(2, 3)]));
-    }
-
-    #[test]
-    fn a_takeover_keeps_rows_of_which_a_part_was_settled_again() {
-        let first = [row(1, 1, 1, 0), row(2, 1, 2, 0), row(3, 1, 3, 0)];
-        let mut rows = first.to_vec();
-        rows.push(again(&first[2], 3, 0));
-        assert_eq!(taken(rows, 4).0, 3);
-        let mut rows = first.to_vec();
-        rows.push(again(&first[1], 3, 0));
-        assert_eq!(taken(rows, 4).0, 2, "row 3 has a lower epoch than row 2");
-        // The chosen rows 1 and 2 are those of different owners, and owner 1 wrote both records.
-        let mut rows = first.to_vec();
-        rows.extend([again(&first[0], 2, 0), again(&first[1], 3, 0)]);
-        rows.push(row(3, 2, 9, 0));
-        assert_eq!(taken(rows, 4).0, 2);
-    }
-
-    #[test]
-    fn certain_rows_may_have_any_epoch() {
-        let rows = [row(1, 1, 1, 0), row(2, 1, 2, 0), row(3, 1, 3, 2)];
-        let mut rows_again = rows.to_vec();
-        rows_again.push(again(&rows[0], 2, 0));
-        assert_eq!(taken(rows_again, 3), (3, vec![(3, 3)]));
-    }
-
-    #[test]
-    fn a_takeover_never_loses_certain_rows() {
-        let rows = vec![row(1, 1, 1, 0), row(3, 1, 3, 2)];
-        let lost = EntryLog::take_over(&Tail { rows, settled: 0 }, 2);
-        assert_eq!(lost.unwrap_err(), Incomplete { missing: 2 });
-        let settled = Tail {
-            rows: vec![row(1, 1, 1, 0)],
-            settled: 1,
-        };
-        assert!(EntryLog::take_over(&settled, 2).unwrap().settle.is_empty());
-        assert!(
-            EntryLog::take_over(
-                &Tail {
-                    rows: Vec::new(),
-                    settled: 1
-                },
-                2
-            )
-            .is_err()
-        );
-    }
-}
+mod tests;

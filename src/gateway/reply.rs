@@ -23,6 +23,8 @@ const WRONG_PATH: &str = "a part of the path is not what it must be: conversatio
 
 /// The time for a request's body, counted from the end of its head.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// After how long a request may be repeated, if nobody knows better.
+const RETRY_MS: u64 = 1_000;
 
 /// The facts of a response that the audit log records.
 #[derive(Clone, Copy)]
@@ -36,20 +38,17 @@ pub(super) struct Said {
 pub(super) struct Acted(pub(super) Method);
 
 pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> Response {
+    let is_passing = [ErrorCode::RateLimited, ErrorCode::Unavailable].contains(&code);
     respond(Answer::Error(Refusal {
         code,
         message: message.into(),
-        retry_after_ms: None,
+        retry_after_ms: is_passing.then_some(RETRY_MS),
     }))
 }
 
 /// Refuses a request because the gateway drains. It can be repeated on another one, or after the restart.
 pub(super) fn stopping() -> Response {
-    respond(Answer::Error(Refusal {
-        code: ErrorCode::Unavailable,
-        message: "the gateway is stopping".into(),
-        retry_after_ms: Some(1_000),
-    }))
+    refused(ErrorCode::Unavailable, "the gateway is stopping")
 }
 
 /// Returns an error like [`refused`], with a status that is more precise than that of the code.

@@ -129,20 +129,22 @@ impl<C: Cells> Store for CellStore<C> {
     async fn tail(&self, conversation: ConversationId, seqs: u64) -> Result<LogTail> {
         let whole = Range::prefix(&Key::new(LOG).conversation(conversation));
         let newest = self.0.scan(whole.clone(), 1, true).await?;
-        let LogPage { rows, states } = match newest.first() {
-            None => LogPage::default(),
-            Some(cell) => {
-                let first = (take_u64("tail", &cell.key, 17)? + 1).saturating_sub(seqs);
-                let range = Range {
-                    from: log_key(conversation, first).0,
-                    to: whole.to,
-                };
-                log_page("tail", &self.0.scan(range, usize::MAX, false).await?)?
-            }
+        let newest = newest.first();
+        let newest = newest.map_or(Ok(0), |cell| take_u64("tail", &cell.key, 17))?;
+        let first = (newest + 1).saturating_sub(seqs);
+        let range = Range {
+            from: log_key(conversation, first).0,
+            to: whole.to,
+        };
+        let LogPage { rows, states } = if newest == 0 {
+            LogPage::default()
+        } else {
+            log_page("tail", &self.0.scan(range, usize::MAX, false).await?)?
         };
         let marks = changes::marks(&self.0, "tail", conversation).await?;
         Ok(LogTail {
             tail: Tail {
+                first,
                 rows,
                 settled: marks.settled,
             },
@@ -181,11 +183,6 @@ impl<C: Cells> Store for CellStore<C> {
         let mut cells = changes::cells_of(conversation, rows);
         cells.extend(activity.map(|activity| activity_cell(conversation, activity)));
         self.0.write("append_changes", cells, true).await
-    }
-
-    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()> {
-        let cells = changes::cells_of(conversation, rows);
-        self.0.write("settle_changes", cells, true).await
     }
 
     async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail> {

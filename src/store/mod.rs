@@ -65,7 +65,8 @@ pub trait Store: FileStore + ConsumerStore {
         activity: Option<Activity>,
     ) -> Result<()>;
 
-    /// Writes rows like `append`. A takeover finds out by rule \[settle-whole\] whether it sees all of them.
+    /// Writes log rows as `append` does, after their `sends` and the references of their files. A takeover finds out by
+    /// rule \[settle-whole\] whether it sees all of them.
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()>;
 
     /// Returns the rows of the newest `seqs` positions of the log, of all epochs, oldest first.
@@ -84,9 +85,6 @@ pub trait Store: FileStore + ConsumerStore {
         rows: &[ChangeRow],
         activity: Option<Activity>,
     ) -> Result<()>;
-
-    /// Writes rows like `append_changes`, as `settle` does.
-    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()>;
 
     /// Returns the rows of the newest `revs` positions of the log of changes, of all epochs, oldest first.
     async fn changes_tail(&self, conversation: ConversationId, revs: u64) -> Result<ChangesTail>;

@@ -17,7 +17,7 @@ pub struct Row<T> {
     pub epoch: Epoch,
     /// The position up to which the owner had settled everything when it wrote this row.
     pub settled: u64,
-    /// The last position that a takeover settled together with this row, all or nothing. 0 if the row was appended.
+    /// The last position of the settle in which a takeover wrote this row. 0 if it is of no settle (rule \[settle-whole\]).
     pub settle_end: u64,
 }
 
@@ -110,6 +110,8 @@ pub struct Erasure {
 /// The end of a log, which a takeover reads.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Tail<T> {
+    /// The first position that was read.
+    pub first: u64,
     pub rows: Vec<Row<T>>,
     /// The position up to which everything is settled, see [`super::Store::set_settled`].
     pub settled: u64,

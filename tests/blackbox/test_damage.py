@@ -204,3 +204,37 @@ async def test_a_directory_in_use_is_not_called_damaged(start, tmp_path):
     for path in [tmp_path, tmp_path / "nothing"]:
         done = subprocess.run([BINARY, "check", str(path)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and "is not the directory of a store" in done.stderr, done
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_file_without_which_tables_are_removed_is_named(tmp_path, how):
+    gateway, group = await written(tmp_path, how)
+    directory = pathlib.Path(gateway.directory)
+
+    def files():
+        """What is there, but the file of the checks themselves."""
+        return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "journals.json"}
+
+    bases = [directory / "version", *directory.glob("keyspaces/*/current")]
+    assert len(bases) >= 3, bases
+    for base in bases:
+        content = base.read_bytes()
+        for damage in [base.unlink, lambda: base.write_bytes(b"")]:
+            damage()
+            before = files()
+            for said in [refused(gateway), check(gateway)[1], check(gateway, "--accept-loss")[1]]:
+                assert f"{base} is missing or empty" in said, said
+            assert check(gateway)[0] == 1 and files() == before, "nothing is removed"
+            base.write_bytes(content)
+    gateway.start()
+    alice = await gateway.connect("alice")
+    assert len([1 for message in await alice.everything(group) if message.get("body")]) == 30
+    await alice.close()
+    assert gateway.stop() == 0
+
+
+async def test_a_lock_that_is_missing_is_made_again(tmp_path):
+    gateway, group = await written(tmp_path)
+    (pathlib.Path(gateway.directory) / "lock").unlink()
+    gateway.start()
+    assert gateway.stop() == 0

@@ -3,6 +3,8 @@ from changes_store import Change, Entry, State, best_rows, content, content_of, 
 
 WINDOW, BLOCK, DELETED_KEPT, RESET, PAGE, BUCKET = 4, 4, 4, 6, 3, 8
 
+def changes_of(cells): return [cell for cell in cells.items() if cell[0][0] == "c"]
+
 def partition(rev): return ("c", rev // BUCKET)
 
 def membership(kind): return kind if isinstance(kind, tuple) else None
@@ -100,17 +102,22 @@ class Messages:
 
 class Changes:
     """The log of changes: appending, committing, adopting."""
-    def change_row(self, rev, change, body):
+    def change_row(self, rev, change, body, settle_end=0):
         epoch = 0 if self.broken == "epoch" else self.epoch
-        return {("c", rev, epoch): (0, (self.settled_rev, change)), ("cc", rev, epoch): (0, body)}
+        return {("c", rev, epoch): (0, (self.settled_rev, change, settle_end)), ("cc", rev, epoch): (0, body)}
+    def served(self, cells):
+        """Without the rows of an owner whose settle is not whole: it never served anything."""
+        settles = {(epoch, settled, end) for (column, *_, epoch), (_, (settled, _, end)) in changes_of(cells) if end}
+        never = {epoch for epoch, settled, end in settles if any(("c", rev, epoch) not in cells for rev in range(settled + 1, end + 1))}
+        return cells if self.broken == "settle-whole" else {k: c for k, c in cells.items() if k[2] not in never}
     def adopt_changes(self, cells, kept):
-        best = best_rows(cells, "c"); known = max([meta[0] for _, meta in best.values()] + [kept.get(("settled",), (0,))[0]]); head = 0
+        known = max([settled for _, (_, (settled, _, _)) in changes_of(cells)] + [kept.get(("settled",), (0,))[0]]); head = 0
+        cells = self.served(cells); best = best_rows(cells, "c")
         while self.extends(cells, "c", best, head + 1, known, lambda meta: (meta[1].opid, meta[1].origin)): head += 1
         self.changes = {r: (best[r][1][1], content(cells, "cc", r, best[r][0])) for r in range(1, head + 1)}
         rows, self.settled_rev = {}, known
-        for r in range(known + 1, head + 1): rows.setdefault(partition(r), {}).update(self.change_row(r, *self.changes[r]))
-        for p in sorted(rows, reverse=True):                                   # The newer bucket first: a lower epoch ends the log.
-            if self.broken != "settle" and not (yield from self.durable({p: rows[p]})): return False
+        for r in range(known + 1, head + 1): rows.setdefault(partition(r), {}).update(self.change_row(r, *self.changes[r], head))
+        if self.broken != "settle" and not (yield from self.durable(rows)): return False
         if self.broken != "x-kept": self.deleted = kept.get(("x",), (0, ((), 0)))
         self.change_head, self.next_rev = head, head + 1
         self.applied = self.published = known if self.broken != "reapply" else head
@@ -365,7 +372,7 @@ class Owner(Messages, Changes, Effects, Telling):
     def read_changes(self, buckets, want=lambda key: True):
         """-> the cells of the change log in these buckets | None after a time-out"""
         cells = {}
-        for bucket in buckets:                                                 # The older bucket first: settling writes the newer one first.
+        for bucket in buckets:
             part = yield self.store.read(("c", bucket), want)
             if part is None: return None
             cells.update(part)

@@ -21,6 +21,7 @@ RULES = {
     "lease":       "commit, serve and acknowledge only under the lease",
     "epoch":       "the epoch is in the key of a change row",
     "settle":      "a takeover writes unsettled changes again before it serves",
+    "settle-whole": "a takeover counts no rows of an owner whose settle it does not see whole: its rows in two buckets are two writes",
     "prefix":      "the valid change log ends at a hole or at a lower epoch",
     "chain":       "after an uncertain row the log ends, unless one owner wrote both rows: counts and summaries of a row follow from the row before it",
     "order":       "a change commits after all changes before it",
@@ -81,7 +82,7 @@ class World:
             rows["m"].update({("m", seq, epoch): (0, (entry.client_id, int(seq > 1), *entry[1:3], entry.origin)), ("mc", seq, epoch): (0, entry.body)})
         for rev, epoch, after in ((1, 1, (("a", 1),)), (2, 2, (("a", 1), ("b", 1)))):
             change = Change("react", (1,), epoch - 1, f"left.{rev}", ("a", True), after, epoch)
-            rows[("c", 0)].update({("c", rev, epoch): (0, (0, change)), ("cc", rev, epoch): (0, None)})
+            rows[("c", 0)].update({("c", rev, epoch): (0, (0, change, 0)), ("cc", rev, epoch): (0, None)})
         for replica in self.store.replicas: replica.update({part: dict(cells) for part, cells in rows.items()})
         self.record.sent, self.record.started = {e.client_id: s for s, (_, e) in messages.items()}, {"left.1": 0.0, "left.2": 0.0}
         self.sim.at(15, lambda: self.sim.spawn(self.clients[0].perform("0.first", "delete", (3,))))

@@ -38,10 +38,7 @@ use chat_gateway::{
         SystemChange, UserId,
     },
     mutation::{Mutation, Step, break_rule, die_after},
-    store::{
-        Store as _,
-        simulated::{Faults, Simulated},
-    },
+    store::simulated::{Faults, Simulated},
     tasks::{Process, Tasks},
 };
 use checker::Checker;
@@ -283,34 +280,6 @@ impl World {
                 self.seen.lock().unwrap().page(floor, &page);
             }
             sleep(Duration::from_millis(10 + self.random(90))).await;
-        }
-    }
-
-    /// Reads parts of both logs at any gateway, as pages do. Read repair copies what such a part covers, and nothing else.
-    async fn pages(self: Arc<Self>) {
-        const LONGEST: u64 = 6;
-        loop {
-            let newest = {
-                let checker = self.checker.lock().unwrap();
-                checker.acknowledged.values().max().copied().unwrap_or(1)
-            };
-            let from = (newest + LONGEST)
-                .saturating_sub(self.random(3 * LONGEST))
-                .max(1);
-            let to = from + self.random(LONGEST);
-            drop(self.store.log(self.conversation, from, to).await);
-            if self.changing {
-                let rev = self.seen.lock().unwrap().newest;
-                let from = (rev + LONGEST)
-                    .saturating_sub(self.random(3 * LONGEST))
-                    .max(1);
-                drop(
-                    self.store
-                        .changes(self.conversation, from, from + self.random(LONGEST))
-                        .await,
-                );
-            }
-            sleep(Duration::from_millis(self.random(60))).await;
         }
     }
 

@@ -193,6 +193,9 @@ impl Owner {
         } else {
             participants.check_in(actor)?;
         }
+        if edit.base_rev > Some(self.changes.log.head()) {
+            return Err(Error::Invalid("base_rev is above the newest rev".into()));
+        }
         let window = self.environment.settings.edit_window;
         let before = self.attachments_of(edit.seq)?;
         let new = self.edited(&edit.content, &before)?;

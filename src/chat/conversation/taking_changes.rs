@@ -114,7 +114,7 @@ impl Owner {
             .await?;
         if !broken(Mutation::ChangeSettle) {
             loading
-                .retry_while_owner(&ownership, || store.settle_changes(id, &settle))
+                .retry_while_owner(&ownership, || store.append_changes(id, &settle, None))
                 .await?;
         }
         took(Step::TakeoverSettled);

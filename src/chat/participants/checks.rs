@@ -145,7 +145,7 @@ impl Participants {
             return Err(forbidden("only owners may change roles"));
         }
         if role < Role::Owner {
-            self.check_owner_stays(them)?;
+            self.check_other_owner(them)?;
         }
         let user = user.clone();
         Ok(SystemChange::RoleSet { user, role }.into())
@@ -161,15 +161,23 @@ impl Participants {
         Ok(())
     }
 
-    /// Checks that an owner remains while there are participants. Of a channel only the owners in memory count, because
-    /// its list of participants has no bound.
+    /// Checks that an owner remains while there are participants.
     fn check_owner_stays(&self, leaving: &Participant) -> Result<(), Error> {
-        if leaving.role < Role::Owner || self.count <= 1 {
+        if self.count <= 1 {
+            return Ok(());
+        }
+        self.check_other_owner(leaving)
+    }
+
+    /// Checks that somebody else is owner, if this participant is. Of a channel only the owners in memory count, because its
+    /// list of participants has no bound.
+    fn check_other_owner(&self, than: &Participant) -> Result<(), Error> {
+        if than.role < Role::Owner {
             return Ok(());
         }
         let others = self
             .all()
-            .filter(|p| p.role == Role::Owner && p.user != leaving.user)
+            .filter(|p| p.role == Role::Owner && p.user != than.user)
             .count();
         if others == 0 {
             return Err(Error::Conflict(

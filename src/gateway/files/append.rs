@@ -141,7 +141,11 @@ async fn begin(
         std::io::ErrorKind::NotFound => no_such_file(),
         _ => disk_failed(&error),
     })?;
-    if digits(headers, "upload-offset") != Some(upload.len) {
+    let Some(offset) = digits(headers, "upload-offset") else {
+        let text = "upload-offset is missing or no number";
+        return Err(refused(ErrorCode::BadRequest, text));
+    };
+    if offset != upload.len {
         let refusal = format!("upload-offset is not {}, which has come", upload.len);
         return Err(refused(ErrorCode::Conflict, refusal));
     }

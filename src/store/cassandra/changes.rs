@@ -47,7 +47,7 @@ impl Statements {
         Unit::one(&self.insert_change, values, bytes)
     }
 
-    /// Returns one unit for each bucket of the rows, the newest first.
+    /// Returns one unit for each bucket of the rows.
     pub(super) fn changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Vec<Unit> {
         let buckets = rows.chunk_by(|a, b| bucket_of(a.record.rev) == bucket_of(b.record.rev));
         let unit = |rows: &[ChangeRow]| {
@@ -55,7 +55,7 @@ impl Statements {
             unit.extend(rows.iter().map(|row| self.change(conversation, row)));
             unit
         };
-        buckets.rev().map(unit).collect()
+        buckets.map(unit).collect()
     }
 
     /// Returns the unit that erases the content of an edit. `None` if the row is another change.
@@ -178,27 +178,42 @@ pub(super) fn deleted_of(
 pub(super) struct ChangeColumns {
     rev: i64,
     epoch: i64,
-    author: String,
-    at: CqlTimestamp,
-    settled: i64,
-    change: String,
+    author: Option<String>,
+    at: Option<CqlTimestamp>,
+    settled: Option<i64>,
+    change: Option<String>,
     settle_end: Option<i64>,
 }
 
 impl ChangeColumns {
-    pub(super) fn row(self, operation: &'static str) -> Result<ChangeRow> {
+    pub(super) fn rev(&self) -> Rev {
+        unsigned(self.rev)
+    }
+
+    /// Returns the row of the log. `None` if a part of it is missing: who erased it, or read a part of it, copied the rest.
+    pub(super) fn row(self, operation: &'static str) -> Result<Option<ChangeRow>> {
+        let Self {
+            author: Some(author),
+            at: Some(at),
+            settled: Some(settled),
+            change: Some(change),
+            ..
+        } = self
+        else {
+            return Ok(None);
+        };
         let change = Change {
             rev: unsigned(self.rev),
-            by: user(operation, &self.author)?,
-            at: self.at.0,
-            op: from_json(operation, &self.change)?,
+            by: user(operation, &author)?,
+            at: at.0,
+            op: from_json(operation, &change)?,
         };
-        Ok(ChangeRow {
+        Ok(Some(ChangeRow {
             record: Arc::new(change),
             epoch: unsigned(self.epoch),
-            settled: unsigned(self.settled),
+            settled: unsigned(settled),
             settle_end: self.settle_end.map_or(0, unsigned),
-        })
+        }))
     }
 }
 

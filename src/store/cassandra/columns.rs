@@ -182,7 +182,7 @@ impl Statements {
         Unit::one(&self.insert_message, values, bytes)
     }
 
-    /// Returns one unit for each bucket of the rows, the newest first.
+    /// Returns one unit for each bucket of the rows.
     pub(super) fn messages(&self, conversation: ConversationId, rows: &[LogRow]) -> Vec<Unit> {
         let buckets = rows.chunk_by(|a, b| bucket_of(a.record.seq) == bucket_of(b.record.seq));
         let unit = |rows: &[LogRow]| {
@@ -190,7 +190,7 @@ impl Statements {
             unit.extend(rows.iter().map(|row| self.message(conversation, row)));
             unit
         };
-        buckets.rev().map(unit).collect()
+        buckets.map(unit).collect()
     }
 
     pub(super) fn send(&self, conversation: ConversationId, row: &LogRow) -> Unit {
@@ -343,6 +343,10 @@ pub(super) struct MessageColumns {
 }
 
 impl MessageColumns {
+    pub(super) fn seq(&self) -> Seq {
+        unsigned(self.seq)
+    }
+
     /// Returns the state of the row's entry, if the row is a state.
     pub(super) fn state(&self, operation: &'static str) -> Result<Option<(Seq, EntryState)>> {
         let parts = (

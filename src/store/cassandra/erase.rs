@@ -177,7 +177,8 @@ impl Cassandra {
             let values = (id.0, big(bucket_of(rev)), big(rev), big(rev));
             let rows: Vec<ChangeColumns> = self.read(OPERATION, &s.changes, values).await?;
             for row in rows {
-                unit.extend(s.erase_change(id, &row.row(OPERATION)?));
+                let row = row.row(OPERATION)?;
+                unit.extend(row.and_then(|row| s.erase_change(id, &row)));
             }
         } else {
             let seq = place.position();

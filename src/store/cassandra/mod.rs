@@ -310,7 +310,9 @@ impl Cassandra {
         let statement = &self.statements.changes;
         let all = self.buckets(operation, statement, conversation, from, to);
         let all: Vec<ChangeColumns> = all.await?;
-        all.into_iter().map(|c| c.row(operation)).collect()
+        all.into_iter()
+            .filter_map(|c| c.row(operation).transpose())
+            .collect()
     }
 
     /// Reads the rows of a log from `from` to `to`, of all buckets between, newest first.
@@ -326,7 +328,6 @@ impl Cassandra {
         R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata> + Send + 'static,
     {
         let mut buckets = Vec::new();
-        // The older bucket first: settling writes the newer one first, and a takeover must not see only the older one settled.
         for bucket in bucket_of(from)..=bucket_of(to) {
             let values = (conversation.0, big(bucket), big(from), big(to));
             let rows: Vec<R> = self.read(operation, statement, values).await?;

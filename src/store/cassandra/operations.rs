@@ -18,8 +18,8 @@ use super::{
     Cassandra,
     batches::Unit,
     columns::{
-        ConversationColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big, first_of,
-        public_shard_of, shard_of, shards_of, small, unsigned,
+        ConversationColumns, MessageColumns, PUBLIC_SHARDS, ParticipantColumns, PublicColumns, big,
+        first_of, public_shard_of, shard_of, shards_of, small, unsigned,
     },
     erase::last_due,
     inbox::InboxColumns,
@@ -79,12 +79,12 @@ impl Store for Cassandra {
         let (bucket, settled, changes_bucket) = head.unwrap_or_default();
         let bucket = bucket.map_or(0, unsigned);
         let settled = settled.map_or(0, unsigned);
-        let newest: Option<(i64,)> = self
-            .read_one(OPERATION, &s.newest_seq, (conversation.0, big(bucket)))
+        let newest: Option<MessageColumns> = self
+            .read_one(OPERATION, &s.newest_message, (conversation.0, big(bucket)))
             .await?;
         // A bucket is recorded before its first row is written, so it may still be empty.
         let newest = match newest {
-            Some((seq,)) => unsigned(seq),
+            Some(row) => row.seq(),
             None => first_of(bucket).saturating_sub(1),
         };
         let first = (newest + 1).saturating_sub(seqs);
@@ -95,7 +95,11 @@ impl Store for Cassandra {
         };
         rows.reverse();
         Ok(LogTail {
-            tail: Tail { rows, settled },
+            tail: Tail {
+                first,
+                rows,
+                settled,
+            },
             states,
             may_have_changes: changes_bucket.is_some(),
         })
@@ -131,14 +135,6 @@ impl Store for Cassandra {
                 .into_iter()
                 .flat_map(|a| s.activity(conversation, a)),
         );
-        self.batches.write(OPERATION, units).await
-    }
-
-    async fn settle_changes(&self, conversation: ConversationId, rows: &[ChangeRow]) -> Result<()> {
-        const OPERATION: &str = "settle_changes";
-        self.open_change_buckets(OPERATION, conversation, rows)
-            .await?;
-        let units = self.statements.changes(conversation, rows);
         self.batches.write(OPERATION, units).await
     }
 

@@ -3,7 +3,7 @@
 use super::{
     super::{ChangesTail, ReactorRow, ReactorsPage, Result, Tail, reactors},
     Cassandra,
-    changes::{ReactorColumns, deleted_of},
+    changes::{ChangeColumns, ReactorColumns, deleted_of},
     columns::{big, bucket_of, first_of, shard_of, shards_of, small, unsigned},
 };
 use crate::model::{ConversationId, Kind, Seq, UserId};
@@ -22,24 +22,28 @@ impl Cassandra {
         let (bucket, settled, deleted) = head.unwrap_or_default();
         let deleted = deleted_of(OPERATION, deleted.as_deref())?;
         let settled = settled.map_or(0, unsigned);
-        let mut rows = Vec::new();
+        let (mut rows, mut first) = (Vec::new(), 1);
         if let Some(bucket) = bucket.map(unsigned) {
-            let newest: Option<(i64,)> = self
-                .read_one(OPERATION, &s.newest_rev, (conversation.0, big(bucket)))
+            let newest: Option<ChangeColumns> = self
+                .read_one(OPERATION, &s.newest_change, (conversation.0, big(bucket)))
                 .await?;
             // A bucket is recorded before its first row is written, so it may still be empty.
             let newest = match newest {
-                Some((rev,)) => unsigned(rev),
+                Some(row) => row.rev(),
                 None => first_of(bucket).saturating_sub(1),
             };
-            let first = (newest + 1).saturating_sub(revs);
+            first = (newest + 1).saturating_sub(revs);
             if newest > 0 {
                 let found = self.change_range(OPERATION, conversation, first, newest);
                 rows = found.await?;
             }
         }
         rows.reverse();
-        let tail = Tail { rows, settled };
+        let tail = Tail {
+            first,
+            rows,
+            settled,
+        };
         Ok(ChangesTail { tail, deleted })
     }
 

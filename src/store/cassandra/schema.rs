@@ -151,8 +151,16 @@ fn statement(text: impl Into<String>) -> Statement {
 /// # Errors
 /// [`Error::Unavailable`] if the cluster refuses or does not answer in time. The caller may retry.
 pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
-    if applied(session, keyspace).await? >= wanted() {
+    let before = applied(session, keyspace).await?;
+    if before >= wanted() {
         return Ok(false);
+    }
+    let first = versions().first().map_or(0, |version| version.number);
+    if (1..first).contains(&before) {
+        return Err(failed(format!(
+            "the keyspace {} has version {before} of the tables, of a build that was never released; make a new one",
+            keyspace.name
+        )));
     }
     tracing::info!(
         keyspace = keyspace.name,

@@ -113,7 +113,9 @@ statements! {
     /// The states of entries are in the same partition, so a page with its states is one read.
     read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
         settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
-    read newest_seq: "SELECT seq FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+    /// All columns of it: read repair copies only those that are read, and a row that it copied in part is no row.
+    read newest_message: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
+        settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
 
     write set_content_state: "UPDATE messages USING TIMESTAMP ? SET content_state = ? \
         WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = 0",
@@ -126,7 +128,8 @@ statements! {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
     read changes: "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes \
         WHERE conversation_id = ? AND bucket = ? AND rev >= ? AND rev <= ?",
-    read newest_rev: "SELECT rev FROM changes WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+    read newest_change: "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes \
+        WHERE conversation_id = ? AND bucket = ? LIMIT 1",
     write erase_change: "UPDATE changes USING TIMESTAMP 1 SET change = ? \
         WHERE conversation_id = ? AND bucket = ? AND rev = ? AND epoch = ?",
 

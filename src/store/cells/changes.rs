@@ -81,9 +81,11 @@ pub(super) async fn tail(
     let marks = marks(cells, OPERATION, conversation).await?;
     let whole = Range::prefix(&Key::new(CHANGES).conversation(conversation));
     let newest = cells.scan(whole.clone(), 1, true).await?;
+    let newest = newest.first();
+    let newest = newest.map_or(Ok(0), |cell| take_u64(OPERATION, &cell.key, 17))?;
+    let first = (newest + 1).saturating_sub(revs);
     let mut rows = Vec::new();
-    if let Some(cell) = newest.first() {
-        let first = (take_u64(OPERATION, &cell.key, 17)? + 1).saturating_sub(revs);
+    if newest > 0 {
         let from = change_key(conversation, first).0;
         let range = Range { from, to: whole.to };
         for cell in cells.scan(range, usize::MAX, false).await? {
@@ -92,6 +94,7 @@ pub(super) async fn tail(
     }
     Ok(ChangesTail {
         tail: Tail {
+            first,
             rows,
             settled: marks.changes_settled.unwrap_or_default(),
         },

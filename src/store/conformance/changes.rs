@@ -167,7 +167,7 @@ async fn every_kind_of_change_is_stored(store: &dyn Store) -> Checked {
         change(4, 2, edit(None)),
         reaction(5, 2),
     ];
-    store.settle_changes(id, &rows).await?;
+    store.append_changes(id, &rows, None).await?;
     assert_eq!(store.changes(id, 1, 5).await?, rows);
     assert!(store.tail(id, 1).await?.may_have_changes);
     Ok(())
@@ -186,7 +186,7 @@ async fn changes_have_epochs(store: &dyn Store) -> Checked {
             dropped: Vec::new(),
         },
     )];
-    store.settle_changes(id, &new).await?;
+    store.append_changes(id, &new, None).await?;
     store.append_changes(id, &old, None).await?;
     let read = store.changes(id, 1, 3).await?;
     assert_eq!(read, [old[0].clone(), new[0].clone(), old[2].clone()]);

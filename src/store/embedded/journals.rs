@@ -1,8 +1,10 @@
 //! Finds journals that were removed, truncated or changed while no process had the directory open. After a crash fjall
 //! ignores the end of a journal that cannot be read, because its last writes may be incomplete. After a clean stop nothing is
-//! incomplete, so a file in the directory has the length and a checksum of each journal then.
+//! incomplete, so a file in the directory has the length and a checksum of each journal then. It also has the files without
+//! which fjall takes the directory, or one of its keyspaces, for a new one, and removes the tables.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
@@ -19,6 +21,8 @@ const EXTENSION: &str = "jnl";
 /// The file that a process with the directory open has locked, and the directory of the tables.
 const LOCK: &str = "lock";
 const KEYSPACES: &str = "keyspaces";
+/// The file of a keyspace that names its tables.
+const CURRENT: &str = "current";
 const CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -27,6 +31,9 @@ struct State {
     active: u64,
     /// The journals at a clean stop. Empty while a process has the directory open, and after a crash.
     stopped: Vec<Journal>,
+    /// The files that exist, and are not empty, since the directory was made.
+    #[serde(default)]
+    bases: Vec<PathBuf>,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
@@ -40,20 +47,23 @@ struct Journal {
 /// version, in this order, and everything else later; it cannot open a directory with only some of them.
 pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
     let version = directory.join(VERSION);
-    let is_made = fs::metadata(&version).is_ok_and(|version| version.len() > 0);
+    let is_made = is_there(&version)? || directory.join(STATE).try_exists()?;
     let lock = match File::open(directory.join(LOCK)) {
         Ok(lock) if !is_made => lock,
         Ok(_) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // It has no content, and fjall opens no directory without it.
+            return if is_made {
+                File::create(directory.join(LOCK)).map(drop)
+            } else {
+                Ok(())
+            };
+        }
         Err(error) => return Err(error),
     };
     // The lock ends with the file. Who has it is making the directory.
     let is_abandoned = lock.try_lock().is_ok();
-    let has_tables = match fs::read_dir(directory.join(KEYSPACES)) {
-        Ok(mut entries) => entries.next().is_some(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => return Err(error),
-    };
+    let has_tables = !keyspaces(directory)?.is_empty();
     let first = file(directory, 0);
     if !is_abandoned || has_tables || numbers(directory)?.iter().any(|&n| n > 0) {
         return Ok(());
@@ -67,19 +77,32 @@ pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// The error of the file system.
 pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
-    if !directory.join(VERSION).try_exists()? {
+    let state = read(directory)?;
+    let version = [PathBuf::from(VERSION)];
+    let bases = match &state {
+        Some(state) if !state.bases.is_empty() => &state.bases[..],
+        _ if directory.join(VERSION).try_exists()? || !keyspaces(directory)?.is_empty() => &version,
         // The directory is new.
-        return Ok(Vec::new());
+        _ => return Ok(Vec::new()),
+    };
+    let mut damages = Vec::new();
+    for base in bases {
+        let path = directory.join(base);
+        if !is_there(&path)? {
+            damages.push(format!("{} is missing or empty", path.display()));
+        }
+    }
+    if !damages.is_empty() {
+        return Ok(damages);
     }
     let numbers = numbers(directory)?;
     let Some(&newest) = numbers.last() else {
         let missing = directory.join("*.jnl");
         return Ok(vec![format!("{} is missing", missing.display())]);
     };
-    let Some(state) = read(directory)? else {
+    let Some(state) = state else {
         return Ok(Vec::new());
     };
-    let mut damages = Vec::new();
     let missing = |number| format!("{} is missing", file(directory, number).display());
     if newest < state.active && state.stopped.is_empty() {
         damages.push(missing(state.active));
@@ -117,8 +140,12 @@ pub(super) fn record_opening(directory: &Path) -> io::Result<()> {
 /// Records that a process has the directory open.
 pub(super) fn record_open(directory: &Path) -> io::Result<()> {
     let active = numbers(directory)?.last().copied().unwrap_or_default();
-    let stopped = Vec::new();
-    write(directory, &State { active, stopped })
+    let state = State {
+        active,
+        stopped: Vec::new(),
+        bases: bases(directory)?,
+    };
+    write(directory, &state)
 }
 
 /// Records a clean stop. The database must be closed: its threads change journals after the last write.
@@ -126,19 +153,62 @@ pub(super) fn record_stopped(directory: &Path) -> io::Result<()> {
     let numbers = numbers(directory)?;
     let active = numbers.last().copied().unwrap_or_default();
     let journals = numbers.into_iter().map(|n| Journal::read(directory, n));
-    let stopped = journals.collect::<io::Result<_>>()?;
-    write(directory, &State { active, stopped })
+    let state = State {
+        active,
+        stopped: journals.collect::<io::Result<_>>()?,
+        bases: bases(directory)?,
+    };
+    write(directory, &state)
 }
 
 /// Lets the directory be opened with the journals that it has.
 pub(super) fn accept(directory: &Path) -> io::Result<()> {
-    if numbers(directory)?.is_empty() {
-        // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
-        let number = read(directory)?.map_or(0, |state| state.active);
-        File::create_new(file(directory, number))?.sync_all()?;
+    let state = read(directory)?;
+    let newest = match numbers(directory)?.last() {
+        Some(&newest) => newest,
+        None => {
+            // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
+            let number = state.as_ref().map_or(0, |state| state.active);
+            File::create_new(file(directory, number))?.sync_all()?;
+            number
+        }
+    };
+    let accepted = State {
+        active: newest,
+        stopped: Vec::new(),
+        bases: state.map_or_else(Vec::new, |state| state.bases),
+    };
+    write(directory, &accepted)
+}
+
+/// Returns the files that exist for as long as the directory: that of the version, and those that name the tables.
+fn bases(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut bases = vec![PathBuf::from(VERSION)];
+    for keyspace in keyspaces(directory)? {
+        let current = Path::new(KEYSPACES).join(keyspace).join(CURRENT);
+        if is_there(&directory.join(&current))? {
+            bases.push(current);
+        }
     }
-    remove(&directory.join(STATE))?;
-    File::open(directory)?.sync_all()
+    Ok(bases)
+}
+
+/// Returns the names of the keyspaces.
+fn keyspaces(directory: &Path) -> io::Result<Vec<OsString>> {
+    match fs::read_dir(directory.join(KEYSPACES)) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a file exists and is not empty.
+fn is_there(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(file) => Ok(file.len() > 0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 impl Journal {

@@ -19,6 +19,15 @@ pub(super) struct Checker {
 }
 
 impl Checker {
+    /// The highest seq that was acknowledged.
+    pub(super) fn newest(&self) -> Seq {
+        self.acknowledged
+            .values()
+            .max()
+            .copied()
+            .unwrap_or_default()
+    }
+
     pub(super) fn acknowledge(&mut self, client: ClientId, seq: Seq) {
         let first = *self.acknowledged.entry(client).or_insert(seq);
         if first != seq {

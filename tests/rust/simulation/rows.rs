@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use chat_gateway::{
@@ -21,6 +22,7 @@ use super::{
     replay::Replay,
     user,
 };
+use tokio::time::sleep;
 
 /// The first byte of the keys of a table.
 const CHANGES: u8 = b'r';
@@ -37,6 +39,30 @@ pub(super) struct Whole {
 }
 
 impl World {
+    /// Reads parts of both logs at any gateway, as pages do. Read repair copies what such a part covers, and nothing else.
+    pub(super) async fn pages(self: Arc<Self>) {
+        let (id, store) = (self.conversation, &self.store);
+        loop {
+            let acknowledged = self.checker.lock().unwrap().newest();
+            let (from, to) = self.part_near(acknowledged);
+            drop(store.log(id, from, to).await);
+            if self.changing {
+                let acknowledged = self.seen.lock().unwrap().newest;
+                let (from, to) = self.part_near(acknowledged);
+                drop(store.changes(id, from, to).await);
+            }
+            sleep(Duration::from_millis(self.random(60))).await;
+        }
+    }
+
+    /// A part of a log that begins a little before or after a position.
+    fn part_near(&self, position: u64) -> (u64, u64) {
+        const LONGEST: u64 = 6;
+        let from = (position + LONGEST).saturating_sub(self.random(3 * LONGEST));
+        let from = from.max(1);
+        (from, from + self.random(LONGEST))
+    }
+
     /// Reads everything from a last owner and from the store, which has no faults any more.
     pub(super) async fn whole(&self, last: &Conversations) -> Result<Whole, String> {
         let (id, store) = (self.conversation, &self.store);
