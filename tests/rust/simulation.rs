@@ -516,11 +516,10 @@ fn simulate_as_is(seed: u64, rules: Rules) -> Found {
     runtime.block_on(run(seed, rules))
 }
 
-const BROKEN_RULES_OF_THE_LOG: [Mutation; 5] = [
+const BROKEN_RULES_OF_THE_LOG: [Mutation; 4] = [
     Mutation::Lease,
     Mutation::Epoch,
     Mutation::Settle,
-    Mutation::SettleWhole,
     Mutation::Apply,
 ];
 

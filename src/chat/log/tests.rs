@@ -2,6 +2,7 @@ use super::*;
 use crate::{
     clock,
     model::{ClientId, Content, Entry, UserId, limits::TAIL_ENTRIES},
+    mutation::break_rule,
 };
 
 impl Pending for Arc<Entry> {
@@ -225,6 +226,10 @@ fn a_settle_that_is_not_whole_hides_nothing() {
         let (head, settled) = of(part.clone());
         assert_eq!((head, settled.len()), (140, 21), "{part:?}");
     }
+    break_rule(Some(Mutation::SettleWhole));
+    let broken = of(120..128);
+    break_rule(None);
+    assert_eq!(broken.0, 127, "the rule is needed");
     // An owner whose settle is whole may have served: what comes after it was not acknowledged.
     let whole = settle(120..131).map(|row| Row {
         settle_end: 130,
