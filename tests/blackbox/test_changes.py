@@ -183,7 +183,8 @@ async def test_an_edit_with_an_old_base_is_a_conflict(group):
     assert await react(bob, conversation, 2, "👍") == 2
     assert await edit(alice, conversation, 2, "b", base_rev=1) == 3, "a reaction is no change of the content"
     await refused(alice.ask("edit", conversation=conversation, seq=2, body="c", base_rev=2), "conflict")
-    assert await edit(alice, conversation, 2, "c", base_rev=100) == 4
+    await refused(alice.ask("edit", conversation=conversation, seq=2, body="c", base_rev=4), "bad_request")
+    assert await edit(alice, conversation, 2, "c", base_rev=3) == 4
     assert await edit(alice, conversation, 2, "d") == 5
     assert (await entry(bob, conversation, 2))["body"] == "d"
 

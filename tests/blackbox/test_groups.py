@@ -96,6 +96,8 @@ async def test_roles_decide_who_may_do_what(people):
     await alice.ask("leave", conversation=group)
     roles = {i["user"]: i["role"] for i in (await bob.ask("participants", conversation=group))["items"]}
     assert roles == {bob.user: "owner"}
+    # Nobody else could give the role back.
+    await refused(bob.ask("set_role", conversation=group, user=bob.user, role="member"), "conflict")
     await bob.ask("leave", conversation=group)
 
 
