@@ -16,7 +16,7 @@ use futures_util::FutureExt as _;
 use metrics::counter;
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFuture, WaitForCancellationFutureOwned},
@@ -254,10 +254,10 @@ impl Tasks {
         self.draining.clone().cancelled_owned()
     }
 
-    /// Completes when the gateway has drained for this time.
+    /// Completes when the gateway has drained for this time, or when nobody waits for these tasks any more.
     pub async fn drained_for(&self, time: Duration) {
         self.draining().await;
-        sleep_until(self.drain_began() + time).await;
+        drop(timeout_at(self.drain_began() + time, self.abandoned()).await);
     }
 
     /// Returns the time at which the drain began, or now if it has not.

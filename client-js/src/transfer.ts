@@ -1,5 +1,5 @@
 /** Sends files to the gateway by tus 1.0.0, or in parts to its file storage (docs/attachments.md). Loaded with the first upload. */
-import { abortable, delay, retryDelay, unless, within } from './backoff.js';
+import { abortable, backoff, delay, retryDelay, unless, within } from './backoff.js';
 import { ChatError, type ErrorCode, lost } from './codes.js';
 import type { Dispose } from './emitter.js';
 import type { AttachmentId, ConversationId, Inspected, Millis } from './types.js';
@@ -98,7 +98,8 @@ export class Transfers implements Sender {
         const isOver = error instanceof ChatError && !error.temporary;
         if (isOver || (error instanceof Refused && ++tries.refusals > REFUSALS_MAX)) throw error;
         upload.set('waiting');
-        await delay(retryDelay({ retryAfterMs: error.retryAfterMs }, tries.attempt), signal);
+        // A storage or a disk that fails does not say for how long.
+        await delay(Math.max(retryDelay({ retryAfterMs: error.retryAfterMs }, tries.attempt), backoff(tries.attempt)), signal);
       }
     }
   }

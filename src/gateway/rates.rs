@@ -258,7 +258,7 @@ impl Rates {
     }
 }
 
-fn wait(not_until: &NotUntil<<DefaultClock as Clock>::Instant>) -> Wait {
+pub(super) fn wait(not_until: &NotUntil<<DefaultClock as Clock>::Instant>) -> Wait {
     Wait(not_until.wait_time_from(DefaultClock::default().now()))
 }
 

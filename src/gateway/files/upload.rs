@@ -23,14 +23,15 @@ use crate::{
     files::Directory,
     gateway::{
         Gateway,
-        reply::{Body, Path, refused, refused_with},
+        rates::{self, Wait},
+        reply::{Body, Path, refused, refused_with, respond},
         service::{MessagesWrite, Person},
     },
     model::{
         AttachmentId, ConversationId, FileFacts, FileState, Metadata, UploadBegun, UserId,
         limits::ATTACHMENT_BYTES_MAX, text,
     },
-    protocol::ErrorCode,
+    protocol::{Answer, ErrorCode, Refusal},
     store::FileRow,
 };
 
@@ -229,9 +230,7 @@ async fn may_begin(
     if let Err(wrong) = text::check_alt(asked.alt.as_deref().unwrap_or_default()) {
         return Err(refused(ErrorCode::BadRequest, format!("alt {wrong}")));
     }
-    if files.begins.check_key(user).is_err() {
-        return Err(too_many("uploads in a minute"));
-    }
+    check_rate(files, user)?;
     if !gateway.router.has_files() {
         let text = "not before all gateways are upgraded";
         return Err(refused(ErrorCode::Unavailable, text));
@@ -308,6 +307,19 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
     };
     let body = Json(NewUpload { id, upload });
     with_tus((StatusCode::CREATED, headers, body).into_response())
+}
+
+/// Counts an upload that a user begins or gives up.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn check_rate(files: &Files, user: &UserId) -> Result<(), Response> {
+    let Err(Wait(wait)) = files.begins.check_key(user).map_err(|e| rates::wait(&e)) else {
+        return Ok(());
+    };
+    Err(with_tus(respond(Answer::Error(Refusal {
+        code: ErrorCode::RateLimited,
+        message: "too many uploads in a minute".into(),
+        retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
+    }))))
 }
 
 pub(super) fn too_many(what: &str) -> Response {
@@ -461,8 +473,8 @@ pub(in crate::gateway) async fn give_up(
     let Some(files) = gateway.files.clone() else {
         return no_such_file();
     };
-    if files.begins.check_key(&person.acting).is_err() {
-        return too_many("uploads in a minute");
+    if let Err(response) = check_rate(&files, &person.acting) {
+        return response;
     }
     match files.mine(file, &person.acting).await {
         Ok(row) => gateway.eraser.drop_file(row.facts.conversation, file),

@@ -83,8 +83,22 @@ pub fn check(path: &Path) -> Result<Checked> {
 pub fn accept(path: &Path) -> Result<()> {
     is_store(path)?;
     let failed = |e: std::io::Error| damage::not_opened(path, &e.into());
+    if journals::is_new(path).map_err(failed)? {
+        return Ok(());
+    }
+    let missing = journals::missing_bases(path).map_err(failed)?;
+    if !missing.is_empty() {
+        return Err(damage::found(path, &missing));
+    }
     // fjall locks the same file. The lock ends when the file is closed.
-    let lock = File::create(path.join("lock")).map_err(failed)?;
+    let lock = path.join("lock");
+    let lock = File::options().write(true).open(&lock).map_err(|error| {
+        let why = format!(
+            "{}: {error}; if no gateway uses the directory, make an empty one",
+            lock.display()
+        );
+        damage::found(path, &[why])
+    })?;
     lock.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => damage::not_opened(path, &fjall::Error::Locked),
         TryLockError::Error(error) => failed(error),

@@ -4,7 +4,7 @@
 //! which fjall takes the directory, or one of its keyspaces, for a new one, and removes the tables.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
@@ -23,6 +23,9 @@ const LOCK: &str = "lock";
 const KEYSPACES: &str = "keyspaces";
 /// The file of a keyspace that names its tables.
 const CURRENT: &str = "current";
+const TABLES: &str = "tables";
+/// The keyspace that fjall makes first. It has the names of the others.
+const FIRST_KEYSPACE: &str = "0";
 const CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -47,18 +50,13 @@ struct Journal {
 /// version, in this order, and everything else later; it cannot open a directory with only some of them.
 pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
     let version = directory.join(VERSION);
-    let is_made = is_there(&version)? || directory.join(STATE).try_exists()?;
+    let state = read(directory)?;
+    if is_there(&version)? || state.as_ref().is_some_and(|state| !state.bases.is_empty()) {
+        return make_lock_again(directory, state.as_ref());
+    }
     let lock = match File::open(directory.join(LOCK)) {
-        Ok(lock) if !is_made => lock,
-        Ok(_) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // It has no content, and fjall opens no directory without it.
-            return if is_made {
-                File::create(directory.join(LOCK)).map(drop)
-            } else {
-                Ok(())
-            };
-        }
+        Ok(lock) => lock,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
     // The lock ends with the file. Who has it is making the directory.
@@ -72,36 +70,33 @@ pub(super) fn clear_beginnings(directory: &Path) -> io::Result<()> {
     remove(&first)
 }
 
+/// Makes the lock, which has no content, if it is missing after a clean stop. Otherwise a process may still have the removed
+/// one.
+fn make_lock_again(directory: &Path, state: Option<&State>) -> io::Result<()> {
+    let lock = directory.join(LOCK);
+    if lock.try_exists()? || state.is_none_or(|state| state.stopped.is_empty()) {
+        return Ok(());
+    }
+    File::create(lock).map(drop)
+}
+
 /// Returns what is wrong with the journals, with their files.
 ///
 /// # Errors
 /// The error of the file system.
 pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
-    let state = read(directory)?;
-    let version = [PathBuf::from(VERSION)];
-    let bases = match &state {
-        Some(state) if !state.bases.is_empty() => &state.bases[..],
-        _ if directory.join(VERSION).try_exists()? || !keyspaces(directory)?.is_empty() => &version,
-        // The directory is new.
-        _ => return Ok(Vec::new()),
-    };
-    let mut damages = Vec::new();
-    for base in bases {
-        let path = directory.join(base);
-        if !is_there(&path)? {
-            damages.push(format!("{} is missing or empty", path.display()));
-        }
+    if is_new(directory)? {
+        return Ok(Vec::new());
     }
-    if !damages.is_empty() {
-        return Ok(damages);
-    }
+    let mut damages = missing_bases(directory)?;
     let numbers = numbers(directory)?;
     let Some(&newest) = numbers.last() else {
         let missing = directory.join("*.jnl");
-        return Ok(vec![format!("{} is missing", missing.display())]);
+        damages.push(format!("{} is missing", missing.display()));
+        return Ok(damages);
     };
-    let Some(state) = state else {
-        return Ok(Vec::new());
+    let Some(state) = read(directory)? else {
+        return Ok(damages);
     };
     let missing = |number| format!("{} is missing", file(directory, number).display());
     if newest < state.active && state.stopped.is_empty() {
@@ -129,77 +124,116 @@ pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
     Ok(damages)
 }
 
-/// Records that a process will open the directory: from then on journals whose writes are in tables may vanish.
-pub(super) fn record_opening(directory: &Path) -> io::Result<()> {
-    if directory.join(VERSION).try_exists()? {
-        record_open(directory)?;
-    }
-    Ok(())
+/// Whether nothing was ever stored in a directory.
+pub(super) fn is_new(directory: &Path) -> io::Result<bool> {
+    let is_made = is_there(&directory.join(VERSION))? || !keyspaces(directory)?.is_empty();
+    Ok(!is_made && read(directory)?.is_none())
 }
 
-/// Records that a process has the directory open.
+/// Returns which files are missing or empty without which fjall removes tables.
+pub(super) fn missing_bases(directory: &Path) -> io::Result<Vec<String>> {
+    let keyspaces = keyspaces(directory)?;
+    let mut bases = vec![PathBuf::from(VERSION)];
+    bases.extend(
+        read(directory)?
+            .map(|state| state.bases)
+            .unwrap_or_default(),
+    );
+    // Also of a directory of which nothing is recorded: a keyspace that is being made has no tables, and the first one names
+    // the others.
+    for keyspace in &keyspaces {
+        let mut tables = names(&directory.join(KEYSPACES).join(keyspace).join(TABLES))?;
+        if tables.next().is_some() {
+            bases.push(current_of(keyspace));
+        }
+    }
+    if keyspaces.iter().any(|keyspace| keyspace != FIRST_KEYSPACE) {
+        bases.push(current_of(FIRST_KEYSPACE.as_ref()));
+    }
+    bases.sort_unstable();
+    bases.dedup();
+    let mut missing = Vec::new();
+    for base in bases {
+        let path = directory.join(base);
+        if !is_there(&path)? {
+            missing.push(format!("{} is missing or empty", path.display()));
+        }
+    }
+    Ok(missing)
+}
+
+/// Records that a process will open the directory: from then on journals whose writes are in tables may vanish.
+pub(super) fn record_opening(directory: &Path) -> io::Result<()> {
+    if !is_there(&directory.join(VERSION))? {
+        return Ok(());
+    }
+    let bases = read(directory)?.map(|state| state.bases);
+    record(directory, Vec::new(), bases.unwrap_or_default())
+}
+
+/// Records that a process has opened the directory. What fjall did not want is removed by now.
 pub(super) fn record_open(directory: &Path) -> io::Result<()> {
-    let active = numbers(directory)?.last().copied().unwrap_or_default();
-    let state = State {
-        active,
-        stopped: Vec::new(),
-        bases: bases(directory)?,
-    };
-    write(directory, &state)
+    let mut bases = vec![PathBuf::from(VERSION)];
+    for keyspace in keyspaces(directory)? {
+        let current = current_of(&keyspace);
+        if is_there(&directory.join(&current))? {
+            bases.push(current);
+        }
+    }
+    record(directory, Vec::new(), bases)
 }
 
 /// Records a clean stop. The database must be closed: its threads change journals after the last write.
 pub(super) fn record_stopped(directory: &Path) -> io::Result<()> {
-    let numbers = numbers(directory)?;
-    let active = numbers.last().copied().unwrap_or_default();
-    let journals = numbers.into_iter().map(|n| Journal::read(directory, n));
-    let state = State {
-        active,
-        stopped: journals.collect::<io::Result<_>>()?,
-        bases: bases(directory)?,
-    };
-    write(directory, &state)
+    let journals = numbers(directory)?.into_iter();
+    let stopped = journals.map(|n| Journal::read(directory, n));
+    let stopped = stopped.collect::<io::Result<_>>()?;
+    let bases = read(directory)?.map(|state| state.bases);
+    record(directory, stopped, bases.unwrap_or_default())
 }
 
 /// Lets the directory be opened with the journals that it has.
 pub(super) fn accept(directory: &Path) -> io::Result<()> {
     let state = read(directory)?;
-    let newest = match numbers(directory)?.last() {
-        Some(&newest) => newest,
-        None => {
-            // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
-            let number = state.as_ref().map_or(0, |state| state.active);
-            File::create_new(file(directory, number))?.sync_all()?;
-            number
-        }
-    };
-    let accepted = State {
-        active: newest,
-        stopped: Vec::new(),
-        bases: state.map_or_else(Vec::new, |state| state.bases),
-    };
-    write(directory, &accepted)
-}
-
-/// Returns the files that exist for as long as the directory: that of the version, and those that name the tables.
-fn bases(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut bases = vec![PathBuf::from(VERSION)];
-    for keyspace in keyspaces(directory)? {
-        let current = Path::new(KEYSPACES).join(keyspace).join(CURRENT);
-        if is_there(&directory.join(&current))? {
-            bases.push(current);
-        }
+    if numbers(directory)?.is_empty() {
+        // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
+        let number = state.as_ref().map_or(0, |state| state.active);
+        File::create_new(file(directory, number))?.sync_all()?;
     }
-    Ok(bases)
+    let bases = state.map_or_else(Vec::new, |state| state.bases);
+    record(directory, Vec::new(), bases)
 }
 
-/// Returns the names of the keyspaces.
+fn record(directory: &Path, stopped: Vec<Journal>, bases: Vec<PathBuf>) -> io::Result<()> {
+    let active = numbers(directory)?.last().copied().unwrap_or_default();
+    let state = State {
+        active,
+        stopped,
+        bases,
+    };
+    write(directory, &state)
+}
+
+/// Returns the path of the file that names the tables of a keyspace.
+fn current_of(keyspace: &OsStr) -> PathBuf {
+    Path::new(KEYSPACES).join(keyspace).join(CURRENT)
+}
+
+/// Returns the names of the keyspaces. Other files are nobody's.
 fn keyspaces(directory: &Path) -> io::Result<Vec<OsString>> {
-    match fs::read_dir(directory.join(KEYSPACES)) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    let folder = directory.join(KEYSPACES);
+    let is_folder = |name: &OsString| folder.join(name).is_dir();
+    Ok(names(&folder)?.filter(is_folder).collect())
+}
+
+/// Returns the names in a folder, if there is one.
+fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString> + use<>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries.collect::<io::Result<Vec<_>>>()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    Ok(entries.into_iter().map(|entry| entry.file_name()))
 }
 
 /// Whether a file exists and is not empty.
@@ -260,8 +294,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Returns the recorded state. `None` if there is none, or if the file is damaged: it protects nothing then, but nothing else
-/// is lost.
+/// Returns the recorded state. `None` if there is none, or if the file is damaged: then less is noticed.
 fn read(directory: &Path) -> io::Result<Option<State>> {
     match fs::read(directory.join(STATE)) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -332,5 +365,79 @@ mod tests {
         // The one that was written to exists until a later one does.
         fs::rename(file(path, 4), file(path, 3)).expect("moves");
         assert_eq!(damages(path).expect("looks").len(), 1);
+    }
+
+    /// A directory that a process has opened, with two keyspaces.
+    fn opened() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("creates a directory");
+        let path = directory.path();
+        for keyspace in ["0", "1"] {
+            let tables = path.join(KEYSPACES).join(keyspace).join(TABLES);
+            fs::create_dir_all(&tables).expect("creates");
+            fs::write(tables.join("7"), "a table").expect("writes");
+            fs::write(path.join(current_of(keyspace.as_ref())), "v1").expect("writes");
+        }
+        for name in [LOCK, VERSION, "0.jnl"] {
+            fs::write(path.join(name), name).expect("writes");
+        }
+        record_open(path).expect("records");
+        directory
+    }
+
+    #[test]
+    fn a_keyspace_without_its_tables_is_a_damage_also_without_records() {
+        for recorded in [true, false] {
+            let directory = opened();
+            let path = directory.path();
+            if !recorded {
+                fs::remove_file(path.join(STATE)).expect("removes");
+            }
+            assert_eq!(damages(path).expect("looks"), Vec::<String>::new());
+            for keyspace in ["0", "1"] {
+                let current = path.join(current_of(keyspace.as_ref()));
+                fs::write(&current, "").expect("empties");
+                let found = damages(path).expect("looks");
+                let text = format!("{} is missing or empty", current.display());
+                assert_eq!(found, [text]);
+                fs::write(&current, "v1").expect("writes");
+            }
+            fs::remove_dir_all(path.join(KEYSPACES).join("0")).expect("removes");
+            assert_eq!(damages(path).expect("looks").len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_keyspace_that_was_being_made_is_no_damage() {
+        let directory = opened();
+        let path = directory.path();
+        // One has a file, and fjall does not know its name yet. The other one has none. Somebody left a file there.
+        let unnamed = path.join(KEYSPACES).join("2");
+        fs::create_dir_all(unnamed.join(TABLES)).expect("creates");
+        fs::write(unnamed.join(CURRENT), "v0").expect("writes");
+        fs::create_dir_all(path.join(KEYSPACES).join("3")).expect("creates");
+        fs::write(path.join(KEYSPACES).join(".DS_Store"), "").expect("writes");
+        record_opening(path).expect("records");
+        fs::remove_dir_all(&unnamed).expect("removes");
+        assert_eq!(damages(path).expect("looks"), Vec::<String>::new());
+        // A first start made nothing but the folder of the first keyspace.
+        let directory = tempfile::tempdir().expect("creates a directory");
+        let path = directory.path();
+        fs::create_dir_all(path.join(KEYSPACES).join(FIRST_KEYSPACE)).expect("creates");
+        for name in [LOCK, VERSION, "0.jnl"] {
+            fs::write(path.join(name), name).expect("writes");
+        }
+        assert_eq!(damages(path).expect("looks"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_lock_is_made_again_only_after_a_clean_stop() {
+        let directory = opened();
+        let path = directory.path();
+        fs::remove_file(path.join(LOCK)).expect("removes");
+        clear_beginnings(path).expect("looks");
+        assert!(!path.join(LOCK).exists(), "a gateway may run");
+        record_stopped(path).expect("records");
+        clear_beginnings(path).expect("looks");
+        assert!(path.join(LOCK).exists());
     }
 }
