@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn the_schema_is_cut_into_statements() {
         let versions = versions();
-        assert_eq!(versions[0].number, 5);
+        assert_eq!(versions[0].number, 6);
         assert_eq!(versions[0].statements.len(), 25);
         for statement in versions.iter().flat_map(|v| &v.statements) {
             assert!(
