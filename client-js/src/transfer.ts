@@ -99,7 +99,7 @@ export class Transfers implements Sender {
         if (isOver || (error instanceof Refused && ++tries.refusals > REFUSALS_MAX)) throw error;
         upload.set('waiting');
         // A storage or a disk that fails does not say for how long.
-        await delay(Math.max(retryDelay({ retryAfterMs: error.retryAfterMs }, tries.attempt), backoff(tries.attempt)), signal);
+        await delay(Math.max(retryDelay({ retryAfterMs: error.retryAfterMs ?? 0 }, tries.attempt), backoff(tries.attempt)), signal);
       }
     }
   }

@@ -112,7 +112,7 @@ impl<P: Pending> Log<P> {
         let claimed = tail.rows.iter().map(|row| row.settled).max();
         let known = claimed.unwrap_or_default().max(tail.settled);
         // The row at the first position must be there, because the log may begin with a hole. What is older is certain.
-        let mut head = tail.first.max(1) - 1;
+        let mut head = tail.first - 1;
         let mut previous = None;
         let mut origins = HashSet::new();
         let (mut records, mut settle) = (Vec::new(), Vec::new());
@@ -301,20 +301,28 @@ impl<P: Pending> Log<P> {
 /// a settle must be stored before, so their rows say nothing. A page that somebody reads may repair a part of a settle: the
 /// epochs of the rows would fall where that part ends, and hide entries that were acknowledged.
 fn of_owners_that_served<P: Pending>(tail: &Tail<P::Record>) -> Vec<&Row<P::Record>> {
-    let rows = &tail.rows;
-    let position = |row: &Row<P::Record>| (row.epoch, P::position(&row.record));
-    let present: HashSet<_> = rows.iter().map(position).collect();
-    let mut has_settled: HashMap<Epoch, bool> = HashMap::new();
-    for row in rows.iter().filter(|row| row.settle_end > 0) {
-        // What was not read is older, and certain.
-        let mut settle = tail.first.max(row.settled + 1)..=row.settle_end;
-        let is_whole = settle.all(|position| present.contains(&(row.epoch, position)));
-        // If an owner was loaded twice, the first attempt may have known less to be certain, and left a part of its settle.
-        *has_settled.entry(row.epoch).or_default() |= is_whole;
+    let rows = tail.rows.iter();
+    let settles = rows.clone().filter(|row| row.settle_end > 0);
+    // The rows of one settle are alike. Mostly there is none.
+    let settles: HashSet<_> = settles
+        .map(|row| (row.epoch, row.settled, row.settle_end))
+        .collect();
+    if settles.is_empty() || broken(Mutation::SettleWhole) {
+        return rows.collect();
     }
-    let has_served = |epoch| has_settled.get(&epoch) != Some(&false);
-    rows.iter()
-        .filter(|row| has_served(row.epoch) || broken(Mutation::SettleWhole))
+    let places = rows.clone();
+    let present: HashSet<_> = places
+        .map(|row| (row.epoch, P::position(&row.record)))
+        .collect();
+    let mut has_settled: HashMap<Epoch, bool> = HashMap::new();
+    for (epoch, settled, end) in settles {
+        // What was not read is older, and certain.
+        let mut settle = tail.first.max(settled + 1)..=end;
+        let is_whole = settle.all(|position| present.contains(&(epoch, position)));
+        // If an owner was loaded twice, the first attempt may have known less to be certain, and left a part of its settle.
+        *has_settled.entry(epoch).or_default() |= is_whole;
+    }
+    rows.filter(|row| has_settled.get(&row.epoch) != Some(&false))
         .collect()
 }
 

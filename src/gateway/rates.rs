@@ -22,7 +22,7 @@ use crate::{
         UserId,
         limits::{CONNECT_BYTES, DELETE_SEQS_MAX},
     },
-    protocol::{AttachmentUrls, Delete, Request, Users},
+    protocol::{Answer, AttachmentUrls, Delete, ErrorCode, Refusal, Request, Users},
 };
 
 /// The longest wait for bytes that a user owes. It is shorter than the time after which a client considers a silent
@@ -112,6 +112,17 @@ struct Rate {
 /// The error for a rate that is exceeded: the time to wait before the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait(pub Duration);
+
+impl Wait {
+    /// Returns the answer to what came too often.
+    pub(super) fn refuse(self, what: &str) -> Answer {
+        Answer::Error(Refusal {
+            code: ErrorCode::RateLimited,
+            message: what.into(),
+            retry_after_ms: Some(u64::try_from(self.0.as_millis()).unwrap_or_default() + 1),
+        })
+    }
+}
 
 impl Rate {
     fn new(per_second: u32, burst: u32) -> Self {

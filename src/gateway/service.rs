@@ -13,7 +13,6 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use governor::clock::{Clock as _, DefaultClock};
 use percent_encoding::percent_decode;
 use tokio::time::Instant;
 
@@ -22,13 +21,13 @@ use super::{
     address::forwarded,
     admission::SharedPlace,
     listener::Peer,
-    rates::Wait,
+    rates,
     reply::{Acted, Said, refused, respond},
 };
 use crate::{
     auth,
     model::{AttachmentId, ConversationId, UserId},
-    protocol::{Answer, ErrorCode, Refusal},
+    protocol::ErrorCode,
 };
 
 /// A scope that a token may name.
@@ -163,10 +162,8 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Person<S> {
             });
         }
         let rate = gateway.rates.of(&identity.user);
-        if let Err(Wait(wait)) = gateway.rates.request(&rate) {
-            let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
-            return Err(too_often("too many requests", wait_ms));
-        }
+        let requested = gateway.rates.request(&rate);
+        requested.map_err(|wait| respond(wait.refuse("too many requests")))?;
         Ok(Self {
             acting: identity.user,
             expires_at,
@@ -184,14 +181,6 @@ pub(super) fn address(parts: &Parts, gateway: &Gateway) -> Option<std::net::IpAd
     } else {
         peer
     })
-}
-
-fn too_often(text: &str, retry_after_ms: u64) -> Response {
-    respond(Answer::Error(Refusal {
-        code: ErrorCode::RateLimited,
-        message: text.into(),
-        retry_after_ms: Some(retry_after_ms),
-    }))
 }
 
 pub(super) const INVALID_REQUEST: &str = ", error=\"invalid_request\"";
@@ -213,14 +202,14 @@ fn identify(parts: &Parts, gateway: &Gateway) -> Result<auth::Identity, Response
     let guessing = || address.is_some_and(|address| gateway.admission.is_guessing(address));
     const GUESSING: &str = "too many tokens from this address were not accepted";
     if guessing() {
-        return Err(too_often(GUESSING, 1000));
+        return Err(refused(ErrorCode::RateLimited, GUESSING));
     }
     let unauthorized = |error: &str, text: &str| {
         if let Some(address) = address {
             gateway.admission.wrong_token(address);
         }
         if guessing() {
-            return too_often(GUESSING, 1000);
+            return refused(ErrorCode::RateLimited, GUESSING);
         }
         challenged(refused(ErrorCode::Unauthorized, text), error)
     };
@@ -262,11 +251,8 @@ fn admit(
         let refused = refused(ErrorCode::Forbidden, text);
         return Err(challenged(refused, INSUFFICIENT_SCOPE));
     };
-    if let Err(not_until) = gateway.services.check_key(&identity.user) {
-        let wait = not_until.wait_time_from(DefaultClock::default().now());
-        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or_default() + 1;
-        return Err(too_often("too many requests of this service", wait_ms));
-    }
+    let checked = gateway.services.check_key(&identity.user);
+    checked.map_err(|e| respond(rates::wait(&e).refuse("too many requests of this service")))?;
     Ok((identity.user, *claims))
 }
 

@@ -33,9 +33,7 @@ use crate::{
         limits::{CHANNELS_JOINED_MAX, REQUESTS_IN_FLIGHT_MAX, WATCHED_MAX},
     },
     mutation::{Mutation, broken},
-    protocol::{
-        Answer, Away, CloseCode, Codec, ErrorCode, Event, Named, Refusal, Reply, Request, Users,
-    },
+    protocol::{Answer, Away, CloseCode, Codec, ErrorCode, Event, Named, Reply, Request, Users},
 };
 
 /// Steps of a session's loop between two checks of the timer and of draining. The checks run even if there is always
@@ -340,7 +338,7 @@ impl Session {
         self.charge(live, bytes.len());
         if let Err(wait) = self.gateway.rates.request(&live.rate) {
             self.refuse_one(live, wait)?;
-            let answer = rate_limited("too many requests", wait);
+            let answer = wait.refuse("too many requests");
             let id = self.codec.id(bytes);
             self.reply(live, Some(Reply { id, answer }));
             return Ok(());
@@ -422,7 +420,7 @@ impl Session {
             }
             _ => Ok(()),
         };
-        checked.map_err(|wait| rate_limited("too many conversations or invitations", wait))
+        checked.map_err(|wait| wait.refuse("too many conversations or invitations"))
     }
 
     /// Starts a request that takes time. The requests of one session begin in the order in which they arrived.
@@ -555,14 +553,6 @@ impl LoopState {
 fn too_many_users() -> Answer {
     let text = format!("one request may name at most {WATCHED_MAX} users");
     requests::refusal(ErrorCode::TooLarge, text)
-}
-
-fn rate_limited(what: &str, Wait(wait): Wait) -> Answer {
-    Answer::Error(Refusal {
-        code: ErrorCode::RateLimited,
-        message: what.into(),
-        retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
-    })
 }
 
 fn next_wake(ping: Instant, live: &Live, leave_at: Option<Instant>) -> Instant {

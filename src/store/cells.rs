@@ -33,7 +33,7 @@ use values::{
 use super::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
     InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow, PublicPage,
-    ReactorsPage, Result, RingRow, SendRow, Store, Tail,
+    ReactorsPage, Result, RingRow, SendRow, Store, Tail, first_of_tail,
     public::{PublicScan, Step},
 };
 use crate::{
@@ -131,7 +131,7 @@ impl<C: Cells> Store for CellStore<C> {
         let newest = self.0.scan(whole.clone(), 1, true).await?;
         let newest = newest.first();
         let newest = newest.map_or(Ok(0), |cell| take_u64("tail", &cell.key, 17))?;
-        let first = (newest + 1).saturating_sub(seqs);
+        let first = first_of_tail(newest, seqs);
         let range = Range {
             from: log_key(conversation, first).0,
             to: whole.to,

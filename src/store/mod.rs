@@ -22,6 +22,7 @@ pub use consumers::{
     SkippedShard, TokenRow, Version, consumer_shard,
 };
 pub use files::{FileRow, FileStore, REFERENCES_MAX, Reference, WORK_SHARDS, WorkShard};
+pub(crate) use rows::first_of_tail;
 pub use rows::{
     Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Heartbeat,
     InboxKey, InboxRow, InboxSummary, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,

@@ -117,6 +117,11 @@ pub struct Tail<T> {
     pub settled: u64,
 }
 
+/// Returns the first of the newest `count` positions of a log that ends at `newest`.
+pub(crate) fn first_of_tail(newest: u64, count: u64) -> u64 {
+    (newest + 1).saturating_sub(count).max(1)
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendRow {
     pub epoch: Epoch,

@@ -234,7 +234,7 @@ async def test_a_file_without_which_tables_are_removed_is_named(tmp_path, how):
 
 
 async def test_a_lock_that_is_missing_is_made_again(tmp_path):
-    gateway, group = await written(tmp_path)
+    gateway, _ = await written(tmp_path)
     (pathlib.Path(gateway.directory) / "lock").unlink()
     gateway.start()
     assert gateway.stop() == 0

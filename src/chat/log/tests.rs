@@ -3,6 +3,7 @@ use crate::{
     clock,
     model::{ClientId, Content, Entry, UserId, limits::TAIL_ENTRIES},
     mutation::break_rule,
+    store::first_of_tail,
 };
 
 impl Pending for Arc<Entry> {
@@ -69,7 +70,7 @@ fn log_of(entries: u64) -> EntryLog {
 fn tail(rows: Vec<Row<Entry>>, settled: u64) -> Tail<Entry> {
     let newest = rows.iter().map(|row| row.record.seq).max();
     Tail {
-        first: (newest.unwrap_or_default() + 1).saturating_sub(TAIL_ENTRIES),
+        first: first_of_tail(newest.unwrap_or_default(), TAIL_ENTRIES),
         rows,
         settled,
     }

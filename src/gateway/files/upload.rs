@@ -22,8 +22,7 @@ use crate::{
     clock,
     files::Directory,
     gateway::{
-        Gateway,
-        rates::{self, Wait},
+        Gateway, rates,
         reply::{Body, Path, refused, refused_with, respond},
         service::{MessagesWrite, Person},
     },
@@ -31,7 +30,7 @@ use crate::{
         AttachmentId, ConversationId, FileFacts, FileState, Metadata, UploadBegun, UserId,
         limits::ATTACHMENT_BYTES_MAX, text,
     },
-    protocol::{Answer, ErrorCode, Refusal},
+    protocol::ErrorCode,
     store::FileRow,
 };
 
@@ -312,14 +311,12 @@ async fn create(gateway: &Gateway, files: &Arc<Files>, user: UserId, asked: NewF
 /// Counts an upload that a user begins or gives up.
 #[expect(clippy::result_large_err, reason = "a response either way")]
 fn check_rate(files: &Files, user: &UserId) -> Result<(), Response> {
-    let Err(Wait(wait)) = files.begins.check_key(user).map_err(|e| rates::wait(&e)) else {
-        return Ok(());
-    };
-    Err(with_tus(respond(Answer::Error(Refusal {
-        code: ErrorCode::RateLimited,
-        message: "too many uploads in a minute".into(),
-        retry_after_ms: Some(u64::try_from(wait.as_millis()).unwrap_or_default() + 1),
-    }))))
+    let checked = files.begins.check_key(user);
+    checked.map_err(|e| {
+        with_tus(respond(
+            rates::wait(&e).refuse("too many uploads in a minute"),
+        ))
+    })
 }
 
 pub(super) fn too_many(what: &str) -> Response {

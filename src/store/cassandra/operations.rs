@@ -11,7 +11,7 @@ use super::{
     super::{
         Activity, Applied, AppliedChanges, ChangeRow, ChangesTail, ConversationRow, Erasure, Error,
         Heartbeat, InboxKey, InboxRow, InboxWrite, LogPage, LogRow, LogTail, Mark, ParticipantRow,
-        PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail,
+        PublicPage, ReactorsPage, Result, RingRow, SendRow, Store, Tail, first_of_tail,
         public::{PublicScan, Step},
         reactors::Position,
     },
@@ -87,7 +87,7 @@ impl Store for Cassandra {
             Some(row) => row.seq(),
             None => first_of(bucket).saturating_sub(1),
         };
-        let first = (newest + 1).saturating_sub(seqs);
+        let first = first_of_tail(newest, seqs);
         let LogPage { mut rows, states } = if newest == 0 {
             LogPage::default()
         } else {

@@ -1,7 +1,7 @@
 //! Reads of changes and reactions.
 
 use super::{
-    super::{ChangesTail, ReactorRow, ReactorsPage, Result, Tail, reactors},
+    super::{ChangesTail, ReactorRow, ReactorsPage, Result, Tail, first_of_tail, reactors},
     Cassandra,
     changes::{ChangeColumns, ReactorColumns, deleted_of},
     columns::{big, bucket_of, first_of, shard_of, shards_of, small, unsigned},
@@ -32,7 +32,7 @@ impl Cassandra {
                 Some(row) => row.rev(),
                 None => first_of(bucket).saturating_sub(1),
             };
-            first = (newest + 1).saturating_sub(revs);
+            first = first_of_tail(newest, revs);
             if newest > 0 {
                 let found = self.change_range(OPERATION, conversation, first, newest);
                 rows = found.await?;

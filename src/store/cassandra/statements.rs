@@ -34,7 +34,7 @@ macro_rules! statements {
     (@type lease_write) => { Arc<Write> };
     (@type transaction) => { PreparedStatement };
     (@type write) => { Arc<Write> };
-    ($($(#[$doc:meta])* $kind:ident $name:ident: $text:literal,)+) => {
+    ($($(#[$doc:meta])* $kind:ident $name:ident: $text:expr,)+) => {
         pub(super) struct Statements {
             $($(#[$doc])* pub $name: statements!(@type $kind),)+
         }
@@ -107,15 +107,26 @@ fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> Prepare
     statement
 }
 
+macro_rules! select_messages {
+    () => {
+        "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
+         settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ?"
+    };
+}
+
+macro_rules! select_changes {
+    () => {
+        "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes WHERE conversation_id = ? AND bucket = ?"
+    };
+}
+
 statements! {
     write insert_message: "INSERT INTO messages (conversation_id, bucket, seq, epoch, message_id, sender, client_id, kind, body, \
         attachments, reply_to, at, committed, texts, settle_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
     /// The states of entries are in the same partition, so a page with its states is one read.
-    read messages: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
-        settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? AND seq >= ? AND seq <= ?",
+    read messages: concat!(select_messages!(), " AND seq >= ? AND seq <= ?"),
     /// All columns of it: read repair copies only those that are read, and a row that it copied in part is no row.
-    read newest_message: "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
-        settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+    read newest_message: concat!(select_messages!(), " LIMIT 1"),
 
     write set_content_state: "UPDATE messages USING TIMESTAMP ? SET content_state = ? \
         WHERE conversation_id = ? AND bucket = ? AND seq = ? AND epoch = 0",
@@ -126,10 +137,8 @@ statements! {
 
     write insert_change: "INSERT INTO changes (conversation_id, bucket, rev, epoch, author, at, settled, change, settle_end) \
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
-    read changes: "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes \
-        WHERE conversation_id = ? AND bucket = ? AND rev >= ? AND rev <= ?",
-    read newest_change: "SELECT rev, epoch, author, at, settled, change, settle_end FROM changes \
-        WHERE conversation_id = ? AND bucket = ? LIMIT 1",
+    read changes: concat!(select_changes!(), " AND rev >= ? AND rev <= ?"),
+    read newest_change: concat!(select_changes!(), " LIMIT 1"),
     write erase_change: "UPDATE changes USING TIMESTAMP 1 SET change = ? \
         WHERE conversation_id = ? AND bucket = ? AND rev = ? AND epoch = ?",
 

@@ -16,6 +16,7 @@ use crate::{
     model::{ConversationId, DeletedSeqs, Millis, Rev, Seq, UserId},
     store::{
         AppliedChanges, ChangeRow, ChangesTail, ReactorRow, ReactorsPage, Result, Tail,
+        first_of_tail,
         reactors::{Position, ReactorsScan, Step},
     },
 };
@@ -83,7 +84,7 @@ pub(super) async fn tail(
     let newest = cells.scan(whole.clone(), 1, true).await?;
     let newest = newest.first();
     let newest = newest.map_or(Ok(0), |cell| take_u64(OPERATION, &cell.key, 17))?;
-    let first = (newest + 1).saturating_sub(revs);
+    let first = first_of_tail(newest, revs);
     let mut rows = Vec::new();
     if newest > 0 {
         let from = change_key(conversation, first).0;

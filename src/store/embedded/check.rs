@@ -83,13 +83,6 @@ pub fn check(path: &Path) -> Result<Checked> {
 pub fn accept(path: &Path) -> Result<()> {
     is_store(path)?;
     let failed = |e: std::io::Error| damage::not_opened(path, &e.into());
-    if journals::is_new(path).map_err(failed)? {
-        return Ok(());
-    }
-    let missing = journals::missing_bases(path).map_err(failed)?;
-    if !missing.is_empty() {
-        return Err(damage::found(path, &missing));
-    }
     // fjall locks the same file. The lock ends when the file is closed.
     let lock = path.join("lock");
     let lock = File::options().write(true).open(&lock).map_err(|error| {
@@ -103,7 +96,11 @@ pub fn accept(path: &Path) -> Result<()> {
         TryLockError::WouldBlock => damage::not_opened(path, &fjall::Error::Locked),
         TryLockError::Error(error) => failed(error),
     })?;
-    journals::accept(path).map_err(failed)
+    let missing = journals::accept(path).map_err(failed)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(damage::found(path, &missing))
 }
 
 fn is_store(path: &Path) -> Result<()> {

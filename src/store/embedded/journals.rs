@@ -85,17 +85,19 @@ fn make_lock_again(directory: &Path, state: Option<&State>) -> io::Result<()> {
 /// # Errors
 /// The error of the file system.
 pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
-    if is_new(directory)? {
+    let state = read(directory)?;
+    let keyspaces = keyspaces(directory)?;
+    if is_new(directory, state.as_ref(), &keyspaces)? {
         return Ok(Vec::new());
     }
-    let mut damages = missing_bases(directory)?;
+    let mut damages = missing_bases(directory, state.as_ref(), &keyspaces)?;
     let numbers = numbers(directory)?;
     let Some(&newest) = numbers.last() else {
         let missing = directory.join("*.jnl");
         damages.push(format!("{} is missing", missing.display()));
         return Ok(damages);
     };
-    let Some(state) = read(directory)? else {
+    let Some(state) = state else {
         return Ok(damages);
     };
     let missing = |number| format!("{} is missing", file(directory, number).display());
@@ -125,23 +127,21 @@ pub(super) fn damages(directory: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Whether nothing was ever stored in a directory.
-pub(super) fn is_new(directory: &Path) -> io::Result<bool> {
-    let is_made = is_there(&directory.join(VERSION))? || !keyspaces(directory)?.is_empty();
-    Ok(!is_made && read(directory)?.is_none())
+fn is_new(directory: &Path, state: Option<&State>, keyspaces: &[OsString]) -> io::Result<bool> {
+    Ok(state.is_none() && keyspaces.is_empty() && !is_there(&directory.join(VERSION))?)
 }
 
 /// Returns which files are missing or empty without which fjall removes tables.
-pub(super) fn missing_bases(directory: &Path) -> io::Result<Vec<String>> {
-    let keyspaces = keyspaces(directory)?;
+fn missing_bases(
+    directory: &Path,
+    state: Option<&State>,
+    keyspaces: &[OsString],
+) -> io::Result<Vec<String>> {
     let mut bases = vec![PathBuf::from(VERSION)];
-    bases.extend(
-        read(directory)?
-            .map(|state| state.bases)
-            .unwrap_or_default(),
-    );
+    bases.extend(state.into_iter().flat_map(|state| state.bases.clone()));
     // Also of a directory of which nothing is recorded: a keyspace that is being made has no tables, and the first one names
     // the others.
-    for keyspace in &keyspaces {
+    for keyspace in keyspaces {
         let mut tables = names(&directory.join(KEYSPACES).join(keyspace).join(TABLES))?;
         if tables.next().is_some() {
             bases.push(current_of(keyspace));
@@ -192,16 +192,25 @@ pub(super) fn record_stopped(directory: &Path) -> io::Result<()> {
     record(directory, stopped, bases.unwrap_or_default())
 }
 
-/// Lets the directory be opened with the journals that it has.
-pub(super) fn accept(directory: &Path) -> io::Result<()> {
+/// Lets the directory be opened with the journals that it has. Returns which other files are missing; then it does nothing.
+pub(super) fn accept(directory: &Path) -> io::Result<Vec<String>> {
     let state = read(directory)?;
+    let keyspaces = keyspaces(directory)?;
+    if is_new(directory, state.as_ref(), &keyspaces)? {
+        return Ok(Vec::new());
+    }
+    let missing = missing_bases(directory, state.as_ref(), &keyspaces)?;
+    if !missing.is_empty() {
+        return Ok(missing);
+    }
     if numbers(directory)?.is_empty() {
         // With an empty journal fjall reads the tables. Without one it would take the directory for a new one.
         let number = state.as_ref().map_or(0, |state| state.active);
         File::create_new(file(directory, number))?.sync_all()?;
     }
     let bases = state.map_or_else(Vec::new, |state| state.bases);
-    record(directory, Vec::new(), bases)
+    record(directory, Vec::new(), bases)?;
+    Ok(missing)
 }
 
 fn record(directory: &Path, stopped: Vec<Journal>, bases: Vec<PathBuf>) -> io::Result<()> {
