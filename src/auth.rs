@@ -220,7 +220,7 @@ impl Tokens {
     pub fn check(&self, token: &str) -> Result<Identity, TokenError> {
         let rejected = |e: jsonwebtoken::errors::Error| match e.kind() {
             ErrorKind::ExpiredSignature => TokenError::Expired,
-            _ => TokenError::Rejected(e.to_string()),
+            kind => TokenError::Rejected(in_words(kind)),
         };
         let header = decode_header(token).map_err(rejected)?;
         let mut error = TokenError::Rejected("no key fits its algorithm and kid".into());
@@ -297,6 +297,28 @@ impl Tokens {
             ..Header::new(JwtAlgorithm::HS256)
         };
         encode(&header, &claims, &signer.key).map_err(|e| KeyError::Signing(e.to_string()))
+    }
+}
+
+/// Says what is wrong with a token. The library names its own types and variants.
+fn in_words(kind: &ErrorKind) -> String {
+    match kind {
+        ErrorKind::InvalidToken => "it is no JSON Web Token".into(),
+        ErrorKind::InvalidSignature => "its signature does not fit the key".into(),
+        ErrorKind::InvalidAudience => "its aud is not that of auth.audience".into(),
+        ErrorKind::ImmatureSignature => "its nbf is in the future".into(),
+        ErrorKind::MissingRequiredClaim(claim) => format!("it has no {claim}"),
+        ErrorKind::InvalidClaimFormat(claim) => format!("its {claim} has a wrong type"),
+        ErrorKind::Json(error) => {
+            let text = error.to_string();
+            let missing = text.strip_prefix("missing field `");
+            match missing.and_then(|text| text.split('`').next()) {
+                Some(claim) => format!("it has no {claim}"),
+                None => "its header or a claim cannot be read".into(),
+            }
+        }
+        ErrorKind::Base64(_) | ErrorKind::Utf8(_) => "its parts are not base64url of JSON".into(),
+        _ => "its header or signature cannot be used".into(),
     }
 }
 

@@ -31,10 +31,13 @@ use super::{
     upgrade::upgrade,
 };
 use crate::{
-    model::{Attachment, ClientId, ConversationId, Posting, Role, Seq, UserId},
+    model::{
+        Attachment, ClientId, ConversationId, Posting, Role, Seq, UserId, limits::ATTACHMENTS_MAX,
+    },
     protocol::{
         Create, ErrorCode, HistoryRequest, InboxRequest, Mark, Named, NamedUser,
         ParticipantsRequest, PublicRequest, Refusal, Request, Send, SetRole, Update,
+        objects_at_most,
     },
 };
 
@@ -291,7 +294,7 @@ pub(super) struct SendBody {
     #[schema(value_type = String, format = Uuid)]
     client_id: ClientId,
     body: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
     attachments: Vec<Attachment>,
     #[serde(default)]
     reply_to: Option<Seq>,

@@ -9,8 +9,11 @@ use serde::{
 
 use super::files::FileLine;
 use crate::{
-    model::{Attachment, ClientId, ConversationId, Kind, Millis, Posting, Seq, UserId},
-    protocol::body,
+    model::{
+        Attachment, ClientId, ConversationId, Kind, Millis, Posting, Seq, UserId,
+        limits::ATTACHMENTS_MAX,
+    },
+    protocol::{body, objects_at_most},
 };
 
 pub(super) enum Line {
@@ -69,7 +72,7 @@ pub(super) struct MessageLine {
     pub(super) dm: Option<(UserId, UserId)>,
     pub(super) sender: UserId,
     pub(super) body: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
     pub(super) attachments: Vec<Attachment>,
     /// Files of this machine. They are attachments after the others.
     #[serde(default)]

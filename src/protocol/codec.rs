@@ -446,6 +446,52 @@ mod tests {
     }
 
     #[test]
+    fn the_items_of_a_list_are_no_fields_of_an_object() {
+        let send = r#"{"type":"send","id":7,"conversation":"0199c0de-0000-7000-8000-000000000001",
+            "client_id":"0199c0de-0000-4000-8000-000000000002","body":"hi","attachments":[ITEM]}"#;
+        let edit = r#"{"type":"edit","id":7,"conversation":"0199c0de-0000-7000-8000-000000000001",
+            "seq":1,"body":"hi","attachments":[ITEM]}"#;
+        let device =
+            r#"{"type":"device_set","id":7,"device":"d","provider":"web","subscription":ITEM}"#;
+        let keys = r#"{"type":"device_set","id":7,"device":"d","provider":"web",
+            "subscription":{"endpoint":"https://a","keys":ITEM}}"#;
+        for (frame, object, list, field) in [
+            (
+                send,
+                r#"{"url":"https://a"}"#,
+                r#"[null,"https://a"]"#,
+                "attachments[0]",
+            ),
+            (
+                edit,
+                r#"{"url":"https://a"}"#,
+                r#"[null,"https://a"]"#,
+                "attachments[0]",
+            ),
+            (
+                device,
+                r#"{"endpoint":"https://a","keys":{"p256dh":"a","auth":"a"}}"#,
+                r#"["https://a",{"p256dh":"a","auth":"a"}]"#,
+                "subscription",
+            ),
+            (
+                keys,
+                r#"{"p256dh":"a","auth":"a"}"#,
+                r#"["a","a"]"#,
+                "subscription.keys",
+            ),
+        ] {
+            for (codec, bytes) in both(&frame.replace("ITEM", object)) {
+                codec.decode(&bytes).unwrap().request.unwrap();
+            }
+            for (codec, bytes) in both(&frame.replace("ITEM", list)) {
+                let wrong = codec.decode(&bytes).unwrap().request.unwrap_err();
+                assert_eq!(wrong, format!("{field}: must be an object"), "{codec:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_reply_carries_type_and_id() {
         let reply = Reply {
             id: Some(3),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::list::{given_object, object};
 use crate::model::{ConversationId, Millis, PushContent, PushProvider};
 
 /// A device that is registered, or registered again.
@@ -20,7 +21,7 @@ struct DeviceSetFields {
     provider: PushProvider,
     #[serde(default)]
     token: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given_object")]
     subscription: Option<Subscription>,
     #[serde(default)]
     content: PushContent,
@@ -48,7 +49,7 @@ pub struct Registration {
     #[serde(default)]
     pub token: Option<String>,
     /// The subscription of a browser.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given_object")]
     pub subscription: Option<Subscription>,
     #[serde(default)]
     pub content: PushContent,
@@ -58,6 +59,7 @@ pub struct Registration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Subscription {
     pub endpoint: String,
+    #[serde(deserialize_with = "object")]
     pub keys: SubscriptionKeys,
 }
 

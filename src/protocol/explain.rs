@@ -284,6 +284,10 @@ impl<'de> Deserializer<'de> for Place<'_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Wrong> {
+        self.deserialize_map(visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
         match self.value {
             // The visitor would take its items as the fields.
             Value::List(_) => Err(Wrong::invalid_type(Unexpected::Seq, &visitor)),
@@ -329,7 +333,7 @@ impl<'de> Deserializer<'de> for Place<'_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple tuple_struct map
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple tuple_struct
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     codes::ErrorCode,
     device::{Away, DeviceList, DeviceSet, NamedDevice, SettingsEvent, SettingsSet, Switch},
     file::{AttachmentUrls, FileUrl},
-    list::{at_most, given_at_most},
+    list::{at_most, given_objects_at_most, objects_at_most},
     message::Message,
 };
 use crate::model::{
@@ -211,7 +211,7 @@ pub struct Send {
     pub conversation: ConversationId,
     pub client_id: ClientId,
     pub body: String,
-    #[serde(default, deserialize_with = "at_most::<_, _, ATTACHMENTS_MAX>")]
+    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
     pub attachments: Vec<Attachment>,
     #[serde(default)]
     pub reply_to: Option<Seq>,
@@ -238,7 +238,10 @@ pub struct Edit {
     pub seq: Seq,
     pub body: String,
     /// All attachments that the message has afterwards. `None` keeps those that it has.
-    #[serde(default, deserialize_with = "given_at_most::<_, _, ATTACHMENTS_MAX>")]
+    #[serde(
+        default,
+        deserialize_with = "given_objects_at_most::<_, _, ATTACHMENTS_MAX>"
+    )]
     pub attachments: Option<Vec<Attachment>>,
     /// The rev of the content that the client has seen.
     #[serde(default)]

@@ -18,5 +18,5 @@ pub use codes::{CloseCode, ErrorCode};
 pub use device::*;
 pub use file::*;
 pub use frame::*;
-pub(crate) use list::{at_most, given_at_most};
+pub(crate) use list::{at_most, given_objects_at_most, objects_at_most};
 pub use message::Message;

@@ -3,12 +3,13 @@ import re
 import time
 
 import httpx
+import jwt
 import pytest
 
 from files import Uploader
 from support import PATIENCE, ROOT, Refused, uuid4
 from test_messages import refused
-from test_misuse_http import EVERY_SCOPE, code, everything, operations, raw, service, status, token, with_keys
+from test_misuse_http import EVERY_SCOPE, SECRET, code, everything, operations, raw, service, status, token, with_keys
 
 pytestmark = pytest.mark.embedded
 SCOPES = f"{EVERY_SCOPE} messages:moderate"
@@ -38,6 +39,28 @@ async def test_a_session_takes_no_token_of_a_back_end(start, codec, scope):
     later = token("alice", exp=time.time() + 1200)
     assert (await alice.ask("refresh", token=later))["expires_at"] > alice.hello["expires_at"]
     await alice.close()
+
+
+@pytest.mark.parametrize(
+    "bearer, why",
+    [
+        ("abc", "it is no JSON Web Token"),
+        ("a.b.c", "its parts are not base64url of JSON"),
+        (lambda: jwt.encode({"sub": "alice", "exp": time.time() + 60}, "another secret of 32 bytes ......"), "its signature does not fit the key"),
+        (lambda: jwt.encode({"sub": "alice"}, SECRET), "it has no exp"),
+        (lambda: jwt.encode({"exp": time.time() + 60}, SECRET), "it has no sub"),
+        (lambda: token("alice", sub=5), "its header or a claim cannot be read"),
+        (lambda: token("alice", nbf=time.time() + 600), "its nbf is in the future"),
+        (lambda: jwt.encode({"sub": "alice", "exp": time.time() + 60}, SECRET, algorithm="HS384"), "no key fits its algorithm and kid"),
+    ],
+)
+async def test_a_refused_token_is_told_why_in_plain_words(start, codec, bearer, why):
+    gateway = with_keys(start)
+    client = await gateway.open(codec)
+    with pytest.raises(Refused) as refusal:
+        await client.ask("connect", token=bearer if isinstance(bearer, str) else bearer())
+    assert str(refusal.value).endswith(f"the token is not accepted: {why}")
+    await client.closed()
 
 
 def documented():

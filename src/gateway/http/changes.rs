@@ -25,7 +25,7 @@ use crate::{
     },
     protocol::{
         ChangesRequest, Delete, Edit, Reaction, ReactionsRequest, Refusal, Request, at_most,
-        given_at_most,
+        given_objects_at_most,
     },
 };
 
@@ -58,7 +58,10 @@ pub(in crate::gateway) struct EditBody {
     body: String,
     /// All attachments that the message has afterwards. Without this field it keeps those that it has; an empty list removes
     /// them.
-    #[serde(default, deserialize_with = "given_at_most::<_, _, ATTACHMENTS_MAX>")]
+    #[serde(
+        default,
+        deserialize_with = "given_objects_at_most::<_, _, ATTACHMENTS_MAX>"
+    )]
     attachments: Option<Vec<Attachment>>,
     /// The rev of the content that the caller has seen. If the content changed after it, the edit is refused.
     #[serde(default)]
