@@ -114,6 +114,7 @@ fn layers_used(text: &str) -> Vec<String> {
 
 #[test]
 fn imports_point_one_way() {
+    crate::enter_project();
     let layers: Vec<&str> = MAY_USE.iter().map(|(layer, _)| *layer).collect();
     for (layer, allowed) in MAY_USE {
         for (file, text) in sources(&Path::new("src").join(layer)) {
@@ -235,6 +236,7 @@ fn names(
 /// Files that import each other cannot be read or changed one at a time.
 #[test]
 fn imports_have_no_cycles() {
+    crate::enter_project();
     let edges = check_cycles(Path::new("src")) + check_cycles(Path::new("loadtest/src"));
     assert!(
         edges > 200,
@@ -276,6 +278,7 @@ fn check_cycles(folder: &Path) -> usize {
 
 #[test]
 fn files_stay_short() {
+    crate::enter_project();
     for (folder, extensions) in CODE {
         let files = files(Path::new(folder), extensions);
         assert!(!files.is_empty(), "{folder} has no files");
@@ -299,6 +302,7 @@ fn metrics_counted(text: &str) -> Vec<String> {
 
 #[test]
 fn each_metric_has_a_help_text() {
+    crate::enter_project();
     let counted: BTreeSet<String> = modules(Path::new("src"))
         .values()
         .flat_map(|code| metrics_counted(code))
@@ -328,6 +332,7 @@ fn each_metric_has_a_help_text() {
 
 #[test]
 fn each_counter_with_labels_is_listed_as_such() {
+    crate::enter_project();
     let calls = |text: &str| -> Vec<(String, bool)> {
         let calls = text.split("counter!(").skip(1);
         let named = calls.filter_map(|call| {
@@ -358,6 +363,7 @@ fn each_counter_with_labels_is_listed_as_such() {
 
 #[test]
 fn pure_files_neither_await_nor_read_a_clock() {
+    crate::enter_project();
     for file in [
         "src/chat/log.rs",
         "src/chat/client_ids.rs",
@@ -387,6 +393,7 @@ fn pure_files_neither_await_nor_read_a_clock() {
 
 #[test]
 fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
+    crate::enter_project();
     let code: String = sources(Path::new("src/chat"))
         .into_iter()
         .map(|(_, text)| text)
@@ -395,6 +402,7 @@ fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
     for rule in [
         "lease",
         "epoch",
+        "epoch-above",
         "settle",
         "prefix",
         "chain",
@@ -421,6 +429,7 @@ fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
 #[test]
 fn the_example_configuration_shows_every_setting_with_its_default() {
     use chat_gateway::config::Config;
+    crate::enter_project();
     let text = fs::read_to_string("config/gateway.toml").unwrap();
     let example: Config = toml::from_str(&text).unwrap();
     assert_eq!(example, Config::default());

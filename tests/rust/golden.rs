@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use files::{file_notices, file_url};
 
 fn path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/frames.json")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../golden/frames.json")
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -32,8 +32,12 @@ struct Gateway {
 impl Gateway {
     fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
+        // Cargo builds it beside the tests: target/release/deps has these, target/release the programs.
+        let tests = std::env::current_exe().unwrap();
+        let program = tests.parent().unwrap().with_file_name("chat-gateway");
+        assert!(program.exists(), "build {} first", program.display());
         let command = || {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_chat-gateway"));
+            let mut command = Command::new(&program);
             command
                 .env("CHAT__CLIENT__LISTEN", "127.0.0.1:0")
                 .env("CHAT__INTERNAL__LISTEN", "127.0.0.1:0")

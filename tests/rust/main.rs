@@ -12,3 +12,9 @@ mod push;
 mod ring;
 mod simulation;
 mod stores;
+
+/// Makes the folder of the project the current one: cargo starts tests in the folder of their package.
+fn enter_project() {
+    let project = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    std::env::set_current_dir(project).unwrap();
+}

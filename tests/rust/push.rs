@@ -59,6 +59,7 @@ impl Drop for Fakes {
 impl Fakes {
     fn start() -> Self {
         use std::io::{BufRead as _, BufReader};
+        crate::enter_project();
         let root = TempDir::new().unwrap();
         let python = std::env::var("CHAT_TEST_PYTHON");
         let mut process = Command::new(python.as_deref().unwrap_or("tests/.venv/bin/python"))
