@@ -126,6 +126,9 @@ enum ClusterCommand {
     Status,
     /// End an upgrade: raise the level of the ring once all gateways support it. Builds that support less no longer start
     Finalize,
+    /// Raise the version of the ring beyond every epoch that may be stored; run it after a restore, or before gateways start
+    /// in another datacenter
+    RaiseRing,
 }
 
 /// Runs the command of the command line.
@@ -391,12 +394,16 @@ async fn cluster_command(config: &Config, command: ClusterCommand) -> anyhow::Re
         _ if store.is_shared() => match command {
             ClusterCommand::Status => print_status(&*store).await,
             ClusterCommand::Finalize => finalize(&*store).await,
+            ClusterCommand::RaiseRing => raise_ring(&*store).await,
         },
         ClusterCommand::Status => {
             bail!("an embedded store belongs to one gateway alone: ask its /health/ready")
         }
         ClusterCommand::Finalize => bail!(
             "an embedded store belongs to one gateway alone: it raises the level by itself when it starts"
+        ),
+        ClusterCommand::RaiseRing => bail!(
+            "an embedded store belongs to one gateway alone: its ring is restored with everything else"
         ),
     };
     store.close().await?;
@@ -420,6 +427,13 @@ async fn print_status(store: &dyn Store) -> anyhow::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Raises the version of the ring.
+async fn raise_ring(store: &dyn Store) -> anyhow::Result<()> {
+    let (before, after) = cluster::raise_ring(store).await?;
+    println!("the ring rose from version {before} to {after}");
     Ok(())
 }
 

@@ -11,6 +11,8 @@ pub enum Mutation {
     Lease,
     /// The rows of all owners have the same key.
     Epoch,
+    /// An owner writes below an epoch that is stored.
+    EpochAbove,
     /// The rank of an entry is the time of its gateway alone.
     RankAbove,
     /// A gateway does not tell the others which ranks it knows.

@@ -28,8 +28,8 @@ use super::{
     publish::Publish,
 };
 use crate::{
-    model::{ConversationId, Draft, GatewayId, UserId, limits::MAILBOX_OPERATIONS_KEPT},
-    store::Store,
+    model::{ConversationId, Draft, Epoch, GatewayId, UserId, limits::MAILBOX_OPERATIONS_KEPT},
+    store::{Store, Version},
     tasks::{Tasks, contain},
 };
 
@@ -92,6 +92,14 @@ impl Conversations {
     #[must_use]
     pub fn may_serve(&self) -> bool {
         self.shared.environment.lease.holds(Instant::now())
+    }
+
+    /// See [`Lease::check_above`].
+    ///
+    /// # Errors
+    /// The ring must go beyond that version first.
+    pub fn check_above(&self, stored: Version, epoch: Epoch) -> Result<(), Error> {
+        self.shared.environment.lease.check_above(stored, epoch)
     }
 
     #[must_use]

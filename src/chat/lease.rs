@@ -12,9 +12,11 @@ use arc_swap::ArcSwap;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
+use super::{error::Error, versions::Versions};
 use crate::{
     model::{ConversationId, Epoch},
     mutation::{Mutation, broken},
+    store::Version,
 };
 
 const FOREVER: u64 = u64::MAX;
@@ -24,7 +26,11 @@ pub type Owns = Arc<dyn Fn(ConversationId) -> bool + Send + Sync>;
 
 /// The current right of this gateway to act as an owner. Clones share it, so a change applies to all of them at once.
 #[derive(Clone, Debug)]
-pub struct Lease(Arc<ArcSwap<Grant>>);
+pub struct Lease {
+    grant: Arc<ArcSwap<Grant>>,
+    /// The highest epoch that was found in what is stored, as far as it was above that of the lease.
+    highest_found: Arc<AtomicU64>,
+}
 
 struct Grant {
     epoch: Epoch,
@@ -48,6 +54,7 @@ pub struct Ownership {
     epoch: Epoch,
     until: Arc<Until>,
     revoked: CancellationToken,
+    highest_found: Arc<AtomicU64>,
 }
 
 impl Lease {
@@ -74,47 +81,68 @@ impl Lease {
     }
 
     fn granted(epoch: Epoch, until: Arc<Until>, owns: Option<Owns>) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(Grant {
-            epoch,
-            until,
-            owns,
-        })))
+        let grant = Grant { epoch, until, owns };
+        Self {
+            grant: Arc::new(ArcSwap::from_pointee(grant)),
+            highest_found: Arc::default(),
+        }
     }
 
     /// Returns the right to own a conversation from now on. `None` while another gateway may still own it.
     #[must_use]
     pub fn ownership(&self, conversation: ConversationId) -> Option<Ownership> {
-        let grant = self.0.load();
+        let grant = self.grant.load();
         let owned = grant.owns.as_ref().is_none_or(|owns| owns(conversation));
         owned.then(|| Ownership {
             epoch: grant.epoch,
             until: grant.until.clone(),
             revoked: CancellationToken::new(),
+            highest_found: self.highest_found.clone(),
         })
     }
 
     #[must_use]
     pub fn owns(&self, conversation: ConversationId) -> bool {
-        let grant = self.0.load();
+        let grant = self.grant.load();
         grant.owns.as_ref().is_none_or(|owns| owns(conversation))
     }
 
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.0.load().epoch
+        self.grant.load().epoch
+    }
+
+    /// Checks that what is stored was not written under a later version of the ring, as rule [epoch-above] does for the log:
+    /// what replaces it would have a lower version, and be lost without a word.
+    ///
+    /// # Errors
+    /// The ring must go beyond that version first.
+    pub(super) fn check_above(&self, stored: Version, epoch: Epoch) -> Result<(), Error> {
+        let stored = Versions::ring_of(stored);
+        if stored <= epoch {
+            return Ok(());
+        }
+        self.highest_found.fetch_max(stored, Ordering::AcqRel);
+        Err(Error::OLDER_RING)
+    }
+
+    /// Returns the highest epoch that was found in what is stored.
+    #[must_use]
+    pub fn highest_found(&self) -> Epoch {
+        self.highest_found.load(Ordering::Acquire)
     }
 
     /// Ends the lease, and begins one under a newer epoch.
     pub fn begin(&self, epoch: Epoch, end: Instant, owns: Option<Owns>) {
         self.end_at(Instant::now());
         let until = Until::at(Some(end));
-        self.0.store(Arc::new(Grant { epoch, until, owns }));
+        self.grant.store(Arc::new(Grant { epoch, until, owns }));
     }
 
     /// Continues the lease without a pause. Conversations that are opened from now on have the newer epoch.
     pub fn go_on(&self, epoch: Epoch, owns: Option<Owns>) {
-        let until = self.0.load().until.clone();
-        self.0.store(Arc::new(Grant { epoch, until, owns }));
+        let until = self.grant.load().until.clone();
+        self.grant.store(Arc::new(Grant { epoch, until, owns }));
     }
 
     /// Moves the end of the lease. Returns false and changes nothing if it has ended.
@@ -129,18 +157,18 @@ impl Lease {
 
     /// Sets the end of the lease.
     pub fn end_at(&self, end: Instant) {
-        self.0.load().until.end_at(end);
+        self.grant.load().until.end_at(end);
     }
 
     #[must_use]
     pub fn holds(&self, now: Instant) -> bool {
-        self.0.load().until.holds(now)
+        self.grant.load().until.holds(now)
     }
 
     /// Returns how long the lease still holds.
     #[must_use]
     pub fn left(&self, now: Instant) -> Duration {
-        let grant = self.0.load();
+        let grant = self.grant.load();
         let ends = grant.until.ends.load(Ordering::Acquire);
         (grant.until.base + Duration::from_millis(ends.min(1 << 40))).saturating_duration_since(now)
     }
@@ -188,6 +216,16 @@ impl Ownership {
     #[must_use]
     pub fn holds(&self, now: Instant) -> bool {
         (!self.revoked.is_cancelled() && self.until.holds(now)) || broken(Mutation::Lease)
+    }
+
+    /// Notes an epoch of something that is stored. Returns whether it is above this one.
+    #[must_use]
+    pub(super) fn is_below(&self, stored: Epoch) -> bool {
+        let is_below = stored > self.epoch;
+        if is_below {
+            self.highest_found.fetch_max(stored, Ordering::AcqRel);
+        }
+        is_below
     }
 
     /// Ends the ownership, because another gateway will own the conversation.

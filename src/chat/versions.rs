@@ -20,6 +20,12 @@ struct Last {
 }
 
 impl Versions {
+    /// Returns the version of the ring under which a version was given.
+    #[must_use]
+    pub fn ring_of(version: Version) -> Epoch {
+        version >> COUNTER_BITS
+    }
+
     /// Returns the next version under a version of the ring. `None` if a later one was used already, or if there are no more.
     pub fn next(&self, ring: Epoch) -> Option<Version> {
         let mut last = lock(&self.0);

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     membership::{LEASE, Learned, Membership, SILENCE, may_join},
+    raise::RAISE_BY,
     view::View,
     view_changes::{ViewChanges, ViewListener},
 };
@@ -157,6 +158,10 @@ impl MembershipAgent {
         if may_join(&row).is_err() {
             return Ok(()); // The lease has ended, see `learn_level`.
         }
+        let found = self.lease.highest_found();
+        if found > row.version {
+            self.raise(&row, found).await?;
+        }
         let until = began + LEASE;
         let (version, member, may_begin) = {
             let rules = self.rules();
@@ -175,6 +180,25 @@ impl MembershipAgent {
         // Writes that were in progress when the lease ended may still land, so the next ones need a new epoch.
         tracing::warn!(gateway = %self.me, version, "the lease had ended; proposing a new version");
         self.propose(&row, &row.members).await
+    }
+
+    /// Raises the ring beyond an epoch that is stored, for rule [epoch-above].
+    async fn raise(&self, row: &RingRow, found: Epoch) -> store::Result<()> {
+        let version = row.version;
+        if found - version > RAISE_BY {
+            crate::seldom::seldom!(
+                ERROR,
+                "a row has an epoch far above the ring's version: it is damaged, or `cluster raise-ring` must be run",
+                version,
+                found
+            );
+            return Ok(());
+        }
+        tracing::error!(
+            gateway = %self.me, version, found,
+            "the ring is older than what is stored, as after a restore; raising it"
+        );
+        self.propose_row(row, row.beyond(found)).await
     }
 
     async fn beat(&self) -> store::Result<()> {
@@ -246,10 +270,14 @@ impl MembershipAgent {
     }
 
     async fn propose(&self, before: &RingRow, members: &[GatewayId]) -> store::Result<()> {
+        self.propose_row(before, before.next(members.to_vec()))
+            .await
+    }
+
+    async fn propose_row(&self, before: &RingRow, next: RingRow) -> store::Result<()> {
         if may_join(before).is_err() {
             return Ok(()); // This gateway ends, see `learn_level`.
         }
-        let next = before.next(members.to_vec());
         if self.store.propose_ring(Some(before), &next).await? {
             self.learn(&next, None);
         }

@@ -205,7 +205,9 @@ impl Router {
             return Ok(known);
         }
         let stored = self.store().devices(user).await?;
-        let devices: Arc<[Device]> = stored.map_or_else(Vec::new, |(_, devices)| devices).into();
+        let (newest, devices) = stored.unwrap_or_default();
+        self.conversations.check_above(newest, epoch)?;
+        let devices: Arc<[Device]> = devices.into();
         self.home.remember_devices(user, epoch, devices.clone());
         Ok(devices)
     }
@@ -328,10 +330,14 @@ impl Router {
     ) -> Result<Outcome, Error> {
         let only = self.home.devices.lock_token(&hash).await;
         let epoch = self.responsible_since(|ring| ring.token(&hash)).await?;
+        let stored = self.store().device_token(&hash).await?;
+        let is_of = |row: &TokenRow| row.user == user && row.device == device;
         // Somebody else may have registered it since.
-        if !claims && !self.token_is_of(&hash, &user, &device).await? {
+        if !claims && !stored.as_ref().is_some_and(is_of) {
             return Ok(Outcome::Done);
         }
+        let newest = stored.map_or(0, |row| row.version);
+        self.conversations.check_above(newest, epoch)?;
         let version = self.next_version(epoch)?;
         let store = self.store().clone();
         let written = async move {

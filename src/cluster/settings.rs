@@ -72,6 +72,8 @@ impl Router {
         let epoch = self.at_home_since(user).await?;
         let rows = self.home.inbox_rows(user, false, &[conversation]).await?;
         let row = rows.first().ok_or(Error::UnknownConversation)?;
+        self.conversations
+            .check_above(row.settings.version, epoch)?;
         let version = self.next_version(epoch)?;
         let settings = changed(row.settings, change, version, clock::wall());
         let (store, user, home) = (self.store().clone(), user.clone(), self.home.clone());

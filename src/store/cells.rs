@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     clock::{self, today},
-    model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId},
+    model::{ClientId, ConversationId, GatewayId, Kind, Level, Millis, Rev, Seq, UserId},
 };
 
 /// Minutes for which activity is kept.
@@ -104,6 +104,10 @@ pub trait Cells: Send + Sync + 'static {
 
 /// A store on top of cells.
 pub struct CellStore<C>(pub(super) C);
+
+pub(super) fn ring_cell(level: Level, row: &RingRow) -> Cell {
+    Key::new(RING).cell(row.version, stored_ring(level, &row.members))
+}
 
 #[async_trait]
 impl<C: Cells> Store for CellStore<C> {
@@ -409,7 +413,7 @@ impl<C: Cells> Store for CellStore<C> {
     async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool> {
         // The version determines the level, so a proposal that is made has the stored level or a higher one.
         let level = next.level.max(before.map_or(0, |before| before.level));
-        let cell = Key::new(RING).cell(next.version, stored_ring(level, &next.members));
+        let cell = ring_cell(level, next);
         self.0.swap(before.map(|before| before.version), cell).await
     }
 

@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    Error, Result,
-    cells::{CHANGES, Cell, CellStore, Cells, LAST_SEEN, Range},
+    Error, Result, RingRow,
+    cells::{CHANGES, Cell, CellStore, Cells, LAST_SEEN, Range, ring_cell},
 };
 use crate::{
     model::UserId,
@@ -121,6 +121,14 @@ impl Simulated {
 
     pub fn set_faults(&self, faults: Faults) {
         self.0.state().faults = faults;
+    }
+
+    /// Sets the ring back to an earlier row, as a restore does.
+    pub fn restore_ring(&self, row: &RingRow) {
+        let cell = ring_cell(row.level, row);
+        for replica in &mut self.0.state().replicas {
+            replica.insert(cell.key.clone(), (cell.timestamp, cell.value.clone()));
+        }
     }
 
     /// Returns the key of each cell with its copies on the replicas that have it: write timestamps and values.

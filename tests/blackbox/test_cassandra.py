@@ -445,6 +445,66 @@ async def test_of_two_gateways_that_start_at_once_one_serves(start):
             gateway.close()
 
 
+def test_settings_that_do_not_fit_the_cluster_are_refused(tmp_path):
+    """A gateway that starts with them exits and says why: in another datacenter it would decide alone."""
+    keyspace = new_keyspace()
+    session = cql()
+
+    def refused_with(why, **settings):
+        gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace, **settings)
+        for command in ((), ("schema", "apply")):
+            done = gateway.command(*command, check=False)
+            assert done.returncode == 1 and why in done.stderr, done.stderr
+
+    refused_with("store.cassandra.datacenter: the cluster has no north, only datacenter1", store__cassandra__datacenter="north")
+    refused_with("store.cassandra.replication: the cluster has no datacenter north", store__cassandra__replication="{north=3}")
+    for replication, why in (
+        ("{'class': 'SimpleStrategy', 'replication_factor': 3}", "has the replication class org.apache.cassandra.locator.SimpleStrategy"),
+        ("{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}", "has 1 copies in datacenter1, and store.cassandra.replication says 3"),
+    ):
+        session.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")
+        refused_with(why)
+        session.execute(f"DROP KEYSPACE {keyspace}")
+
+
+async def test_a_restored_ring_rises_above_what_is_stored(start):
+    """Only the ring is older, as after a restore or in another datacenter. What is acknowledged under it must stay."""
+    gateway = start(**UNLIMITED)
+    for _ in range(3):
+        gateway.kill()
+        gateway.start()
+    alice = await gateway.connect("alice")
+    dms = [await alice.create("dm", f"bob{number}") for number in range(4)]
+    for dm in dms:
+        await alice.send(dm, "before")
+    gateway.kill()
+    table = f"{keyspace_of(gateway.directory)}.ring"
+    newest = cql().execute(f"SELECT version FROM {table}").one()["version"]
+    assert cql().execute(f"UPDATE {table} SET version = 1, members = [] WHERE name = 'ring' IF EXISTS").one()["[applied]"]
+    gateway.start()
+    alice = await gateway.connect("alice")
+    for dm in dms:
+        async def sent(dm=dm):
+            try:
+                return await alice.send(dm, "after")
+            except Refused as refusal:
+                assert refusal.code == "unavailable", refusal
+
+        assert (await eventually(sent))["seq"] == 2
+    assert cql().execute(f"SELECT version FROM {table}").one()["version"] > newest
+    assert any("the ring is older than what is stored" in str(line) for line in gateway.log())
+    gateway.kill()
+    before = cql().execute(f"SELECT version FROM {table}").one()["version"]
+    said = gateway.command("cluster", "raise-ring").stdout
+    assert said == f"the ring rose from version {before} to {before + (1 << 14)}\n"
+    gateway.start()
+    alice = await gateway.connect("alice")
+    for dm in dms:
+        assert [m["body"] for m in await alice.everything(dm)] == ["before", "after"]
+        assert (await alice.send(dm, "again"))["seq"] == 3
+    await alice.close()
+
+
 def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
     import socket
 

@@ -19,6 +19,7 @@
 mod changed;
 mod quiet;
 mod ranks;
+mod restored;
 mod uploads;
 mod week;
 mod world;

@@ -92,6 +92,8 @@ struct World {
     random: StdRng,
     /// What concerns levels has its own source, so that the other choices of a seed stay the same.
     levels: StdRng,
+    /// Decides when a version goes beyond an epoch that is stored, so that versions are left out.
+    raises: StdRng,
     began: Instant,
     now: Instant,
     events: BinaryHeap<Event>,
@@ -115,6 +117,7 @@ impl World {
         let mut world = Self {
             random,
             levels: StdRng::seed_from_u64(seed),
+            raises: StdRng::seed_from_u64(!seed),
             began: now,
             now,
             events: BinaryHeap::new(),
@@ -408,6 +411,9 @@ impl World {
         let knows_levels = self.gateways[g].supports > 0;
         self.after(there, move |w| {
             let mut next = before.next(members);
+            if w.broken == Broken::Nothing && w.raises.random_bool(0.1) {
+                next.version += w.raises.random_range(1..8);
+            }
             if !knows_levels {
                 next.level = w.ring.level;
             }

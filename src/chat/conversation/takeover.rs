@@ -196,7 +196,7 @@ async fn read_ends(
     store: &dyn Store,
     ownership: &Ownership,
     loading: &mut Loading,
-) -> store::Result<Ends> {
+) -> Result<Ends, Error> {
     let LogTail {
         tail,
         states,
@@ -210,6 +210,14 @@ async fn read_ends(
     } else {
         None
     };
+    // Rule [epoch-above]: nothing is written below an epoch that is stored, as it would be after a restore with an older ring.
+    // The next takeover would take it for what a deposed owner wrote.
+    let of_changes = changes.iter().flat_map(|changes| &changes.tail.rows);
+    let stored = tail.rows.iter().map(|row| row.epoch);
+    let stored = stored.chain(of_changes.map(|row| row.epoch)).max();
+    if ownership.is_below(stored.unwrap_or_default()) && !broken(Mutation::EpochAbove) {
+        return Err(Error::OLDER_RING);
+    }
     let read = tail.rows.iter().map(|row| row.record.weight());
     let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
     let read = read.chain(changed.map(|row| row.record.weight())).sum();

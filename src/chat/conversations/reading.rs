@@ -17,6 +17,7 @@ use crate::{
             Changes, FileUse, GetReactors, Listed, LogRange, Outcome, Page, ParticipantsPage,
             Reactor, Reactors, SendAck,
         },
+        versions::Versions,
     },
     model::{
         AttachmentId, Change, ConsumerName, ConversationId, FileState, Kind, Rev, Seq, UserId,
@@ -102,8 +103,16 @@ impl Conversations {
         consumer: &ConsumerName,
         state: &ConsumerState,
     ) -> Result<Outcome, Error> {
-        let store = &self.shared.environment.store;
-        store.set_consumer_state(consumer, state).await?;
+        let environment = &self.shared.environment;
+        let stored = environment.store.consumer_state(consumer).await?;
+        let stored = stored.map_or(0, |stored| stored.version);
+        environment
+            .lease
+            .check_above(stored, Versions::ring_of(state.version))?;
+        environment
+            .store
+            .set_consumer_state(consumer, state)
+            .await?;
         Ok(Outcome::Done)
     }
 

@@ -12,6 +12,7 @@ use scylla::{
 
 use super::{
     super::{Error, Result},
+    datacenters,
     schema::Keyspace,
     speculation::Speculation,
 };
@@ -56,10 +57,11 @@ impl TlsFiles {
     }
 }
 
-/// Connects to a cluster without selecting a keyspace.
+/// Connects to a cluster without selecting a keyspace, and checks its datacenters.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if no node can be reached or a TLS file cannot be used.
+/// [`Error::Unavailable`] if no node can be reached or a TLS file cannot be used, and [`Error::Unusable`] if the settings do
+/// not fit the cluster.
 pub async fn connect(settings: &Settings) -> Result<Session> {
     let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
         operation: "connect",
@@ -84,7 +86,14 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
     if let Some((user, password)) = &settings.user {
         builder = builder.user(user, password);
     }
-    builder.build().await.map_err(|e| failed(&e))
+    let session = builder.build().await.map_err(|e| failed(&e))?;
+    let wanted = datacenters::Wanted {
+        keyspace: &settings.keyspace,
+        datacenter: settings.datacenter.as_deref(),
+        consistency: settings.consistency,
+    };
+    datacenters::check(&session, &wanted).await?;
+    Ok(session)
 }
 
 pub(super) fn profile(

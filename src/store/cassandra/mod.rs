@@ -8,6 +8,7 @@ mod changes;
 mod columns;
 mod connect;
 mod consumers;
+mod datacenters;
 mod erase;
 mod files;
 mod inbox;
@@ -112,6 +113,7 @@ impl Cassandra {
         let (session, statements) = loop {
             match Box::pin(Self::try_open(settings, &profiles)).await {
                 Ok(opened) => break opened,
+                Err(error @ Error::Unusable { .. }) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "the cluster is not ready; trying again");
                     tokio::select! {
@@ -158,6 +160,7 @@ impl Cassandra {
         profiles: &Profiles,
     ) -> Result<(Arc<Session>, Statements)> {
         let session = connect(settings).await?;
+        datacenters::tell_of_loss(&session).await;
         let keyspace = &settings.keyspace;
         if settings.create_schema {
             schema::apply(&session, keyspace).await?;

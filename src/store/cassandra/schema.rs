@@ -7,7 +7,7 @@ use scylla::{
     client::session::Session,
     response::query_result::QueryRowsResult,
     serialize::row::SerializeRow,
-    statement::{Consistency, SerialConsistency, unprepared::Statement},
+    statement::unprepared::Statement,
     value::{CqlValue, Row},
 };
 use tokio::time::sleep;
@@ -138,10 +138,10 @@ fn failed(error: impl std::fmt::Display) -> Error {
     }
 }
 
+/// Returns a statement with the consistency of the settings, which is that of the session: with a quorum over all datacenters
+/// no gateway would start while another one is away.
 fn statement(text: impl Into<String>) -> Statement {
     let mut statement = Statement::new(text);
-    statement.set_consistency(Consistency::Quorum);
-    statement.set_serial_consistency(Some(SerialConsistency::Serial));
     statement.set_request_timeout(Some(STATEMENT_MAX));
     statement
 }

@@ -27,7 +27,10 @@ const WRONG: i64 = 2 * 3_600_000;
 const TOLD: Duration = Duration::from_secs(1);
 
 /// Asks through any gateway until it is done.
-async fn patiently<T>(world: &Arc<World>, ask: impl AsyncFn(Arc<Gateway>) -> Option<T>) -> T {
+pub(super) async fn patiently<T>(
+    world: &Arc<World>,
+    ask: impl AsyncFn(Arc<Gateway>) -> Option<T>,
+) -> T {
     loop {
         for gateway in world.serving() {
             if let Some(done) = ask(gateway).await {
@@ -38,13 +41,13 @@ async fn patiently<T>(world: &Arc<World>, ask: impl AsyncFn(Arc<Gateway>) -> Opt
     }
 }
 
-fn conversation(number: u128, kind: Kind) -> ConversationId {
+pub(super) fn conversation(number: u128, kind: Kind) -> ConversationId {
     let spread = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let id = uuid::Builder::from_u128(spread ^ kind as u128);
     ConversationId(id.with_version(uuid::Version::Random).into_uuid())
 }
 
-async fn create(world: &Arc<World>, id: ConversationId, kind: Kind) {
+pub(super) async fn create(world: &Arc<World>, id: ConversationId, kind: Kind) {
     patiently(world, async |gateway| {
         let create = Operation::Create(Creation {
             kind,

@@ -209,7 +209,7 @@ impl World {
         (!serving.is_empty()).then(|| serving[self.below(serving.len())].clone())
     }
 
-    fn kill(&self, gateway: &Gateway) {
+    pub(crate) fn kill(&self, gateway: &Gateway) {
         gateway.over.store(true, Ordering::Relaxed);
         gateway.process.kill();
         self.wire.lock().unwrap().listeners.remove(&gateway.address);
