@@ -305,6 +305,7 @@ fn in_words(kind: &ErrorKind) -> String {
     match kind {
         ErrorKind::InvalidToken => "it is no JSON Web Token".into(),
         ErrorKind::InvalidSignature => "its signature does not fit the key".into(),
+        ErrorKind::InvalidIssuer => "its iss is not that of auth.issuer".into(),
         ErrorKind::InvalidAudience => "its aud is not that of auth.audience".into(),
         ErrorKind::ImmatureSignature => "its nbf is in the future".into(),
         ErrorKind::MissingRequiredClaim(claim) => format!("it has no {claim}"),

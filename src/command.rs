@@ -126,8 +126,8 @@ enum ClusterCommand {
     Status,
     /// End an upgrade: raise the level of the ring once all gateways support it. Builds that support less no longer start
     Finalize,
-    /// Raise the version of the ring beyond every epoch that may be stored; run it after a restore, or before gateways start
-    /// in another datacenter
+    /// Raise the version of the ring beyond the epochs that are stored; run it after a restore, after `check --accept-loss`, or
+    /// before gateways start in another datacenter
     RaiseRing,
 }
 
@@ -391,19 +391,14 @@ async fn cluster_command(config: &Config, command: ClusterCommand) -> anyhow::Re
     let tasks = Tasks::default();
     let store = open_store(config, &tasks).await?;
     let done = match command {
-        _ if store.is_shared() => match command {
-            ClusterCommand::Status => print_status(&*store).await,
-            ClusterCommand::Finalize => finalize(&*store).await,
-            ClusterCommand::RaiseRing => raise_ring(&*store).await,
-        },
+        ClusterCommand::RaiseRing => raise_ring(&*store).await,
+        ClusterCommand::Status if store.is_shared() => print_status(&*store).await,
+        ClusterCommand::Finalize if store.is_shared() => finalize(&*store).await,
         ClusterCommand::Status => {
             bail!("an embedded store belongs to one gateway alone: ask its /health/ready")
         }
         ClusterCommand::Finalize => bail!(
             "an embedded store belongs to one gateway alone: it raises the level by itself when it starts"
-        ),
-        ClusterCommand::RaiseRing => bail!(
-            "an embedded store belongs to one gateway alone: its ring is restored with everything else"
         ),
     };
     store.close().await?;

@@ -13,6 +13,8 @@ pub enum Mutation {
     Epoch,
     /// An owner writes below an epoch that is stored.
     EpochAbove,
+    /// The writer of rows without a seq writes below a version that is stored.
+    VersionAbove,
     /// The rank of an entry is the time of its gateway alone.
     RankAbove,
     /// A gateway does not tell the others which ranks it knows.

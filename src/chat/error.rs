@@ -96,8 +96,7 @@ impl Error {
     /// The error for a feature that the level of the ring does not have yet: see docs/cluster.md.
     pub(crate) const NOT_UPGRADED: Self = Self::unavailable("not before all gateways are upgraded");
     /// The error of rule [epoch-above].
-    pub(crate) const OLDER_RING: Self =
-        Self::unavailable("the ring is older than what is stored; it is being raised");
+    pub(crate) const OLDER_RING: Self = Self::unavailable("the ring is older than what is stored");
     /// The error if the time of an operation is over. The operation may still be carried out.
     pub const TOO_LATE: Self = Self::unavailable("it took too long");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{error::Error, versions::Versions};
 use crate::{
-    model::{ConversationId, Epoch},
+    model::{ConversationId, Epoch, limits::RING_RAISE},
     mutation::{Mutation, broken},
     store::Version,
 };
@@ -28,9 +28,12 @@ pub type Owns = Arc<dyn Fn(ConversationId) -> bool + Send + Sync>;
 #[derive(Clone, Debug)]
 pub struct Lease {
     grant: Arc<ArcSwap<Grant>>,
-    /// The highest epoch that was found in what is stored, as far as it was above that of the lease.
-    highest_found: Arc<AtomicU64>,
+    newer: Arc<Newer>,
 }
+
+/// The highest epoch that was found in what is stored although it was above the owner's. The ring must go beyond it.
+#[derive(Debug, Default)]
+struct Newer(AtomicU64);
 
 struct Grant {
     epoch: Epoch,
@@ -54,7 +57,7 @@ pub struct Ownership {
     epoch: Epoch,
     until: Arc<Until>,
     revoked: CancellationToken,
-    highest_found: Arc<AtomicU64>,
+    newer: Arc<Newer>,
 }
 
 impl Lease {
@@ -84,7 +87,7 @@ impl Lease {
         let grant = Grant { epoch, until, owns };
         Self {
             grant: Arc::new(ArcSwap::from_pointee(grant)),
-            highest_found: Arc::default(),
+            newer: Arc::default(),
         }
     }
 
@@ -97,7 +100,7 @@ impl Lease {
             epoch: grant.epoch,
             until: grant.until.clone(),
             revoked: CancellationToken::new(),
-            highest_found: self.highest_found.clone(),
+            newer: self.newer.clone(),
         })
     }
 
@@ -116,20 +119,25 @@ impl Lease {
     /// what replaces it would have a lower version, and be lost without a word.
     ///
     /// # Errors
-    /// The ring must go beyond that version first.
+    /// `Moved` if only the writer is behind. Otherwise the ring must go beyond that version first.
     pub(super) fn check_above(&self, stored: Version, epoch: Epoch) -> Result<(), Error> {
         let stored = Versions::ring_of(stored);
-        if stored <= epoch {
+        if stored <= epoch || broken(Mutation::VersionAbove) {
             return Ok(());
         }
-        self.highest_found.fetch_max(stored, Ordering::AcqRel);
+        let now = self.epoch();
+        if stored <= now {
+            return Err(Error::Moved);
+        }
+        self.newer.found(stored, now);
         Err(Error::OLDER_RING)
     }
 
-    /// Returns the highest epoch that was found in what is stored.
+    /// Returns the highest epoch that was found in what is stored although it was above that of the ring. The ring must go
+    /// beyond it.
     #[must_use]
-    pub fn highest_found(&self) -> Epoch {
-        self.highest_found.load(Ordering::Acquire)
+    pub fn newer(&self) -> Epoch {
+        self.newer.0.load(Ordering::Acquire)
     }
 
     /// Ends the lease, and begins one under a newer epoch.
@@ -207,6 +215,22 @@ impl Until {
     }
 }
 
+impl Newer {
+    /// Notes an epoch above one's own.
+    fn found(&self, epoch: Epoch, own: Epoch) {
+        if epoch - own > RING_RAISE {
+            crate::seldom::seldom!(
+                ERROR,
+                "what is stored has an epoch far above the ring's: it is damaged, or `cluster raise-ring` must be run",
+                epoch,
+                own
+            );
+            return;
+        }
+        self.0.fetch_max(epoch, Ordering::AcqRel);
+    }
+}
+
 impl Ownership {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
@@ -218,14 +242,16 @@ impl Ownership {
         (!self.revoked.is_cancelled() && self.until.holds(now)) || broken(Mutation::Lease)
     }
 
-    /// Notes an epoch of something that is stored. Returns whether it is above this one.
-    #[must_use]
-    pub(super) fn is_below(&self, stored: Epoch) -> bool {
-        let is_below = stored > self.epoch;
-        if is_below {
-            self.highest_found.fetch_max(stored, Ordering::AcqRel);
+    /// Checks that an epoch in the log is not above this one.
+    ///
+    /// # Errors
+    /// The ring must go beyond it first.
+    pub(super) fn check_above(&self, stored: Epoch) -> Result<(), Error> {
+        if stored <= self.epoch || broken(Mutation::EpochAbove) {
+            return Ok(());
         }
-        is_below
+        self.newer.found(stored, self.epoch);
+        Err(Error::OLDER_RING)
     }
 
     /// Ends the ownership, because another gateway will own the conversation.

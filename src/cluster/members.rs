@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     lock,
     membership::{LEASE, Learned, Membership, SILENCE, may_join},
-    raise::RAISE_BY,
+    raise::raised,
     view::View,
     view_changes::{ViewChanges, ViewListener},
 };
@@ -146,9 +146,24 @@ impl MembershipAgent {
         }
     }
 
+    /// Renews the lease. Then it raises the ring, if something that is stored has a newer epoch: rule [epoch-above].
+    async fn renew_once(&self) -> store::Result<()> {
+        self.renew_lease().await?;
+        let (row, newer) = (self.row(), self.lease.newer());
+        if newer <= row.version || may_join(&row).is_err() {
+            return Ok(());
+        }
+        tracing::error!(
+            gateway = %self.me, version = row.version, stored = newer,
+            "the ring is older than what is stored, as after a restore; raising it"
+        );
+        counter!("chat_ring_raised_total").increment(1);
+        self.propose_row(&row, raised(&row, newer)).await
+    }
+
     /// Writes a heartbeat, and then reads the ring. In this order, a gateway that reads an old heartbeat after it saw a new
     /// version knows that no lease was renewed since that heartbeat.
-    async fn renew_once(&self) -> store::Result<()> {
+    async fn renew_lease(&self) -> store::Result<()> {
         let began = Instant::now();
         self.beat().await?;
         let Some(row) = self.store.ring().await? else {
@@ -157,10 +172,6 @@ impl MembershipAgent {
         self.learn(&row, Some(began));
         if may_join(&row).is_err() {
             return Ok(()); // The lease has ended, see `learn_level`.
-        }
-        let found = self.lease.highest_found();
-        if found > row.version {
-            self.raise(&row, found).await?;
         }
         let until = began + LEASE;
         let (version, member, may_begin) = {
@@ -180,25 +191,6 @@ impl MembershipAgent {
         // Writes that were in progress when the lease ended may still land, so the next ones need a new epoch.
         tracing::warn!(gateway = %self.me, version, "the lease had ended; proposing a new version");
         self.propose(&row, &row.members).await
-    }
-
-    /// Raises the ring beyond an epoch that is stored, for rule [epoch-above].
-    async fn raise(&self, row: &RingRow, found: Epoch) -> store::Result<()> {
-        let version = row.version;
-        if found - version > RAISE_BY {
-            crate::seldom::seldom!(
-                ERROR,
-                "a row has an epoch far above the ring's version: it is damaged, or `cluster raise-ring` must be run",
-                version,
-                found
-            );
-            return Ok(());
-        }
-        tracing::error!(
-            gateway = %self.me, version, found,
-            "the ring is older than what is stored, as after a restore; raising it"
-        );
-        self.propose_row(row, row.beyond(found)).await
     }
 
     async fn beat(&self) -> store::Result<()> {

@@ -1,21 +1,22 @@
 //! Raises the version of the ring beyond every epoch that may be stored: after a restore, or in another datacenter.
 
 use crate::{
-    model::{Epoch, LEVEL_MAX},
+    model::{Epoch, limits::RING_RAISE},
     store::{self, RingRow, Store},
 };
 
-/// By how much the version rises: more than a ring changes between a backup and its restore, and little beside the
-/// 400,000 versions that ScyllaDB allows (docs/storage.md, Versions).
-pub(super) const RAISE_BY: Epoch = 1 << 14;
 /// The highest version, because the version is the upper half of the write timestamps of some rows.
-const VERSION_MAX: Epoch = (1 << 31) - RAISE_BY;
+const VERSION_MAX: Epoch = (1 << 31) - RING_RAISE;
 /// The number of attempts, if the ring changes during each of them.
 const ATTEMPTS: usize = 10;
 
 /// The reason why the version did not rise.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRaised {
+    #[error(
+        "no gateway has ever run on this store, so there is nothing to raise. Restore the ring with the other tables"
+    )]
+    Empty,
     #[error("the ring has version {0}, and the highest one is {VERSION_MAX}")]
     TooHigh(Epoch),
     #[error("the ring changed {ATTEMPTS} times meanwhile. Run this command again")]
@@ -31,23 +32,24 @@ pub enum NotRaised {
 /// The reason why the version stays as it is.
 pub async fn raise_ring(store: &dyn Store) -> Result<(Epoch, Epoch), NotRaised> {
     for _ in 0..ATTEMPTS {
-        let before = store.ring().await?;
-        // Of a restore without the ring.
-        let nobody = || RingRow {
-            version: 0,
-            members: Vec::new(),
-            level: LEVEL_MAX,
-        };
-        let row = before.clone().unwrap_or_else(nobody);
-        if row.version + RAISE_BY > VERSION_MAX {
+        let row = store.ring().await?.ok_or(NotRaised::Empty)?;
+        let next = raised(&row, row.version);
+        if next.version > VERSION_MAX {
             return Err(NotRaised::TooHigh(row.version));
         }
-        let next = row.beyond(row.version + RAISE_BY - 1);
-        if store.propose_ring(before.as_ref(), &next).await? {
+        if store.propose_ring(Some(&row), &next).await? {
             return Ok((row.version, next.version));
         }
     }
     Err(NotRaised::Unsteady)
+}
+
+/// Returns a version far beyond an epoch that is stored, with the same members. Not the next one: others may be stored that
+/// are a little higher, and an epoch that is used again looks like the owner's own.
+pub(super) fn raised(row: &RingRow, stored: Epoch) -> RingRow {
+    let mut next = row.next(row.members.clone());
+    next.version = row.version.max(stored) + RING_RAISE;
+    next
 }
 
 #[cfg(test)]
@@ -61,18 +63,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_version_rises_and_the_members_stay() {
         let store = Simulated::new(1, Faults::NONE);
-        assert_eq!(raise_ring(&store).await.unwrap(), (0, RAISE_BY));
-        let before = store.ring().await.unwrap();
+        let empty = raise_ring(&store).await;
+        assert!(matches!(empty, Err(NotRaised::Empty)), "{empty:?}");
         let members = vec![GatewayId(uuid::Uuid::from_u128(1))];
-        let next = before.as_ref().unwrap().next(members.clone());
-        assert!(store.propose_ring(before.as_ref(), &next).await.unwrap());
-        let raised = raise_ring(&store).await.unwrap();
-        assert_eq!(raised, (RAISE_BY + 1, 2 * RAISE_BY + 1));
-        assert_eq!(store.ring().await.unwrap().unwrap().members, members);
-
-        let before = store.ring().await.unwrap();
-        let last = before.as_ref().unwrap().beyond(VERSION_MAX - RAISE_BY);
-        assert!(store.propose_ring(before.as_ref(), &last).await.unwrap());
+        let first = RingRow::first(members.clone());
+        assert!(store.propose_ring(None, &first).await.unwrap());
+        let versions = raise_ring(&store).await.unwrap();
+        assert_eq!(versions, (1, RING_RAISE + 1));
+        let before = store.ring().await.unwrap().unwrap();
+        assert_eq!(before.members, members);
+        let last = raised(&before, VERSION_MAX - RING_RAISE);
+        assert!(store.propose_ring(Some(&before), &last).await.unwrap());
         let refused = raise_ring(&store).await;
         assert!(matches!(refused, Err(NotRaised::TooHigh(_))), "{refused:?}");
     }

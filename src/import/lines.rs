@@ -75,7 +75,7 @@ pub(super) struct MessageLine {
     #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
     pub(super) attachments: Vec<Attachment>,
     /// Files of this machine. They are attachments after the others.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
     pub(super) files: Vec<FileLine>,
     pub(super) reply_to: Option<Seq>,
     pub(super) at: Option<Millis>,

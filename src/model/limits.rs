@@ -54,6 +54,10 @@ pub const LOADS_AGAIN_MAX: usize = 4;
 /// Participants of a channel whose role an owner keeps in memory.
 pub const CHANNEL_PARTICIPANTS_KNOWN_MAX: usize = 10_000;
 
+/// By how much the version of a ring that is older than the log rises: more than a ring changes between a backup and its restore,
+/// and little beside the 400,000 versions that ScyllaDB allows (docs/storage.md, Versions).
+pub const RING_RAISE: u64 = 1 << 14;
+
 /// Entries of one page of history, whatever the client asks for.
 pub const PAGE_ENTRIES_MAX: usize = 200;
 

@@ -405,15 +405,6 @@ impl RingRow {
         }
     }
 
-    /// Returns a version beyond an epoch, with the same members and level.
-    #[must_use]
-    pub fn beyond(&self, epoch: Epoch) -> Self {
-        Self {
-            version: self.version.max(epoch) + 1,
-            ..self.clone()
-        }
-    }
-
     /// Returns the next version, with these members and the same level.
     #[must_use]
     pub fn next(&self, members: Vec<GatewayId>) -> Self {

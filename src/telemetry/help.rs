@@ -143,6 +143,10 @@ pub(super) const COUNTERS: &[Help] = &[
         "Publications that had to wait until other gateways adopted the new ring",
     ),
     (
+        "chat_ring_raised_total",
+        "Times that this gateway raised a ring that was older than what is stored",
+    ),
+    (
         "chat_ring_renewals_failed_total",
         "Attempts to renew the lease that failed",
     ),

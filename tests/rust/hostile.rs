@@ -1,6 +1,8 @@
 //! Sends thousands of malformed, oversized, deeply nested and random frames over real sockets. The gateway must answer
 //! each with a reply, an `error` or the right close code. It must never panic, and another session must not notice.
 
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
@@ -32,12 +34,8 @@ struct Gateway {
 impl Gateway {
     fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
-        // Cargo builds it beside the tests: target/release/deps has these, target/release the programs.
-        let tests = std::env::current_exe().unwrap();
-        let program = tests.parent().unwrap().with_file_name("chat-gateway");
-        assert!(program.exists(), "build {} first", program.display());
         let command = || {
-            let mut command = Command::new(&program);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_chat-gateway"));
             command
                 .env("CHAT__CLIENT__LISTEN", "127.0.0.1:0")
                 .env("CHAT__INTERNAL__LISTEN", "127.0.0.1:0")

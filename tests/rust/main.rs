@@ -1,4 +1,4 @@
-//! Tests that need the types of the gateway: rules, stores, simulations, hostile input. `tests/blackbox` tests the
+//! Tests that need the types of the gateway: rules, stores, simulations. `tests/blackbox` tests the
 //! running program from outside.
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
@@ -6,7 +6,6 @@
 mod architecture;
 mod cluster;
 mod golden;
-mod hostile;
 mod panics;
 mod push;
 mod ring;

@@ -215,9 +215,7 @@ async fn read_ends(
     let of_changes = changes.iter().flat_map(|changes| &changes.tail.rows);
     let stored = tail.rows.iter().map(|row| row.epoch);
     let stored = stored.chain(of_changes.map(|row| row.epoch)).max();
-    if ownership.is_below(stored.unwrap_or_default()) && !broken(Mutation::EpochAbove) {
-        return Err(Error::OLDER_RING);
-    }
+    ownership.check_above(stored.unwrap_or_default())?;
     let read = tail.rows.iter().map(|row| row.record.weight());
     let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
     let read = read.chain(changed.map(|row| row.record.weight())).sum();

@@ -1,4 +1,4 @@
-//! Checks at the start that all gateways decide the same: which datacenter they use, and how the keyspace is replicated.
+//! Checks at the start that the settings fit the cluster: the datacenter that a gateway uses, and the copies of the keyspace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,20 +32,30 @@ pub(super) struct Wanted<'a> {
 pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<()> {
     let state = session.get_cluster_state();
     let nodes = state.get_nodes_info().iter();
-    let datacenters = nodes.filter_map(|node| node.datacenter.clone()).collect();
+    let datacenters: Option<BTreeSet<String>> = nodes.map(|node| node.datacenter.clone()).collect();
+    // The driver begins without them if the first node that it asks does not answer.
+    let known = datacenters.filter(|known| !known.is_empty());
+    let datacenters =
+        known.ok_or_else(|| failed(&"the datacenters of the nodes are not known yet"))?;
+    let unusable = |reason| Error::Unusable { reason };
+    // Before anything is asked: the driver asks only nodes of the datacenter.
+    let mine = datacenter(wanted.datacenter, &datacenters).map_err(unusable)?;
     let stored = replication(session, &wanted.keyspace.name).await?;
-    let wrong = wrong(wanted, &datacenters, stored.as_ref());
-    wrong.map_or(Ok(()), |reason| Err(Error::Unusable { reason }))
+    let wrong = wrong(wanted, mine, &datacenters, stored.as_ref());
+    wrong.map_or(Ok(()), |reason| Err(unusable(reason)))
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Error {
+    Error::Unavailable {
+        operation: OPERATION,
+        reason: error.to_string(),
+    }
 }
 
 type Replication = BTreeMap<String, String>;
 
 /// Returns the replication of a keyspace. `None` if there is none.
 async fn replication(session: &Session, keyspace: &str) -> Result<Option<Replication>> {
-    let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
-        operation: OPERATION,
-        reason: e.to_string(),
-    };
     let text = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
     let found = session
         .query_unpaged(Statement::new(text), (keyspace,))
@@ -76,29 +86,35 @@ pub(super) async fn tell_of_loss(session: &Session) {
     }
 }
 
-/// Returns what is wrong, given all datacenters and the replication of the keyspace if it exists.
+/// Returns the datacenter that the gateway uses.
+fn datacenter<'a>(
+    named: Option<&'a str>,
+    all: &'a BTreeSet<String>,
+) -> std::result::Result<&'a str, String> {
+    let listed = || all.iter().cloned().collect::<Vec<_>>().join(", ");
+    match named {
+        Some(mine) if all.contains(mine) => Ok(mine),
+        Some(mine) => Err(format!(
+            "store.cassandra.datacenter: the cluster has no {mine}, only {}",
+            listed()
+        )),
+        None => match all.first() {
+            Some(only) if all.len() == 1 => Ok(only),
+            _ => Err(format!(
+                "store.cassandra.datacenter: the cluster has several datacenters ({}). Name the one that all gateways use",
+                listed()
+            )),
+        },
+    }
+}
+
+/// Returns what is wrong with the copies, given all datacenters and the replication of the keyspace if it exists.
 fn wrong(
     wanted: &Wanted<'_>,
+    mine: &str,
     all: &BTreeSet<String>,
     stored: Option<&Replication>,
 ) -> Option<String> {
-    let listed = || all.iter().cloned().collect::<Vec<_>>().join(", ");
-    let mine = match wanted.datacenter {
-        None if all.len() > 1 => {
-            return Some(format!(
-                "store.cassandra.datacenter: the cluster has several datacenters ({}). Name the one that all gateways use",
-                listed()
-            ));
-        }
-        Some(mine) if !all.contains(mine) => {
-            return Some(format!(
-                "store.cassandra.datacenter: the cluster has no {mine}, only {}",
-                listed()
-            ));
-        }
-        Some(mine) => mine,
-        None => all.first()?,
-    };
     match stored {
         None => wrong_new(wanted.keyspace, mine, all),
         Some(stored) => {
@@ -167,9 +183,13 @@ mod tests {
             consistency: Consistency::LocalQuorum,
         };
         let all = all.iter().map(|&name| name.into()).collect();
+        let mine = match super::datacenter(datacenter, &all) {
+            Ok(mine) => mine,
+            Err(wrong) => return wrong,
+        };
         let pair = |&(key, value): &(&str, &str)| (key.into(), value.into());
         let stored: Option<Replication> = stored.map(|s| s.iter().map(pair).collect());
-        wrong(&wanted, &all, stored.as_ref()).unwrap_or_default()
+        wrong(&wanted, mine, &all, stored.as_ref()).unwrap_or_default()
     }
 
     const THREE: [(&str, u32); 1] = [(EVERYWHERE, 3)];

@@ -160,7 +160,6 @@ impl Cassandra {
         profiles: &Profiles,
     ) -> Result<(Arc<Session>, Statements)> {
         let session = connect(settings).await?;
-        datacenters::tell_of_loss(&session).await;
         let keyspace = &settings.keyspace;
         if settings.create_schema {
             schema::apply(&session, keyspace).await?;
@@ -191,6 +190,7 @@ impl Cassandra {
         let mut statements = prepared.await.map_err(|e| failed(&e))?;
         let short = settings.timeout.min(RING_TIMEOUT);
         statements.ring.set_request_timeout(Some(short));
+        datacenters::tell_of_loss(&session).await;
         Ok((Arc::new(session), statements))
     }
 

@@ -35,7 +35,7 @@ const SHARDS_AT_ONCE: usize = 16;
 /// Rows of an inbox that one request reads by their keys. ScyllaDB refuses more than 100.
 const INBOX_ROWS_AT_ONCE: usize = 100;
 /// Minutes of a gateway's activity that the repair after a crash reads. Inbox rows are written within seconds.
-const ACTIVITY_MINUTES: usize = 3;
+const ACTIVITY_MINUTES: i32 = 3;
 
 #[async_trait]
 impl Store for Cassandra {
@@ -401,12 +401,11 @@ impl Store for Cassandra {
 
     async fn activity(&self, gateway: GatewayId) -> Result<Vec<ConversationId>> {
         const OPERATION: &str = "activity";
-        let minutes: Vec<(i32,)> = self
-            .read_pages(OPERATION, &self.statements.activity_minutes, (gateway.0,))
-            .await?;
+        let newest = &self.statements.newest_activity_minutes;
+        let values = (gateway.0, ACTIVITY_MINUTES);
+        let minutes: Vec<(i32,)> = self.read(OPERATION, newest, values).await?;
         let mut found = BTreeSet::new();
-        // The minutes are newest first.
-        for (minute,) in minutes.into_iter().take(ACTIVITY_MINUTES) {
+        for (minute,) in minutes {
             let rows: Vec<(Uuid,)> = self
                 .read_pages(OPERATION, &self.statements.activity, (gateway.0, minute))
                 .await?;
@@ -511,15 +510,15 @@ impl Store for Cassandra {
     }
 
     async fn heartbeat(&self, gateway: GatewayId) -> Result<Option<Heartbeat>> {
-        let row: Option<(String, i64, Option<i32>)> = self
-            .read_one("heartbeat", &self.statements.heartbeat, (gateway.0,))
-            .await?;
+        // As the ring: a gateway whose heartbeat is read late looks dead.
+        let read = self.rows("heartbeat", &self.statements.heartbeat, (gateway.0,));
+        let rows: Vec<(String, i64, Option<i32>)> = read.await?;
         let beat = |(address, counter, level)| Heartbeat {
             address,
             counter: unsigned(counter),
             level: level_of(level),
         };
-        Ok(row.map(beat))
+        Ok(rows.into_iter().next().map(beat))
     }
 
     async fn sweep(&self) -> Result<()> {

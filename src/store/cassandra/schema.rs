@@ -41,7 +41,14 @@ pub struct Keyspace {
 }
 
 impl Keyspace {
-    fn create(&self) -> String {
+    /// `tablets`: whether the database has ScyllaDB's tablets. Up to version 2025.3 a keyspace that has them refuses lightweight
+    /// transactions, which the ring needs.
+    fn create(&self, tablets: bool) -> String {
+        let without = if tablets {
+            " AND tablets = {'enabled': false}"
+        } else {
+            ""
+        };
         let copies: String = self
             .replication
             .iter()
@@ -49,7 +56,7 @@ impl Keyspace {
             .collect();
         let name = &self.name;
         format!(
-            "CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {{'class': 'NetworkTopologyStrategy'{copies}}}"
+            "CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {{'class': 'NetworkTopologyStrategy'{copies}}}{without}"
         )
     }
 
@@ -71,7 +78,7 @@ impl Keyspace {
     #[must_use]
     pub fn print(&self) -> String {
         let Self { name, .. } = self;
-        format!("{};\n\nUSE {name};\n\n{SCHEMA}", self.create())
+        format!("{};\n\nUSE {name};\n\n{SCHEMA}", self.create(false))
     }
 }
 
@@ -172,7 +179,9 @@ pub async fn apply(session: &Session, keyspace: &Keyspace) -> Result<bool> {
 }
 
 async fn bring_up_to_date(session: &Session, keyspace: &Keyspace) -> Result<bool> {
-    run(session, &keyspace.create()).await?;
+    let of_tablets = ("scylla_keyspaces", "initial_tablets");
+    let tablets = has_column(session, "system_schema", of_tablets).await?;
+    run(session, &keyspace.create(tablets)).await?;
     run(session, &keyspace.create_state()).await?;
     let me = Uuid::new_v4();
     let mut patience = LOCK_ERRORS_MAX;
@@ -388,5 +397,7 @@ mod tests {
         assert!(keyspace.print().starts_with(
             "CREATE KEYSPACE IF NOT EXISTS chat WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3, 'dc2': 2};"
         ));
+        let with_tablets = keyspace.create(true);
+        assert!(with_tablets.ends_with("'dc2': 2} AND tablets = {'enabled': false}"));
     }
 }

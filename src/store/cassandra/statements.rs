@@ -273,6 +273,7 @@ statements! {
     write insert_activity_minute: "INSERT INTO activity_minutes (gateway_id, minute) VALUES (?, ?) USING TIMESTAMP 0",
     read activity: "SELECT conversation_id FROM activity WHERE gateway_id = ? AND minute = ?",
     read activity_minutes: "SELECT minute FROM activity_minutes WHERE gateway_id = ?",
+    read newest_activity_minutes: "SELECT minute FROM activity_minutes WHERE gateway_id = ? LIMIT ?",
     /// Scans a table that has one partition per gateway.
     read active_gateways: "SELECT DISTINCT gateway_id FROM activity_minutes",
     /// Its timestamp is above that of the inserts. A gateway's id is never used again.

@@ -1,13 +1,16 @@
-//! A ring that is older than the log, as after a restore (rule [epoch-above]): what is acknowledged afterwards stays, also
-//! what is not in the log.
+//! A ring that is older than what is stored, as after a restore (rule [epoch-above]): what is acknowledged afterwards stays,
+//! in the log as well as settings and devices.
 
 use std::{sync::Arc, time::Duration};
 
 use chat_gateway::{
-    chat::{GetHistory, LogRange},
-    model::{ClientId, Content, ConversationId, Draft, Kind, Seq, SettingsChange},
+    chat::{Error, GetHistory, LogRange},
+    model::{
+        ClientId, Content, ConversationId, Device, Draft, Kind, PushContent, PushProvider, Seq,
+        SettingsChange,
+    },
     mutation::{Mutation, break_rule},
-    store::{RingRow, Store, simulated::Faults},
+    store::{ConsumerStore as _, RingRow, Store, simulated::Faults},
 };
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -56,15 +59,28 @@ async fn send(world: &Arc<World>, id: ConversationId, text: String) -> (Seq, Str
     (seq.await, text)
 }
 
-async fn mute(world: &Arc<World>, id: ConversationId, until: i64) {
+fn token(id: ConversationId, until: i64) -> String {
+    format!("{id} {until}")
+}
+
+/// Mutes a conversation and registers a device, which both are stored with versions of the ring.
+async fn set(world: &Arc<World>, id: ConversationId, until: i64) {
     patiently(world, async |gateway| {
         let change = SettingsChange {
             muted_until: Some(until),
             push: None,
         };
+        let device = Device {
+            id: id.to_string(),
+            provider: PushProvider::Fcm,
+            token: token(id, until),
+            content: PushContent::None,
+            version: 0,
+        };
         let cluster = gateway.cluster()?;
         let asked = gateway.ask(async move {
             let router = &cluster.router;
+            router.set_device(&user(0), device).await?;
             router.set_settings(&user(0), id, change).await
         });
         asked.await?.ok()
@@ -72,39 +88,44 @@ async fn mute(world: &Arc<World>, id: ConversationId, until: i64) {
     .await;
 }
 
-/// The messages of a conversation, and until when the user muted it.
-async fn stored(world: &Arc<World>, id: ConversationId) -> (Vec<(Seq, String)>, Option<i64>) {
-    let texts = patiently(world, async |gateway| {
+/// What is stored of a conversation: the messages, until when the user muted it, and the token of the device.
+type Stored = (Vec<(Seq, String)>, Option<i64>, Option<String>);
+
+async fn stored(world: &Arc<World>, id: ConversationId) -> Stored {
+    patiently(world, async |gateway| {
         let cluster = gateway.cluster()?;
         let asked = gateway.ask(async move {
-            let range = LogRange::Newest;
-            let get = GetHistory { range, limit: 50 };
-            cluster.router.ask(id, user(0), get).await
+            let (range, limit, router) = (LogRange::Newest, 50, &cluster.router);
+            let page = router.ask(id, user(0), GetHistory { range, limit });
+            Ok::<_, Error>((page.await?, router.inbox_rows(&user(0)).await?))
         });
-        let page = asked.await?.ok()?;
+        let (page, rows) = asked.await?.ok()?;
         let text = |content: &Content| match content {
             Content::Text { body, .. } => Some(body.clone()),
             Content::System(_) => None,
         };
         let entries = page.entries.iter();
         let texts = entries.filter_map(|entry| Some((entry.seq, text(&entry.content)?)));
-        Some(texts.collect())
-    });
-    let texts = texts.await;
-    let muted = patiently(world, async |gateway| {
-        let cluster = gateway.cluster()?;
-        let asked = gateway.ask(async move {
-            let router = &cluster.router;
-            router.inbox_rows(&user(0)).await
-        });
-        let rows = asked.await?.ok()?;
         let row = rows.iter().find(|row| row.conversation == id)?;
-        Some(row.settings.muted_until)
-    });
-    (texts, muted.await)
+        let devices = world.store.devices(&user(0)).await.ok()?;
+        let (_, devices) = devices.unwrap_or_default();
+        let device = devices
+            .into_iter()
+            .find(|device| device.id == id.to_string());
+        let token = device.map(|device| device.token);
+        Some((texts.collect(), row.settings.muted_until, token))
+    })
+    .await
 }
 
-async fn run() -> Vec<String> {
+/// What is asked for first under the restored ring.
+#[derive(Clone, Copy, PartialEq)]
+enum First {
+    Log,
+    Settings,
+}
+
+async fn run(first: First) -> Vec<String> {
     let world = World::new(1, Faults::NONE, false, false, None, Consuming::default());
     kill_all(&world, || {}).await;
     // The ring that is restored.
@@ -115,25 +136,32 @@ async fn run() -> Vec<String> {
     for _ in 0..3 {
         kill_all(&world, || {}).await;
     }
-    let ids: Vec<_> = (0..CONVERSATIONS)
-        .map(|n| conversation(n, Kind::Group))
-        .collect();
+    let ids = (0..CONVERSATIONS).map(|n| conversation(n, Kind::Group));
+    let ids: Vec<_> = ids.collect();
     let mut sent = Vec::new();
     for &id in &ids {
         create(&world, id, Kind::Group).await;
         sent.push(vec![send(&world, id, "before the restore".into()).await]);
-        mute(&world, id, FAR).await;
+        set(&world, id, FAR).await;
     }
     kill_all(&world, || world.store.restore_ring(&early)).await;
     for (&id, sent) in ids.iter().zip(&mut sent) {
+        if first == First::Settings {
+            set(&world, id, FAR + 1).await;
+            continue;
+        }
         sent.push(send(&world, id, "after the restore".into()).await);
-        mute(&world, id, FAR + 1).await;
     }
     kill_all(&world, || {}).await;
+    let until = if first == First::Settings {
+        FAR + 1
+    } else {
+        FAR
+    };
     let mut found = Vec::new();
     for (&id, sent) in ids.iter().zip(&sent) {
         let stored = stored(&world, id).await;
-        let expected = (sent.clone(), Some(FAR + 1));
+        let expected = (sent.clone(), Some(until), Some(token(id, until)));
         if stored != expected {
             found.push(format!("{stored:?}, not {expected:?}"));
         }
@@ -141,17 +169,26 @@ async fn run() -> Vec<String> {
     found
 }
 
+const EACH: [(First, Mutation); 2] = [
+    (First::Log, Mutation::EpochAbove),
+    (First::Settings, Mutation::VersionAbove),
+];
+
 #[test]
 fn what_is_acknowledged_under_a_restored_ring_stays() {
-    let found = paused(1, run());
-    assert!(found.is_empty(), "{found:#?}");
+    for (first, _) in EACH {
+        let found = paused(1, run(first));
+        assert!(found.is_empty(), "{found:#?}");
+    }
 }
 
 #[test]
-fn a_ring_that_stays_older_than_the_log_is_found() {
-    break_rule(Some(Mutation::EpochAbove));
-    let found = paused(1, run());
-    break_rule(None);
-    println!("{:?}", found.first());
-    assert!(!found.is_empty(), "the broken rule is not found");
+fn writing_below_what_is_stored_is_found() {
+    for (first, mutation) in EACH {
+        break_rule(Some(mutation));
+        let found = paused(1, run(first));
+        break_rule(None);
+        println!("{mutation:?}: {:?}", found.first());
+        assert!(!found.is_empty(), "{mutation:?} is not found");
+    }
 }
