@@ -131,6 +131,23 @@ impl Simulated {
         }
     }
 
+    /// Returns the newest version of the ring on a replica. Nothing is drawn for that, unlike for a read.
+    #[must_use]
+    pub fn ring_version(&self) -> u64 {
+        let nobody = RingRow {
+            version: 0,
+            members: Vec::new(),
+            level: 0,
+        };
+        let key = ring_cell(0, &nobody).key;
+        let state = self.0.state();
+        let versions = state
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.get(&key));
+        versions.map(|(version, _)| *version).max().unwrap_or(0)
+    }
+
     /// Returns the key of each cell with its copies on the replicas that have it: write timestamps and values.
     #[must_use]
     pub fn copies(&self) -> Copies {

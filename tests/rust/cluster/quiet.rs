@@ -9,7 +9,7 @@ use std::{
 use chat_gateway::{
     chat::{LogRange, Operation, Outcome, Page},
     cluster::Router,
-    model::{ClientId, Content, Cursor, EntryKind, Seq, SystemChange, UserId},
+    model::{ClientId, Content, Cursor, EntryKind, Seq, SystemChange, UserId, limits::RING_RAISE},
     protocol::InboxItem,
 };
 use tokio::time::{sleep, timeout};
@@ -24,6 +24,11 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
     let waiting = *world.waiting.lock().unwrap();
     if waiting > 0 {
         let text = format!("round {round}: {waiting} messages are not acknowledged");
+        world.checker.lock().unwrap().find(text);
+    }
+    let version = world.store.ring_version();
+    if version >= RING_RAISE {
+        let text = format!("round {round}: the ring was raised to {version}, and was not older");
         world.checker.lock().unwrap().find(text);
     }
     let mut heads = [0; 3];
