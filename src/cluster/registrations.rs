@@ -105,7 +105,7 @@ impl Router {
         device: &str,
     ) -> store::Result<bool> {
         let owner = self.store().device_token(hash).await?;
-        Ok(owner.is_some_and(|row| row.user == *user && row.device == device))
+        Ok(owner.is_some_and(|row| row.is_of(user, device)))
     }
 
     /// Removes a device that is gone, as the user's home, unless it has been registered again: then its version is higher
@@ -331,9 +331,9 @@ impl Router {
         let only = self.home.devices.lock_token(&hash).await;
         let epoch = self.responsible_since(|ring| ring.token(&hash)).await?;
         let stored = self.store().device_token(&hash).await?;
-        let is_of = |row: &TokenRow| row.user == user && row.device == device;
+        let owner = stored.as_ref();
         // Somebody else may have registered it since.
-        if !claims && !stored.as_ref().is_some_and(is_of) {
+        if !claims && !owner.is_some_and(|row| row.is_of(&user, &device)) {
             return Ok(Outcome::Done);
         }
         let newest = stored.map_or(0, |row| row.version);

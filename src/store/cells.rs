@@ -18,10 +18,10 @@ mod values;
 use async_trait::async_trait;
 pub(super) use check::CellCheck;
 use keys::{
-    ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, Key, PARTICIPANT, PUBLIC, READ, RING, SENDS,
-    SETTLED, after, inbox_key, log_key, participant_key,
+    ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, Key, PARTICIPANT, PUBLIC, READ, SENDS, SETTLED,
+    after, inbox_key, log_key, participant_key,
 };
-pub(super) use keys::{CHANGES, INBOX, LAST_SEEN, LOG, Range, immutable};
+pub(super) use keys::{CHANGES, INBOX, LAST_SEEN, LOG, RING, Range, immutable};
 use sends::SENDS_DAYS;
 use states::log_page;
 use summaries::{cell_keys, inbox_cells, inbox_rows, read_value};

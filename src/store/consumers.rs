@@ -80,6 +80,14 @@ pub struct TokenRow {
     pub device: String,
 }
 
+impl TokenRow {
+    /// Whether the token belongs to this device of this user.
+    #[must_use]
+    pub fn is_of(&self, user: &UserId, device: &str) -> bool {
+        self.user == *user && self.device == device
+    }
+}
+
 /// What a user has set for a conversation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxSettings {

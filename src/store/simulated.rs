@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
     Error, Result, RingRow,
-    cells::{CHANGES, Cell, CellStore, Cells, LAST_SEEN, Range, ring_cell},
+    cells::{CHANGES, Cell, CellStore, Cells, LAST_SEEN, RING, Range, ring_cell},
 };
 use crate::{
     model::UserId,
@@ -134,17 +134,9 @@ impl Simulated {
     /// Returns the newest version of the ring on a replica. Nothing is drawn for that, unlike for a read.
     #[must_use]
     pub fn ring_version(&self) -> u64 {
-        let nobody = RingRow {
-            version: 0,
-            members: Vec::new(),
-            level: 0,
-        };
-        let key = ring_cell(0, &nobody).key;
         let state = self.0.state();
-        let versions = state
-            .replicas
-            .iter()
-            .filter_map(|replica| replica.get(&key));
+        let replicas = state.replicas.iter();
+        let versions = replicas.filter_map(|replica| replica.get([RING].as_slice()));
         versions.map(|(version, _)| *version).max().unwrap_or(0)
     }
 

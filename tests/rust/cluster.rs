@@ -322,12 +322,7 @@ async fn through_each<T: Send + 'static, F: Future<Output = Option<T>> + Send + 
 /// A world with this many gateways, without faults, in which the conversations are created.
 async fn gateways(number: usize) -> Arc<World> {
     let world = World::new(1, Faults::NONE, false, false, None, Consuming::default());
-    for _ in 0..number {
-        world.start();
-    }
-    while world.serving().len() < number {
-        sleep(Duration::from_millis(100)).await;
-    }
+    world.start_all(number).await;
     create(&world).await;
     world
 }

@@ -212,13 +212,12 @@ async fn read_ends(
     };
     // Rule [epoch-above]: nothing is written below an epoch that is stored, as it would be after a restore with an older ring.
     // The next takeover would take it for what a deposed owner wrote.
-    let of_changes = changes.iter().flat_map(|changes| &changes.tail.rows);
+    let changed = || changes.iter().flat_map(|changes| &changes.tail.rows);
     let stored = tail.rows.iter().map(|row| row.epoch);
-    let stored = stored.chain(of_changes.map(|row| row.epoch)).max();
+    let stored = stored.chain(changed().map(|row| row.epoch)).max();
     ownership.check_above(stored.unwrap_or_default())?;
     let read = tail.rows.iter().map(|row| row.record.weight());
-    let changed = changes.iter().flat_map(|changes| &changes.tail.rows);
-    let read = read.chain(changed.map(|row| row.record.weight())).sum();
+    let read = read.chain(changed().map(|row| row.record.weight())).sum();
     loading.has_read(read);
     Ok(Ends {
         tail,

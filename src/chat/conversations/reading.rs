@@ -103,16 +103,11 @@ impl Conversations {
         consumer: &ConsumerName,
         state: &ConsumerState,
     ) -> Result<Outcome, Error> {
-        let environment = &self.shared.environment;
-        let stored = environment.store.consumer_state(consumer).await?;
+        let store = &self.shared.environment.store;
+        let stored = store.consumer_state(consumer).await?;
         let stored = stored.map_or(0, |stored| stored.version);
-        environment
-            .lease
-            .check_above(stored, Versions::ring_of(state.version))?;
-        environment
-            .store
-            .set_consumer_state(consumer, state)
-            .await?;
+        self.check_above(stored, Versions::ring_of(state.version))?;
+        store.set_consumer_state(consumer, state).await?;
         Ok(Outcome::Done)
     }
 

@@ -9,10 +9,9 @@ use scylla::{
 
 use super::{
     super::{Error, Result},
-    schema::Keyspace,
+    schema::{Keyspace, failed, rows},
 };
 
-const OPERATION: &str = "check the datacenters";
 const STRATEGY: &str = "NetworkTopologyStrategy";
 /// The key of a keyspace's replication that names the class, and of settings that is for all datacenters.
 const CLASS: &str = "class";
@@ -36,7 +35,7 @@ pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<()> 
     // The driver begins without them if the first node that it asks does not answer.
     let known = datacenters.filter(|known| !known.is_empty());
     let datacenters =
-        known.ok_or_else(|| failed(&"the datacenters of the nodes are not known yet"))?;
+        known.ok_or_else(|| failed("the datacenters of the nodes are not known yet"))?;
     let unusable = |reason| Error::Unusable { reason };
     // Before anything is asked: the driver asks only nodes of the datacenter.
     let mine = datacenter(wanted.datacenter, &datacenters).map_err(unusable)?;
@@ -45,38 +44,24 @@ pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<()> 
     wrong.map_or(Ok(()), |reason| Err(unusable(reason)))
 }
 
-fn failed(error: &dyn std::fmt::Display) -> Error {
-    Error::Unavailable {
-        operation: OPERATION,
-        reason: error.to_string(),
-    }
-}
-
 type Replication = BTreeMap<String, String>;
 
 /// Returns the replication of a keyspace. `None` if there is none.
 async fn replication(session: &Session, keyspace: &str) -> Result<Option<Replication>> {
     let text = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let found = session
-        .query_unpaged(Statement::new(text), (keyspace,))
-        .await;
-    let rows = found.map_err(|e| failed(&e))?.into_rows_result();
-    let rows = rows.map_err(|e| failed(&e))?;
-    let row = rows.maybe_first_row::<(Replication,)>();
-    Ok(row
-        .map_err(|e| failed(&e))?
-        .map(|(replication,)| replication))
+    let rows = rows(session, Statement::new(text), (keyspace,)).await?;
+    let row = rows.maybe_first_row::<(Replication,)>().map_err(failed)?;
+    Ok(row.map(|(replication,)| replication))
 }
 
 /// Warns if a node says that it acknowledges writes before they are on its disk. ScyllaDB does not say it.
 pub(super) async fn tell_of_loss(session: &Session) {
     let text = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'";
-    let Ok(found) = session.query_unpaged(Statement::new(text), ()).await else {
+    let Ok(rows) = rows(session, Statement::new(text), ()).await else {
         return;
     };
-    let value = found.into_rows_result().ok();
-    let value = value.and_then(|rows| rows.maybe_first_row::<(Option<String>,)>().ok().flatten());
-    if let Some((Some(value),)) = value
+    let value = rows.maybe_first_row::<(Option<String>,)>();
+    if let Ok(Some((Some(value),))) = value
         && value == "periodic"
     {
         tracing::warn!(

@@ -138,7 +138,7 @@ fn for_scylla(statement: &str) -> String {
         )
 }
 
-fn failed(error: impl std::fmt::Display) -> Error {
+pub(super) fn failed(error: impl std::fmt::Display) -> Error {
     Error::Unavailable {
         operation: OPERATION,
         reason: error.to_string(),
@@ -257,7 +257,7 @@ async fn has_column(session: &Session, keyspace: &str, added: (&str, &str)) -> R
     Ok(found.rows_num() > 0)
 }
 
-async fn rows(
+pub(super) async fn rows(
     session: &Session,
     statement: Statement,
     values: impl SerializeRow,

@@ -134,23 +134,13 @@ async fn replace_all(world: &Arc<World>) {
     {
         sleep(Duration::from_millis(100)).await;
     }
-    for _ in 0..GATEWAYS {
-        world.start();
-    }
-    while world.serving().len() < GATEWAYS {
-        sleep(Duration::from_millis(100)).await;
-    }
+    world.start_all(GATEWAYS).await;
 }
 
 /// Sends to each conversation in turn while the clock of its owner is ahead, and to another one when it is right again.
 async fn run() -> Vec<String> {
     let world = World::new(1, Faults::NONE, false, false, None, Consuming::default());
-    for _ in 0..GATEWAYS {
-        world.start();
-    }
-    while world.serving().len() < GATEWAYS {
-        sleep(Duration::from_millis(100)).await;
-    }
+    world.start_all(GATEWAYS).await;
     let mut found = Vec::new();
     // The newest is the first.
     let mut expected = Vec::new();

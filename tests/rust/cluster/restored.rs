@@ -34,12 +34,7 @@ async fn kill_all(world: &Arc<World>, between: impl FnOnce()) {
     // What they wrote has arrived.
     sleep(Duration::from_secs(5)).await;
     between();
-    for _ in 0..GATEWAYS {
-        world.start();
-    }
-    while world.serving().len() < GATEWAYS {
-        sleep(Duration::from_millis(100)).await;
-    }
+    world.start_all(GATEWAYS).await;
 }
 
 async fn send(world: &Arc<World>, id: ConversationId, text: String) -> (Seq, String) {

@@ -193,6 +193,16 @@ impl World {
     }
 
     /// Number of gateways whose process has not ended.
+    /// Starts so many gateways, and waits until so many serve.
+    pub(crate) async fn start_all(self: &Arc<Self>, number: usize) {
+        for _ in 0..number {
+            self.start();
+        }
+        while self.serving().len() < number {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     pub(crate) fn live(&self) -> usize {
         let gateways = self.gateways.lock().unwrap();
         let live = gateways.iter().filter(|g| !g.over.load(Ordering::Relaxed));
