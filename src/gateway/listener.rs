@@ -54,7 +54,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval at which a response must make progress. A client that takes too little for one to two intervals is closed.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a response that are progress, if it is not written whole. A system frees the memory of what was sent in pieces
-/// of up to 64 KiB, so who takes twice as many is never closed.
+/// of up to 64 KiB, so a line that carries twice as many is never too slow. A program that reads more slowly than its line
+/// may be: once its system's receive buffer is full, Linux announces room only when a sixteenth of the buffer is free.
 const RESPONSE_PROGRESS: u32 = 64 << 10;
 /// The time before the end of an interval in which the gateway writes what the socket accepts.
 const RESPONSE_TRIED: Duration = Duration::from_secs(1);

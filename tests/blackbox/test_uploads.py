@@ -321,8 +321,13 @@ async def test_a_download_over_a_slow_line_is_not_ended(start):
     file = await alice.upload(dm, data, "data.bin")
     path = (await alice.find(file)).headers["location"]
     host, port = gateway.client.rsplit(":", 1)
-    # It takes three times as much as it must, for longer than the gateway waits for one that takes nothing.
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 14)
+    # It takes three times as much as it must, for longer than the gateway waits for one that takes nothing. Its receive
+    # buffer is small, as on a slow line nothing piles up in it: a system whose large buffer is full announces room only when
+    # a sixteenth of it is free, which may take longer than the gateway waits.
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    slow.connect((host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=slow, limit=1 << 14)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
     head, body = await reader.readuntil(b"\r\n\r\n"), bytearray()
     until = time.monotonic() + 35
