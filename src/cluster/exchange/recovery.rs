@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use metrics::counter;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Exchange, REPAIRS_AT_ONCE, RETRY_AFTER};
 use crate::{
@@ -13,8 +13,11 @@ use crate::{
     model::{ConversationId, GatewayId, UserId},
 };
 
-/// The time between two searches for gateways that are gone and not repaired.
-const REPAIR_EVERY: Duration = Duration::from_secs(10);
+/// The time between two searches for gateways that are gone and not repaired. A search reads the keys of a whole table, and
+/// whoever is gone shows in the ring, so it only finds what should not be there.
+const REPAIR_EVERY: Duration = Duration::from_mins(10);
+/// The same while a gateway that is no member still lives. It may die without a change of the ring.
+const REPAIR_SOON: Duration = Duration::from_secs(10);
 
 impl Exchange {
     /// Lets the new owners of conversations that were lost here load them, and thereby finish what was in progress.
@@ -37,28 +40,35 @@ impl Exchange {
         loop {
             let now = changes.version();
             let looked_at = Instant::now();
-            if let Err(error) = self.repair_gone().await {
-                tracing::warn!(%error, "crash repair could not finish; trying again");
-                sleep(RETRY_AFTER * 5).await;
-                continue;
-            }
+            let all_repaired = match self.repair_gone().await {
+                Ok(all_repaired) => all_repaired,
+                Err(error) => {
+                    tracing::warn!(%error, "crash repair could not finish; trying again");
+                    sleep(RETRY_AFTER * 5).await;
+                    continue;
+                }
+            };
             version = version.max(now);
             // Again at once when the ring changes, and otherwise after a while.
-            while changes.version() <= version && looked_at.elapsed() < REPAIR_EVERY {
-                let _ = timeout(REPAIR_EVERY, changes.changed()).await;
+            let again = looked_at + if all_repaired { REPAIR_EVERY } else { REPAIR_SOON };
+            while changes.version() <= version && Instant::now() < again {
+                let _ = timeout_at(again, changes.changed()).await;
             }
         }
     }
 
-    /// Repairs the conversations of all gateways that are gone, for which this member is responsible.
-    async fn repair_gone(&self) -> Result<(), Error> {
+    /// Repairs the conversations of all gateways that are gone, for which this member is responsible. Returns `false` if a
+    /// gateway that is no member still lives.
+    async fn repair_gone(&self) -> Result<bool, Error> {
         let ring = self.members.ring().load_full();
         let members = ring.members();
         let mut gone = self.store.active_gateways().await?;
         gone.retain(|gateway| !members.contains(gateway));
         gone.retain(|gateway| ring.owner(ConversationId(gateway.0)) == Some(self.me));
+        let mut all_repaired = true;
         for gateway in gone {
             if self.lives(gateway).await? {
+                all_repaired = false;
                 continue;
             }
             let touched = self.store.activity(gateway).await?;
@@ -80,7 +90,7 @@ impl Exchange {
             self.store.forget_activity(gateway).await?;
             tracing::info!(%gateway, "crash repair ended");
         }
-        Ok(())
+        Ok(all_repaired)
     }
 
     /// Whether a gateway that is no member still writes heartbeats: it is about to join, or is leaving.

@@ -216,7 +216,8 @@ statements! {
     write set_device_token: "UPDATE device_tokens USING TIMESTAMP ? SET user_id = ?, device = ? WHERE hash = ?",
     read device_token: "SELECT user_id, device, WRITETIME(user_id) FROM device_tokens WHERE hash = ?",
 
-    write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 0",
+    /// The time of the database is its timestamp, as time windows need it: one owner writes one value, however often.
+    write insert_send: "INSERT INTO sends (conversation_id, sender, client_id, epoch, seq) VALUES (?, ?, ?, ?, ?)",
     read sends: "SELECT epoch, seq FROM sends WHERE conversation_id = ? AND sender = ? AND client_id = ?",
 
     write set_details: "UPDATE conversations USING TIMESTAMP ? SET kind = ?, name = ?, created_at = ?, created_by = ?, posting = ?, \
