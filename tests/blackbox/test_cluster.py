@@ -305,6 +305,44 @@ async def test_nothing_is_lost_when_gateways_die_pause_or_are_cut_off(up):
     print(f"{acknowledged} messages acknowledged; seconds from kill -9 until every conversation accepted messages: {takeovers}", flush=True)
 
 
+async def reading_parts(cluster, name, conversations):
+    """Reads random parts of logs through random gateways. Read repair copies just these parts from node to node."""
+    while True:
+        node = random.choice([node for node in cluster.nodes if node.process.poll() is None])
+        client = None
+        try:
+            client = await asyncio.wait_for(node.connect(name), 6)
+            for _ in range(20):
+                conversation = random.choice(conversations)
+                head = (await asyncio.wait_for(client.history(conversation, limit=1), 8))["head"]
+                before, limit = random.randint(max(1, head - 40), head + 1), random.randint(1, 20)
+                await asyncio.wait_for(client.history(conversation, before=before, limit=limit), 8)
+        except (Refused, *GONE):
+            await asyncio.sleep(0.05)
+        if client:
+            client.socket.transport.abort()
+
+
+async def test_takeovers_lose_nothing_while_database_nodes_are_paused_in_turn(three):
+    """Rule [settle-whole]: what a takeover settles reaches other nodes in each case, and readers copy parts of it."""
+    async with crowd(three) as people:
+        reader = asyncio.create_task(reading_parts(three, people[0].name, list(people[0].seen)))
+        for victim in range(3):
+            three.nodes[victim].kill()
+            for node in range(victim, victim + 3):
+                node = node % 3 + 1
+                await in_thread("pause", node)
+                # Longer than a lease, and than the gateway waits for a node: owners change while it is silent.
+                await asyncio.sleep(2.5)
+                await in_thread("resume", node)
+            await progress(people)
+            await asyncio.to_thread(three.nodes[victim].start)
+            await whole(three)
+        assert not reader.done(), reader.result()
+        reader.cancel()
+        await settle(people)
+
+
 async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
     pauses, usual = [], []
     async with crowd(three) as people:
