@@ -9,7 +9,8 @@ mod files;
 use std::{collections::BTreeSet, sync::Arc};
 
 #[cfg(test)]
-pub(super) use erasure::{write_and_erase, write_marked};
+pub(super) use erasure::write_and_erase;
+pub use erasure::{Doomed, write_marked};
 use futures_util::{StreamExt as _, future::join_all, stream};
 
 use super::{

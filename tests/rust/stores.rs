@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use chat_gateway::{
     model::UserId,
     store::{
-        Store,
+        LogRow, Store,
         cassandra::{Cassandra, Settings, connect, schema::Keyspace},
         conformance,
         embedded::Embedded,
@@ -102,4 +102,65 @@ async fn cassandra_keeps_its_promises() {
     let dropped = async { while session.query_unpaged(drop.as_str(), ()).await.is_err() {} };
     let limit = std::time::Duration::from_secs(60);
     tokio::time::timeout(limit, dropped).await.unwrap();
+}
+
+/// Rule [sweep]: a text that a late hint brings back is erased once more after ten days.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: run tests/cassandra/cassandra start 3 and set CASSANDRA_NODES=127.0.0.1:9042,…"]
+async fn cassandra_keeps_texts_erased() {
+    let nodes =
+        std::env::var("CASSANDRA_NODES").expect("CASSANDRA_NODES must name the nodes of a cluster");
+    let nodes: Vec<String> = nodes.split(',').map(Into::into).collect();
+    let keyspace = format!("erasures_{}", uuid::Uuid::new_v4().simple());
+    let settings = cassandra(&keyspace, &nodes);
+    let store = Cassandra::open(&settings, &Tasks::default()).await.unwrap();
+    let marked = conformance::write_marked(&store, "marker").await.unwrap();
+    let erasures = std::slice::from_ref(&marked.erasure);
+    store.erase(marked.id, erasures).await.unwrap();
+    // A row of a dead owner, which comes when the seq was already erased.
+    let late = LogRow {
+        epoch: 9,
+        ..marked.rows[0].clone()
+    };
+    store.append(marked.id, &[late], None).await.unwrap();
+    let has_marker = async || {
+        let log = store.tail(marked.id, 100).await.unwrap();
+        format!("{log:?}").contains("marker")
+    };
+    store.sweep().await.unwrap();
+    assert!(has_marker().await, "it is not due yet");
+    // As if ten full days had passed.
+    let session = connect(&settings).await.unwrap();
+    session.use_keyspace(&keyspace, false).await.unwrap();
+    let columns = "day, shard, conversation_id, place, position, sender, client_id";
+    let all = format!("SELECT {columns} FROM erasures");
+    type Row = (i32, i32, uuid::Uuid, String, i64, String, uuid::Uuid);
+    let records = async || {
+        let found = session.query_unpaged(all.as_str(), ()).await.unwrap();
+        let rows = found.into_rows_result().unwrap();
+        rows.rows::<Row>()
+            .unwrap()
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap()
+    };
+    let recorded = records().await;
+    assert!(recorded.len() > 1);
+    let again = format!("INSERT INTO erasures ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)");
+    for (day, shard, id, place, position, sender, client_id) in recorded.iter().cloned() {
+        let earlier = (day - 11, shard, id, place, position, sender, client_id);
+        let inserted = session.query_unpaged(format!("{again} USING TIMESTAMP 0"), earlier);
+        inserted.await.unwrap();
+    }
+    for _ in 0..8 {
+        store.sweep().await.unwrap();
+    }
+    assert!(!has_marker().await);
+    assert_eq!(
+        records().await,
+        recorded,
+        "records that are not due, or were not removed"
+    );
+    let drop = format!("DROP KEYSPACE {keyspace}");
+    session.query_unpaged(drop, ()).await.unwrap();
+    store.close().await.unwrap();
 }

@@ -50,7 +50,12 @@ impl Exchange {
             };
             version = version.max(now);
             // Again at once when the ring changes, and otherwise after a while.
-            let again = looked_at + if all_repaired { REPAIR_EVERY } else { REPAIR_SOON };
+            let again = looked_at
+                + if all_repaired {
+                    REPAIR_EVERY
+                } else {
+                    REPAIR_SOON
+                };
             while changes.version() <= version && Instant::now() < again {
                 let _ = timeout_at(again, changes.changed()).await;
             }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A deleted message with everything that was stored of it.
-pub(in crate::store) struct Doomed {
+pub struct Doomed {
     pub id: ConversationId,
     /// The entry, a row of another owner at the same seq, and a copy of the entry at another seq.
     pub rows: Vec<LogRow>,
@@ -27,7 +27,10 @@ pub(in crate::store) struct Doomed {
 }
 
 /// Writes a message whose texts contain `marker`, with an edit, a copy at another seq, and rows of other epochs.
-pub(in crate::store) async fn write_marked(store: &dyn Store, marker: &str) -> Result<Doomed> {
+///
+/// # Errors
+/// The error of the store.
+pub async fn write_marked(store: &dyn Store, marker: &str) -> Result<Doomed> {
     let id = ConversationId::random();
     let mut entry = Entry::clone(&row(4_095, 1, "").record);
     entry.texts = Some(4_000);
